@@ -1,0 +1,52 @@
+"""smlaunch: launch distributed training on Amazon SageMaker, and on this machine, from one job file.
+
+The public names are loaded on first use, so that ``import smlaunch`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Channel": "smlaunch.job",
+    "Checkpoints": "smlaunch.job",
+    "Compute": "smlaunch.job",
+    "Job": "smlaunch.job",
+    "Limits": "smlaunch.job",
+    "Plan": "smlaunch.planning.plan",
+    "Run": "smlaunch.launch.run",
+    "SmlaunchError": "smlaunch.errors",
+    "launch": "smlaunch.launch.api",
+    "plan": "smlaunch.launch.api",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+if TYPE_CHECKING:
+    from smlaunch.errors import SmlaunchError as SmlaunchError
+    from smlaunch.job import Channel as Channel
+    from smlaunch.job import Checkpoints as Checkpoints
+    from smlaunch.job import Compute as Compute
+    from smlaunch.job import Job as Job
+    from smlaunch.job import Limits as Limits
+    from smlaunch.launch.api import launch as launch
+    from smlaunch.launch.api import plan as plan
+    from smlaunch.launch.run import Run as Run
+    from smlaunch.planning.plan import Plan as Plan
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _PUBLIC[name]
+    except KeyError:
+        raise AttributeError(f"module 'smlaunch' has no attribute {name!r}") from None
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

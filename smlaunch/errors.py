@@ -1,0 +1,82 @@
+"""Everything smlaunch raises, and the exit code each error ends a command with.
+
+    SmlaunchError
+    ├── JobError            2   the job cannot work as written; carries every problem found
+    ├── AccountError        3   refused by the account: role, permission, quota, a cap reached before start
+    ├── ServiceError        4   no capacity, or the service failed after retries
+    ├── TrainingFailed      1   the training itself failed
+    ├── StoppedByUser       5   a person stopped the run
+    ├── LimitReached        6   a cost or time cap ended the run
+    └── EndpointError       4   the local endpoint cannot be started or reached
+
+A command that was interrupted while its run goes on ends with 130.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+EXIT_COMPLETED = 0
+EXIT_TRAINING_FAILED = 1
+EXIT_BAD_JOB = 2
+EXIT_REFUSED = 3
+EXIT_SERVICE = 4
+EXIT_STOPPED = 5
+EXIT_LIMIT = 6
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, what, and what to do about it.
+
+    ``path`` names the field as the user wrote it (``inputs.train.mode``); it may be empty when the
+    problem belongs to the job as a whole.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SmlaunchError(Exception):
+    """Base of all errors raised on purpose. ``exit_code`` is what the command line ends with."""
+
+    exit_code = EXIT_SERVICE
+
+
+class JobError(SmlaunchError):
+    """The job, the command or a planner's rule makes this impossible. Lists every problem at once."""
+
+    exit_code = EXIT_BAD_JOB
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class AccountError(SmlaunchError):
+    exit_code = EXIT_REFUSED
+
+
+class ServiceError(SmlaunchError):
+    exit_code = EXIT_SERVICE
+
+
+class EndpointError(ServiceError):
+    """The local endpoint cannot be started or reached."""
+
+
+class TrainingFailed(SmlaunchError):
+    exit_code = EXIT_TRAINING_FAILED
+
+
+class StoppedByUser(SmlaunchError):
+    exit_code = EXIT_STOPPED
+
+
+class LimitReached(SmlaunchError):
+    exit_code = EXIT_LIMIT

@@ -1,0 +1,166 @@
+"""job.json: what the runtime starts on every host, compiled by a strategy on the client.
+
+A command is a list of words. A word is either literal text, which reaches the process byte for byte, or a
+reference that only the host can fill in, written in JSON as ``{"ref": "source", "suffix": "/train.py"}``.
+Nothing is ever parsed as a shell line.
+
+References that a host fills in
+    python            the interpreter that runs the runtime
+    source            the directory the user's source was unpacked to
+    ml                the contract's root, usually /opt/ml
+    hyperparameters   (a whole word only) the hyperparameters as ``--key value`` words
+    host, leader      names of this host and of the leader
+    host_rank, hosts  this host's index in the training group, and how many hosts it has
+    rank, local_rank, world_size, per_host, port
+"""
+
+import json
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+VERSION = "1.0"
+
+REFERENCES = frozenset(
+    (
+        *("python", "source", "ml", "hyperparameters", "host", "leader", "host_rank", "hosts"),
+        *("rank", "local_rank", "world_size", "per_host", "port"),
+    )
+)
+
+AUTO = "auto"
+"""Ranks per host: as many as there are accelerators, else one."""
+
+
+class LaunchSpecError(ValueError):
+    """job.json cannot be read, or asks for something this runtime does not know."""
+
+
+class Ref(NamedTuple):
+    name: str
+    prefix: str = ""
+    suffix: str = ""
+
+
+Word = Union[str, Ref]
+
+
+class Ranks(NamedTuple):
+    """The processes of the user's program.
+
+    ``rendezvous``: set RANK, WORLD_SIZE, MASTER_ADDR and the rest the way torchrun sets them. Without it a
+    host runs one plain process that finds its peers itself.
+    """
+
+    argv: Tuple[Word, ...]
+    env: Tuple[Tuple[str, Word], ...] = ()
+    per_host: Union[int, str] = 1
+    rendezvous: bool = True
+
+
+class LaunchSpec(NamedTuple):
+    """``source`` names the archive inside the source channel; None when the image brings the program.
+
+    ``grace_seconds`` is how long ranks may take to leave after SIGTERM before they are killed; SageMaker
+    itself allows 120 s, and the runtime must be gone before that.
+    """
+
+    ranks: Ranks
+    source: Optional[str] = None
+    requirements: Optional[str] = None
+    port: int = 29500
+    grace_seconds: float = 110.0
+    max_runtime_seconds: Optional[int] = None
+    version: str = VERSION
+
+    def to_json(self) -> str:
+        document: Dict[str, Any] = {
+            "version": self.version,
+            "ranks": {
+                "argv": [_word_out(word) for word in self.ranks.argv],
+                "env": {name: _word_out(word) for name, word in self.ranks.env},
+                "per_host": self.ranks.per_host,
+                "rendezvous": self.ranks.rendezvous,
+            },
+            "source": self.source,
+            "requirements": self.requirements,
+            "port": self.port,
+            "grace_seconds": self.grace_seconds,
+            "max_runtime_seconds": self.max_runtime_seconds,
+        }
+        return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "LaunchSpec":
+        """Raises LaunchSpecError with the first thing that is wrong."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise LaunchSpecError("not JSON: {}".format(error)) from None
+        if not isinstance(document, dict):
+            raise LaunchSpecError("not a JSON object")
+        version = str(document.get("version", ""))
+        if version.split(".")[0] != VERSION.split(".")[0]:
+            raise LaunchSpecError(
+                "version {!r} is not understood by this runtime ({}): client and runtime differ".format(
+                    version, VERSION
+                )
+            )
+        ranks = document.get("ranks")
+        if not isinstance(ranks, dict):
+            raise LaunchSpecError("ranks: missing")
+        return cls(
+            ranks=_ranks_in(ranks),
+            source=_text_in(document, "source"),
+            requirements=_text_in(document, "requirements"),
+            port=_number_in(document, "port", 29500),
+            grace_seconds=float(document.get("grace_seconds", 110.0)),
+            max_runtime_seconds=document.get("max_runtime_seconds"),
+            version=version,
+        )
+
+
+def _ranks_in(document: Mapping[str, Any]) -> Ranks:
+    argv = document.get("argv")
+    if not isinstance(argv, list) or not argv:
+        raise LaunchSpecError("ranks.argv: a list with at least one word is needed")
+    env = document.get("env", {})
+    if not isinstance(env, dict):
+        raise LaunchSpecError("ranks.env: an object is needed")
+    per_host = document.get("per_host", 1)
+    if per_host != AUTO and (not isinstance(per_host, int) or isinstance(per_host, bool) or per_host < 1):
+        raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
+    words: List[Word] = [_word_in(word, "ranks.argv[{}]".format(index)) for index, word in enumerate(argv)]
+    pairs = tuple((str(name), _word_in(word, "ranks.env." + str(name))) for name, word in sorted(env.items()))
+    return Ranks(tuple(words), pairs, per_host, bool(document.get("rendezvous", True)))
+
+
+def _word_out(word: Word) -> Any:
+    if isinstance(word, str):
+        return word
+    parts = {"ref": word.name}
+    if word.prefix:
+        parts["prefix"] = word.prefix
+    if word.suffix:
+        parts["suffix"] = word.suffix
+    return parts
+
+
+def _word_in(value: Any, where: str) -> Word:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.get("ref") in REFERENCES:
+        return Ref(value["ref"], str(value.get("prefix", "")), str(value.get("suffix", "")))
+    raise LaunchSpecError("{}: neither text nor a known reference: {!r}".format(where, value))
+
+
+def _text_in(document: Mapping[str, Any], key: str) -> Optional[str]:
+    value = document.get(key)
+    if value is not None and not isinstance(value, str):
+        raise LaunchSpecError("{}: text is needed, not {!r}".format(key, value))
+    return value
+
+
+def _number_in(document: Mapping[str, Any], key: str, default: int) -> int:
+    value = document.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise LaunchSpecError("{}: a number is needed, not {!r}".format(key, value))
+    return value

@@ -1,0 +1,48 @@
+"""The places of the SageMaker training contract, below /opt/ml or, where that cannot be had, another root.
+
+Source: AWS developer guide, model-train-storage and your-algorithms-training-algo-running-container.
+"""
+
+import os
+from typing import Mapping, Optional
+
+ROOT_VARIABLE = "SMLAUNCH_ML_ROOT"
+"""Set by a host that could not put its tree at /opt/ml (isolation level ``plain``)."""
+
+RUNTIME_CHANNEL = "smlaunch"
+"""The input channel that carries ``runtime.pyz`` and ``job.json``."""
+
+SOURCE_CHANNEL = "code"
+"""The input channel that carries the user's source as one archive."""
+
+SOURCE_ARCHIVE = "source.tar.gz"
+RUNTIME_ARCHIVE = "runtime.pyz"
+LAUNCH_FILE = "job.json"
+
+
+class Paths:
+    """All paths are absolute strings."""
+
+    def __init__(self, root: str = "/opt/ml") -> None:
+        self.root = root
+        self.input = os.path.join(root, "input")
+        self.config = os.path.join(root, "input", "config")
+        self.data = os.path.join(root, "input", "data")
+        self.hyperparameters = os.path.join(self.config, "hyperparameters.json")
+        self.input_data_config = os.path.join(self.config, "inputdataconfig.json")
+        self.resource_config = os.path.join(self.config, "resourceconfig.json")
+        self.model = os.path.join(root, "model")
+        self.output = os.path.join(root, "output")
+        self.output_data = os.path.join(root, "output", "data")
+        self.intermediate = os.path.join(root, "output", "intermediate")
+        self.failure = os.path.join(root, "output", "failure")
+        self.checkpoints = os.path.join(root, "checkpoints")
+        self.code = os.path.join(root, "code")
+
+    @classmethod
+    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> "Paths":
+        variables = os.environ if environ is None else environ
+        return cls(variables.get(ROOT_VARIABLE) or "/opt/ml")
+
+    def channel(self, name: str) -> str:
+        return os.path.join(self.data, name)

@@ -1,0 +1,56 @@
+"""The progress line: one line of text that any script can print, without importing anything.
+
+    smlaunch: progress step=120 steps=1000 loss=0.41
+
+``smlaunch:``, a kind, then ``key=value`` words parted by spaces. Numbers are read as numbers; other values
+are percent-encoded where they hold spaces. ``step`` and ``steps`` (done so far, and in all) give the
+progress bar and the time left; every other number is a metric of the moment. Kinds this reader does not
+know are kept as they are, so that a newer script works with an older client.
+"""
+
+import re
+from typing import Dict, NamedTuple, Optional, Union
+from urllib.parse import quote, unquote
+
+MARK = "smlaunch: "
+_LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
+
+Value = Union[int, float, str]
+
+
+class Progress(NamedTuple):
+    kind: str
+    values: Dict[str, Value]
+
+
+def format_line(kind: str, **values: Value) -> str:
+    words = [
+        "{}={}".format(key, quote(str(value), safe="/:+,;@!*()[]{}'\"")) for key, value in values.items()
+    ]
+    return MARK + " ".join([kind, *words])
+
+
+def parse_line(line: str) -> Optional[Progress]:
+    """None for a line that is not a progress line. A prefix such as ``[3] `` before the mark is allowed."""
+    start = line.find(MARK)
+    if start < 0:
+        return None
+    match = _LINE.match(line[start:].rstrip("\r\n"))
+    if match is None:
+        return None
+    values: Dict[str, Value] = {}
+    for word in match.group(2).split():
+        key, _, text = word.partition("=")
+        values[key] = _value(text)
+    return Progress(match.group(1), values)
+
+
+def _value(text: str) -> Value:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return unquote(text)
