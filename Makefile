@@ -1,0 +1,54 @@
+# What a fresh machine needs: `make demo` (the main job) and `make test` (the suite). Both set everything up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO_DATA := demo-data
+
+.PHONY: demo test test-real lint bench chaos clean
+
+demo: $(VENV)/.train $(DEMO_DATA)/test/test.npz
+	@$(BIN)/python tools/demo.py
+
+$(DEMO_DATA)/test/test.npz: entrypoints/prepare_digits.py | $(VENV)/.train
+	@$(BIN)/python entrypoints/prepare_digits.py --out $(DEMO_DATA)
+
+test: lint $(VENV)/.train
+	$(BIN)/python -m pytest -m "not real"
+
+test-real: $(VENV)/.dev $(VENV)/.train
+	$(BIN)/python tools/real_components.py
+	$(BIN)/python -m pytest -m real
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev $(VENV)/.train
+	$(BIN)/python benchmarks/run_all.py
+
+chaos: $(VENV)/.dev $(VENV)/.train
+	SMLAUNCH_CHAOS=1 $(BIN)/python -m pytest -m chaos --timeout 3600
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The package itself, the way a user gets it, but editable.
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+# What the demo and the training tests train with. torch is pinned: a looser pin may fetch gigabytes of CUDA.
+$(VENV)/.train: $(VENV)/.core
+	$(PIP) torch numpy scikit-learn
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(DEMO_DATA) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

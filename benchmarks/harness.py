@@ -1,0 +1,54 @@
+"""Timing two or more commands against each other on a machine that others use too.
+
+Commands run in turn (A B C, A B C, ...), the first round is thrown away, and what counts is the median and
+the ratio of medians: a slow minute of the machine then hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Seconds over all counted rounds."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        low, high = min(self.seconds), max(self.seconds)
+        return f"{self.name:44s} {low * 1000:9.1f} {self.median * 1000:9.1f} {high * 1000:9.1f}"
+
+
+def interleave(measures: Mapping[str, Callable[[], float]], rounds: int = 7) -> dict[str, Figure]:
+    """Each measure returns seconds. One warm-up round, then ``rounds`` counted ones."""
+    samples: dict[str, list[float]] = {name: [] for name in measures}
+    for turn in range(rounds + 1):
+        for name, measure in measures.items():
+            seconds = measure()
+            if turn:
+                samples[name].append(seconds)
+    return {name: Figure(name, tuple(values)) for name, values in samples.items()}
+
+
+def report(figures: Mapping[str, Figure], baseline: str, goals: Mapping[str, float] | None = None) -> bool:
+    """Print medians and ratios to the baseline; False when a goal (name to largest ratio) is missed."""
+    print(f"{'milliseconds':44s} {'min':>9s} {'median':>9s} {'max':>9s}   ratio")
+    reached = True
+    for name, figure in figures.items():
+        ratio = figure.median / figures[baseline].median
+        line = f"{figure}   {ratio:.3f}x"
+        goal = (goals or {}).get(name)
+        if goal is not None:
+            met = ratio <= goal
+            reached &= met
+            line += f"  (goal {goal}x: {'met' if met else 'MISSED'})"
+        print(line)
+    return reached

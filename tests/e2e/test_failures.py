@@ -1,0 +1,94 @@
+"""What goes wrong is said once, clearly, with a true exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import smlaunch
+
+RAISES_ON_ONE_RANK = """\
+import os, sys, time
+print("rank", os.environ["RANK"], "begins", flush=True)
+if os.environ["RANK"] == "3":
+    raise ValueError("planted on rank 3")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    path = folder / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback_first(home: Path, script: Path) -> None:
+    script.write_text(RAISES_ON_ONE_RANK)
+    shape = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2")
+    ran = smlaunch("run", script, *shape, "--local", "--json", "--name", "planted")
+    assert ran.code == 1, ran.text
+    failure = ran.json()["jobs"][0]["failure"]
+    assert (failure["host"], failure["rank"], failure["exit_code"]) == ("algo-2", 3, 1)
+    assert "ValueError: planted on rank 3" in failure["cause"]
+    assert "Traceback" in failure["traceback"]
+
+    shown = smlaunch("show", "planted", "--local")
+    assert shown.text.index("Traceback (most recent call last)") < shown.text.index("rank 3 on algo-2")
+
+
+def test_an_entry_point_that_does_not_exist(home: Path, tmp_path: Path) -> None:
+    ran = smlaunch("run", tmp_path / "nowhere.py", "--local")
+    assert ran.code == 2
+    assert "entry:" in ran.err
+    assert "nowhere.py" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_an_input_path_that_does_not_exist(home: Path, script: Path, tmp_path: Path) -> None:
+    ran = smlaunch("run", script, "--input", f"train={tmp_path / 'missing'}", "--local")
+    assert ran.code == 2
+    assert "inputs.train" in ran.err
+    assert "missing" in ran.err
+
+
+def test_an_s3_prefix_without_objects(home: Path, script: Path) -> None:
+    ran = smlaunch("run", script, "--input", "train=s3://no-such-bucket/data/", "--local")
+    assert ran.code == 2
+    assert "inputs.train" in ran.err
+    assert "s3://no-such-bucket/data/" in ran.err
+
+
+def test_a_job_file_with_five_mistakes_gives_five_lines(home: Path, script: Path) -> None:
+    job = script.parent / "job.yaml"
+    job.write_text(
+        "entry: train.py\n"
+        "strategy: dpp\n"
+        "compute: {hosts: 0, processes_per_hosts: 2}\n"
+        "inputs: {'bad name': s3://bucket/data/}\n"
+        "limits: {max_runtime: 3 fortnights}\n"
+    )
+    ran = smlaunch("run", job, "--local")
+    assert ran.code == 2
+    for words in (
+        ("strategy:", "'dpp'", "ddp"),
+        ("compute.hosts:",),
+        ("compute.processes_per_hosts:", "processes_per_host"),
+        ("inputs.", "bad name"),
+        ("limits.max_runtime:", "3 fortnights"),
+    ):
+        assert any(all(word in line for word in words) for line in ran.err.splitlines()), (words, ran.err)
+
+
+def test_a_dry_run_sends_nothing(home: Path, script: Path) -> None:
+    ran = smlaunch("run", script, "--hosts", "2", "--strategy", "ddp", "--local", "--dry-run")
+    assert ran.code == 0, ran.text
+    request = json.loads(ran.out)
+    request = request[0] if isinstance(request, list) else request
+    assert request["ResourceConfig"]["InstanceCount"] == 2
+    assert not [path for path in (home / "s3").rglob("*") if path.is_file() and "sqlite" not in path.name]
+    assert smlaunch("ls", "--local", "--json").json()["runs"] == []

@@ -1,0 +1,84 @@
+"""The main job, whole: command line, plan, API, endpoint, hosts, runtime, ranks, model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import ENTRYPOINTS, Outcome, smlaunch, weights_hash
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch", reason="torch is the user's own; `make test` installs it")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    subprocess.run([sys.executable, ENTRYPOINTS / "prepare_digits.py", "--out", folder], check=True)
+    return folder
+
+
+def train(digits: Path, script: str, *options: str) -> Outcome:
+    inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
+    return smlaunch("run", ENTRYPOINTS / script, "--local", *inputs, *options)
+
+
+def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -> None:
+    name = "digits-2x2"
+    ran = train(
+        digits,
+        "train_ddp.py",
+        "--strategy",
+        "ddp",
+        "--hosts",
+        "2",
+        "--processes-per-host",
+        "2",
+        "--name",
+        name,
+    )
+    assert ran.code == 0, ran.text
+
+    shown = smlaunch("show", name, "--local", "--json").json()
+    assert shown["status"] == "Completed"
+    assert shown["exit_code"] == 0
+    assert shown["metrics"]["held_out_accuracy"] >= 0.97
+    model = home / "s3" / shown["model_artifacts"].removeprefix("s3://")
+    with tarfile.open(model) as archive:
+        assert {"model.pt", "metrics.json"} <= {Path(member).name for member in archive.getnames()}
+
+    logs = smlaunch("logs", name, "--local")
+    assert "held-out accuracy 0.9" in logs.out
+
+
+def test_the_same_weights_however_the_ranks_lie(home: Path, digits: Path) -> None:
+    few = ("--strategy", "ddp", "--hp", "epochs=2")
+    torchrun = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+            *(ENTRYPOINTS / "train_ddp.py", "--epochs", "2", "--model-dir", home / "model"),
+            *("--train", digits / "train", "--test", digits / "test"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = weights_hash(torchrun.stdout)
+    for hosts, per_host in ((1, 4), (2, 2)):
+        ran = train(
+            digits, "train_ddp.py", *few, "--hosts", str(hosts), "--processes-per-host", str(per_host)
+        )
+        assert ran.code == 0, ran.text
+        assert weights_hash(ran.text) == wanted, f"{hosts} hosts of {per_host}"
+
+
+def test_a_custom_script_finds_its_peers_itself(home: Path, digits: Path) -> None:
+    ran = train(digits, "train_custom.py", "--strategy", "custom", "--hosts", "3")
+    assert ran.code == 0, ran.text
+    assert "host algo-3 of ['algo-1', 'algo-2', 'algo-3']" in ran.text
+    weights_hash(ran.text)
+    assert "held-out accuracy 0.9" in ran.text
