@@ -55,7 +55,7 @@ def read_cluster() -> tuple[list[str], str]:
 
 
 class Sum:
-    """Adds an array up over all hosts; the leader does so in host order, so timing does not change the sum."""
+    """Adds an array up over all hosts; the leader adds in host order, so timing does not change the sum."""
 
     def __init__(self, hosts: list[str], current: str) -> None:
         self.rank = hosts.index(current)

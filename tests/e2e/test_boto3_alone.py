@@ -38,9 +38,11 @@ waiter.wait(TrainingJobName="plain-boto3", WaiterConfig={"Delay": 1, "MaxAttempt
 job = sagemaker.describe_training_job(TrainingJobName="plain-boto3")
 print(job["TrainingJobStatus"], [step["Status"] for step in job["SecondaryStatusTransitions"]])
 group = "/aws/sagemaker/TrainingJobs"
-for stream in logs.describe_log_streams(logGroupName=group, logStreamNamePrefix="plain-boto3/")["logStreams"]:
-    events = logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)
-    print(stream["logStreamName"].split("-17")[0], [event["message"] for event in events["events"]])
+streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix="plain-boto3/")["logStreams"]
+for stream in streams:
+    name = stream["logStreamName"]
+    events = logs.get_log_events(logGroupName=group, logStreamName=name, startFromHead=True)
+    print(name.split("-17")[0], [event["message"] for event in events["events"]])
 bucket, key = job["ModelArtifacts"]["S3ModelArtifacts"].removeprefix("s3://").split("/", 1)
 model = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
 print(sorted(name for name in tarfile.open(fileobj=io.BytesIO(model)).getnames() if name.endswith(".txt")))
