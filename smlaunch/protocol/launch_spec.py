@@ -60,7 +60,8 @@ class LaunchSpec(NamedTuple):
     """``source`` names the archive inside the source channel; None when the image brings the program.
 
     ``grace_seconds`` is how long ranks may take to leave after SIGTERM before they are killed; SageMaker
-    itself allows 120 s, and the runtime must be gone before that.
+    itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for the
+    ranks that are stopped because another one failed: they wait for a peer that is gone, so it is short.
     """
 
     ranks: Ranks
@@ -70,6 +71,7 @@ class LaunchSpec(NamedTuple):
     grace_seconds: float = 110.0
     max_runtime_seconds: Optional[int] = None
     version: str = VERSION
+    failure_grace_seconds: float = 15.0
 
     def to_json(self) -> str:
         document: Dict[str, Any] = {
@@ -84,6 +86,7 @@ class LaunchSpec(NamedTuple):
             "requirements": self.requirements,
             "port": self.port,
             "grace_seconds": self.grace_seconds,
+            "failure_grace_seconds": self.failure_grace_seconds,
             "max_runtime_seconds": self.max_runtime_seconds,
         }
         return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
@@ -112,9 +115,10 @@ class LaunchSpec(NamedTuple):
             source=_text_in(document, "source"),
             requirements=_text_in(document, "requirements"),
             port=_number_in(document, "port", 29500),
-            grace_seconds=float(document.get("grace_seconds", 110.0)),
-            max_runtime_seconds=document.get("max_runtime_seconds"),
+            grace_seconds=_seconds_in(document, "grace_seconds", 110.0),
+            max_runtime_seconds=_limit_in(document, "max_runtime_seconds"),
             version=version,
+            failure_grace_seconds=_seconds_in(document, "failure_grace_seconds", 15.0),
         )
 
 
@@ -164,3 +168,14 @@ def _number_in(document: Mapping[str, Any], key: str, default: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise LaunchSpecError("{}: a number is needed, not {!r}".format(key, value))
     return value
+
+
+def _seconds_in(document: Mapping[str, Any], key: str, default: float) -> float:
+    value = document.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise LaunchSpecError("{}: a number of seconds from 0 is needed, not {!r}".format(key, value))
+    return float(value)
+
+
+def _limit_in(document: Mapping[str, Any], key: str) -> Optional[int]:
+    return None if document.get(key) is None else _number_in(document, key, 0)

@@ -9,11 +9,21 @@ from typing import Mapping, Optional
 ROOT_VARIABLE = "SMLAUNCH_ML_ROOT"
 """Set by a host that could not put its tree at /opt/ml (isolation level ``plain``)."""
 
+PORT_VARIABLE = "SMLAUNCH_PORT"
+"""Overrides job.json's rendezvous port: where several jobs share one network, each host is told a free one."""
+
+SHARED_PYTHON_VARIABLE = "SMLAUNCH_SHARED_PYTHON"
+"""Set (to ``1``) by a host whose Python belongs to the machine and not to this job alone: requirements are then
+installed into an environment of the job's own, laid over that Python, which itself stays as it is."""
+
 RUNTIME_CHANNEL = "smlaunch"
 """The input channel that carries ``runtime.pyz`` and ``job.json``."""
 
 SOURCE_CHANNEL = "code"
 """The input channel that carries the user's source as one archive."""
+
+WHEELHOUSE_CHANNEL = "wheelhouse"
+"""An input channel of wheels: when it is there, requirements are installed from it and from nowhere else."""
 
 SOURCE_ARCHIVE = "source.tar.gz"
 RUNTIME_ARCHIVE = "runtime.pyz"
@@ -38,6 +48,7 @@ class Paths:
         self.failure = os.path.join(root, "output", "failure")
         self.checkpoints = os.path.join(root, "checkpoints")
         self.code = os.path.join(root, "code")
+        self.overlay = os.path.join(root, "python")
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> "Paths":
