@@ -1,0 +1,120 @@
+"""Plan: every decision about a run, with its reason, and the exact requests that will be sent.
+
+A plan is data. It was made without touching anything; ``launch`` carries it out. ``str(plan)`` is the plan
+for people, ``to_dict()`` the same for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from smlaunch.job import Job
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.protocol.launch_spec import LaunchSpec
+
+
+@dataclass(frozen=True)
+class Reason:
+    """``rule`` is a stable dotted name (``strategy.torch-distributed``); ``because`` a sentence."""
+
+    rule: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Something to put into S3 before the requests are sent.
+
+    ``kind``: ``runtime`` (the runtime's zip), ``launch`` (``content`` is the text of job.json), ``source``
+    (the archive of directory ``path``), ``data`` (local file or directory ``path``).
+    ``uri``: the object's address; for a directory of data the prefix, ending in ``/``.
+    ``sha256``: of the content where the address is made from it: what is already there need not be sent.
+    """
+
+    kind: Literal["runtime", "launch", "source", "data"]
+    uri: str
+    path: str | None = None
+    content: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request of a plan. ``operation`` is the API's name for it; ``name`` the job's name."""
+
+    name: str
+    segment: int
+    attempt: int
+    operation: str
+    request: Mapping[str, Any]
+    launch_spec: LaunchSpec | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One of the sequential jobs of a run; ``max_runtime`` in seconds."""
+
+    index: int
+    max_runtime: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """US dollars. ``per_hour``: all hosts together; ``at_most``: until the time limit stops the run.
+    Both None when ``known`` is False; ``note`` says where the figure comes from, or why there is none."""
+
+    known: bool
+    per_hour: float | None
+    at_most: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``processes_per_host`` is ``auto`` where only the host can count its accelerators.
+    ``job_hash``: what is run (job, source, local data), and nothing of where, when or by which name."""
+
+    run: str
+    job: Job
+    job_hash: str
+    surroundings: Surroundings
+    strategy: str
+    hosts: int
+    processes_per_host: int | str
+    instance_type: str
+    image: str
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    uploads: tuple[Upload, ...]
+    segments: tuple[Segment, ...]
+    cost: Cost
+
+    @property
+    def requests(self) -> list[Mapping[str, Any]]:
+        """What is sent, in order."""
+        return [task.request for task in self.tasks]
+
+    def to_dict(self) -> dict[str, Any]:
+        """``plan --json``: plain types, keys as documented in the command line's reference."""
+        from smlaunch.planning.show import as_dict
+
+        return as_dict(self)
+
+    def __str__(self) -> str:
+        from smlaunch.planning.show import as_text
+
+        return as_text(self)
+
+
+def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
+    """Decides everything. Pure: the same arguments give the same plan.
+
+    Raises JobError listing every problem of the job in these surroundings.
+    """
+    from smlaunch.planning.decide import decide
+
+    return decide(job, surroundings, run_id)

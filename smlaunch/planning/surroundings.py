@@ -1,0 +1,103 @@
+"""What a plan may know of the world: filled in by ``survey``, which only reads; looked at by pure code.
+
+A fact that could not be had carries the reason as ``problem`` (a sentence for the user, with the next step);
+the plan collects these with its own findings, so that everything wrong is said at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """One input channel's data.
+
+    ``uri`` is the job's own word for it. ``objects`` and ``bytes`` count files or S3 objects; None where
+    nobody counted, and ``capped`` says that there are at least that many. ``sha256`` (local data only) is
+    over the sorted relative paths and contents. ``directory``: a local directory rather than one file.
+    """
+
+    uri: str
+    kind: Literal["s3", "local"]
+    exists: bool = True
+    objects: int | None = None
+    bytes: int | None = None
+    capped: bool = False
+    sha256: str | None = None
+    directory: bool = True
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """The directory that travels with the job, as an archive whose content decides its name.
+
+    ``root``: the directory. ``entry``: the script's path inside it, with forward slashes. ``files`` and
+    ``bytes``: how many files, and their size unpacked. ``has_requirements``: the job's ``requirements`` is
+    one of those files.
+    """
+
+    root: str
+    entry: str
+    archive_sha256: str
+    files: int
+    bytes: int
+    has_requirements: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """What reading the script (not running it) shows.
+
+    ``imports``: dotted names it imports or reaches through an import: ``from torch import distributed`` and a
+    use of ``torch.distributed.init_process_group`` after ``import torch`` both give ``torch.distributed``.
+    ``reads_resource_config``: the text ``resourceconfig.json`` stands in one of its strings.
+    ``problem``: it is missing or cannot be parsed.
+    """
+
+    exists: bool = True
+    imports: frozenset[str] = frozenset()
+    reads_resource_config: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class EndpointFacts:
+    """What the service at the other end can do; for a region nothing needs saying.
+
+    ``accelerators_per_host``: accelerators a host really has here, None when the instance type decides.
+    ``notes``: sentences for the plan's warnings. ``honesty``: for request fields by their dotted path
+    (``ResourceConfig.VolumeSizeInGB``), what becomes of them where that is not "honoured": a sentence.
+    ``refused``: the same for fields the endpoint refuses.
+    """
+
+    accelerators_per_host: int | None = None
+    isolation: str | None = None
+    notes: tuple[str, ...] = ()
+    honesty: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """``bucket`` is where smlaunch stages files and, by default, writes outputs: a bare name.
+
+    ``role``: ARN of the execution role; ``role_problem`` says why there is none. ``inputs`` has one entry per
+    channel of the job, by channel name. ``script`` and ``source`` are about the job's ``entry``.
+    """
+
+    region: str
+    account: str
+    bucket: str
+    role: str | None
+    source: SourceFacts
+    script: ScriptFacts
+    target: Literal["aws", "local"] = "aws"
+    partition: str = "aws"
+    inputs: Mapping[str, InputFacts] = field(default_factory=dict)
+    endpoint: EndpointFacts = EndpointFacts()
+    role_problem: str | None = None
