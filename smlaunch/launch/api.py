@@ -1,0 +1,132 @@
+"""plan() and launch(): from a job to a running one, for Python and for the command line alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from smlaunch.errors import JobError
+from smlaunch.job import Job
+from smlaunch.launch.run import Run, answers_of
+from smlaunch.launch.source import PackedSource, pack
+from smlaunch.launch.stage import stage
+from smlaunch.launch.submit import submit
+from smlaunch.launch.target import Target
+from smlaunch.planning.plan import Plan, make_plan
+from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.ports import CallError
+from smlaunch.survey import survey
+
+Told = Callable[[str], None]
+"""Hears, in a sentence, what takes time or may surprise."""
+
+_STEM_LIMIT = 24
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without what is easily misread
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with what it was made from, ready to be launched without reading the source again."""
+
+    plan: Plan
+    source: PackedSource | None
+    target: Target
+
+
+def plan(job: Job, target: Target | None = None, name: str | None = None) -> Plan:
+    """Decides everything about a run of this job and changes nothing anywhere.
+
+    ``name``: the run's id (default: the job's, else a fresh one). Raises JobError with every problem found;
+    AccountError or ServiceError when the surroundings cannot be looked at.
+    """
+    return prepare(job, target, name).plan
+
+
+def launch(what: Job | Plan | Prepared, target: Target | None = None, told: Told | None = None) -> Run:
+    """Uploads what is missing, creates the job and returns at once.
+
+    Launching the same job under the same name again attaches to it and starts nothing (``Run.attached``);
+    another job under that name is refused with JobError.
+    """
+    if isinstance(what, Job):
+        prepared = prepare(what, target)
+    elif isinstance(what, Plan):
+        prepared = Prepared(what, _packed(what.job)[1], target or Target.region())
+    else:
+        prepared = what
+    return _carry_out(prepared, told or _say_nothing)
+
+
+def prepare(job: Job, target: Target | None = None, name: str | None = None) -> Prepared:
+    """As ``plan``, keeping the packed source for ``launch``."""
+    target = target or Target.region()
+    facts, source = _packed(job)
+    with answers_of(target):
+        surroundings = survey(job, target, facts)
+    return Prepared(make_plan(job, surroundings, name or job.name or fresh_run_id(job.entry)), source, target)
+
+
+def _carry_out(prepared: Prepared, told: Told) -> Run:
+    plan, target = prepared.plan, prepared.target
+    with answers_of(target):
+        staged = stage(plan, prepared.source, target.storage)
+        if staged.made_bucket:
+            told(f"made the bucket {staged.made_bucket} for source and results")
+        attached = False
+        for task in plan.tasks[:1]:
+            result = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
+            attached = result.attached
+    return Run(plan.run, target, [plan.tasks[0].name], attached=attached)
+
+
+def _waiting(error: CallError, seconds: float) -> str:
+    return f"{error.operation}: {error.code}; trying again in {seconds:.0f} s"
+
+
+def _say_nothing(_: str) -> None:
+    return None
+
+
+def fresh_run_id(entry: str) -> str:
+    """``train_ddp.py`` -> ``train-ddp-1121-1604-k7xq``: readable, sortable within a year, and not taken."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(entry).stem.lower()).strip("-")[:_STEM_LIMIT].rstrip("-") or "run"
+    tail = "".join(secrets.choice(_ALPHABET) for _ in range(4))
+    return f"{stem}-{time.strftime('%m%d-%H%M')}-{tail}"
+
+
+def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
+    """The facts for the plan, and the archive where there is one. What is wrong stands in the facts."""
+    entry = Path(job.entry).expanduser()
+    root = Path(job.source).expanduser() if job.source else entry.parent
+    # relpath, not resolve(): a script that is a link belongs to the folder it is named in.
+    inside = Path(os.path.relpath(entry, root)).as_posix()
+
+    def wrong(problem: str | None) -> tuple[SourceFacts, None]:
+        return SourceFacts(str(root), inside, "", 0, 0, problem=problem), None
+
+    if inside.startswith("../"):
+        return wrong(f"{entry} lies outside of the source folder {root}")
+    if not job.source and not entry.is_file():
+        return wrong(None)  # said once, by the script's own facts
+    try:
+        packed = pack(root)
+    except JobError as error:
+        return wrong("; ".join(problem.message for problem in error.problems))
+    if entry.is_file() and inside not in packed.files:
+        return wrong(
+            f"{inside} is left out of the source by an ignore file; add a line '!{inside}' to .smlaunchignore"
+        )
+    facts = SourceFacts(
+        root=str(root),
+        entry=inside,
+        archive_sha256=packed.sha256,
+        files=len(packed.files),
+        bytes=packed.size,
+        has_requirements=job.requirements in packed.files,
+    )
+    return facts, packed

@@ -1,0 +1,215 @@
+"""The ports on botocore: translation only. What to do about an error is decided in ``retry``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+
+from smlaunch.ports import UNREACHABLE, CallError, JobSummary, LogEvent, StoredObject
+
+_MULTIPART_FROM = 8 << 20
+"""Files from this size on go up in parallel parts, by s3transfer (whose import costs 30 ms)."""
+
+_LOG_PAGE = 10_000
+"""GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
+
+NO_CREDENTIALS = "NoCredentials"
+"""The code of a CallError when the caller has no usable credentials at all."""
+
+
+def call(operation: str, function: Callable[..., Any], **params: Any) -> Any:
+    """Calls a client method; every way it can go wrong becomes one CallError."""
+    try:
+        return function(**params)
+    except ClientError as error:
+        answer = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code = str(answer.get("Code", "Unknown"))
+        raise CallError(operation, code, str(answer.get("Message", "")) or code, status) from error
+    except (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError) as error:
+        raise CallError(operation, NO_CREDENTIALS, str(error)) from error
+    except ParamValidationError as error:
+        raise CallError(operation, "ValidationException", str(error)) from error
+    except BotoCoreError as error:
+        raise CallError(operation, UNREACHABLE, str(error)) from error
+
+
+class SageMaker:
+    """ControlPlane."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        return str(call("CreateTrainingJob", self._client.create_training_job, **request)["TrainingJobArn"])
+
+    def describe(self, name: str) -> dict[str, Any]:
+        answer = call("DescribeTrainingJob", self._client.describe_training_job, TrainingJobName=name)
+        return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+
+    def stop(self, name: str) -> None:
+        call("StopTrainingJob", self._client.stop_training_job, TrainingJobName=name)
+
+    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+        if name_contains:
+            params["NameContains"] = name_contains
+        while True:
+            page = call("ListTrainingJobs", self._client.list_training_jobs, **params)
+            for row in page["TrainingJobSummaries"]:
+                ended = row.get("TrainingEndTime")
+                yield JobSummary(
+                    row["TrainingJobName"],
+                    row["TrainingJobArn"],
+                    row["TrainingJobStatus"],
+                    row["CreationTime"].timestamp(),
+                    ended.timestamp() if ended else None,
+                )
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+
+    def tags(self, arn: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        params = {"ResourceArn": arn}
+        while True:
+            page = call("ListTags", self._client.list_tags, **params)
+            found.update({tag["Key"]: tag["Value"] for tag in page.get("Tags", [])})
+            if not page.get("NextToken"):
+                return found
+            params["NextToken"] = page["NextToken"]
+
+
+class S3:
+    """ObjectStorage."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def size(self, bucket: str, key: str) -> int | None:
+        try:
+            return int(call("HeadObject", self._client.head_object, Bucket=bucket, Key=key)["ContentLength"])
+        except CallError as error:
+            if error.code in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+                return None
+            raise
+
+    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        params: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+        while True:
+            page = call("ListObjectsV2", self._client.list_objects_v2, **params)
+            for row in page.get("Contents", []):
+                yield StoredObject(row["Key"], int(row["Size"]))
+            if not page.get("IsTruncated"):
+                return
+            params["ContinuationToken"] = page["NextContinuationToken"]
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        call("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None:
+        if source.stat().st_size < _MULTIPART_FROM:
+            with source.open("rb") as body:
+                call("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=body)
+            return
+        from s3transfer.manager import TransferManager
+
+        with TransferManager(self._client) as manager:
+            upload = manager.upload(str(source), bucket, key)
+            call("PutObject", upload.result)
+
+    def make_bucket(self, bucket: str, region: str) -> bool:
+        params: dict[str, Any] = {"Bucket": bucket}
+        if region != "us-east-1":  # the one region that may not be named in CreateBucket
+            params["CreateBucketConfiguration"] = {"LocationConstraint": region}
+        try:
+            call("CreateBucket", self._client.create_bucket, **params)
+        except CallError as error:
+            if error.code == "BucketAlreadyOwnedByYou":
+                return False
+            raise
+        return True
+
+
+class CloudWatchLogs:
+    """LogReader."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def streams(self, group: str, prefix: str) -> Sequence[str]:
+        names: list[str] = []
+        params: dict[str, Any] = {"logGroupName": group, "logStreamNamePrefix": prefix}
+        while True:
+            try:
+                page = call("DescribeLogStreams", self._client.describe_log_streams, **params)
+            except CallError as error:
+                if error.code == "ResourceNotFoundException":
+                    return names
+                raise
+            names.extend(row["logStreamName"] for row in page.get("logStreams", []))
+            if not page.get("nextToken"):
+                return names
+            params["nextToken"] = page["nextToken"]
+
+    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+        params: dict[str, Any] = {
+            "logGroupName": group,
+            "logStreamName": stream,
+            "startFromHead": True,
+            "limit": _LOG_PAGE,
+        }
+        if token is not None:
+            params["nextToken"] = token
+        try:
+            page = call("GetLogEvents", self._client.get_log_events, **params)
+        except CallError as error:
+            if error.code == "ResourceNotFoundException":
+                return (), token
+            raise
+        events = [LogEvent(int(row["timestamp"]), str(row["message"])) for row in page.get("events", [])]
+        return events, page.get("nextForwardToken", token)
+
+
+class Caller:
+    """Identity."""
+
+    def __init__(self, sts: Callable[[], Any], iam: Callable[[], Any]) -> None:
+        self._sts = sts
+        self._iam = iam
+
+    def caller(self) -> tuple[str, str]:
+        answer = call("GetCallerIdentity", self._sts().get_caller_identity)
+        return str(answer["Account"]), str(answer["Arn"])
+
+    def role_arn(self, name: str) -> str | None:
+        try:
+            answer = call("GetRole", self._iam().get_role, RoleName=name)
+        except CallError as error:
+            if error.code in ("NoSuchEntity", "AccessDenied", "AccessDeniedException", "ValidationError"):
+                return None
+            raise
+        return str(answer["Role"]["Arn"])
+
+
+def opened(session: Any, service: str, region: str, url: str | None, config: Any) -> Any:
+    """A client of the session; what is wrong with the user's AWS configuration becomes a CallError."""
+    return call(
+        f"client {service}",
+        session.create_client,
+        service_name=service,
+        region_name=region,
+        endpoint_url=url,
+        config=config,
+    )

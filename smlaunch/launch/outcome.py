@@ -1,0 +1,211 @@
+"""What a job's description says about how it ended: status, exit code, first failure. Pure.
+
+    Completed                                  0
+    Failed, AlgorithmError                     1   the training failed
+    Failed, ClientError                        2   data, image or artifact: the job cannot work as written
+    Failed, CapacityError, InternalServerError 4   no capacity, or a fault of the service
+    Stopped                                    5   by a person
+    Stopped, MaxRuntimeExceeded or MaxWaitTimeExceeded   6
+
+Source: SecondaryStatus and FailureReason of the SageMaker API reference, DescribeTrainingJob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from smlaunch.errors import (
+    EXIT_BAD_JOB,
+    EXIT_COMPLETED,
+    EXIT_LIMIT,
+    EXIT_SERVICE,
+    EXIT_STOPPED,
+    EXIT_TRAINING_FAILED,
+    LimitReached,
+    ServiceError,
+    SmlaunchError,
+    StoppedByUser,
+    TrainingFailed,
+)
+from smlaunch.protocol.failure import Failure, parse_failure
+
+_FAILED = {
+    "AlgorithmError": EXIT_TRAINING_FAILED,
+    "ClientError": EXIT_BAD_JOB,
+    "CapacityError": EXIT_SERVICE,
+    "InternalServerError": EXIT_SERVICE,
+}
+_CAPS = frozenset(("MaxRuntimeExceeded", "MaxWaitTimeExceeded"))
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """One job of a run. ``exit_code`` is None while it runs. Times are seconds since the epoch."""
+
+    name: str
+    arn: str
+    status: str
+    secondary_status: str
+    exit_code: int | None
+    created: float | None
+    started: float | None
+    ended: float | None
+    training_seconds: int | None
+    billable_seconds: int | None
+    failure: Failure | None
+    failure_reason: str
+    model_artifacts: str | None
+    output: str | None
+    checkpoints: str | None
+    metrics: Mapping[str, float]
+
+    @property
+    def finished(self) -> bool:
+        return self.exit_code is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of ``jobs`` in ``run --json`` and ``show --json``."""
+        return {
+            "name": self.name,
+            "arn": self.arn,
+            "status": self.status,
+            "secondary_status": self.secondary_status,
+            "created": _iso(self.created),
+            "started": _iso(self.started),
+            "ended": _iso(self.ended),
+            "training_seconds": self.training_seconds,
+            "billable_seconds": self.billable_seconds,
+            "failure": self.failure._asdict() if self.failure else None,
+        }
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run as its newest job left it."""
+
+    run: str
+    jobs: tuple[JobOutcome, ...]
+
+    @property
+    def last(self) -> JobOutcome:
+        return self.jobs[-1]
+
+    @property
+    def status(self) -> str:
+        return self.last.status
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.last.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``run --json`` and ``show --json``."""
+        return {
+            "run": self.run,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "jobs": [job.to_dict() for job in self.jobs],
+            "model_artifacts": self.last.model_artifacts,
+            "checkpoints": self.last.checkpoints,
+            "metrics": dict(self.last.metrics),
+        }
+
+    def error(self) -> SmlaunchError | None:
+        """The exception for a run that did not complete; None when it did, or still runs."""
+        job = self.last
+        if not job.exit_code:
+            return None
+        text = f"run {self.run}: {headline(job)}"
+        kinds: dict[int, type[SmlaunchError]] = {
+            EXIT_STOPPED: StoppedByUser,
+            EXIT_LIMIT: LimitReached,
+            EXIT_SERVICE: ServiceError,
+        }
+        error = kinds.get(job.exit_code, TrainingFailed)(text)
+        error.exit_code = job.exit_code
+        return error
+
+
+def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> JobOutcome:
+    """``metrics``: what progress lines said last; the service's own final metrics come on top."""
+    status = str(description["TrainingJobStatus"])
+    secondary = str(description.get("SecondaryStatus", status))
+    reason = str(description.get("FailureReason", ""))
+    final = {row["MetricName"]: float(row["Value"]) for row in description.get("FinalMetricDataList", [])}
+    artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+    return JobOutcome(
+        name=str(description["TrainingJobName"]),
+        arn=str(description.get("TrainingJobArn", "")),
+        status=status,
+        secondary_status=secondary,
+        exit_code=_exit_code(status, secondary, reason),
+        created=_seconds(description.get("CreationTime")),
+        started=_seconds(description.get("TrainingStartTime")),
+        ended=_seconds(description.get("TrainingEndTime")),
+        training_seconds=description.get("TrainingTimeInSeconds"),
+        billable_seconds=description.get("BillableTimeInSeconds"),
+        failure=_failure(reason) if status == "Failed" else None,
+        failure_reason=reason,
+        model_artifacts=str(artifacts) if artifacts else None,
+        output=description.get("OutputDataConfig", {}).get("S3OutputPath"),
+        checkpoints=description.get("CheckpointConfig", {}).get("S3Uri"),
+        metrics={**(metrics or {}), **final},
+    )
+
+
+def headline(job: JobOutcome) -> str:
+    """How the job ended, or where it is, in one line."""
+    if job.status == "Failed":
+        return _failed_line(job)
+    if job.secondary_status == "MaxRuntimeExceeded":
+        return "stopped at its max_runtime"
+    if job.secondary_status == "MaxWaitTimeExceeded":
+        return "stopped at its max_wait: spot capacity did not come, or did not last"
+    words = {
+        "Completed": "completed",
+        "Stopped": "stopped",
+        "Stopping": "stopping",
+        "Deleting": "being deleted",
+    }
+    return words.get(job.status, f"in progress ({job.secondary_status})")
+
+
+def _failed_line(job: JobOutcome) -> str:
+    failure = job.failure
+    if failure is None or failure.host is None:
+        first = job.failure_reason.partition("\n")[0]
+        return first or "failed; the service gave no reason"
+    who = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host
+    code = f" exited with code {failure.exit_code}" if failure.exit_code is not None else " failed"
+    return f"{who}{code}: {failure.cause}" if failure.cause else who + code
+
+
+def _exit_code(status: str, secondary: str, reason: str) -> int | None:
+    if status == "Completed":
+        return EXIT_COMPLETED
+    if status == "Stopped":
+        return EXIT_LIMIT if secondary in _CAPS else EXIT_STOPPED
+    if status == "Failed":
+        return _FAILED.get(reason.partition(":")[0].strip(), EXIT_TRAINING_FAILED)
+    return None
+
+
+def _failure(reason: str) -> Failure:
+    return parse_failure(reason) if reason else Failure(cause="the service gave no reason")
+
+
+def _seconds(value: Any) -> float | None:
+    return value.timestamp() if isinstance(value, datetime) else None
+
+
+def _iso(value: float | None) -> str | None:
+    if value is None:
+        return None
+    from datetime import timezone
+
+    return (
+        datetime.fromtimestamp(value, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )

@@ -1,0 +1,184 @@
+"""One table: what each answer of the services means, whether to try again, and what to tell the user.
+
+Source of the codes: facts on CreateTrainingJob (service model: ResourceNotFound, ResourceInUse,
+ResourceLimitExceeded; common errors of the SageMaker and S3 API references for the rest).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from smlaunch.errors import AccountError, EndpointError, JobError, Problem, ServiceError, SmlaunchError
+from smlaunch.ports import UNREACHABLE, CallError
+
+Result = TypeVar("Result")
+
+TRANSIENT = frozenset(
+    (
+        *("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException"),
+        *("RequestLimitExceeded", "RequestThrottled", "SlowDown"),
+        *("InternalFailure", "InternalError", "InternalServerError", "InternalServerException"),
+        *("ServiceUnavailable", "ServiceUnavailableException", "RequestTimeout", UNREACHABLE),
+    )
+)
+"""Worth another try as they are. Creating is safe to repeat: a job's name can be taken only once."""
+
+_EXPIRED = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestExpired"))
+_UNKNOWN_CALLER = frozenset(
+    (
+        *("NoCredentials", "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId"),
+        *("SignatureDoesNotMatch", "InvalidSignatureException", "AuthFailure", "OptInRequired"),
+        *("IncompleteSignature", "MissingAuthenticationTokenException"),
+    )
+)
+_DENIED = frozenset(("AccessDenied", "AccessDeniedException", "403", "AllAccessDisabled", "Forbidden"))
+
+_ROLE_NOT_YET = re.compile(r"could not assume role|cannot be assumed|is invalid.*role", re.IGNORECASE)
+"""A role that was made a moment ago is not known everywhere yet."""
+
+_QUOTA = re.compile(
+    r"limit '(?P<what>[^']+)' is (?P<limit>[\d.]+) \w+, with current utilization of (?P<used>[\d.]+)"
+    r".*request delta of (?P<delta>[\d.]+)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Full jitter: each wait is random between 0 and ``first`` doubled with every try, at most ``longest``.
+
+    Seconds. ``total`` bounds all waits together.
+    """
+
+    first: float = 1.0
+    longest: float = 30.0
+    total: float = 300.0
+
+    def delay(self, tries: int, waited: float, chance: float) -> float | None:
+        """How long to wait after ``tries`` failed ones; None: give up. ``chance`` is uniform in [0, 1)."""
+        if waited >= self.total:
+            return None
+        ceiling = min(self.longest, self.first * 2.0 ** min(tries - 1, 30))
+        return min(max(ceiling * chance, self.first / 10), self.total - waited)
+
+
+ROLE_PATIENCE = Patience(first=5.0, longest=15.0, total=60.0)
+
+
+def is_transient(error: CallError) -> bool:
+    return error.code in TRANSIENT or error.status >= 500
+
+
+def is_young_role(error: CallError) -> bool:
+    return error.code == "ValidationException" and _ROLE_NOT_YET.search(error.message) is not None
+
+
+def retrying(
+    action: Callable[[], Result],
+    patience: Patience = Patience(),
+    *,
+    told: Callable[[CallError, float], None] | None = None,
+    wait: Callable[[float], object] = time.sleep,
+    chance: Callable[[], float] = random.random,
+) -> Result:
+    """The action's result. Transient errors are tried again as ``patience`` says; others are raised at once.
+
+    ``told`` is called before each wait with the error and the seconds to come.
+    """
+    tries, waited = 0, 0.0
+    while True:
+        try:
+            return action()
+        except CallError as error:
+            tries += 1
+            if is_transient(error):
+                delay = patience.delay(tries, waited, chance())
+            elif is_young_role(error):
+                delay = ROLE_PATIENCE.delay(tries, waited, chance())
+            else:
+                delay = None
+            if delay is None:
+                raise
+            if told is not None:
+                told(error, delay)
+            wait(delay)
+            waited += delay
+
+
+def refusal(error: CallError, where: str) -> SmlaunchError:
+    """The error to raise for an answer that ends the command: cause first, then the next step.
+
+    ``where``: the target in words, such as ``eu-west-1`` or ``the local endpoint at http://...``.
+    """
+    code, said = error.code, error.message.rstrip(".")
+    if code == UNREACHABLE:
+        if where.startswith("the local endpoint"):
+            return EndpointError(
+                f"{where} does not answer ({said}); `smlaunch local status` says whether it runs"
+            )
+        return ServiceError(
+            f"{error.operation}: {where} does not answer: {said}; check the network and the region"
+        )
+    if is_transient(error):
+        return ServiceError(
+            f"{error.operation}: {where} kept answering {code}: {said}; "
+            "the same command with the same --name goes on from here"
+        )
+    if code in _EXPIRED:
+        return AccountError(
+            f"{error.operation}: your AWS credentials have expired; renew them and run the command again"
+        )
+    if code in _UNKNOWN_CALLER:
+        return AccountError(
+            f"{error.operation}: no usable AWS credentials: {said}; set AWS_PROFILE or run `aws configure`, "
+            "or add --local to run on this machine without AWS"
+        )
+    if code in _DENIED:
+        hint = (
+            "allow the caller iam:PassRole on the job's role"
+            if "PassRole" in said
+            else f"allow the caller {_action(error.operation)}, or use another profile or role"
+        )
+        return AccountError(f"{error.operation}: refused: {said}; {hint}")
+    if code == "ResourceLimitExceeded":
+        return AccountError(_quota_text(said))
+    if code in ("NoSuchBucket", "PermanentRedirect", "301"):
+        return JobError(
+            [Problem("", f"{error.operation}: {said}; the bucket must exist, in the job's region")]
+        )
+    if code == "BucketAlreadyExists":
+        return AccountError(
+            f"{error.operation}: {said}; the default bucket's name belongs to another account: give --output"
+        )
+    return JobError([Problem("", f"{error.operation}: {where} refused the request: {code}: {said}")])
+
+
+def _action(operation: str) -> str:
+    service = {
+        **dict.fromkeys(("HeadObject", "GetObject"), "s3:GetObject"),
+        **dict.fromkeys(("ListObjectsV2", "HeadBucket"), "s3:ListBucket"),
+        "PutObject": "s3:PutObject",
+        "CreateBucket": "s3:CreateBucket",
+        "GetRole": "iam:GetRole",
+        **dict.fromkeys(("GetLogEvents", "DescribeLogStreams"), f"logs:{operation}"),
+    }
+    return service.get(operation, f"sagemaker:{operation}")
+
+
+def _quota_text(said: str) -> str:
+    numbers = _QUOTA.search(said)
+    if numbers is None:
+        return f"quota: {said}; ask for more in the Service Quotas console, or use another --instance-type"
+    what, limit, used, delta = numbers["what"], numbers["limit"], numbers["used"], numbers["delta"]
+    if float(delta) > float(limit):
+        cure = (
+            f"the job asks for {delta}: fewer --hosts, another --instance-type, or a raise in Service Quotas"
+        )
+    else:
+        cure = "wait until running jobs end, or stop one (`smlaunch ls`)"
+    return f"quota: '{what}' is {limit}, of which {used} are in use; {cure}"

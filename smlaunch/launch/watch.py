@@ -1,0 +1,64 @@
+"""Watching a job: its events, and what they add up to (progress, evidence, outcome)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from smlaunch.launch.evidence import Evidence, split_rank
+from smlaunch.launch.follow import Event, Follower, LogLine, follow
+from smlaunch.launch.outcome import JobOutcome, outcome
+from smlaunch.launch.progress import Tracker
+from smlaunch.launch.target import Target
+from smlaunch.protocol.progress import parse_line
+
+_NUMBER = re.compile(r"(\d+)$")
+
+
+class Watch:
+    def __init__(self, target: Target, job: str) -> None:
+        self.evidence = Evidence()
+        self.progress = Tracker()
+        self._follower = Follower(target.control, target.logs, job, target.cadence)
+
+    @property
+    def finished(self) -> bool:
+        return self._follower.finished
+
+    def rounds(self, wait: Callable[[float], object] = time.sleep) -> Iterator[Sequence[Event]]:
+        """See ``follow``; may be begun again after it was ended early."""
+        for events in follow(self._follower, wait):
+            for event in events:
+                if isinstance(event, LogLine):
+                    self._read(event)
+            yield events
+
+    def first_round(self) -> Sequence[Event]:
+        """What has happened so far, without waiting for more."""
+        return self._follower.poll()
+
+    def outcome(self) -> JobOutcome:
+        standing = self.progress.standing()
+        return outcome(self._follower.description, standing.metrics if standing else None)
+
+    def traceback(self) -> str:
+        """The first failure's traceback, as whole as it can be had; empty when there is none."""
+        failure = self.outcome().failure
+        return self.evidence.traceback(failure) if failure else ""
+
+    def _read(self, line: LogLine) -> None:
+        self.evidence.feed(line.host, line.text)
+        if "smlaunch: " not in line.text:
+            return
+        progress = parse_line(line.text)
+        if progress is not None:
+            self.progress.feed(
+                (host_number(line.host), split_rank(line.text)[0] or 0), line.at / 1000, progress
+            )
+
+
+def host_number(host: str) -> int:
+    """``algo-12`` -> 12, so that algo-2 comes before algo-10."""
+    match = _NUMBER.search(host)
+    return int(match.group(1)) if match else 0

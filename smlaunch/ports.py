@@ -1,0 +1,101 @@
+"""What survey and launch need from outside: four narrow ports. Adapters on botocore are in ``launch.aws``.
+
+Tests bring fakes. Every method raises ``CallError`` when the service answered with an error or could not be
+reached, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+UNREACHABLE = "Unreachable"
+"""The code of a CallError when no answer came back at all."""
+
+
+class CallError(Exception):
+    """An API call that did not succeed: the service's own code and words, and the operation's name."""
+
+    def __init__(self, operation: str, code: str, message: str, status: int = 0) -> None:
+        self.operation = operation
+        self.code = code
+        self.message = message
+        self.status = status
+        super().__init__(f"{operation}: {code}: {message}")
+
+
+class JobSummary(NamedTuple):
+    """One row of ListTrainingJobs. ``created`` and ``ended`` are seconds since the epoch."""
+
+    name: str
+    arn: str
+    status: str
+    created: float
+    ended: float | None
+
+
+class StoredObject(NamedTuple):
+    key: str
+    size: int
+
+
+class LogEvent(NamedTuple):
+    """``at`` is milliseconds since the epoch, as CloudWatch Logs counts."""
+
+    at: int
+    text: str
+
+
+class ControlPlane(Protocol):
+    """The training-job operations of the SageMaker API."""
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        """Sends CreateTrainingJob with exactly this request; returns the job's ARN."""
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """DescribeTrainingJob's answer. No such job is a CallError (``ValidationException``)."""
+
+    def stop(self, name: str) -> None: ...
+
+    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        """Newest first, page by page as the caller goes on."""
+
+    def tags(self, arn: str) -> dict[str, str]: ...
+
+
+class ObjectStorage(Protocol):
+    """S3, as far as launching needs it."""
+
+    def size(self, bucket: str, key: str) -> int | None:
+        """The object's length in bytes; None when there is no such object (or bucket)."""
+
+    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """In key order, page by page as the caller goes on."""
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None: ...
+
+    def make_bucket(self, bucket: str, region: str) -> bool:
+        """False when it was there already."""
+
+
+class LogReader(Protocol):
+    """CloudWatch Logs, reading only."""
+
+    def streams(self, group: str, prefix: str) -> Sequence[str]:
+        """Names of the streams that begin with ``prefix``; none when the group does not exist yet."""
+
+    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+        """One page from ``token`` on (None: from the start), and the token to go on with."""
+
+
+class Identity(Protocol):
+    """Who is calling: STS, and the IAM look-ups a role needs."""
+
+    def caller(self) -> tuple[str, str]:
+        """The account id and the caller's ARN."""
+
+    def role_arn(self, name: str) -> str | None:
+        """The ARN of the role with this name; None when it does not exist or may not be looked up."""

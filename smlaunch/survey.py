@@ -1,0 +1,296 @@
+"""Looks around, once: who is calling, with which role, what lies behind the inputs, what the script needs.
+
+The edge that only reads. Nothing here writes, creates or decides; what is missing is recorded with the reason
+and the next step, so that the plan can say everything that is wrong at once. Raises ``CallError`` where the
+caller cannot even be identified.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from smlaunch.job import Channel, Job
+from smlaunch.planning.surroundings import EndpointFacts, InputFacts, ScriptFacts, SourceFacts, Surroundings
+from smlaunch.ports import CallError, Identity, ObjectStorage
+from smlaunch.suggest import nearest
+
+LISTING_CAP = 10_000
+"""Objects counted per input: ten pages, about a second in a region. More are "at least" so many."""
+
+STUDIO_METADATA = Path("/opt/ml/metadata/resource-metadata.json")
+"""Written by SageMaker Studio and notebook instances; names their execution role (SageMaker SDK,
+``get_execution_role``)."""
+
+ROLE_VARIABLES = ("SMLAUNCH_ROLE", "SAGEMAKER_ROLE_ARN", "SAGEMAKER_ROLE")
+
+
+class Place(Protocol):
+    """What survey asks of a target. ``account``, ``role``, ``bucket``: known without asking, or None."""
+
+    @property
+    def kind(self) -> Literal["aws", "local"]: ...
+    @property
+    def region_name(self) -> str: ...
+    @property
+    def account(self) -> str | None: ...
+    @property
+    def role(self) -> str | None: ...
+    @property
+    def bucket(self) -> str | None: ...
+    @property
+    def facts(self) -> EndpointFacts | None: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def storage(self) -> ObjectStorage: ...
+    @property
+    def identity(self) -> Identity: ...
+
+
+def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
+    caller = _Caller(place)
+    role, role_problem = _role(job, place, caller)
+    return Surroundings(
+        region=place.region_name,
+        account=caller.account,
+        partition=caller.partition,
+        bucket=place.bucket or f"sagemaker-{place.region_name}-{caller.account}",
+        role=role,
+        role_problem=role_problem,
+        source=source,
+        script=read_script(Path(job.entry)),
+        target=place.kind,
+        inputs={name: _input(channel, place.storage) for name, channel in job.inputs.items()},
+        endpoint=place.facts or EndpointFacts(),
+    )
+
+
+# ---- who, and as whom ------------------------------------------------------------------------------------
+
+
+class _Caller:
+    """Asks STS when something needs the answer, and then once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._answer: tuple[str, str] | None = None
+
+    @property
+    def account(self) -> str:
+        return self._place.account or self._asked()[0]
+
+    @property
+    def arn(self) -> str:
+        return self._asked()[1]
+
+    @property
+    def partition(self) -> str:
+        if self._place.role and self._place.account:
+            return self._place.role.split(":")[1]
+        return self.arn.split(":")[1]
+
+    def _asked(self) -> tuple[str, str]:
+        if self._answer is None:
+            self._answer = self._place.identity.caller()
+        return self._answer
+
+
+def _role(job: Job, place: Place, caller: _Caller) -> tuple[str | None, str | None]:
+    """The role and None, or None and why there is none. In order: the job, the environment, the target, the
+    notebook's own, the role the caller has assumed (the last two as the SageMaker SDK finds them)."""
+    named = job.role or next(
+        (place.environment[name] for name in ROLE_VARIABLES if place.environment.get(name)), None
+    )
+    if named:
+        if named.startswith("arn:"):
+            return named, None
+        known = place.identity.role_arn(named)
+        return known or f"arn:{caller.partition}:iam::{caller.account}:role/{named}", None
+    if place.role:
+        return place.role, None
+    studio = _studio_role()
+    if studio:
+        return studio, None
+    kind, _, rest = caller.arn.rpartition(":")[2].partition("/")
+    if kind == "assumed-role":
+        name = rest.split("/")[0]
+        # The caller's ARN has lost the role's path: IAM knows it, and SageMaker's own roles have a fixed one.
+        path = "service-role/" if name.startswith("AmazonSageMaker-ExecutionRole") else ""
+        known = place.identity.role_arn(name)
+        return known or f"arn:{caller.partition}:iam::{caller.account}:role/{path}{name}", None
+    return None, (
+        f"no execution role is known, and the caller ({caller.arn}) is not one; "
+        "give --role ARN, or `role:` in the job file, or set SMLAUNCH_ROLE"
+    )
+
+
+def _studio_role() -> str | None:
+    try:
+        metadata = json.loads(STUDIO_METADATA.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # not in Studio: the usual case
+    role = metadata.get("ExecutionRoleArn") if isinstance(metadata, dict) else None
+    return role if isinstance(role, str) else None
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------
+
+
+def _input(channel: Channel, storage: ObjectStorage) -> InputFacts:
+    return _local_input(channel.uri) if channel.is_local else _s3_input(channel.uri, storage)
+
+
+def _s3_input(uri: str, storage: ObjectStorage) -> InputFacts:
+    parts = urlsplit(uri, allow_fragments=False)
+    bucket, prefix = parts.netloc, uri[len(f"s3://{parts.netloc}/") :]
+    try:
+        listed = list(islice(storage.list(bucket, prefix), LISTING_CAP))
+    except CallError as error:
+        missing = error.code == "NoSuchBucket"
+        why = f"bucket {bucket!r} does not exist" if missing else f"it cannot be listed: {error.message}"
+        return InputFacts(uri, "s3", exists=not missing, problem=why)
+    if not listed:
+        near = "" if prefix.endswith("/") or not prefix else "; a folder's prefix ends with a slash"
+        return InputFacts(
+            uri, "s3", exists=False, objects=0, bytes=0, problem=f"there is no object under {uri}{near}"
+        )
+    size = sum(stored.size for stored in listed)
+    return InputFacts(uri, "s3", objects=len(listed), bytes=size, capped=len(listed) == LISTING_CAP)
+
+
+class LocalFile(NamedTuple):
+    """``relative`` has forward slashes; for a single file it is the file's name."""
+
+    relative: str
+    path: Path
+    size: int
+
+
+def local_files(path: Path) -> Iterator[LocalFile]:
+    """All regular files of a local input, sorted by name. Links are followed, as reading the data would.
+
+    Raises OSError for what cannot be read, and for a link to a folder above itself.
+    """
+    if not path.is_dir():
+        yield LocalFile(path.name, path, path.stat().st_size)
+        return
+    found: list[LocalFile] = []
+    pending = [("", path, frozenset({os.path.realpath(path)}))]
+    while pending:
+        prefix, folder, above = pending.pop()
+        for item in os.scandir(folder):
+            if item.is_dir():
+                real = os.path.realpath(item.path)
+                if real in above:
+                    raise OSError(f"{item.path} is a link to a folder that contains it")
+                pending.append((f"{prefix}{item.name}/", Path(item.path), above | {real}))
+            else:
+                found.append(LocalFile(prefix + item.name, Path(item.path), item.stat().st_size))
+    yield from sorted(found, key=lambda file: os.fsencode(file.relative))
+
+
+def _local_input(uri: str) -> InputFacts:
+    path = Path(uri).expanduser()
+    if not path.exists():
+        hint = _near_path(path)
+        return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")
+    digest, count, size = hashlib.sha256(), 0, 0
+    try:
+        for file in local_files(path):
+            digest.update(os.fsencode(file.relative) + b"\0" + _digest(file.path))
+            count, size = count + 1, size + file.size
+    except OSError as error:
+        return InputFacts(uri, "local", directory=path.is_dir(), problem=f"it cannot be read: {error}")
+    problem = None if count else f"{uri} is empty"
+    return InputFacts(
+        uri, "local", True, count, size, sha256=digest.hexdigest(), directory=path.is_dir(), problem=problem
+    )
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.digest()
+
+
+def _near_path(path: Path) -> str:
+    """A clause naming the nearest thing in the deepest folder that does exist."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f" (nor does its folder {folder})"
+    match = nearest(path.name, (item.name for item in folder.iterdir()))
+    return f", did you mean {str(folder / match)!r}?" if match else ""
+
+
+# ---- the script ------------------------------------------------------------------------------------------
+
+
+def read_script(path: Path) -> ScriptFacts:
+    """Parses the script, runs nothing. A shell script has no imports."""
+    if not path.is_file():
+        what = f"{path} is a folder; name the script in it" if path.is_dir() else f"{path} does not exist"
+        return ScriptFacts(exists=False, problem=what + ("" if path.is_dir() else _near_path(path)))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
+    if path.suffix != ".py":
+        return ScriptFacts(reads_resource_config=b"resourceconfig.json" in content)
+    try:
+        tree = ast.parse(content, filename=str(path))
+    except SyntaxError as error:
+        return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
+    except ValueError as error:  # NUL bytes, or an encoding that is none
+        return ScriptFacts(problem=f"{path} is not Python: {error}")
+    reads = any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and "resourceconfig.json" in node.value
+        for node in ast.walk(tree)
+    )
+    return ScriptFacts(imports=frozenset(_imports(tree)), reads_resource_config=reads)
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Dotted names that are imported, or reached through something imported."""
+    found: set[str] = set()
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.add(alias.name)
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module)
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full)
+                bound[alias.asname or alias.name] = full
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = _dotted(node, bound)
+            if dotted:
+                # Of torch.distributed.init_process_group, torch.distributed is what others look for.
+                found.update(dotted.rsplit(".", cut)[0] for cut in range(dotted.count(".")))
+    return found
+
+
+def _dotted(node: ast.Attribute, bound: Mapping[str, str]) -> str | None:
+    names: list[str] = []
+    current: ast.expr = node
+    while isinstance(current, ast.Attribute):
+        names.append(current.attr)
+        current = current.value
+    if isinstance(current, ast.Name) and current.id in bound:
+        return ".".join([bound[current.id], *reversed(names)])
+    return None
