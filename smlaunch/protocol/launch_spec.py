@@ -60,8 +60,9 @@ class LaunchSpec(NamedTuple):
     """``source`` names the archive inside the source channel; None when the image brings the program.
 
     ``grace_seconds`` is how long ranks may take to leave after SIGTERM before they are killed; SageMaker
-    itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for the
-    ranks that are stopped because another one failed: they wait for a peer that is gone, so it is short.
+    itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for
+    the ranks that are stopped because another one failed: they wait for a peer that is gone, so it is
+    short.
     """
 
     ranks: Ranks

@@ -10,11 +10,12 @@ ROOT_VARIABLE = "SMLAUNCH_ML_ROOT"
 """Set by a host that could not put its tree at /opt/ml (isolation level ``plain``)."""
 
 PORT_VARIABLE = "SMLAUNCH_PORT"
-"""Overrides job.json's rendezvous port: where several jobs share one network, each host is told a free one."""
+"""Overrides job.json's rendezvous port: where several jobs share one network, hosts are told a free one."""
 
 SHARED_PYTHON_VARIABLE = "SMLAUNCH_SHARED_PYTHON"
-"""Set (to ``1``) by a host whose Python belongs to the machine and not to this job alone: requirements are then
-installed into an environment of the job's own, laid over that Python, which itself stays as it is."""
+"""Set (to ``1``) by a host whose Python belongs to the machine and not to this job alone: requirements are
+then installed into an environment of the job's own, laid over that Python, which itself stays as it is.
+"""
 
 RUNTIME_CHANNEL = "smlaunch"
 """The input channel that carries ``runtime.pyz`` and ``job.json``."""

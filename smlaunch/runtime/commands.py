@@ -1,0 +1,184 @@
+"""From job.json's words to the exact bytes each rank is started with.
+
+A word goes through untouched, whatever is in it: there is no shell and no quoting anywhere on the way. Only a
+NUL cannot be carried by any argument or variable, and is refused by name.
+"""
+
+import os
+import sys
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+from smlaunch.protocol.launch_spec import LaunchSpec, Ref, Word
+from smlaunch.protocol.paths import Paths
+from smlaunch.runtime import rendezvous
+from smlaunch.runtime.arguments import Hyperparameters
+from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.problems import Unusable
+
+
+class Command(NamedTuple):
+    """One process to start. ``rank`` is None for a process that is no rank; ``prefix`` goes before its
+    lines.
+    """
+
+    argv: Tuple[bytes, ...]
+    env: Dict[bytes, bytes]
+    rank: Optional[int] = None
+    prefix: bytes = b""
+
+
+class Host(NamedTuple):
+    """Everything about this host that a word may refer to."""
+
+    cluster: Cluster
+    paths: Paths
+    hyperparameters: Hyperparameters
+    python: str
+    per_host: int
+    port: int
+
+    def values(self, local_rank: int) -> Dict[str, str]:
+        return {
+            "python": self.python,
+            "source": self.paths.code,
+            "ml": self.paths.root,
+            "host": self.cluster.current,
+            "leader": self.cluster.leader,
+            "host_rank": str(self.cluster.rank),
+            "hosts": str(len(self.cluster.hosts)),
+            "rank": str(self.cluster.rank * self.per_host + local_rank),
+            "local_rank": str(local_rank),
+            "world_size": str(len(self.cluster.hosts) * self.per_host),
+            "per_host": str(self.per_host),
+            "port": str(self.port),
+        }
+
+
+def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> List[Command]:
+    """``environ`` is what every rank starts from. Raises Unusable."""
+    ranks = spec.ranks
+    shared = dict(environ)
+    # Without this a script's prints stay in its buffer until it ends, and are lost when it is killed. AWS's
+    # images set it as well.
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    # As in the toolkit, the source can be imported from wherever in it the entry point lies.
+    shared["PYTHONPATH"] = os.pathsep.join(filter(None, (host.paths.code, environ.get("PYTHONPATH"))))
+    if ranks.rendezvous:
+        run_id = environ.get("TRAINING_JOB_NAME") or "none"
+        shared.update(rendezvous.shared_variables(host.cluster, host.per_host, host.port, run_id, environ))
+    commands = []
+    for local_rank in range(host.per_host):
+        values = host.values(local_rank)
+        rank = int(values["rank"])
+        env = dict(shared)
+        if ranks.rendezvous:
+            env.update(rendezvous.rank_variables(rank, local_rank))
+        env.update((name, _text(word, values, "ranks.env." + name)) for name, word in ranks.env)
+        alone = not ranks.rendezvous and host.per_host == 1
+        commands.append(
+            Command(
+                argv=_argv(ranks.argv, values, host.hyperparameters),
+                env=_environment(env),
+                rank=None if alone else rank,
+                prefix=b"[%d] " % rank if ranks.rendezvous else b"",
+            )
+        )
+    return commands
+
+
+def entry_point(spec: LaunchSpec) -> Optional[str]:
+    """The user's program as a path within the source, or the module that ``-m`` names; None when neither is
+    there.
+    """
+    words = spec.ranks.argv
+    for index, word in enumerate(words):
+        if isinstance(word, Ref) and word.name == "source" and word.suffix.strip("/"):
+            return word.suffix.strip("/")
+        if word == "-m" and index + 1 < len(words) and isinstance(words[index + 1], str):
+            return str(words[index + 1])
+    return None
+
+
+def plain_command(words: Iterable[str], environ: Mapping[str, str]) -> Command:
+    """A helper program of the runtime's own."""
+    return Command(tuple(_bytes(word, "argument") for word in words), _environment(environ))
+
+
+def check_entry(spec: LaunchSpec, paths: Paths) -> None:
+    """Every word that names a file of the source must name one that is there. Raises Unusable."""
+    for word in spec.ranks.argv:
+        if not isinstance(word, Ref) or word.name != "source" or not word.suffix:
+            continue
+        path = word.prefix + paths.code + word.suffix
+        if not os.path.exists(path):
+            raise Unusable(
+                "{} is not in the source, which holds {}".format(
+                    word.suffix.strip("/"), _contents(paths.code)
+                )
+            )
+
+
+def _contents(folder: str) -> str:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return "nothing"
+    shown = ", ".join(names[:8])
+    return shown + (" and {} more".format(len(names) - 8) if len(names) > 8 else "") or "nothing"
+
+
+def _argv(
+    words: Iterable[Word], values: Mapping[str, str], hyperparameters: Hyperparameters
+) -> Tuple[bytes, ...]:
+    argv: List[bytes] = []
+    for index, word in enumerate(words):
+        where = "ranks.argv[{}]".format(index)
+        if isinstance(word, Ref) and word.name == "hyperparameters":
+            if word.prefix or word.suffix:
+                raise Unusable(
+                    "job.json: {}: hyperparameters are whole words, without prefix or suffix".format(where)
+                )
+            for key, pair in hyperparameters.named_words():
+                argv.extend(_bytes(text, "hyperparameter {!r}".format(key)) for text in pair)
+        else:
+            argv.append(_bytes(_text(word, values, where), where))
+    return tuple(argv)
+
+
+def _text(word: Word, values: Mapping[str, str], where: str) -> str:
+    if isinstance(word, str):
+        return word
+    if word.name not in values:
+        raise Unusable("job.json: {}: {!r} cannot be used here".format(where, word.name))
+    return word.prefix + values[word.name] + word.suffix
+
+
+def _environment(variables: Mapping[str, str]) -> Dict[bytes, bytes]:
+    env: Dict[bytes, bytes] = {}
+    for name, value in variables.items():
+        # A hyperparameter may be called what no variable can be called. It reaches the script as an
+        # argument and in SM_HPS all the same.
+        if name and "=" not in name and "\0" not in name:
+            env[_bytes(name, "a variable's name")] = _bytes(value, name)
+    return env
+
+
+def _bytes(text: str, where: str) -> bytes:
+    """UTF-8 whatever the locale; bytes that were not UTF-8 in our own environment come out as they were."""
+    if "\0" in text:
+        raise Unusable(
+            "{}: holds a NUL character, which no argument or variable can carry: {!r}".format(where, text)
+        )
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise Unusable(
+            "{}: holds half a surrogate pair, which is no character: {!r}".format(where, text)
+        ) from None
+
+
+def interpreter() -> str:
+    """The Python that runs us, for the ranks."""
+    if not sys.executable:
+        raise Unusable("the path of the Python interpreter is not known: start the runtime by its full path")
+    return sys.executable

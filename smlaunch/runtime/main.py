@@ -1,0 +1,176 @@
+"""One host's way from the SageMaker contract to an exit code.
+
+    job.json, resourceconfig.json   ->  what to start, and who the peers are
+    source, requirements            ->  unpacked and installed
+    the leader's name               ->  resolved, meanwhile
+    ranks                           ->  started, looked after (supervise.py)
+    the first failure               ->  the failure file and the exit code
+
+Exit codes: that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the SIGTERM
+this host was sent, 0 when all left with 0; 2 when the job cannot run as it was sent, 70 when the runtime
+itself failed.
+"""
+
+import os
+import sys
+from typing import Dict, Mapping, Optional
+
+from smlaunch.protocol.launch_spec import AUTO, LaunchSpec, LaunchSpecError
+from smlaunch.protocol.paths import (
+    LAUNCH_FILE,
+    PORT_VARIABLE,
+    RUNTIME_CHANNEL,
+    SOURCE_CHANNEL,
+    Paths,
+)
+from smlaunch.runtime import accelerators, arguments, commands, environment, memory
+from smlaunch.runtime.cluster import Cluster, training
+from smlaunch.runtime.outcome import Outcome
+from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.signals import Signals
+from smlaunch.runtime.streams import Output
+from smlaunch.runtime.supervise import Supervisor
+
+_INTERNAL = 70
+"""sysexits.h: EX_SOFTWARE."""
+
+
+def main(signals: Signals) -> int:
+    """Returns the exit code. Raises Stopped when a stop came before there were processes to stop."""
+    paths = Paths.from_environment()
+    host = None
+    try:
+        cluster, resource_config = training.read(paths.resource_config)
+        host = cluster.current
+        return _run(paths, cluster, resource_config, signals)
+    except Unusable as problem:
+        signals.hold()
+        _report_unusable(paths, host, str(problem))
+        return problem.exit_code
+    except Exception as error:
+        signals.hold()
+        import traceback
+
+        traceback.print_exc()
+        _report_unusable(paths, host, "the runtime failed: {}: {}".format(type(error).__name__, error))
+        return _INTERNAL
+
+
+def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], signals: Signals) -> int:
+    spec = _read_launch_spec(os.path.join(paths.channel(RUNTIME_CHANNEL), LAUNCH_FILE))
+    resolution = None
+    if spec.ranks.rendezvous and len(cluster.hosts) > 1:
+        from smlaunch.runtime import names
+
+        resolution = names.Resolution(cluster.leader)
+    if spec.source is not None:
+        from smlaunch.runtime import source
+
+        source.unpack(os.path.join(paths.channel(SOURCE_CHANNEL), spec.source), paths.code)
+    if os.path.isdir(paths.code):
+        os.chdir(paths.code)
+    commands.check_entry(spec, paths)
+
+    hyperparameters = arguments.read(paths.hyperparameters)
+    machine = environment.Machine.seen(cluster.instance_type)
+    python = commands.interpreter()
+    output = Output(sys.stdout.fileno())
+    if spec.requirements is not None:
+        from smlaunch.runtime import requirements
+
+        python = requirements.target_python(python, paths, os.environ)
+        words = requirements.install_words(python, paths, spec.requirements)
+        pip = Supervisor(signals, output, spec.grace_seconds, spec.failure_grace_seconds)
+        outcome = pip.run([commands.plain_command(words, os.environ)])
+        signals.release()
+        if outcome.stopped_by is not None:
+            return 128 + outcome.stopped_by
+        if outcome.first_failure is not None:
+            raise requirements.failed(spec.requirements, outcome.first_failure.tail)
+
+    rank_environment = dict(os.environ)
+    rank_environment.update(
+        environment.sagemaker_variables(
+            paths,
+            cluster,
+            resource_config,
+            environment.read_input_data_config(paths.input_data_config),
+            hyperparameters,
+            machine,
+            commands.entry_point(spec),
+            spec.ranks.rendezvous,
+            os.environ,
+        )
+    )
+    host = commands.Host(
+        cluster=cluster,
+        paths=paths,
+        hyperparameters=hyperparameters,
+        python=python,
+        per_host=_per_host(spec, machine),
+        port=_port(spec, os.environ),
+    )
+    ranks = commands.rank_commands(spec, host, rank_environment)
+    if resolution is not None:
+        resolution.wait()
+    supervisor = Supervisor(signals, output, spec.grace_seconds, spec.failure_grace_seconds)
+    memory_kills = memory.out_of_memory_kills()
+    outcome = supervisor.run(ranks)
+    _report_failure(paths, cluster.current, outcome, memory_kills)
+    return outcome.exit_code
+
+
+def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> None:
+    process = outcome.first_failure
+    if process is None:
+        return
+    from smlaunch.runtime import failure
+
+    text = failure.describe(host, process, memory.out_of_memory_kills() > memory_kills)
+    _say(text.partition("\n")[0])
+    _write_failure(paths, text, process.began)
+
+
+def _report_unusable(paths: Paths, host: Optional[str], problem: str) -> None:
+    from smlaunch.protocol.failure import format_failure
+
+    _say("error: " + problem)
+    _write_failure(paths, format_failure(host or "this host", None, None, problem))
+
+
+def _write_failure(paths: Paths, text: str, began: Optional[float] = None) -> None:
+    from smlaunch.runtime import failure
+
+    try:
+        failure.write(paths, text, began)
+    except OSError as error:  # a full disk may be the very reason; the exit code still tells
+        _say("error: {}: {}".format(paths.failure, error.strerror))
+
+
+def _say(line: str) -> None:
+    print("smlaunch: " + line, file=sys.stderr, flush=True)
+
+
+def _read_launch_spec(path: str) -> LaunchSpec:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return LaunchSpec.from_json(file.read())
+    except OSError as error:
+        raise Unusable("{}: {}".format(path, error.strerror)) from None
+    except (LaunchSpecError, UnicodeDecodeError) as error:
+        raise Unusable("{}: {}".format(path, error)) from None
+
+
+def _per_host(spec: LaunchSpec, machine: environment.Machine) -> int:
+    if spec.ranks.per_host == AUTO:
+        return accelerators.usable(machine.gpus, machine.neuron_cores, os.environ)
+    return int(spec.ranks.per_host)
+
+
+def _port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+    text = environ.get(PORT_VARIABLE)
+    if not text:
+        return spec.port
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise Unusable("{}: a port number is needed, not {!r}".format(PORT_VARIABLE, text))
+    return int(text)

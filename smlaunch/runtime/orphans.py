@@ -1,0 +1,69 @@
+"""Nothing that a rank left behind may outlive the host.
+
+When PID 1 of a namespace ends, the kernel ends all others. Anywhere else the runtime makes itself the one
+that orphans are given to (Linux), so that what left its rank's process group can still be found as a
+descendant.
+"""
+
+import os
+import signal
+import sys
+from typing import Dict, List
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt() -> None:
+    """From now on orphans below this process become its children. Nothing to do for PID 1, nor outside
+    Linux.
+    """
+    if os.getpid() == 1 or not sys.platform.startswith("linux"):
+        return
+    import ctypes  # 10 ms, so only where it is needed, and after the ranks have been started
+
+    # Refused only by kernels before 3.4, where ranks' own process groups must do.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """SIGKILL for every process below this one, until there is none."""
+    if os.getpid() == 1 or not sys.platform.startswith("linux"):
+        return
+    while True:
+        found = descendants(os.getpid())
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # it has become somebody else's: not ours to end
+                return
+        if not found:
+            return
+        # They are our children now or will be as soon as their parents are gone: this waits for both.
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def descendants(root: int) -> List[int]:
+    """Living processes below ``root``, zombies left out, from /proc."""
+    children: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/{}/stat".format(name), "rb") as file:
+                # The name in parentheses may itself hold spaces and parentheses.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(name))
+    found: List[int] = []
+    row = children.get(root, [])
+    while row:
+        found.extend(row)
+        row = [child for pid in row for child in children.get(pid, [])]
+    return found

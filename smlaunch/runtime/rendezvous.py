@@ -1,0 +1,55 @@
+"""What a rank is told so that it finds its peers: the set of variables torchrun sets.
+
+Source: torch 2.13, distributed/elastic/agent/server/local_elastic_agent.py (_start_workers) and
+distributed/run.py (OMP_NUM_THREADS).
+"""
+
+import socket
+from typing import Dict, Mapping
+
+from smlaunch.runtime.cluster import Cluster
+
+_LOOPBACK = "127.0.0.1"
+
+
+def shared_variables(
+    cluster: Cluster, per_host: int, port: int, run_id: str, environ: Mapping[str, str]
+) -> Dict[str, str]:
+    """What all ranks of this host have in common."""
+    world = len(cluster.hosts) * per_host
+    variables = {
+        "GROUP_RANK": str(cluster.rank),
+        "GROUP_WORLD_SIZE": str(len(cluster.hosts)),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        # One host needs no name that somebody would have to resolve.
+        "MASTER_ADDR": cluster.leader if len(cluster.hosts) > 1 else _LOOPBACK,
+        "MASTER_PORT": str(port),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "WORLD_SIZE": str(world),
+    }
+    if per_host > 1 and "OMP_NUM_THREADS" not in environ:
+        variables["OMP_NUM_THREADS"] = "1"
+    # NCCL by the training toolkit's example. Gloo would ask for the address of this machine's own hostname,
+    # and a container whose entry point is not the image's own may have one that does not resolve.
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if name not in environ and _exists(cluster.interface):
+            variables[name] = cluster.interface
+    return variables
+
+
+def rank_variables(rank: int, local_rank: int) -> Dict[str, str]:
+    return {"LOCAL_RANK": str(local_rank), "RANK": str(rank), "ROLE_RANK": str(rank)}
+
+
+def _exists(interface: str) -> bool:
+    """Asks the kernel: /sys/class/net may show another network namespace than the one we are in."""
+    try:
+        return any(name == interface for _, name in socket.if_nameindex())
+    except OSError:
+        return False

@@ -1,0 +1,158 @@
+"""From each rank's own pipe to the host's one output: no line torn, no rank and no signal kept waiting.
+
+Every rank writes stdout and stderr to one pipe, so its own order is kept. Whole lines go out with the
+rank's prefix. All is done on blocks of many lines, never line by line in Python. Nothing here ever blocks:
+the host's output is written only in pieces that fit, and while it does not take more, ranks are simply not
+read, so they wait as they would on any full pipe.
+"""
+
+import os
+import select
+import stat
+import time
+from collections import deque
+from typing import Deque, Optional
+
+_READ = 1 << 17
+_LONGEST_LINE = 1 << 18
+"""A longer line is cut: CloudWatch Logs takes 256 KiB in one event."""
+
+_TAIL = 1 << 16
+"""How much of a rank's last output is kept to find its traceback in."""
+
+_TRACEBACK = b"Traceback (most recent call last)"
+
+
+class Output:
+    """The host's own output. ``put`` takes everything; ``full`` says when to stop reading ranks."""
+
+    _FULL = 1 << 20
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._queue: Deque[bytes] = deque()
+        self._piece = memoryview(b"")
+        # A pipe that is ready takes PIPE_BUF bytes without blocking, and promises no more; a file takes all.
+        self._room = 1 << 20 if stat.S_ISREG(os.fstat(descriptor).st_mode) else select.PIPE_BUF
+        self._waiting = 0
+        self._broken = False
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def waiting(self) -> bool:
+        return self._waiting > 0
+
+    @property
+    def full(self) -> bool:
+        return self._waiting > self._FULL
+
+    def put(self, data: bytes) -> None:
+        if data and not self._broken:
+            self._queue.append(data)
+            self._waiting += len(data)
+
+    def write(self) -> None:
+        """Writes as much as goes without waiting, up to 64 pieces so that signals are seen in between."""
+        for _ in range(64):
+            if not self._waiting or not self._poll.poll(0):
+                return
+            self._write_piece()
+
+    def flush(self, patience: float) -> None:
+        """Writes everything, unless nobody takes it for ``patience`` seconds."""
+        end = time.monotonic() + patience
+        while self._waiting:
+            left = end - time.monotonic()
+            if left <= 0 or not self._poll.poll(int(left * 1000) + 1):
+                return
+            self._write_piece()
+
+    def _write_piece(self) -> None:
+        if not self._piece:
+            blocks = [self._queue.popleft()]
+            size = len(blocks[0])
+            while self._queue and size + len(self._queue[0]) <= self._room:
+                size += len(self._queue[0])
+                blocks.append(self._queue.popleft())
+            self._piece = memoryview(b"".join(blocks))
+        try:
+            written = os.write(self.descriptor, self._piece[: self._room])
+        except BlockingIOError:  # somebody else made it non-blocking, and was quicker
+            return
+        except OSError:
+            # Nobody reads any more. The training is worth more than its log: it goes on.
+            self._broken = True
+            self._queue.clear()
+            self._waiting = 0
+            return
+        self._piece = self._piece[written:]
+        self._waiting -= written
+
+
+class Stream:
+    """The reading end of one process's pipe."""
+
+    def __init__(self, descriptor: int, prefix: bytes, output: Output) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.open = True
+        self.traceback_at: Optional[float] = None
+        """When the last traceback so far began to arrive (seconds since the epoch)."""
+        self._prefix = prefix
+        self._output = output
+        self._rest = b""
+        self._edge = b""
+        self._tail: Deque[bytes] = deque()
+        self._tail_size = 0
+
+    def pump(self) -> bool:
+        """Passes on one block. False when there was none: the pipe is empty for now, or closed for good."""
+        if not self.open:
+            return False
+        try:
+            block = os.read(self.descriptor, _READ)
+        except BlockingIOError:
+            return False
+        if not block:
+            self.close()
+            return False
+        self._keep(block)
+        if self._prefix:
+            self._pass_lines(block)
+        else:
+            self._output.put(block)
+        return True
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            os.close(self.descriptor)
+            if self._rest:
+                self._output.put(self._prefix + self._rest + b"\n")
+                self._rest = b""
+
+    def tail(self) -> str:
+        return b"".join(self._tail).decode("utf-8", "replace")
+
+    def _pass_lines(self, block: bytes) -> None:
+        data = self._rest + block if self._rest else block
+        cut = data.rfind(b"\n")
+        if cut < 0:
+            if len(data) < _LONGEST_LINE:
+                self._rest = data
+                return
+            data += b"\n"
+            cut = len(data) - 1
+        self._rest = data[cut + 1 :]
+        self._output.put(self._prefix + data[:cut].replace(b"\n", b"\n" + self._prefix) + b"\n")
+
+    def _keep(self, block: bytes) -> None:
+        seam = self._edge + block
+        if _TRACEBACK in seam:
+            self.traceback_at = time.time()
+        self._edge = seam[1 - len(_TRACEBACK) :]
+        self._tail.append(block)
+        self._tail_size += len(block)
+        while self._tail_size - len(self._tail[0]) >= _TAIL:
+            self._tail_size -= len(self._tail.popleft())

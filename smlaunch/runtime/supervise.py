@@ -1,0 +1,231 @@
+"""Starting processes and looking after them until all are gone: the heart of PID 1.
+
+One loop waits for everything at once: signals, ends of processes, output of ranks, room in the host's output,
+deadlines. It never sleeps and never asks a process whether it is still there.
+
+    stop signal            passed on to each rank (not to its group: loader workers must not die before the
+                           rank that uses them), SIGKILL to the groups after ``grace_seconds``
+    a rank fails           SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
+    an orphan ends         reaped
+    all ranks are gone     what they left behind is killed, the rest of their output passed on
+"""
+
+import errno
+import os
+import select
+import signal
+import time
+from typing import Dict, List, Optional, Sequence
+
+from smlaunch.runtime import orphans
+from smlaunch.runtime.commands import Command
+from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.signals import STOP, Signals
+from smlaunch.runtime.streams import Output, Stream
+
+_FLUSH_SECONDS = 10.0
+"""How long the host's output may take to be written when everything else is over."""
+
+_DEFAULTED = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
+"""Python ignores these, and what is ignored stays so through an exec: give them back to the ranks."""
+
+
+class _Process:
+    def __init__(self, index: int, command: Command, pid: int, stream: Stream) -> None:
+        self.index = index
+        self.command = command
+        self.pid = pid
+        self.stream = stream
+        self.status: Optional[int] = None
+        self.ended = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+
+class Supervisor:
+    """Runs one set of commands. ``signals`` must be installed; it is left holding."""
+
+    def __init__(
+        self, signals: Signals, output: Output, grace_seconds: float, failure_grace_seconds: float
+    ) -> None:
+        self._signals = signals
+        self._output = output
+        self._grace = grace_seconds
+        self._failure_grace = failure_grace_seconds
+        self._processes: List[_Process] = []
+        self._by_pid: Dict[int, _Process] = {}
+        self._kill_at: Optional[float] = None
+        self._stopped_by: Optional[int] = None
+
+    def run(self, commands: Sequence[Command]) -> Outcome:
+        """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
+        self._signals.hold()
+        try:
+            for index, command in enumerate(commands):
+                self._start(index, command)
+            orphans.adopt()
+            self._look_after()
+        finally:
+            self._sweep()
+        return Outcome(tuple(self._ended(process) for process in self._processes), self._stopped_by)
+
+    def _start(self, index: int, command: Command) -> None:
+        read_end, write_end = os.pipe()
+        try:
+            pid = os.posix_spawnp(
+                command.argv[0],
+                command.argv,
+                command.env,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, write_end, 1),
+                    (os.POSIX_SPAWN_DUP2, write_end, 2),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=_DEFAULTED,
+            )
+        except OSError as error:
+            os.close(read_end)
+            raise Unusable(_why_not(command, error)) from None
+        finally:
+            os.close(write_end)
+        stream = Stream(read_end, command.prefix, self._output)
+        process = _Process(index, command, pid, stream)
+        self._processes.append(process)
+        self._by_pid[pid] = process
+
+    def _look_after(self) -> None:
+        wakeup = self._signals.wakeup
+        while any(process.running for process in self._processes):
+            # A new set each time: it is small, and which descriptors belong in it depends on so much.
+            poll = select.poll()
+            poll.register(wakeup, select.POLLIN)
+            if self._output.waiting:
+                poll.register(self._output.descriptor, select.POLLOUT)
+            if not self._output.full:
+                for process in self._processes:
+                    if process.stream.open:
+                        poll.register(process.stream.descriptor, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(self._milliseconds_left())}
+            # Ends first: a rank that was killed must be seen to be gone before its peers' complaints are
+            # read.
+            self._reap()
+            for number in self._signals.take():
+                self._answer(number)
+            self._kill_when_due()
+            for process in self._processes:
+                if process.stream.open and process.stream.descriptor in ready:
+                    process.stream.pump()
+            self._output.write()
+
+    def _answer(self, number: int) -> None:
+        if number in STOP:
+            if self._stopped_by is not None:
+                return  # a second stop changes nothing: handlers of ranks must not run twice
+            self._stopped_by = number
+            self._kill_within(self._grace)
+        for process in self._processes:
+            if process.running:
+                _send(process.pid, number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self._by_pid.get(pid)
+            if process is None:
+                continue  # an orphan that came to us as its new parent
+            process.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            process.ended = time.time()
+            if process.status != 0 and self._kill_at is None:
+                self._stop_peers()
+
+    def _stop_peers(self) -> None:
+        self._kill_within(self._failure_grace)
+        for process in self._processes:
+            if process.running:
+                _send(process.pid, signal.SIGTERM)
+
+    def _kill_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
+
+    def _kill_when_due(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            for process in self._processes:
+                if process.running:
+                    _kill_group(process.pid)
+            self._kill_at = float("inf")
+
+    def _milliseconds_left(self) -> Optional[int]:
+        if self._kill_at is None or self._kill_at == float("inf"):
+            return None
+        return max(0, int((self._kill_at - time.monotonic()) * 1000) + 1)
+
+    def _sweep(self) -> None:
+        """Kills what is left, then passes on what is still in the pipes: an orphan may hold them open for
+        ever.
+        """
+        for process in self._processes:
+            _kill_group(process.pid)
+        self._reap_killed()
+        orphans.kill_descendants()
+        for process in self._processes:
+            while process.stream.pump():
+                if self._output.full:
+                    self._output.flush(_FLUSH_SECONDS)
+            process.stream.close()
+        self._output.flush(_FLUSH_SECONDS)
+
+    def _reap_killed(self) -> None:
+        """Only after a start that failed half-way are there any."""
+        for process in self._processes:
+            if process.running:
+                os.waitpid(process.pid, 0)
+                process.status = -signal.SIGKILL
+
+    def _ended(self, process: _Process) -> Ended:
+        from smlaunch.runtime import tracebacks  # not before the ranks are started: they need not wait for it
+
+        status = process.status if process.status is not None else 0
+        tail = process.stream.tail()
+        began = process.ended
+        at = process.stream.traceback_at
+        if at is not None and status not in (0, -signal.SIGKILL, -signal.SIGTERM) and tracebacks.find(tail):
+            began = min(began, at)
+        return Ended(process.command.rank, status, process.ended, began, tail)
+
+
+def _send(pid: int, number: int) -> None:
+    """To a child that has not been reaped, so its number is still its own."""
+    try:
+        os.kill(pid, number)
+    except PermissionError:  # it has taken another user's identity
+        return
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # none left; or, on macOS, none left but zombies
+        return
+
+
+def _why_not(command: Command, error: OSError) -> str:
+    program = command.argv[0].decode("utf-8", "replace")
+    if error.errno == errno.E2BIG:
+        size = sum(map(len, command.argv)) + sum(len(k) + len(v) for k, v in command.env.items())
+        return "{}: arguments and environment are {} bytes, more than this system takes".format(program, size)
+    if error.errno == errno.EACCES:
+        return "{}: is not executable (chmod +x), or may not be run by this user".format(program)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "{}: no such program on this host".format(program)
+    return "{}: cannot be started: {}".format(program, error.strerror)
