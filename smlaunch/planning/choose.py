@@ -1,0 +1,157 @@
+"""Chooses what the job leaves open: strategy, instance type, ranks per host, image."""
+
+from __future__ import annotations
+
+from smlaunch.catalog import images, instances
+from smlaunch.catalog.instances import InstanceType
+from smlaunch.job import Job
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.protocol.launch_spec import AUTO
+from smlaunch.strategies import load
+from smlaunch.strategies.ddp import joins_ranks
+from smlaunch.suggest import nearest
+
+DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
+"""The SageMaker SDK's default too."""
+
+
+def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
+    """The first rule that holds; the order says which evidence weighs more."""
+    script = surroundings.script
+    entry = surroundings.source.entry
+    wants_one = job.compute.processes_per_host in (None, 1)
+    library = joins_ranks(script.imports)
+
+    def chosen(name: str, rule: str, evidence: str) -> str:
+        notes.because(f"strategy.{rule}", f"{evidence}: {name} {load(name).summary}.")
+        return name
+
+    if job.strategy is not None:
+        return chosen(job.strategy, "given", "The job says so")
+    if entry.endswith(".sh"):
+        return chosen(
+            "custom", "shell-script", f"{entry} is a shell script, which starts what it needs itself"
+        )
+    if script.reads_resource_config and wants_one:
+        return chosen("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")
+    if library is not None:
+        return chosen("ddp", library.replace(".", "-"), f"{entry} imports {library}")
+    if job.compute.hosts == 1 and wants_one:
+        return chosen("custom", "single-process", "One host and one process have nobody to find")
+    return chosen("ddp", "several-processes", "Several processes are asked for")
+
+
+def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | None]:
+    """The type's name, and what the catalog knows of it."""
+    name = job.compute.instance_type
+    if name is None:
+        default = instances.known_types()[DEFAULT_INSTANCE_TYPE]
+        notes.because(
+            "instance-type.default",
+            f"The job names none; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the SageMaker SDK takes "
+            "too.",
+        )
+        return DEFAULT_INSTANCE_TYPE, default
+    known = instances.find(name)
+    if known is None:
+        match = nearest(name, instances.known_types())
+        hint = f" (did you mean {match}?)" if match else ""
+        notes.warn(
+            f"{name} is not in the catalog of {instances.as_of()}{hint}. It is sent as it is; nothing is "
+            "assumed about its accelerators or price."
+        )
+    return name, known
+
+
+def choose_processes(
+    job: Job,
+    strategy: str,
+    instance: tuple[str, InstanceType | None],
+    surroundings: Surroundings,
+    notes: Notes,
+) -> int | str:
+    """Ranks per host: a number, or ``auto`` where only the host can count its accelerators."""
+    asked = job.compute.processes_per_host
+    if isinstance(asked, int):
+        return asked
+    if strategy == "custom" and asked is None:
+        notes.because("processes.one-per-host", "custom starts one process per host.")
+        return 1
+    name, known = instance
+    if surroundings.target == "local":
+        return _local_processes(name, known, surroundings, notes)
+    if known is None:
+        notes.because(
+            "processes.auto", f"Each host counts its own accelerators; the catalog does not know {name}."
+        )
+        return AUTO
+    if known.accelerators:
+        notes.because("processes.accelerators", f"{name} has {known.describe()}: one rank for each.")
+        return known.accelerators
+    notes.because("processes.no-accelerator", f"{name} has no accelerator: one rank per host.")
+    return 1
+
+
+def _local_processes(name: str, known: InstanceType | None, surroundings: Surroundings, notes: Notes) -> int:
+    here = surroundings.endpoint.accelerators_per_host or 0
+    if here:
+        notes.because(
+            "processes.local-accelerators", f"Hosts here have {here} accelerators: one rank for each."
+        )
+        return here
+    notes.because("processes.local", "Hosts here have no accelerator: one rank per host.")
+    if known is not None and known.accelerators > 1:
+        notes.warn(
+            f"A real {name} would run {known.accelerators} ranks per host; here it is 1. "
+            f"Say --processes-per-host {known.accelerators} to run as many."
+        )
+    return 1
+
+
+def choose_image(
+    job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings, notes: Notes
+) -> str:
+    """The image's URI; empty after a refusal."""
+    if job.image is not None:
+        if job.framework_version is not None:
+            notes.refuse(
+                "framework_version", "it chooses AWS's image, and 'image' names another; keep one of them"
+            )
+        return job.image
+    name, known = instance
+    if known is not None and known.is_neuron:
+        notes.refuse("image", f"{name} needs a Neuron image, and none is in the catalog; name one")
+        return ""
+    family = name.split(".")[1] if "." in name else ""
+    accelerated = known.accelerators > 0 if known is not None else family.startswith(("g", "p"))
+    region, partition = surroundings.region, surroundings.partition
+    if surroundings.target == "local" and not images.has_region(region):
+        region, partition = "us-east-1", "aws"
+    try:
+        image = images.pytorch_image(
+            region, partition, "gpu" if accelerated else "cpu", job.framework_version
+        )
+    except images.UnknownImage as error:
+        at_fault = "framework_version" if job.framework_version and images.has_region(region) else "image"
+        notes.refuse(at_fault, f"{error}; name an image, such as one of your own registry")
+        return ""
+    kind = "GPU" if accelerated else "CPU"
+    if job.framework_version is None:
+        notes.because(
+            "image.default",
+            f"AWS's {kind} image of PyTorch {image.version}, the version patched longest "
+            f"(until {image.end_of_patch}); it brings {_python(image.python)}.",
+        )
+    else:
+        notes.because(
+            "image.framework-version",
+            f"AWS's {kind} image of PyTorch {image.version}, patched until {image.end_of_patch}; "
+            f"it brings {_python(image.python)}.",
+        )
+    return image.uri
+
+
+def _python(tag: str) -> str:
+    """``py312`` -> ``Python 3.12``."""
+    return f"Python {tag[2]}.{tag[3:]}"

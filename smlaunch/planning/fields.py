@@ -1,0 +1,71 @@
+"""Which of the job's fields stands behind a member of the request: messages name what the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_FIELDS: Mapping[tuple[str, ...], str] = {
+    ("TrainingJobName",): "name",
+    ("HyperParameters",): "hyperparameters",
+    ("Environment",): "environment",
+    ("RoleArn",): "role",
+    ("InputDataConfig",): "inputs",
+    ("OutputDataConfig", "S3OutputPath"): "output",
+    ("ResourceConfig", "InstanceType"): "compute.instance_type",
+    ("ResourceConfig", "InstanceCount"): "compute.hosts",
+    ("ResourceConfig", "VolumeSizeInGB"): "compute.volume_gb",
+    ("EnableManagedSpotTraining",): "compute.spot",
+    ("StoppingCondition", "MaxRuntimeInSeconds"): "limits.max_runtime",
+    ("StoppingCondition", "MaxWaitTimeInSeconds"): "limits.max_wait",
+    ("CheckpointConfig", "S3Uri"): "checkpoints.uri",
+    ("CheckpointConfig", "LocalPath"): "checkpoints.local_path",
+    ("VpcConfig", "Subnets"): "subnets",
+    ("VpcConfig", "SecurityGroupIds"): "security_groups",
+    ("EnableNetworkIsolation",): "network_isolation",
+    ("EnableInterContainerTrafficEncryption",): "encrypt_traffic",
+    ("AlgorithmSpecification", "TrainingImage"): "image",
+    ("AlgorithmSpecification",): "image",
+    ("Tags",): "tags",
+}
+
+_CHANNEL_FIELDS = {
+    "S3Uri": ".uri",
+    "InputMode": ".mode",
+    "S3DataDistributionType": ".split",
+    "ContentType": ".content_type",
+}
+
+
+def field_of(path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
+    """The job's field behind ``path`` of a CreateTrainingJob request; without one, the path itself."""
+    names = tuple(part for part in path if isinstance(part, str))
+    for length in (2, 1):
+        field = _FIELDS.get(names[:length])
+        if field is None:
+            continue
+        if field in ("hyperparameters", "environment") and len(path) > 1:
+            return f"{field}.{path[1]}"
+        if field == "inputs" and len(path) > 1 and isinstance(path[1], int):
+            channel = request["InputDataConfig"][path[1]]["ChannelName"]
+            return f"inputs.{channel}{_CHANNEL_FIELDS.get(names[-1], '')}"
+        if field == "tags" and len(path) > 1 and isinstance(path[1], int):
+            return f"tags.{request['Tags'][path[1]]['Key']}"
+        return field
+    return dotted(path)
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def members(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths of all members of a request, parents before children."""
+    if path:
+        yield path
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from members(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from members(item, (*path, index))

@@ -1,0 +1,28 @@
+"""What deciding says along the way: reasons, warnings and problems, in the order of the decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smlaunch.errors import Problem
+from smlaunch.planning.plan import Reason
+
+
+@dataclass
+class Notes:
+    """Grows while one plan is made. With any problem in it there is no plan."""
+
+    reasons: list[Reason] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def because(self, rule: str, sentence: str) -> None:
+        self.reasons.append(Reason(rule, sentence))
+
+    def warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+    def refuse(self, path: str, message: str) -> None:
+        problem = Problem(path, message)
+        if problem not in self.problems:
+            self.problems.append(problem)

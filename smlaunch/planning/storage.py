@@ -1,0 +1,173 @@
+"""Where everything lies: input channels, what is uploaded for them, outputs, the disk of each host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from smlaunch.catalog.instances import InstanceType
+from smlaunch.job import Channel, Job
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.plan import Upload
+from smlaunch.planning.surroundings import InputFacts, Surroundings
+from smlaunch.protocol.launch_spec import LaunchSpec
+from smlaunch.protocol.paths import (
+    LAUNCH_FILE,
+    RUNTIME_ARCHIVE,
+    RUNTIME_CHANNEL,
+    SOURCE_ARCHIVE,
+    SOURCE_CHANNEL,
+)
+from smlaunch.request import InputChannel
+
+DEFAULT_VOLUME_GB = 30
+"""The SageMaker SDK's default too."""
+
+_RESERVED = {RUNTIME_CHANNEL: "carries the runtime", SOURCE_CHANNEL: "carries the source"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """S3 addresses of one run, all below one bucket unless the job says otherwise."""
+
+    bucket: str
+    run: str
+
+    def launch(self, task: str) -> str:
+        return f"s3://{self.bucket}/smlaunch/{self.run}/{task}/launch/"
+
+    def source(self, sha256: str) -> str:
+        return f"s3://{self.bucket}/smlaunch/source/{sha256}/"
+
+    def data(self, sha256: str) -> str:
+        return f"s3://{self.bucket}/smlaunch/data/{sha256}/"
+
+    @property
+    def output(self) -> str:
+        return f"s3://{self.bucket}/smlaunch/{self.run}/output/"
+
+
+def plan_inputs(
+    job: Job, surroundings: Surroundings, layout: Layout, notes: Notes
+) -> tuple[list[InputChannel], list[Upload]]:
+    """The job's own channels, by name in the job's order, and the local data to send for them."""
+    channels: list[InputChannel] = []
+    uploads: list[Upload] = []
+    for name, channel in job.inputs.items():
+        where = f"inputs.{name}"
+        if name in _RESERVED:
+            notes.refuse(where, f"smlaunch's own channel {name!r} {_RESERVED[name]}; choose another name")
+            continue
+        facts = surroundings.inputs.get(name) or InputFacts(
+            channel.uri, "local" if channel.is_local else "s3"
+        )
+        if not _usable(where, channel, facts, notes):
+            continue
+        uri = channel.uri
+        if channel.is_local:
+            upload = _data_upload(channel, facts, layout)
+            uploads.append(upload)
+            uri = layout.data(facts.sha256 or "")
+        _advise(name, channel, facts, job.compute.hosts, uri, notes)
+        channels.append(InputChannel(name, uri, channel.mode, channel.split == "key", channel.content_type))
+    return channels, uploads
+
+
+def _usable(where: str, channel: Channel, facts: InputFacts, notes: Notes) -> bool:
+    if facts.problem is not None:
+        notes.refuse(where, facts.problem)
+    elif not facts.exists:
+        place = "on this machine" if channel.is_local else "in S3"
+        notes.refuse(where, f"{channel.uri} does not exist {place}; check the path")
+    elif facts.objects == 0:
+        what = "holds no files" if channel.is_local else "has no objects under it"
+        notes.refuse(where, f"{channel.uri} {what}; check the path, or leave the channel out")
+    elif channel.is_local and facts.sha256 is None:
+        notes.refuse(where, f"{channel.uri} could not be read")
+    else:
+        return True
+    return False
+
+
+def _data_upload(channel: Channel, facts: InputFacts, layout: Layout) -> Upload:
+    uri = layout.data(facts.sha256 or "")
+    if not facts.directory:
+        uri += PurePath(channel.uri).name
+    return Upload("data", uri, path=channel.uri, sha256=facts.sha256, bytes=facts.bytes)
+
+
+def _advise(name: str, channel: Channel, facts: InputFacts, hosts: int, uri: str, notes: Notes) -> None:
+    if channel.split == "key":
+        if facts.objects is not None and not facts.capped and facts.objects < hosts:
+            notes.warn(
+                f"inputs.{name}: {facts.objects} objects are split among {hosts} hosts, so that some get "
+                "none; there the directory may not even exist."
+            )
+        elif hosts == 1:
+            notes.because(f"inputs.{name}.split", "One host gets every object, split or not.")
+        else:
+            notes.because(
+                f"inputs.{name}.split",
+                f"Every object goes to exactly one of {hosts} hosts; which one is the service's choice, by "
+                "number of objects and not by size. Ranks may see unequal amounts of data.",
+            )
+    if channel.mode == "FastFile" and not uri.endswith("/"):
+        notes.warn(f"inputs.{name}: FastFile wants a whole folder; end {uri} with a slash.")
+
+
+def plan_launch_channels(
+    task: str, spec: LaunchSpec, surroundings: Surroundings, layout: Layout
+) -> tuple[list[InputChannel], list[Upload]]:
+    """The two channels of smlaunch's own: the runtime with job.json, and the source."""
+    source = surroundings.source
+    launch, code = layout.launch(task), layout.source(source.archive_sha256)
+    channels = [InputChannel(RUNTIME_CHANNEL, launch), InputChannel(SOURCE_CHANNEL, code)]
+    uploads = [
+        Upload("runtime", launch + RUNTIME_ARCHIVE),
+        Upload("launch", launch + LAUNCH_FILE, content=spec.to_json()),
+        Upload(
+            "source",
+            code + SOURCE_ARCHIVE,
+            path=source.root,
+            sha256=source.archive_sha256,
+            bytes=source.bytes,
+        ),
+    ]
+    return channels, uploads
+
+
+def plan_volume(
+    job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings, notes: Notes
+) -> int:
+    """GB of disk per host: room for what File channels copy, and as much as usual beside it."""
+    copied = sum(
+        surroundings.inputs[name].bytes or 0
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and name in surroundings.inputs
+    )
+    name, known = instance
+    if known is not None and known.nvme_gb:
+        if job.compute.volume_gb is not None:
+            notes.warn(f"compute.volume_gb has no effect: {name} brings {known.nvme_gb:g} GB of NVMe disk.")
+        if copied > known.nvme_gb * 1e9:
+            notes.warn(
+                f"File channels copy {copied / 1e9:.0f} GB to every host, and {name} has "
+                f"{known.nvme_gb:g} GB of disk; use mode FastFile."
+            )
+        return job.compute.volume_gb or DEFAULT_VOLUME_GB
+    if job.compute.volume_gb is not None:
+        if copied > job.compute.volume_gb * 1e9:
+            notes.warn(
+                f"File channels copy {copied / 1e9:.0f} GB to every host, and compute.volume_gb is "
+                f"{job.compute.volume_gb}; make it larger, or use mode FastFile."
+            )
+        return job.compute.volume_gb
+    needed = DEFAULT_VOLUME_GB + -(-copied // 10**9) if copied else DEFAULT_VOLUME_GB
+    if copied >= 10**9:
+        notes.because(
+            "volume.inputs",
+            f"File channels copy {copied / 1e9:.0f} GB to every host: a disk of {needed} GB leaves "
+            f"{DEFAULT_VOLUME_GB} GB free.",
+        )
+        return needed
+    return DEFAULT_VOLUME_GB

@@ -1,0 +1,70 @@
+"""What every strategy is: data about how processes are started, a check, and a compiler to job.json.
+
+A strategy compiles into the runtime's few verbs on the client; inside the job nobody knows its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from smlaunch.errors import Problem
+from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref, Word
+from smlaunch.protocol.paths import SOURCE_ARCHIVE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decided already, and what the script shows.
+
+    ``entry``: the script's path inside the source archive. ``per_host``: ranks, a number or ``auto``.
+    ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
+    """
+
+    entry: str
+    args: tuple[str, ...] = ()
+    hosts: int = 1
+    per_host: int | str = 1
+    environment: frozenset[str] = frozenset()
+    requirements: str | None = None
+    max_runtime: int | None = None
+    imports: frozenset[str] = field(default_factory=frozenset)
+    reads_resource_config: bool = False
+
+
+class Strategy:
+    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """What happens, as the end of a sentence: "ddp starts ..."."""
+
+    rendezvous: ClassVar[bool]
+    """Ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
+
+    def check(self, setting: Setting) -> list[Problem]:
+        """What makes this strategy impossible here, by the job's own field names."""
+        return []
+
+    def advice(self, setting: Setting) -> list[str]:
+        """What will work, but probably not as meant."""
+        return []
+
+    def command(self, setting: Setting) -> tuple[Word, ...]:
+        """The words of each rank's command: interpreter, script, arguments, then hyperparameters."""
+        script = Ref("source", suffix="/" + setting.entry)
+        interpreter: Word = "bash" if setting.entry.endswith(".sh") else Ref("python")
+        return (interpreter, script, *setting.args, Ref("hyperparameters"))
+
+    def launch_spec(self, setting: Setting) -> LaunchSpec:
+        environment: list[tuple[str, Word]] = []
+        if "PYTHONUNBUFFERED" not in setting.environment:
+            # Output goes into a pipe, where Python would hold back what a script prints until 8 KiB are full.
+            environment.append(("PYTHONUNBUFFERED", "1"))
+        ranks = Ranks(self.command(setting), tuple(environment), setting.per_host, self.rendezvous)
+        return LaunchSpec(
+            ranks=ranks,
+            source=SOURCE_ARCHIVE,
+            requirements=setting.requirements,
+            max_runtime_seconds=setting.max_runtime,
+        )

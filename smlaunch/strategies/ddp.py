@@ -1,0 +1,41 @@
+"""ddp: data-parallel ranks that find each other through torchrun's variables."""
+
+from __future__ import annotations
+
+from smlaunch.errors import Problem
+from smlaunch.strategies.base import Setting, Strategy
+
+_READS_TORCHRUN = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning", "transformers")
+"""Libraries that join ranks by RANK, WORLD_SIZE and MASTER_ADDR from the environment."""
+
+
+def joins_ranks(imports: frozenset[str]) -> str | None:
+    """The first library among ``imports`` that joins ranks by torchrun's variables, or None."""
+    for library in _READS_TORCHRUN:
+        if any(name == library or name.startswith(library + ".") for name in imports):
+            return library
+    return None
+
+
+class DDP(Strategy):
+    name = "ddp"
+    summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
+    rendezvous = True
+
+    def check(self, setting: Setting) -> list[Problem]:
+        if setting.entry.endswith(".py"):
+            return []
+        return [
+            Problem(
+                "strategy",
+                f"ddp starts Python scripts, and {setting.entry} is none; use strategy: custom, or a .py entry",
+            )
+        ]
+
+    def advice(self, setting: Setting) -> list[str]:
+        if joins_ranks(setting.imports) or (setting.hosts == 1 and setting.per_host == 1):
+            return []
+        return [
+            f"{setting.entry} imports nothing that joins ranks (torch.distributed, accelerate, lightning, "
+            "transformers): unless a module of its own does, every rank trains alone on the same data"
+        ]
