@@ -31,6 +31,8 @@ _RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
     ("merge", re.compile(r"<<"), ["<"]),
 )
 
+_ODD_BREAKS = re.compile("[\x85\u2028\u2029]")
+
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way to state them
@@ -58,6 +60,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes these line breaks as they are, and reads them back as a space or a newline.
+    style = '"' if _ODD_BREAKS.search(text) else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 for _name, _pattern, _first in _RESOLVERS:
     _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
     _Loader.add_implicit_resolver(_TAG + _name, _whole, _first)

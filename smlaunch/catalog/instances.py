@@ -34,13 +34,17 @@ class InstanceType(NamedTuple):
     def is_neuron(self) -> bool:
         return self.accelerator is not None and "Trainium" in self.accelerator
 
+    def accelerators_text(self) -> str:
+        """``4 x NVIDIA A10G``; ``no accelerator``."""
+        if self.is_neuron:
+            return f"{self.accelerators} NeuronCores ({self.accelerator})"
+        return f"{self.accelerators} x {self.accelerator}" if self.accelerators else "no accelerator"
+
     def describe(self) -> str:
         """``48 vCPU, 192 GiB, 4 x NVIDIA A10G``."""
         parts = [f"{self.vcpu} vCPU", f"{self.memory_gib:g} GiB"]
-        if self.is_neuron:
-            parts.append(f"{self.accelerators} NeuronCores ({self.accelerator})")
-        elif self.accelerators:
-            parts.append(f"{self.accelerators} x {self.accelerator}")
+        if self.accelerators:
+            parts.append(self.accelerators_text())
         return ", ".join(parts)
 
 

@@ -49,8 +49,8 @@ def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | No
         default = instances.known_types()[DEFAULT_INSTANCE_TYPE]
         notes.because(
             "instance-type.default",
-            f"The job names none; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the SageMaker SDK takes "
-            "too.",
+            f"The job names none; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the SageMaker SDK "
+            "takes too.",
         )
         return DEFAULT_INSTANCE_TYPE, default
     known = instances.find(name)
@@ -73,24 +73,36 @@ def choose_processes(
 ) -> int | str:
     """Ranks per host: a number, or ``auto`` where only the host can count its accelerators."""
     asked = job.compute.processes_per_host
+    name, known = instance
     if isinstance(asked, int):
+        if surroundings.target == "aws" and known is not None:
+            _advise_processes(asked, known, notes)
         return asked
     if strategy == "custom" and asked is None:
         notes.because("processes.one-per-host", "custom starts one process per host.")
         return 1
-    name, known = instance
     if surroundings.target == "local":
         return _local_processes(name, known, surroundings, notes)
     if known is None:
         notes.because(
-            "processes.auto", f"Each host counts its own accelerators; the catalog does not know {name}."
+            "processes.auto", f"The catalog does not know {name}: each host counts its own accelerators."
         )
         return AUTO
     if known.accelerators:
-        notes.because("processes.accelerators", f"{name} has {known.describe()}: one rank for each.")
+        notes.because("processes.accelerators", f"{name} has {known.accelerators_text()}: one rank for each.")
         return known.accelerators
     notes.because("processes.no-accelerator", f"{name} has no accelerator: one rank per host.")
     return 1
+
+
+def _advise_processes(asked: int, known: InstanceType, notes: Notes) -> None:
+    ranks = f"{asked} rank{'' if asked == 1 else 's'} per host"
+    if 0 < known.accelerators < asked:
+        notes.warn(f"{ranks} share the {known.accelerators_text()} of {known.name}.")
+    elif asked < known.accelerators:
+        notes.warn(f"{ranks} may leave some of the {known.accelerators_text()} of {known.name} idle.")
+    elif asked > known.vcpu:
+        notes.warn(f"{ranks} share the {known.vcpu} vCPU of {known.name}.")
 
 
 def _local_processes(name: str, known: InstanceType | None, surroundings: Surroundings, notes: Notes) -> int:

@@ -172,8 +172,8 @@ def _max_wait(job: Job, max_runtime: int, notes: Notes) -> int | None:
     if stated is None:
         notes.because(
             "spot.wait",
-            f"The job states no limits.max_wait: {format_duration(2 * max_runtime)}, twice the training time, "
-            "for training and waiting for capacity together.",
+            f"The job states no limits.max_wait: {format_duration(2 * max_runtime)}, twice the training "
+            "time, for training and waiting for capacity together.",
         )
         return 2 * max_runtime
     if stated < max_runtime:

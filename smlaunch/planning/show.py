@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from smlaunch.catalog import instances
-from smlaunch.job import Channel, format_duration
+from smlaunch.job import Channel, Job, format_duration
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Plan, Task, Upload
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.protocol.launch_spec import AUTO, Ref, Word
-from smlaunch.protocol.paths import RUNTIME_CHANNEL, SOURCE_CHANNEL
 
 _WIDTH = 100
-_LABEL = 14
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -57,82 +56,101 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> str:
-    blocks = [
-        [_headline(plan), ""],
-        *([[*_labelled(_decisions(plan)), ""]]),
-        ["Why", *_reasons(plan), ""],
-    ]
+    reasons = (f"{reason.because} [{reason.rule}]" for reason in plan.reasons)
+    blocks = [[_headline(plan)], _table(_decisions(plan)), ["Why", *_bullets("-", reasons)]]
     if plan.warnings:
-        blocks.append(["Watch out", *_bullets(plan.warnings), ""])
-    blocks.append(["What launching does", *_steps(plan)])
-    return "\n".join(line for block in blocks for line in block)
+        blocks.append(["Watch out", *_bullets("!", plan.warnings)])
+    steps = (f"  {number}. {step}" for number, step in enumerate(_steps(plan), 1))
+    blocks.append(["What launching does", *steps])
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _headline(plan: Plan) -> str:
-    where = f"region {plan.surroundings.region}"
+    where = f"in region {plan.surroundings.region}"
     if plan.surroundings.target == "local":
         level = plan.surroundings.endpoint.isolation
-        where = "this machine" + (f", isolation {level}" if level else "")
-    return (
-        f"Run {plan.run}: {plan.surroundings.source.entry} on {_ranks(plan)}, by {plan.strategy}, on {where}"
-    )
+        where = "on this machine" + (f" (isolation {level})" if level else "")
+    return f"Run {plan.run}: {plan.surroundings.source.entry} on {_ranks(plan)}, by {plan.strategy}, {where}"
 
 
 def _ranks(plan: Plan) -> str:
     hosts = _count(plan.hosts, "host")
     if plan.processes_per_host == AUTO:
-        return f"{hosts}, one process per accelerator"
-    if plan.processes_per_host == 1:
-        return f"{hosts}" + (", one process each" if plan.hosts > 1 else ", one process")
-    return f"{hosts} x {_count(int(plan.processes_per_host), 'process', 'processes')}"
+        return f"{hosts} with a rank for each accelerator"
+    total = _count(plan.hosts * int(plan.processes_per_host), "rank")
+    if 1 in (plan.hosts, plan.processes_per_host):
+        return f"{hosts} = {total}" if plan.processes_per_host == 1 else f"{hosts} with {total}"
+    return f"{hosts} x {plan.processes_per_host} processes = {total}"
 
 
 def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     (task,) = plan.tasks
-    request = task.request
-    known = instances.find(plan.instance_type)
+    job, request = plan.job, task.request
     yield "job", task.name
     yield "command", _command(task)
-    if plan.job.hyperparameters:
-        yield (
-            "hyperparams",
-            " ".join(
-                f"{key}={shlex.quote(value)}" for key, value in sorted(request["HyperParameters"].items())
-            ),
-        )
-    for name, value in plan.job.environment.items():
-        yield "environment", f"{name}={shlex.quote(value)}"
-    size = f" ({known.describe()})" if known else ""
-    yield "hosts", f"{plan.hosts} x {plan.instance_type}{size}" + (", spot" if plan.job.compute.spot else "")
+    if job.hyperparameters:
+        yield "hyperparameters", "  ".join(_pair(*item) for item in sorted(job.hyperparameters.items()))
+    if job.requirements:
+        yield "installs", job.requirements
+    if job.environment:
+        yield "environment", "  ".join(_pair(*item) for item in job.environment.items())
+    known = instances.find(plan.instance_type)
+    size_of_host = f" ({known.describe()})" if known else ""
+    disk = "" if known and known.nvme_gb else f", {request['ResourceConfig']['VolumeSizeInGB']} GB disk"
+    spot = ", spot" if job.compute.spot else ""
+    yield "hosts", f"{plan.hosts} x {plan.instance_type}{size_of_host}{disk}{spot}"
     yield "image", plan.image
-    for name, channel in plan.job.inputs.items():
+    for name, channel in job.inputs.items():
         yield f"input {name}", _input(channel, _facts(plan, name, channel), plan.hosts)
-    if plan.job.checkpoints is not None:
-        yield "checkpoints", f"{plan.job.checkpoints.uri}  <->  {plan.job.checkpoints.local_path}"
+    if job.checkpoints is not None:
+        yield "checkpoints", f"{job.checkpoints.uri}, kept in step with {job.checkpoints.local_path}"
     yield "output", f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/"
+    network = list(_network(job))
+    if network:
+        yield "network", ", ".join(network)
     yield "role", request["RoleArn"]
     stopping = request["StoppingCondition"]
-    limit = f"{format_duration(stopping['MaxRuntimeInSeconds'])}, then stopped"
+    limit = f"stopped after {format_duration(stopping['MaxRuntimeInSeconds'])} of training"
     if "MaxWaitTimeInSeconds" in stopping:
-        limit += f"; {format_duration(stopping['MaxWaitTimeInSeconds'])} with waiting for capacity"
+        limit += f", or {format_duration(stopping['MaxWaitTimeInSeconds'])} of training and waiting"
     yield "time limit", limit
     yield "cost", _cost(plan)
+    if job.tags:
+        yield "tags", "  ".join(_pair(*item) for item in job.tags.items())
+
+
+def _network(job: Job) -> Iterator[str]:
+    if job.network_isolation:
+        yield "isolated: no way out of the hosts"
+    if job.encrypt_traffic:
+        yield "traffic between hosts encrypted"
+    if job.subnets:
+        yield f"subnets {' '.join(job.subnets)} with security groups {' '.join(job.security_groups)}"
 
 
 def _command(task: Task) -> str:
     if task.launch_spec is None:
         return "the image's own program"
-    return " ".join(_word(word) for word in task.launch_spec.ranks.argv)
+    words = task.launch_spec.ranks.argv
+    if "HyperParameters" not in task.request:
+        words = tuple(word for word in words if word != Ref("hyperparameters"))
+    return " ".join(_word(word) for word in words)
 
 
 def _word(word: Word) -> str:
     if not isinstance(word, Ref):
-        return shlex.quote(word)
+        return shlex.quote(word) if word.isprintable() else json.dumps(word)
     if word.name == "source":
         return shlex.quote(word.suffix.lstrip("/"))
     if word.name == "hyperparameters":
-        return "--key value ..."
+        return "[hyperparameters as --key value]"
     return word.prefix + word.name + word.suffix
+
+
+def _pair(key: str, value: Any) -> str:
+    """``lr=0.1``, ``note="two words"``: on one line, whatever the value."""
+    bare = isinstance(value, str) and shlex.quote(value) == value
+    return f"{key}={value if bare else json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 
 
 def _input(channel: Channel, facts: InputFacts, hosts: int) -> str:
@@ -143,7 +161,7 @@ def _input(channel: Channel, facts: InputFacts, hosts: int) -> str:
         amount.append(_count(facts.objects, "file" if channel.is_local else "object") + more)
     if facts.bytes is not None:
         amount.append(size(facts.bytes))
-    return "; ".join([channel.uri, f"{channel.mode}, {how}", *([", ".join(amount)] if amount else [])])
+    return ", ".join([channel.uri, *amount, f"{channel.mode} mode", how])
 
 
 def _cost(plan: Plan) -> str:
@@ -155,43 +173,21 @@ def _cost(plan: Plan) -> str:
     return f"{dollars(cost.per_hour)} per hour, at most {dollars(cost.at_most)} ({cost.note})"
 
 
-def _reasons(plan: Plan) -> Iterator[str]:
-    for reason in plan.reasons:
-        yield from textwrap.wrap(
-            f"{reason.because} [{reason.rule}]",
-            _WIDTH,
-            initial_indent="  - ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-
-
 def _steps(plan: Plan) -> Iterator[str]:
-    steps = [_upload(upload) for upload in plan.uploads]
+    launch = [upload for upload in plan.uploads if upload.kind in ("runtime", "launch")]
+    if launch:
+        folder = launch[0].uri.rpartition("/")[0]
+        yield f"put the runtime and its orders, {_names(launch)}, at {folder}/"
+    for upload in plan.uploads:
+        if upload.kind in ("source", "data"):
+            amount = f" ({size(upload.bytes)})" if upload.bytes is not None else ""
+            yield f"put the {upload.kind}, {upload.path}{amount}, at {_short(upload)}, unless it is there"
     for task in plan.tasks:
-        own = (RUNTIME_CHANNEL, SOURCE_CHANNEL)
-        channels = [
-            channel["ChannelName"]
-            for channel in task.request.get("InputDataConfig", ())
-            if channel["ChannelName"] not in own
-        ]
-        names = f" with inputs {', '.join(channels)}" if channels else ""
-        steps.append(f"send {task.operation} {task.name}{names}")
-    for number, step in enumerate(steps, 1):
-        yield f"  {number}. {step}"
+        yield f"send {task.operation} {task.name}"
 
 
-def _upload(upload: Upload) -> str:
-    amount = f" ({size(upload.bytes)})" if upload.bytes is not None else ""
-    unless = ", unless it is there" if upload.sha256 else ""
-    what = {
-        "runtime": "the runtime",
-        "launch": "what to start",
-        "source": f"the source {upload.path}{amount}",
-        "data": f"the data {upload.path}{amount}",
-    }[upload.kind]
-    return f"put {what} at {_short(upload)}{unless}"
+def _names(uploads: Iterable[Upload]) -> str:
+    return " and ".join(upload.uri.rpartition("/")[2] for upload in uploads)
 
 
 def _short(upload: Upload) -> str:
@@ -199,19 +195,18 @@ def _short(upload: Upload) -> str:
     return upload.uri.replace(upload.sha256, upload.sha256[:12] + "...") if upload.sha256 else upload.uri
 
 
-def _labelled(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _table(pairs: Iterable[tuple[str, str]]) -> list[str]:
     rows = list(pairs)
-    width = max(_LABEL, *(len(label) + 2 for label, _ in rows))
-    for label, value in rows:
-        yield f"  {label:<{width}}{value}"
+    width = max(len(label) for label, _ in rows) + 2
+    return [f"  {label:<{width}}{value}" for label, value in rows]
 
 
-def _bullets(sentences: Iterable[str]) -> Iterator[str]:
+def _bullets(mark: str, sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
         yield from textwrap.wrap(
             sentence,
             _WIDTH,
-            initial_indent="  ! ",
+            initial_indent=f"  {mark} ",
             subsequent_indent="    ",
             break_on_hyphens=False,
             break_long_words=False,
@@ -223,15 +218,15 @@ def _facts(plan: Plan, name: str, channel: Channel) -> InputFacts:
     return facts or InputFacts(channel.uri, "local" if channel.is_local else "s3")
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size(count: int) -> str:
     """Bytes as people say them, in powers of 1,000: ``1.3 MB``."""
     amount = float(count)
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
+        if amount < 999.95 or unit == "TB":
             return f"{count:,} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
         amount /= 1000
     raise AssertionError("TB takes whatever is left")

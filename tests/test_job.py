@@ -1,0 +1,375 @@
+"""The job as Python object, mapping and YAML file, and what is said about mistakes in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import JobError
+from smlaunch.job import (
+    Channel,
+    Checkpoints,
+    Compute,
+    Job,
+    Limits,
+    StrategyName,
+    format_duration,
+    parse_duration,
+)
+from smlaunch.job_file import merged, parse_mapping
+from smlaunch.strategies import REGISTRY, load
+
+
+def problems(mapping: Any) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        Job.from_mapping(mapping)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_strategy_names_are_those_of_the_registry() -> None:
+    assert set(get_args(StrategyName)) == set(REGISTRY)
+    assert all(load(name).name == name for name in REGISTRY)
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------
+
+ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
+    ({"strategy": "dpp"}, "strategy: 'dpp' is unknown, did you mean 'ddp'?"),
+    ({"strategy": "quantum"}, "strategy: 'quantum' is unknown; known: custom, ddp"),
+    ({"hosts": 2}, "hosts: unknown key, did you mean 'compute.hosts'?"),
+    ({"max_runtime": "2h"}, "max_runtime: unknown key, did you mean 'limits.max_runtime'?"),
+    ({"hyperparameter": {}}, "hyperparameter: unknown key, did you mean 'hyperparameters'?"),
+    ({"compute": {"host": 2}}, "compute.host: unknown key, did you mean 'hosts'?"),
+    ({"compute": {"image": "x"}}, "compute.image: unknown key, did you mean 'image' at the top of the job?"),
+    ({"compute": {"hosts": 0}}, "compute.hosts: 0 is too small: at least 1"),
+    ({"compute": {"hosts": "2"}}, "compute.hosts: a whole number is needed, not '2'"),
+    ({"compute": {"hosts": True}}, "compute.hosts: a whole number is needed, not true"),
+    ({"compute": {"hosts": None}}, "compute.hosts: a whole number is needed, not nothing"),
+    ({"compute": {"spot": "yes"}}, "compute.spot: true or false is needed, not 'yes'"),
+    ({"compute": 4}, "compute: a mapping is needed (keys: "),
+    ({"compute": {"processes_per_host": 0}}, "compute.processes_per_host: a number from 1 or 'auto'"),
+    (
+        {"compute": {"instance_type": "g5.xlarge"}},
+        "compute.instance_type: 'g5.xlarge' is not an instance type",
+    ),
+    ({"compute": {"price_per_hour": 0}}, "compute.price_per_hour: 0 is too small: more than 0"),
+    (
+        {"inputs": {"train": {"uri": "s3://b/x", "mode": "file"}}},
+        "inputs.train.mode: 'file' is unknown, did ",
+    ),
+    ({"inputs": {"train": {"uri": "s3://b/x", "shard": "key"}}}, "inputs.train.shard: unknown key; known: "),
+    ({"inputs": {"train": {"mode": "File"}}}, "inputs.train.uri: it is missing"),
+    ({"inputs": {"train": "gs://b/x"}}, "inputs.train.uri: 'gs://b/x' is not an S3 address"),
+    ({"inputs": {"train": "s3:///x"}}, "inputs.train.uri: 's3:///x' is not an S3 address"),
+    ({"inputs": {"train": "file:///x"}}, "inputs.train.uri: write the local path itself: '/x'"),
+    ({"inputs": {"train": ""}}, "inputs.train.uri: it is empty"),
+    ({"inputs": {"train": None}}, "inputs.train: a mapping is needed (keys: uri, mode, split, content_type)"),
+    ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
+    ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),
+    ({"checkpoints": "/opt/ml/checkpoints"}, "checkpoints.uri: '/opt/ml/checkpoints' is not an S3 address"),
+    (
+        {"limits": {"max_runtime": 3600}},
+        "limits.max_runtime: a duration with its unit is needed, such as 3600s",
+    ),
+    (
+        {"limits": {"max_runtime": "soon"}},
+        "limits.max_runtime: 'soon' is not a duration; write a number with",
+    ),
+    ({"limits": {"max_runtime": "0h"}}, "limits.max_runtime: '0h' is no time at all"),
+    ({"limits": {"max_cost": -1}}, "limits.max_cost: -1 is too small: more than 0"),
+    ({"args": "--lr 1"}, "args: a list is needed, not '--lr 1'"),
+    ({"args": ["--lr", 0.10]}, "args[1]: text is needed, not 0.1; write it in quotes: '0.1'"),
+    ({"args": ["a\0b"]}, "args[0]: a NUL character cannot be passed to a process"),
+    ({"args": ["\ud800"]}, "args[0]: character 0 is half of a surrogate pair"),
+    (
+        {"environment": {"DEBUG": True}},
+        "environment.DEBUG: text is needed, not true; write it in quotes: 'true'",
+    ),
+    ({"hyperparameters": {"lr": math.nan}}, "hyperparameters.lr: nan is not a JSON number"),
+    ({"hyperparameters": {"a": {"b": [{3: 1}]}}}, "hyperparameters.a: key 3 inside it is not text"),
+    ({"hyperparameters": {"a": object}}, "hyperparameters.a: a type cannot be written as JSON"),
+    ({"hyperparameters": {"a": "\0"}}, "hyperparameters.a: a NUL character"),
+    ({"tags": None}, "tags: a mapping is needed, not nothing"),
+    ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
+    ({"entry": "train.ipynb"}, "entry: 'train.ipynb' is neither a .py nor a .sh script"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "said"), ONE_MISTAKE, ids=[said[:40] for _, said in ONE_MISTAKE])
+def test_one_mistake_is_one_line_with_its_path(mistake: dict[str, Any], said: str) -> None:
+    (line,) = problems({"entry": "train.py", **mistake})
+    assert line.startswith(said)
+
+
+def test_five_mistakes_are_told_at_once() -> None:
+    lines = problems(
+        {
+            "strategy": "dpp",
+            "compute": {"hosts": 0, "instance": "ml.m5.xlarge"},
+            "inputs": {"train": {"uri": "s3://b/x", "split": "bytes"}},
+            "hyperparameters": {"lr": math.inf},
+        }
+    )
+    assert {line.split(":")[0] for line in lines} == {
+        "entry",
+        "strategy",
+        "compute.hosts",
+        "compute.instance",
+        "inputs.train.split",
+        "hyperparameters.lr",
+    }
+
+
+@pytest.mark.parametrize("value", [None, [], "train.py", 3])
+def test_a_job_that_is_no_mapping(value: Any) -> None:
+    (line,) = problems(value)
+    assert "a mapping with the key 'entry' is needed" in line
+
+
+def test_a_value_within_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    (line,) = problems({"entry": "a.py", "hyperparameters": {"x": loop}})
+    assert line.startswith("hyperparameters.x: nested more than")
+
+
+def test_python_objects_say_the_same() -> None:
+    with pytest.raises(JobError, match="mode: 'file' is unknown, did you mean 'File'"):
+        Channel("s3://b/x", mode="file")  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="hosts: 0 is too small"):
+        Compute(hosts=0)
+    with pytest.raises(JobError, match="max_runtime: 'x' is not a duration"):
+        Limits(max_runtime="x")
+    with pytest.raises(JobError, match="entry: it is missing"):
+        Job()  # type: ignore[call-arg]
+
+
+def test_jobs_are_frozen() -> None:
+    job = Job(entry="a.py")
+    with pytest.raises(ValueError, match="frozen"):
+        job.entry = "b.py"  # type: ignore[misc]
+
+
+# ---- meaning ---------------------------------------------------------------------------------------------
+
+
+def test_a_string_stands_for_a_channel_and_for_checkpoints() -> None:
+    job = Job.from_mapping({"entry": "a.py", "inputs": {"t": "s3://b/x"}, "checkpoints": "s3://b/c"})
+    assert job.inputs["t"] == Channel("s3://b/x", mode="File")
+    assert job.checkpoints == Checkpoints("s3://b/c", local_path="/opt/ml/checkpoints")
+
+
+def test_paths_may_be_path_objects() -> None:
+    job = Job.from_mapping({"entry": Path("a.py"), "inputs": {"t": Path("data")}, "source": Path("src")})
+    assert (job.entry, job.inputs["t"].uri, job.source) == ("a.py", "data", "src")
+    assert job.inputs["t"].is_local
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shortest"),
+    [("90m", 5400, "90m"), ("24h", 86400, "24h"), ("60d", 5184000, "60d"), ("1h30m", 5400, "90m")]
+    + [("48h", 172800, "2d"), ("1d", 86400, "24h"), ("3600s", 3600, "1h"), ("61s", 61, "61s")],
+)
+def test_durations(text: str, seconds: int, shortest: str) -> None:
+    assert parse_duration(text) == seconds
+    assert format_duration(seconds) == shortest
+    assert Limits(max_runtime=text).max_runtime == shortest
+
+
+@given(st.integers(1, 10**9))
+def test_durations_come_back(seconds: int) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "5", "-5h", "5 h", "1.5h", "5H", "5m1h", "٣h", "5h\n"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(text)
+
+
+# ---- YAML ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "entry: train.py\n"
+        "strategy: ddp\n"
+        "compute: {hosts: 2, processes_per_host: auto, instance_type: ml.g5.12xlarge}\n"
+        "inputs:\n"
+        "  train: {uri: s3://bucket/data/, split: key}\n"
+        "  extra: data\n"
+        "hyperparameters: {lr: 1e-3, decay: 0.1, name: no, when: 12:30, code: 007, nothing: null}\n"
+        "environment: {OMP_NUM_THREADS: 4}\n"
+    )
+    job = Job.from_file(file)
+    assert job.entry == str(tmp_path / "train.py")
+    assert job.inputs["extra"] == Channel(str(tmp_path / "data"))
+    assert job.inputs["train"] == Channel("s3://bucket/data/", split="key")
+    assert job.compute == Compute(hosts=2, processes_per_host="auto", instance_type="ml.g5.12xlarge")
+    assert job.hyperparameters == {
+        "lr": 1e-3,
+        "decay": 0.1,
+        "name": "no",
+        "when": "12:30",
+        "code": "007",
+        "nothing": None,
+    }
+    assert job.environment == {"OMP_NUM_THREADS": "4"}
+
+
+def test_changes_lie_over_the_file_and_keep_their_own_paths(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("entry: train.py\ncompute: {hosts: 2, spot: true}\ninputs: {a: x, b: y}\n")
+    job = Job.from_file(file, {"compute": {"hosts": 4}, "inputs": {"b": "here"}, "args": ["--fast"]})
+    assert job.compute == Compute(hosts=4, spot=True)
+    assert job.inputs == {"a": Channel(str(tmp_path / "x")), "b": Channel("here")}
+    assert job.args == ("--fast",)
+
+
+def test_merging_changes_nothing_it_was_handed() -> None:
+    base, changes = {"a": {"b": 1}}, {"a": {"c": 2}}
+    assert merged(base, changes) == {"a": {"b": 1, "c": 2}}
+    assert (base, changes) == ({"a": {"b": 1}}, {"a": {"c": 2}})
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("entry: a.py\nargs: [a, b\n", ":3:1: ", "while parsing a flow sequence"),
+        ("entry: a.py\n\tstrategy: ddp\n", ":2:1: ", "cannot start any token"),
+        ("entry: a.py\ninputs:\n  t: x\n  t: y\n", ":4:3: ", "key 't' is given twice"),
+        ("entry: a.py\nentry: b.py\n", ":2:1: ", "key 'entry' is given twice"),
+        ("entry: !!python/object:os.system x\n", ":1:8: ", "could not determine a constructor"),
+        ("", ": ", "the file is empty"),
+        ("- entry\n", ": ", "a mapping such as 'entry: train.py' is needed, not a list"),
+        ("train.py\n", ": ", "a mapping such as 'entry: train.py' is needed, not 'train.py'"),
+        ("entry: \x01\n", ": ", "not YAML text"),
+        ("[" * 5000, ": ", "cannot be read"),
+        ("entry: a.py\nargs: [" + "9" * 5000 + "]\n", ": ", "cannot be read"),
+    ],
+)
+def test_yaml_mistakes_have_a_place(tmp_path: Path, text: str, place: str, said: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(JobError) as caught:
+        Job.from_file(file)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(f"{file}{place}")
+    assert said in problem.message
+
+
+def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot be read: No such file"):
+        Job.from_file(tmp_path / "job.yaml")
+
+
+def test_a_job_file_in_no_known_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(b"entry: \xff\xfe\xff.py\n")
+    with pytest.raises(JobError, match="not YAML text"):
+        Job.from_file(file)
+
+
+# ---- the same job back -----------------------------------------------------------------------------------
+
+HOSTILE = [
+    "no",
+    "1e-3",
+    "1:30",
+    "0o17",
+    "~",
+    "null",
+    "<<",
+    "=",
+    "",
+    " x ",
+    "#a",
+    "- a",
+    "{a",
+    "\x85",
+    "\u2028",
+]
+texts = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
+)
+filled = texts.filter(str.strip)
+numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
+uris = st.one_of(filled.filter(lambda text: "://" not in text), st.just("s3://bucket/prefix/"))
+channels = st.builds(
+    Channel,
+    uris,
+    mode=st.sampled_from(["File", "FastFile", "Pipe"]),
+    split=st.sampled_from([None, "key"]),
+    content_type=st.one_of(st.none(), filled),
+)
+computes = st.builds(
+    Compute,
+    hosts=st.integers(1, 99),
+    processes_per_host=st.one_of(st.none(), st.just("auto"), st.integers(1, 64)),
+    instance_type=st.sampled_from([None, "ml.m5.xlarge", "ml.p6-b200.48xlarge"]),
+    volume_gb=st.one_of(st.none(), st.integers(1, 9999)),
+    spot=st.booleans(),
+    price_per_hour=st.one_of(st.none(), st.floats(0.01, 99)),
+)
+jobs = st.builds(
+    Job,
+    entry=filled.map(lambda text: text + ".py"),
+    strategy=st.sampled_from([None, "ddp", "custom"]),
+    args=st.lists(texts, max_size=3),
+    hyperparameters=st.dictionaries(texts, json_values, max_size=4),
+    compute=computes,
+    inputs=st.dictionaries(texts, channels, max_size=2),
+    environment=st.dictionaries(texts, texts, max_size=2),
+    limits=st.builds(Limits, max_runtime=st.sampled_from([None, "90m", "60d"]), max_cost=st.just(5.5)),
+    checkpoints=st.one_of(st.none(), st.builds(Checkpoints, st.just("s3://b/c"), local_path=filled)),
+    tags=st.dictionaries(texts, texts, max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs)
+def test_yaml_gives_the_same_job_back(job: Job) -> None:
+    text = job.to_yaml()
+    assert Job.from_mapping(parse_mapping(text)) == job
+    assert Job.from_mapping(parse_mapping(text.encode())) == job
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs)
+def test_a_mapping_gives_the_same_job_back(job: Job) -> None:
+    assert Job.from_mapping(job.to_mapping()) == job
+
+
+def test_yaml_is_what_a_person_would_write() -> None:
+    job = Job(
+        entry="train.py",
+        compute=Compute(hosts=2),
+        inputs={"train": Channel("s3://b/data/", split="key")},
+        hyperparameters={"lr": 0.1, "flag": "no"},
+        limits=Limits(max_runtime="2d"),
+    )
+    assert job.to_yaml() == (
+        "entry: train.py\n"
+        "hyperparameters:\n  lr: 0.1\n  flag: 'no'\n"
+        "compute:\n  hosts: 2\n"
+        "inputs:\n  train:\n    uri: s3://b/data/\n    split: key\n"
+        "limits:\n  max_runtime: 2d\n"
+    )
+
+
+def test_the_schema_can_be_printed() -> None:
+    schema = Job.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(Job.model_fields)
