@@ -57,7 +57,7 @@ class Place(Protocol):
 
 def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     caller = _Caller(place)
-    role, role_problem = _role(job, place, caller)
+    role, role_problem = _role(job.role, place, caller)
     return Surroundings(
         region=place.region_name,
         account=caller.account,
@@ -103,10 +103,15 @@ class _Caller:
         return self._answer
 
 
-def _role(job: Job, place: Place, caller: _Caller) -> tuple[str | None, str | None]:
+def find_role(named: str | None, place: Place) -> tuple[str | None, str | None]:
+    """The role a job of this caller would get, and why there is none. Raises CallError."""
+    return _role(named, place, _Caller(place))
+
+
+def _role(wanted: str | None, place: Place, caller: _Caller) -> tuple[str | None, str | None]:
     """The role and None, or None and why there is none. In order: the job, the environment, the target, the
     notebook's own, the role the caller has assumed (the last two as the SageMaker SDK finds them)."""
-    named = job.role or next(
+    named = wanted or next(
         (place.environment[name] for name in ROLE_VARIABLES if place.environment.get(name)), None
     )
     if named:

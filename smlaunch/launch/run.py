@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.launch.follow import TERMINAL, Event, LogLine
+from smlaunch.launch.follow import TERMINAL, Event, LogLine, host_count
 from smlaunch.launch.outcome import RunOutcome, outcome
 from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.target import Target
@@ -67,6 +67,11 @@ class Run:
             describe = self.target.control.describe
             found = [outcome(retrying(partial(describe, job))) for job in self.jobs]
         return RunOutcome(self.name, tuple(found))
+
+    def hosts(self) -> int:
+        """How many hosts the newest job has."""
+        with answers_of(self.target):
+            return host_count(retrying(partial(self.target.control.describe, self.jobs[-1])))
 
     def watch(self) -> Watch:
         """To follow the run's newest job event by event; raises CallError where ``wait`` raises its error."""

@@ -23,6 +23,11 @@ class Watch:
         self._follower = Follower(target.control, target.logs, job, target.cadence)
 
     @property
+    def seen(self) -> bool:
+        """Whether the service has described the job at all."""
+        return bool(self._follower.description)
+
+    @property
     def finished(self) -> bool:
         return self._follower.finished
 

@@ -1,0 +1,167 @@
+"""What a person sees while a run goes on: its states, its log and, on a terminal, a line that moves.
+
+The training's own output goes to ``out``, everything else to ``err``. Progress lines become the moving line,
+or, where there is no terminal, a plain line now and then.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+import click
+
+from smlaunch.launch.evidence import split_rank
+from smlaunch.launch.follow import Event, LogLine, StateChange
+from smlaunch.launch.progress import Standing
+from smlaunch.launch.watch import Watch
+from smlaunch.protocol.progress import MARK, parse_line
+
+_REDRAW = 0.1
+"""Seconds between two drawings of the moving line."""
+
+_PLAIN_EVERY = 5.0
+"""Seconds between two progress lines where there is no terminal: a build log must not fill with them."""
+
+_BAR = 24
+
+
+@dataclass
+class Display:
+    """``hosts`` decides whether lines name theirs. ``lines``: show the log, or only states and progress.
+    ``host``: show only this host's lines."""
+
+    hosts: int
+    lines: bool = True
+    host: str | None = None
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    _state: str = "Submitted"
+    _since: float = field(default_factory=time.monotonic)
+    _drawn_at: float = 0.0
+    _drawn: bool = False
+    _told_step: int | None = None
+    _told_at: float = 0.0
+
+    @property
+    def _live(self) -> bool:
+        return self.err.isatty()
+
+    def show(self, events: Sequence[Event], watch: Watch) -> None:
+        """One round of events, and the moving line under them."""
+        output: list[str] = []
+        for event in events:
+            if isinstance(event, LogLine):
+                if self.lines and self.host in (None, event.host) and not _is_progress(event.text):
+                    output.append(self._log_line(event))
+                continue
+            self._flush(output)
+            self._say(_state_line(event) if isinstance(event, StateChange) else f"warning: {event.message}")
+            if isinstance(event, StateChange):
+                self._state, self._since = event.state, time.monotonic()
+        self._flush(output)
+        if self._live:
+            self._draw(watch)
+        else:
+            self._progress_line(watch)
+
+    def close(self) -> None:
+        self._clear()
+
+    def _log_line(self, line: LogLine) -> str:
+        if self.hosts == 1 or self.host is not None:
+            return line.text
+        return f"{click.style(line.host, dim=True) if self.out.isatty() else line.host} {line.text}"
+
+    def _flush(self, output: list[str]) -> None:
+        if not output:
+            return
+        self._clear()
+        self.out.write("\n".join(output) + "\n")
+        self.out.flush()
+        output.clear()
+
+    def _say(self, text: str) -> None:
+        self._clear()
+        click.echo(click.style(text, dim=True), file=self.err)
+
+    # ---- the moving line ---------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self.err.write("\r\x1b[2K")
+            self.err.flush()
+            self._drawn = False
+
+    def _draw(self, watch: Watch) -> None:
+        now = time.monotonic()
+        if self._drawn and now - self._drawn_at < _REDRAW:
+            return
+        self._drawn_at = now
+        width = shutil.get_terminal_size().columns - 1
+        elapsed = duration(now - self._since)
+        standing = watch.progress.standing(time.time())
+        text = f"{self._state} {elapsed}" + (f"  {_moving(standing)}" if standing else "")
+        self.err.write("\r\x1b[2K" + text[:width])
+        self.err.flush()
+        self._drawn = True
+
+    def _progress_line(self, watch: Watch) -> None:
+        standing = watch.progress.standing()
+        now = time.monotonic()
+        if standing is None or standing.step == self._told_step:
+            return
+        if standing.share != 1.0 and now - self._told_at < _PLAIN_EVERY:
+            return
+        self._told_step, self._told_at = standing.step, now
+        click.echo("progress " + ", ".join(_facts(standing)), file=self.err)
+
+
+def duration(seconds: float) -> str:
+    """``0:07``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
+    whole = int(seconds)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"{days}d {clock}" if days else clock
+
+
+def _moving(standing: Standing) -> str:
+    bar = ""
+    if standing.share is not None:
+        full = int(standing.share * _BAR)
+        bar = "━" * full + "╌" * (_BAR - full) + "  "
+    return bar + "  ".join(_facts(standing))
+
+
+def _facts(standing: Standing) -> list[str]:
+    facts: list[str] = []
+    if standing.step is not None:
+        of_all = f"/{standing.steps}" if standing.steps else ""
+        percent = f" ({standing.share:.0%})" if standing.share is not None else ""
+        facts.append(f"step {standing.step}{of_all}{percent}")
+    if standing.rate:
+        facts.append(
+            f"{standing.rate:.3g} steps/s" if standing.rate >= 1 else f"{1 / standing.rate:.3g} s/step"
+        )
+    facts.extend(f"{name} {value:.4g}" for name, value in standing.metrics.items())
+    if standing.eta:
+        facts.append(f"{duration(standing.eta)} left")
+    return facts
+
+
+def _is_progress(text: str) -> bool:
+    if MARK not in text:
+        return False
+    line = parse_line(text)
+    return line is not None and line.kind == "progress" and split_rank(text)[1].startswith(MARK)
+
+
+def _state_line(change: StateChange) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(change.at))
+    return f"{at} {change.state:<12} {change.message}".rstrip()

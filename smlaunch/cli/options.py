@@ -1,0 +1,242 @@
+"""The options that describe a job, shared by ``run`` and ``plan``, and how they are laid over a job file.
+
+Values are handed to ``Job`` as they were typed where they cannot be read, so that it reports every mistake of
+the command line and of the file together, each by the job's own field name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from smlaunch.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from smlaunch.job import Job
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SCRIPT_ARGUMENTS = "smlaunch.script-arguments"
+
+
+class Grouped(click.Option):
+    """An option that knows under which heading of the help it stands."""
+
+    def __init__(self, *names: Any, group: str = "Options", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """Help with the options under headings, all in one column."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                groups.setdefault(getattr(parameter, "group", _LAST), []).append(record)
+        groups[_LAST] = groups.pop(_LAST)
+        column = max(len(names) for records in groups.values() for names, _ in records)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(names.ljust(column), text) for names, text in records], col_max=column)
+
+
+class JobCommand(GroupedCommand):
+    """A command about a job to be: words after ``--`` are the script's and are never looked at."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            cut = args.index("--")
+            ctx.meta[SCRIPT_ARGUMENTS] = args[cut + 1 :]
+            args = args[:cut]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f" Did you mean {error.possibilities[0]}?" if error.possibilities else ""
+            text = f"there is no option {error.option_name}.{hint} Arguments for the script go after a --"
+            raise click.UsageError(text, ctx) from None
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT ARGUMENTS]"]
+
+
+_LAST = "Options"
+
+
+def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
+    return click.option(*names, cls=Grouped, group=group, **settings)
+
+
+def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function], Function]:
+    def apply(function: Function) -> Function:
+        for decorator in reversed(list(decorators)):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+_JOB, _HOSTS, _DATA, _LIMITS, _WHERE = "The job", "Hosts", "Data", "Limits", "Where"
+
+job_options = _stacked(
+    (
+        click.argument("what", metavar="SCRIPT|JOB.yaml", type=click.Path()),
+        option(_JOB, "--strategy", metavar="NAME", help="How to distribute (ddp, custom); default: chosen."),
+        option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
+        option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),
+        option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter, as text; repeatable."),
+        option(_JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."),
+        option(_JOB, "--image", metavar="URI", help="Container image; default: AWS's PyTorch image."),
+        option(_JOB, "--name", metavar="NAME", help="The run's id; the same job and name attach to the run."),
+        option(_HOSTS, "--hosts", metavar="N", help="How many machines."),
+        option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks on each; a number or auto."),
+        option(_HOSTS, "--instance-type", metavar="TYPE", help="Such as ml.g5.12xlarge."),
+        option(_HOSTS, "--spot", is_flag=True, default=None, help="Managed spot capacity."),
+        option(
+            _DATA,
+            "--input",
+            "inputs",
+            metavar="NAME=URI",
+            multiple=True,
+            help="A channel: s3://... or a local path. May end in ,mode=File|FastFile|Pipe and ,split=key; "
+            "repeatable.",
+        ),
+        option(_DATA, "--checkpoints", metavar="S3URI", help="Kept in step with /opt/ml/checkpoints."),
+        option(_DATA, "--output", metavar="S3URI", help="Where model and output are written."),
+        option(_LIMITS, "--max-runtime", metavar="TIME", help="Such as 90m, 24h, 5d."),
+        option(_LIMITS, "--max-wait", metavar="TIME", help="With --spot: running and waiting together."),
+        option(_LIMITS, "--max-cost", metavar="USD", help="Refuse a plan that could cost more."),
+    )
+)
+
+place_options = _stacked(
+    (
+        option(
+            _WHERE, "--local", is_flag=True, envvar="SMLAUNCH_LOCAL", help="On this machine, without AWS."
+        ),
+        option(_WHERE, "--region", metavar="REGION", help="AWS region; default: the usual AWS settings."),
+        option(_WHERE, "--profile", metavar="NAME", help="AWS profile."),
+    )
+)
+
+launch_place_options = _stacked(
+    (
+        place_options,
+        option(_WHERE, "--role", metavar="ARN", help="Execution role; default: found as the SDK does."),
+        option(
+            _WHERE,
+            "--isolation",
+            type=click.Choice(("full", "user", "plain")),
+            help="With --local: how hosts are kept apart; default: the best there is.",
+        ),
+    )
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+def read_job(what: str, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
+    """The job of the file or script with the options laid over it. Raises JobError with every mistake."""
+    problems: list[Problem] = []
+    changes = _changes(options, problems)
+    if script_arguments is not None:
+        changes["args"] = script_arguments
+    from smlaunch.job import Job
+
+    try:
+        if what.endswith((".yaml", ".yml")):
+            job = Job.from_file(what, changes)
+        else:
+            job = Job.from_mapping({"entry": what, **changes})
+    except JobError as error:
+        raise JobError([*problems, *error.problems]) from None
+    if problems:
+        raise JobError(problems)
+    return job
+
+
+def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """What was given on the command line, in the job file's shape."""
+    changes: dict[str, Any] = {
+        "compute": {
+            "hosts": _number(options["hosts"]),
+            "processes_per_host": _number(options["processes_per_host"]),
+            "instance_type": options["instance_type"],
+            "spot": options["spot"],
+        },
+        "limits": {
+            "max_runtime": options["max_runtime"],
+            "max_wait": options["max_wait"],
+            "max_cost": _number(options["max_cost"]),
+        },
+        "hyperparameters": _pairs("--hp", options["hp"], problems),
+        "environment": _pairs("--env", options["env"], problems),
+        "inputs": _inputs(options["inputs"], problems),
+    }
+    plain = ("strategy", "source", "requirements", "image", "name", "checkpoints", "output", "role")
+    changes.update({key: options[key] for key in plain})
+    return _given(changes)
+
+
+def _given(value: dict[str, Any]) -> dict[str, Any]:
+    cleaned = {key: _given(item) if isinstance(item, dict) else item for key, item in value.items()}
+    return {key: item for key, item in cleaned.items() if item is not None and item != {}}
+
+
+def _number(text: str | None) -> int | float | str | None:
+    """A number where it is one; the job complains about the rest under the field's name."""
+    for kind in (int, float):
+        try:
+            return kind(text) if text is not None else None
+        except ValueError:
+            continue
+    return text
+
+
+def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            problems.append(Problem(name, f"{value!r} is not KEY=VALUE"))
+        elif key in pairs:
+            problems.append(Problem(name, f"{key!r} is given twice"))
+        else:
+            pairs[key] = text
+    return pairs
+
+
+_CHANNEL_KEYS = ("mode", "split", "content_type")
+
+
+def _inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
+    """``train=s3://b/p/,mode=FastFile,split=key``. A comma that no key follows belongs to the address."""
+    channels: dict[str, Any] = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        if not equals or not name or not rest:
+            problems.append(Problem("--input", f"{value!r} is not NAME=URI, such as train=s3://bucket/data/"))
+            continue
+        if name in channels:
+            problems.append(Problem("--input", f"channel {name!r} is given twice"))
+            continue
+        words = rest.split(",")
+        channel: dict[str, str] = {}
+        while len(words) > 1:
+            key, equals, text = words[-1].partition("=")
+            if not equals or "/" in key:
+                break
+            if key not in _CHANNEL_KEYS:
+                from smlaunch.suggest import did_you_mean
+
+                hint = did_you_mean(key, _CHANNEL_KEYS)
+                problems.append(Problem("--input", f"{name}: {key!r} is unknown{hint}"))
+            else:
+                channel[key] = text
+            words.pop()
+        channels[name] = {"uri": ",".join(words), **channel}
+    return channels

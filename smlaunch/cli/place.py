@@ -1,0 +1,137 @@
+"""Where a command works: a region, or the endpoint on this machine, standing or brought up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from smlaunch.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from smlaunch.launch.target import Target
+    from smlaunch.local.endpoint import EndpointInfo
+    from smlaunch.planning.surroundings import EndpointFacts
+
+
+@dataclass(frozen=True)
+class Place:
+    """``embedded``: the endpoint lives in this process, and every run on it ends with this command.
+
+    ``state``: the local endpoint's directory; None for a region.
+    """
+
+    target: Target
+    embedded: bool = False
+    state: Path | None = None
+
+    @property
+    def words(self) -> str:
+        """For the first line of a run."""
+        if self.state is None:
+            return self.target.region_name
+        return "this machine" if self.embedded else f"this machine (standing endpoint at {self.target.url})"
+
+    @property
+    def flag(self) -> str:
+        """What a later command needs to be told to look here too, with a space in front."""
+        return " --local" if self.state is not None else ""
+
+    def local_path(self, uri: str | None) -> Path | None:
+        """The file behind an S3 address of the local endpoint."""
+        if self.state is None or not uri or not uri.startswith("s3://"):
+            return None
+        path = self.state / "s3" / uri[len("s3://") :]
+        return path if path.exists() else None
+
+
+@contextmanager
+def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Iterator[Place]:
+    """``options``: local, region, profile and, where the command has it, isolation.
+
+    ``leaves_no_trace``: the command must not write anything, so that an endpoint that has no state directory
+    yet is brought up in a temporary one.
+    """
+    if not options["local"]:
+        if options.get("isolation"):
+            raise JobError(
+                [Problem("--isolation", "hosts of a region are machines; it goes with --local only")]
+            )
+        from smlaunch.launch.target import Target
+
+        yield Place(Target.region(options["region"], options["profile"]))
+        return
+    if options["profile"]:
+        raise JobError([Problem("--profile", "the local endpoint has credentials of its own; leave it out")])
+    from smlaunch.local.state_dir import default_root
+
+    root = default_root()
+    standing = standing_endpoint(root)
+    if standing is not None:
+        _same_isolation(options.get("isolation"), standing.isolation)
+        yield Place(target_of(standing, options["region"]), state=root)
+        return
+    if leaves_no_trace and not root.exists():
+        with TemporaryDirectory(prefix="smlaunch-") as folder, _embedded(Path(folder), options) as place:
+            yield place
+        return
+    with _embedded(root, options) as place:
+        yield place
+
+
+@contextmanager
+def _embedded(root: Path, options: dict[str, Any]) -> Iterator[Place]:
+    from smlaunch.local.endpoint import Endpoint
+
+    endpoint = Endpoint(root, isolation=options.get("isolation"))
+    try:
+        yield Place(target_of(endpoint.start(), options["region"]), embedded=True, state=root)
+    finally:
+        endpoint.close()
+
+
+def standing_endpoint(root: Path) -> EndpointInfo | None:
+    """The endpoint that ``smlaunch local start`` left standing, if there is one."""
+    if not (root / "endpoint.json").exists():
+        return None
+    from smlaunch.local import standing
+
+    return standing.status(root)
+
+
+def target_of(info: EndpointInfo, region: str | None = None) -> Target:
+    from smlaunch.launch.target import Target
+
+    return Target.endpoint(
+        info.url,
+        region or info.region,
+        info.access_key,
+        info.secret_key,
+        account=info.account,
+        role=info.role_arn,
+        bucket=info.bucket,
+        facts=facts_of(info),
+    )
+
+
+def facts_of(info: EndpointInfo) -> EndpointFacts:
+    """What the plan must know about this endpoint."""
+    from smlaunch.planning.surroundings import EndpointFacts
+
+    return EndpointFacts(isolation=info.isolation)
+
+
+def _same_isolation(asked: str | None, had: str) -> None:
+    if asked is not None and asked != had:
+        raise JobError(
+            [
+                Problem(
+                    "--isolation",
+                    f"the standing endpoint keeps its hosts apart by {had!r}; leave the option out, "
+                    f"or `smlaunch local stop` first",
+                )
+            ]
+        )

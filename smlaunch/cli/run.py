@@ -1,0 +1,79 @@
+"""``smlaunch run``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from smlaunch.cli.options import (
+    SCRIPT_ARGUMENTS,
+    JobCommand,
+    job_options,
+    json_option,
+    launch_place_options,
+    option,
+    read_job,
+)
+
+_ACT = "What to do"
+
+
+@click.command(cls=JobCommand, short_help="Plan, launch and follow a training job.")
+@job_options
+@launch_place_options
+@option(_ACT, "--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
+@option(_ACT, "--detach", is_flag=True, help="Return once the job is created.")
+@json_option
+@click.pass_context
+def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: bool, **options: Any) -> int:
+    """Plan, launch and follow a training job.
+
+    The script's own output goes to stdout, states and progress to stderr. Arguments for the script go after
+    a double dash: smlaunch run train.py --hosts 2 -- --epochs 3
+
+    Ctrl-C leaves a run that has a home of its own (exit code 130); with --local and no standing endpoint it
+    stops the run, and a second one kills it.
+    """
+    job = read_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+
+    from smlaunch.cli.display import Display
+    from smlaunch.cli.following import follow_to_end
+    from smlaunch.cli.place import open_place
+    from smlaunch.cli.telling import introduce, tell
+    from smlaunch.errors import JobError, Problem
+    from smlaunch.launch.api import fresh_run_id, launch, prepare
+
+    with open_place(options, leaves_no_trace=dry_run) as place:
+        if detach and place.embedded and not dry_run:
+            raise JobError([Problem("--detach", _NO_HOME)])
+        name = options["name"] or job.name or fresh_run_id(job.entry)
+        if not dry_run:
+            tell(click.style(f"run {name}", bold=True) + f" on {place.words}")
+        prepared = prepare(job, place.target, name)
+        if dry_run:
+            requests = [dict(request) for request in prepared.plan.requests]
+            click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
+            return 0
+        introduce(prepared)
+        started = launch(prepared, told=tell)
+        if started.attached:
+            tell(f"{name} was launched before with this very job: following it, nothing new was started")
+        if detach:
+            if as_json:
+                click.echo(json.dumps(started.describe().to_dict(), indent=2))
+            else:
+                click.echo(name)
+                tell(f"follow it: smlaunch logs {name} -f{place.flag}")
+            return 0
+        log = sys.stderr if as_json else sys.stdout
+        display = Display(prepared.plan.hosts, out=log)
+        return follow_to_end(started, place, display, as_json=as_json, ours=place.embedded)
+
+
+_NO_HOME = (
+    "a run on an endpoint that lives in this command cannot outlive it; "
+    "`smlaunch local start` keeps an endpoint standing, then --detach works"
+)

@@ -1,0 +1,152 @@
+"""``smlaunch ls | show | logs | wait | stop``: runs that exist."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+
+
+@click.command(cls=GroupedCommand, short_help="List runs, newest first.")
+@place_options
+@option("Which", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many at most.")
+@json_option
+def ls(limit: int, as_json: bool, **options: Any) -> int:
+    """List runs, newest first. Training jobs that smlaunch did not start are listed by their own names."""
+    from smlaunch.cli.display import duration
+    from smlaunch.cli.place import open_place
+    from smlaunch.launch.run import list_runs
+
+    with open_place(options, leaves_no_trace=True) as place:
+        rows = list_runs(place.target, limit)
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        return 0
+    if not rows:
+        click.echo(f"no runs on {place.words}", err=True)
+        return 0
+    now = time.time()
+    table = [("RUN", "STATUS", "CREATED", "TOOK")]
+    for row in rows:
+        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created))
+        table.append((row.run, row.status, created, duration((row.ended or now) - row.created)))
+    for line in aligned(table):
+        click.echo(line)
+    return 0
+
+
+@click.command(cls=GroupedCommand, short_help="Show where a run is, or how it ended.")
+@click.argument("run")
+@place_options
+@json_option
+def show(run: str, as_json: bool, **options: Any) -> int:
+    """Show where a run is, or how it ended: status, times, failure, and where its results lie."""
+    from smlaunch.cli.display import duration
+    from smlaunch.cli.following import print_results
+    from smlaunch.cli.place import open_place
+    from smlaunch.launch.outcome import headline
+    from smlaunch.launch.run import Run
+
+    with open_place(options, leaves_no_trace=True) as place:
+        result = Run.attach(run, place.target).describe()
+        if as_json:
+            click.echo(json.dumps(result.to_dict(), indent=2))
+            return 0
+        job = result.last
+        rows = [("run", result.run), ("job", job.name), ("status", headline(job))]
+        if job.created is not None:
+            rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.created))))
+            rows.append(("took", duration((job.ended or time.time()) - job.created)))
+        if job.training_seconds is not None:
+            billed = f", billed {duration(job.billable_seconds)}" if job.billable_seconds is not None else ""
+            rows.append(("training", duration(job.training_seconds) + billed))
+        if job.exit_code is not None:
+            rows.append(("exit code", str(job.exit_code)))
+        rows.extend((f"metric {name}", f"{value:g}") for name, value in job.metrics.items())
+        for line in aligned(rows):
+            click.echo(line)
+        if job.failure is not None and job.failure.traceback:
+            click.echo("\n" + job.failure.traceback + "\n")
+        print_results(job, place)
+    return 0
+
+
+@click.command(cls=GroupedCommand, short_help="Print a run's log.")
+@click.argument("run")
+@place_options
+@option("Which", "-f", "--follow", is_flag=True, help="Go on until the run has ended; its exit code is ours.")
+@option("Which", "--host", metavar="NAME", help="Only this host's lines, such as algo-2.")
+@json_option
+def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any) -> int:
+    """Print a run's log, all hosts merged by time. Lines begin with the host where there are several."""
+    from smlaunch.cli.place import open_place
+    from smlaunch.errors import JobError, Problem
+    from smlaunch.launch.run import Run
+
+    if follow and as_json:
+        raise JobError(
+            [Problem("--json", "one document cannot be written before the run has ended; leave out -f")]
+        )
+    with open_place(options, leaves_no_trace=True) as place:
+        found = Run.attach(run, place.target)
+        if follow:
+            from smlaunch.cli.display import Display
+            from smlaunch.cli.following import follow_to_end
+
+            return follow_to_end(found, place, Display(found.hosts(), host=host), as_json=False)
+        lines = sorted((line for line in found.logs() if host in (None, line.host)), key=lambda line: line.at)
+    if as_json:
+        click.echo(json.dumps([line._asdict() for line in lines], indent=2))
+        return 0
+    several = len({line.host for line in lines}) > 1
+    sys.stdout.writelines(f"{line.host} {line.text}\n" if several else f"{line.text}\n" for line in lines)
+    return 0
+
+
+@click.command(cls=GroupedCommand, short_help="Wait for a run and end with its exit code.")
+@click.argument("run")
+@place_options
+@json_option
+def wait(run: str, as_json: bool, **options: Any) -> int:
+    """Wait for a run to end, and end with its exit code. States and progress go to stderr."""
+    from smlaunch.cli.display import Display
+    from smlaunch.cli.following import follow_to_end
+    from smlaunch.cli.place import open_place
+    from smlaunch.launch.run import Run
+
+    with open_place(options, leaves_no_trace=True) as place:
+        found = Run.attach(run, place.target)
+        return follow_to_end(found, place, Display(1, lines=False), as_json=as_json)
+
+
+@click.command(cls=GroupedCommand, short_help="Stop a run.")
+@click.argument("run")
+@place_options
+@json_option
+def stop(run: str, as_json: bool, **options: Any) -> int:
+    """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later. Returns at once."""
+    from smlaunch.cli.place import open_place
+    from smlaunch.launch.outcome import headline
+    from smlaunch.launch.run import Run
+
+    with open_place(options, leaves_no_trace=True) as place:
+        result = Run.attach(run, place.target).stop()
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2))
+    else:
+        click.echo(f"{result.run}: {headline(result.last)}")
+    return 0
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest cell; the last one is not padded."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

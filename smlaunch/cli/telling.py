@@ -1,0 +1,28 @@
+"""Sentences for people, on stderr."""
+
+from __future__ import annotations
+
+import click
+
+from smlaunch.launch.api import Prepared
+
+
+def tell(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def introduce(prepared: Prepared) -> None:
+    """The plan in a few lines, before anything is sent: what was decided and why, and what to mind."""
+    plan = prepared.plan
+    hosts = f"{plan.hosts} host" + ("s" if plan.hosts > 1 else "")
+    each = f" x {plan.processes_per_host} processes" if plan.processes_per_host != 1 else ""
+    tell(f"  {plan.strategy} on {hosts}{each}, {plan.instance_type}")
+    for reason in plan.reasons:
+        tell(click.style(f"  {reason.because}", dim=True))
+    for warning in warnings_of(prepared):
+        tell(click.style("  warning: ", fg="yellow") + warning)
+
+
+def warnings_of(prepared: Prepared) -> list[str]:
+    notes = prepared.source.notes if prepared.source is not None else ()
+    return [*notes, *prepared.plan.warnings]
