@@ -199,7 +199,7 @@ class ObjectStore:
                     shared = _common_prefix(row[1], start, delimiter.encode())
                     if shared is not None:
                         prefixes.append(shared.decode())
-                        at = _successor(shared)
+                        at = after_prefix(shared)
                         break
                     objects.append(_info(row))
         return Page(objects, prefixes, None)
@@ -469,7 +469,7 @@ def _row(db: sqlite3.Connection, bucket: str, key: str) -> tuple[Any, ...] | Non
 
 
 def _rows_from(db: sqlite3.Connection, bucket: str, prefix: bytes, at: bytes) -> sqlite3.Cursor:
-    end = _successor(prefix)
+    end = after_prefix(prefix)
     upper, values = ("", ()) if end is None else (" AND key < ?", (end,))
     return db.execute(
         f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key >= ?{upper} ORDER BY key",  # noqa: S608
@@ -482,7 +482,7 @@ def _info(row: tuple[Any, ...]) -> ObjectInfo:
     return ObjectInfo(bucket, key.decode(), size, etag, modified, attributes)
 
 
-def _successor(prefix: bytes) -> bytes | None:
+def after_prefix(prefix: bytes) -> bytes | None:
     """The smallest bytes above everything that starts with ``prefix``; None when nothing is above it."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None

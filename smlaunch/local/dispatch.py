@@ -1,0 +1,160 @@
+"""From a request to the service that answers it: who signed it, and for which service and region.
+
+    request ─► sigv4.verify ─► services[scope] .serve ─► response
+                    │                │
+                    └── Refused      └── ApiError ─► that protocol's own form of an error
+
+A service is anything with the two methods of ``Service``: ``JsonService`` (SageMaker, Logs), ``QueryService``
+(STS, IAM) and ``S3Service`` are here; another program can be put behind the same door as ``fallback``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from smlaunch.local import sigv4
+from smlaunch.local.caller import ACCOUNT, Caller, caller
+from smlaunch.local.credentials import Keyring
+from smlaunch.local.errors import ApiError
+from smlaunch.local.messages import Payload, Request, Response
+from smlaunch.local.services.json_service import JsonErrors
+from smlaunch.local.services.query_service import QueryErrors
+from smlaunch.local.services.s3.answers import S3Errors
+
+log = logging.getLogger(__name__)
+
+_BODY_LIMIT = 64 << 20
+
+
+class Service(Protocol):
+    def serve(self, request: Request, payload: Payload) -> Response:
+        """Answers a request whose signature is good. Raises ApiError, or Refused for a tampered body."""
+
+    def error(self, error: ApiError, request_id: str) -> Response:
+        """The protocol's form of an error."""
+
+
+class ErrorForm(Protocol):
+    protocol: str
+
+    def error(self, error: ApiError, request_id: str) -> Response: ...
+
+
+class Dispatch:
+    """``services`` by the name that clients sign for. Call it with a request; it always gives a response."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        services: Mapping[str, Service],
+        fallback: Service | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keyring = keyring
+        self._services = dict(services)
+        self._fallback = fallback
+        self._clock = clock
+
+    def __call__(self, request: Request) -> Response:
+        request_id = str(uuid.uuid4())
+        scope = sigv4.scope(request)
+        form = _error_form(request, scope[1] if scope else "")
+        try:
+            response = self._serve(request, scope[1] if scope else "", request_id)
+        except sigv4.Refused as refusal:
+            response = form.error(_refusal(refusal.kind, form), request_id)
+        except ApiError as error:
+            response = form.error(error, request_id)
+        except (ConnectionError, TimeoutError):
+            raise  # the client is gone: nobody to tell
+        except Exception:
+            log.exception("request %s: %s %s", request_id, request.method, request.path)
+            text = f"The local endpoint failed; its log has the cause under request {request_id}"
+            response = form.error(ApiError("InternalFailure", text, 500), request_id)
+        response.headers.setdefault("x-amzn-RequestId", request_id)
+        return response
+
+    def _serve(self, request: Request, name: str, request_id: str) -> Response:
+        # S3's bodies may be larger than memory, so they are checked while they stream. Others sign no header
+        # with the body's hash: to know what was signed, the body has to be read first.
+        payload: Payload | None = None
+        body_hash = None
+        if name != "s3" and "x-amz-content-sha256" not in request.headers:
+            body = Payload(request.stream).read(_BODY_LIMIT)
+            body_hash = hashlib.sha256(body).hexdigest()
+            payload = Payload(io.BytesIO(body))
+        signed = sigv4.verify(request, self._keyring, body_hash, self._clock())
+        service = self._services.get(signed.service, self._fallback)
+        if service is None:
+            known = ", ".join(sorted(self._services))
+            text = f"smlaunch's local endpoint has no service {signed.service!r}; it has: {known}"
+            raise ApiError("UnknownOperationException", text, 404)
+        who = Caller(signed.region, ACCOUNT, signed.identity.arn, signed.access_key, request_id)
+        token = caller.set(who)
+        try:
+            return service.serve(request, payload or signed.payload(request))
+        finally:
+            caller.reset(token)
+
+
+def _error_form(request: Request, service: str) -> ErrorForm:
+    """Which protocol's errors the client can read, from what it sent, before anything of it is believed."""
+    if "x-amz-target" in request.headers:
+        return JsonErrors()
+    if service == "s3":
+        return S3Errors()
+    if (
+        "application/x-www-form-urlencoded" in request.headers.get("content-type", "")
+        or "Action" in request.query
+    ):
+        return QueryErrors()
+    return S3Errors() if service == "" else JsonErrors()
+
+
+_DIFFERS = "The request signature we calculated does not match the signature you provided."
+_REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "missing": {
+        "json": ("MissingAuthenticationTokenException", "Missing Authentication Token"),
+        "query": ("MissingAuthenticationToken", "Request is missing Authentication Token"),
+        "s3": ("AccessDenied", "Access Denied"),
+    },
+    "incomplete": {
+        "json": ("IncompleteSignatureException", "The request signature is incomplete or malformed."),
+        "query": ("IncompleteSignature", "The request signature is incomplete or malformed."),
+        "s3": ("AuthorizationHeaderMalformed", "The authorization header is malformed."),
+    },
+    "unknown": {
+        "json": ("UnrecognizedClientException", "The security token included in the request is invalid."),
+        "query": ("InvalidClientTokenId", "The security token included in the request is invalid."),
+        "s3": ("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
+    },
+    "mismatch": {
+        "json": ("InvalidSignatureException", _DIFFERS),
+        "query": ("SignatureDoesNotMatch", _DIFFERS),
+        "s3": ("SignatureDoesNotMatch", _DIFFERS),
+    },
+    "skewed": {
+        "json": ("InvalidSignatureException", "Signature expired or not yet current: the clocks differ."),
+        "query": ("RequestExpired", "Request has expired."),
+        "s3": (
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+        ),
+    },
+    "expired": {
+        "json": ("ExpiredTokenException", "The link has expired."),
+        "query": ("RequestExpired", "Request has expired."),
+        "s3": ("AccessDenied", "Request has expired"),
+    },
+}
+
+
+def _refusal(kind: str, form: ErrorForm) -> ApiError:
+    code, message = _REFUSALS[kind][form.protocol]
+    return ApiError(code, message, 403)
