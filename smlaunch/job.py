@@ -304,7 +304,7 @@ class Job(_Part):
     entry: Annotated[Path, AfterValidator(_entry)]
     strategy: StrategyName | None = None
     args: tuple[Word, ...] = ()
-    hyperparameters: dict[Text, Hyperparameter] = {}
+    hyperparameters: dict[FilledText, Hyperparameter] = {}
     compute: Compute = Compute()
     inputs: dict[Text, Annotated[Channel, BeforeValidator(partial(_as_mapping, "uri"))]] = {}
     source: Path | None = None

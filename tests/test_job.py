@@ -94,6 +94,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"hyperparameters": {"a": {"b": [{3: 1}]}}}, "hyperparameters.a: key 3 inside it is not text"),
     ({"hyperparameters": {"a": object}}, "hyperparameters.a: a type cannot be written as JSON"),
     ({"hyperparameters": {"a": "\0"}}, "hyperparameters.a: a NUL character"),
+    ({"hyperparameters": {"": 1}}, "hyperparameters: key '' will not do: it is empty"),
     ({"tags": None}, "tags: a mapping is needed, not nothing"),
     ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
     ({"entry": "train.ipynb"}, "entry: 'train.ipynb' is neither a .py nor a .sh script"),
@@ -152,7 +153,7 @@ def test_python_objects_say_the_same() -> None:
 def test_jobs_are_frozen() -> None:
     job = Job(entry="a.py")
     with pytest.raises(ValueError, match="frozen"):
-        job.entry = "b.py"  # type: ignore[misc]
+        job.entry = "b.py"
 
 
 # ---- meaning ---------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ jobs = st.builds(
     entry=filled.map(lambda text: text + ".py"),
     strategy=st.sampled_from([None, "ddp", "custom"]),
     args=st.lists(texts, max_size=3),
-    hyperparameters=st.dictionaries(texts, json_values, max_size=4),
+    hyperparameters=st.dictionaries(filled, json_values, max_size=4),
     compute=computes,
     inputs=st.dictionaries(texts, channels, max_size=2),
     environment=st.dictionaries(texts, texts, max_size=2),

@@ -125,6 +125,9 @@ def choose_image(
     job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings, notes: Notes
 ) -> str:
     """The image's URI; empty after a refusal."""
+    is_run = surroundings.target == "aws" or surroundings.endpoint.runs_images
+    if job.image is not None and not is_run:
+        notes.warn("image: it is recorded, not run; ranks run on the Python that runs the endpoint.")
     if job.image is not None:
         if job.framework_version is not None:
             notes.refuse(
@@ -148,6 +151,11 @@ def choose_image(
         at_fault = "framework_version" if job.framework_version and images.has_region(region) else "image"
         notes.refuse(at_fault, f"{error}; name an image, such as one of your own registry")
         return ""
+    if not is_run:
+        notes.because(
+            "image.not-run", "The image is recorded, not run: ranks run on the Python that runs the endpoint."
+        )
+        return image.uri
     kind = "GPU" if accelerated else "CPU"
     if job.framework_version is None:
         notes.because(

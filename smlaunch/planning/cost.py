@@ -26,8 +26,8 @@ def plan_cost(
     if price is None and known is not None and known.usd_per_hour is not None:
         price = known.usd_per_hour
         note = (
-            f"on-demand in {instances.price_region()}, {instances.as_of()}, "
-            f"{known.price_confidence} confidence: an estimate"
+            f"an estimate: on-demand price of {instances.price_region()} as of {instances.as_of()}, "
+            f"{known.price_confidence} confidence"
         )
     if job.compute.spot:
         note += "; spot is billed lower, by an amount nobody knows before"

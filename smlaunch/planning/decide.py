@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,10 @@ DEFAULT_MAX_RUNTIME = 86400
 LONGEST_RUNTIME = 28 * 86400
 """Seconds; both from the API reference of StoppingCondition."""
 
+TOOLKIT_PREFIX = "sagemaker_"
+
+_ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/")
+
 _LEFT_TO_THE_SERVICE = {("compute.instance_type", "enum")}
 """The service knows new instance types before any client's tables do; the plan has warned."""
 
@@ -50,6 +55,7 @@ def decide(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     max_runtime = _max_runtime(job, notes)
     max_wait = _max_wait(job, max_runtime, notes)
     _check_network(job, notes)
+    _check_names(job, notes)
 
     setting = Setting(
         entry=surroundings.source.entry,
@@ -140,6 +146,11 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
         )
     if surroundings.role is None:
         notes.refuse("role", surroundings.role_problem or "no execution role was found; give its ARN")
+    elif not _ROLE_ARN.match(surroundings.role):
+        notes.refuse(
+            "role",
+            f"{surroundings.role!r} is not a role's ARN; it looks like arn:aws:iam::123456789012:role/NAME",
+        )
 
 
 def _max_runtime(job: Job, notes: Notes) -> int:
@@ -195,6 +206,15 @@ def _check_network(job: Job, notes: Notes) -> None:
             "under network_isolation pip reaches no index; add an input "
             f"{WHEELHOUSE_CHANNEL!r} with the wheels",
         )
+
+
+def _check_names(job: Job, notes: Notes) -> None:
+    for key in job.hyperparameters:
+        if key.startswith(TOOLKIT_PREFIX):
+            notes.warn(
+                f"hyperparameters.{key}: names that begin with {TOOLKIT_PREFIX} are for AWS's toolkit; the "
+                "script gets them in SM_FRAMEWORK_PARAMS, not as arguments."
+            )
     for key in job.tags:
         if key.startswith(("smlaunch:", "aws:")):
             notes.refuse(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
@@ -210,7 +230,7 @@ def _tags(name: TaskName, digest: str) -> dict[str, str]:
 
 
 def _check_request(request: Mapping[str, Any], notes: Notes) -> None:
-    """What the service would refuse; not again where a decision was refused for a reason of its own."""
+    """What the service would refuse: once per field, and not where it was refused for a better reason."""
     refused = {problem.path for problem in notes.problems}
     if not request["AlgorithmSpecification"]["TrainingImage"]:
         # No image could be chosen, and the field at fault was named: framework_version, or the type.
@@ -220,6 +240,7 @@ def _check_request(request: Mapping[str, Any], notes: Notes) -> None:
         if field in refused or (field, violation.rule) in _LEFT_TO_THE_SERVICE:
             continue
         notes.refuse(field, violation.problem().message)
+        refused.add(field)
 
 
 def _tell_honesty(job: Job, request: Mapping[str, Any], surroundings: Surroundings, notes: Notes) -> None:

@@ -69,7 +69,8 @@ class ScriptFacts:
 class EndpointFacts:
     """What the service at the other end can do; for a region nothing needs saying.
 
-    ``accelerators_per_host``: accelerators a host really has here, None when the instance type decides.
+    ``accelerators_per_host``: accelerators a host really has here, None when nobody counted.
+    ``runs_images``: hosts are containers of the job's image; otherwise they are processes of that machine.
     ``notes``: sentences for the plan's warnings. ``honesty``: for request fields by their dotted path
     (``ResourceConfig.VolumeSizeInGB``), what becomes of them where that is not "honoured": a sentence.
     ``refused``: the same for fields the endpoint refuses.
@@ -77,6 +78,7 @@ class EndpointFacts:
 
     accelerators_per_host: int | None = None
     isolation: str | None = None
+    runs_images: bool = False
     notes: tuple[str, ...] = ()
     honesty: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)

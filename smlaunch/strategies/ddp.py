@@ -28,7 +28,7 @@ class DDP(Strategy):
         return [
             Problem(
                 "strategy",
-                f"ddp starts Python scripts; for {setting.entry} use strategy: custom, or start from a .py entry",
+                f"ddp starts Python scripts; {setting.entry} needs strategy: custom, or a .py around it",
             )
         ]
 
