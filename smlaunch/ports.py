@@ -87,6 +87,9 @@ class LogReader(Protocol):
     def streams(self, group: str, prefix: str) -> Sequence[str]:
         """Names of the streams that begin with ``prefix``; none when the group does not exist yet."""
 
+    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+        """The stream's last page (at most 10,000 events or 1 MB), oldest first."""
+
     def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
         """One page from ``token`` on (None: from the start), and the token to go on with."""
 

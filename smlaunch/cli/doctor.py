@@ -39,7 +39,7 @@ def doctor(region: str | None, profile: str | None, as_json: bool) -> int:
     if region or profile:
         checks.extend(_region(region, profile))
     if as_json:
-        click.echo(json.dumps([check._asdict() for check in checks], indent=2))
+        click.echo(json.dumps({"checks": [check._asdict() for check in checks]}, indent=2))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
@@ -76,7 +76,7 @@ def _version_of(package: str) -> str:
 
 def _local() -> Iterator[Check]:
     from smlaunch.cli.place import standing_endpoint
-    from smlaunch.local.executors.processes import levels
+    from smlaunch.local.executors.levels import levels
     from smlaunch.local.state_dir import default_root
 
     root = default_root()
@@ -85,7 +85,7 @@ def _local() -> Iterator[Check]:
     verdict: Literal["ok", "note"] = "ok" if free > _LITTLE_DISK else "note"
     yield Check("disk", verdict, f"{free / (1 << 30):.1f} GB free for {root}")
     for level in levels():
-        yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.reason)
+        yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.why_not or "works")
     info = standing_endpoint(root)
     yield Check(
         "endpoint", "ok", f"standing at {info.url}" if info else "none standing (run --local brings its own)"

@@ -108,22 +108,13 @@ def env(as_json: bool) -> int:
     info = standing_endpoint(default_root())
     if info is None:
         raise EndpointError("no endpoint is standing; `smlaunch local start` starts one")
-    variables = {
-        "AWS_ENDPOINT_URL": info.url,
-        "AWS_ACCESS_KEY_ID": info.access_key,
-        "AWS_SECRET_ACCESS_KEY": info.secret_key,
-        "AWS_REGION": info.region,
-        "AWS_DEFAULT_REGION": info.region,
-        "SMLAUNCH_ROLE": info.role_arn,
-    }
-    # A token or a profile of the person's own would win over, or be mixed with, the keys above.
-    unwanted = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+    variables = {**info.environment(), "SMLAUNCH_ROLE": info.role_arn}
     if as_json:
         click.echo(json.dumps(variables, indent=2))
         return 0
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(f"unset {' '.join(unwanted)}")
+    click.echo("unset AWS_PROFILE AWS_DEFAULT_PROFILE")  # these would win over the keys above
     return 0
 
 

@@ -86,11 +86,8 @@ def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Ite
 def _embedded(root: Path, options: dict[str, Any]) -> Iterator[Place]:
     from smlaunch.local.endpoint import Endpoint
 
-    endpoint = Endpoint(root, isolation=options.get("isolation"))
-    try:
-        yield Place(target_of(endpoint.start(), options["region"]), embedded=True, state=root)
-    finally:
-        endpoint.close()
+    with Endpoint(root, isolation=options.get("isolation")) as info:
+        yield Place(target_of(info, options["region"]), embedded=True, state=root)
 
 
 def standing_endpoint(root: Path) -> EndpointInfo | None:
@@ -119,9 +116,11 @@ def target_of(info: EndpointInfo, region: str | None = None) -> Target:
 
 def facts_of(info: EndpointInfo) -> EndpointFacts:
     """What the plan must know about this endpoint."""
+    from smlaunch.local import honesty
     from smlaunch.planning.surroundings import EndpointFacts
 
-    return EndpointFacts(isolation=info.isolation)
+    without_effect, refused = honesty.facts()
+    return EndpointFacts(isolation=info.isolation, honesty=without_effect, refused=refused)
 
 
 def _same_isolation(asked: str | None, had: str) -> None:

@@ -44,19 +44,18 @@ def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: 
     from smlaunch.cli.place import open_place
     from smlaunch.cli.telling import introduce, tell
     from smlaunch.errors import JobError, Problem
-    from smlaunch.launch.api import fresh_run_id, launch, prepare
+    from smlaunch.launch.api import launch, prepare
 
     with open_place(options, leaves_no_trace=dry_run) as place:
         if detach and place.embedded and not dry_run:
             raise JobError([Problem("--detach", _NO_HOME)])
-        name = options["name"] or job.name or fresh_run_id(job.entry)
-        if not dry_run:
-            tell(click.style(f"run {name}", bold=True) + f" on {place.words}")
-        prepared = prepare(job, place.target, name)
+        prepared = prepare(job, place.target)
         if dry_run:
             requests = [dict(request) for request in prepared.plan.requests]
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
+        name = prepared.plan.run
+        tell(click.style(f"run {name}", bold=True) + f" on {place.words}")
         introduce(prepared)
         started = launch(prepared, told=tell)
         if started.attached:

@@ -26,7 +26,7 @@ def ls(limit: int, as_json: bool, **options: Any) -> int:
     with open_place(options, leaves_no_trace=True) as place:
         rows = list_runs(place.target, limit)
     if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        click.echo(json.dumps({"runs": [row._asdict() for row in rows]}, indent=2))
         return 0
     if not rows:
         click.echo(f"no runs on {place.words}", err=True)
@@ -50,11 +50,15 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.display import duration
     from smlaunch.cli.following import print_results
     from smlaunch.cli.place import open_place
-    from smlaunch.launch.outcome import headline
-    from smlaunch.launch.run import Run
+    from smlaunch.launch.outcome import RunOutcome, headline
+    from smlaunch.launch.run import Run, answers_of
 
     with open_place(options, leaves_no_trace=True) as place:
-        result = Run.attach(run, place.target).describe()
+        found = Run.attach(run, place.target)
+        watch = found.watch()
+        with answers_of(place.target):
+            watch.glance()
+        result = RunOutcome(found.name, (*found.describe_earlier(), watch.outcome()))
         if as_json:
             click.echo(json.dumps(result.to_dict(), indent=2))
             return 0
@@ -71,8 +75,9 @@ def show(run: str, as_json: bool, **options: Any) -> int:
         rows.extend((f"metric {name}", f"{value:g}") for name, value in job.metrics.items())
         for line in aligned(rows):
             click.echo(line)
-        if job.failure is not None and job.failure.traceback:
-            click.echo("\n" + job.failure.traceback + "\n")
+        trace = watch.traceback()
+        if trace:
+            click.echo("\n" + trace + "\n")
         print_results(job, place)
     return 0
 
@@ -102,7 +107,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
             return follow_to_end(found, place, Display(found.hosts(), host=host), as_json=False)
         lines = sorted((line for line in found.logs() if host in (None, line.host)), key=lambda line: line.at)
     if as_json:
-        click.echo(json.dumps([line._asdict() for line in lines], indent=2))
+        click.echo(json.dumps({"run": found.name, "lines": [line._asdict() for line in lines]}, indent=2))
         return 0
     several = len({line.host for line in lines}) > 1
     sys.stdout.writelines(f"{line.host} {line.text}\n" if several else f"{line.text}\n" for line in lines)

@@ -15,7 +15,7 @@ from smlaunch.job import Job
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.source import PackedSource, pack
 from smlaunch.launch.stage import stage
-from smlaunch.launch.submit import submit
+from smlaunch.launch.submit import existing, submit
 from smlaunch.launch.target import Target
 from smlaunch.planning.plan import Plan, make_plan
 from smlaunch.planning.surroundings import SourceFacts
@@ -31,11 +31,15 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without what is easily misread
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with what it was made from, ready to be launched without reading the source again."""
+    """A plan with what it was made from, ready to be launched without reading the source again.
+
+    ``fresh``: the run's name was made for it, so that nothing can have it yet.
+    """
 
     plan: Plan
     source: PackedSource | None
     target: Target
+    fresh: bool = False
 
 
 def plan(job: Job, target: Target | None = None, name: str | None = None) -> Plan:
@@ -68,20 +72,23 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
     facts, source = _packed(job)
     with answers_of(target):
         surroundings = survey(job, target, facts)
-    return Prepared(make_plan(job, surroundings, name or job.name or fresh_run_id(job.entry)), source, target)
+    given = name or job.name
+    made = make_plan(job, surroundings, given or fresh_run_id(job.entry))
+    return Prepared(made, source, target, fresh=given is None)
 
 
 def _carry_out(prepared: Prepared, told: Told) -> Run:
     plan, target = prepared.plan, prepared.target
+    task = plan.tasks[0]
     with answers_of(target):
-        staged = stage(plan, prepared.source, target.storage)
-        if staged.made_bucket:
-            told(f"made the bucket {staged.made_bucket} for source and results")
-        attached = False
-        for task in plan.tasks[:1]:
-            result = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
-            attached = result.attached
-    return Run(plan.run, target, [plan.tasks[0].name], attached=attached)
+        # Looked for before the upload: what lies at the run's place belongs to the job that has the name.
+        there = None if prepared.fresh else existing(task, plan.job_hash, target.control)
+        if there is None:
+            staged = stage(plan, prepared.source, target.storage)
+            if staged.made_bucket:
+                told(f"made the bucket {staged.made_bucket} for source and results")
+            there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
+    return Run(plan.run, target, [task.name], attached=there.attached)
 
 
 def _waiting(error: CallError, seconds: float) -> str:

@@ -164,12 +164,15 @@ class CloudWatchLogs:
             params["nextToken"] = page["nextToken"]
 
     def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
-        params: dict[str, Any] = {
-            "logGroupName": group,
-            "logStreamName": stream,
-            "startFromHead": True,
-            "limit": _LOG_PAGE,
-        }
+        return self._page(group, stream, {"startFromHead": True}, token)
+
+    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+        return self._page(group, stream, {"startFromHead": False}, None)[0]
+
+    def _page(
+        self, group: str, stream: str, params: dict[str, Any], token: str | None
+    ) -> tuple[Sequence[LogEvent], str | None]:
+        params = {"logGroupName": group, "logStreamName": stream, "limit": _LOG_PAGE, **params}
         if token is not None:
             params["nextToken"] = token
         try:

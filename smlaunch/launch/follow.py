@@ -89,6 +89,27 @@ class _Stream:
     token: str | None = None
 
 
+@dataclass
+class _Silence:
+    """How long a service has not answered; told once, given up after ``patience`` seconds."""
+
+    job: str
+    patience: float
+    since: float | None = None
+
+    def heard(self, error: CallError, now: float, events: list[Event]) -> None:
+        """Raises the error when it is for good, or has been there for too long."""
+        if not is_transient(error) or (self.since is not None and now - self.since > self.patience):
+            raise error
+        if self.since is None:
+            self.since = now
+            text = f"{error.operation} is not answered ({error.message}); still trying"
+            events.append(Trouble(self.job, text))
+
+    def over(self) -> None:
+        self.since = None
+
+
 class Follower:
     """Follows one job, from the start of its log.
 
@@ -117,7 +138,8 @@ class Follower:
         self._stream_pace = _Pace(cadence)
         self._logs_refused = False
         self._transitions = 0
-        self._failing_since: float | None = None
+        self._job_silence = _Silence(job, cadence.patience)
+        self._log_silence = _Silence(job, cadence.patience)
         self._quiet_since: float | None = None
 
     @property
@@ -142,11 +164,10 @@ class Follower:
         events: list[Event] = []
         try:
             self._poll_state(events)
-            self._poll_logs(events)
         except CallError as error:
-            events.append(self._not_answered(error))
-            return events
-        self._failing_since = None
+            self._job_silence.heard(error, self._clock(), events)
+            self._state_pace.answered(self._clock(), news=False)
+        self._poll_logs(events)
         if self._ended:
             self._settle(bool(events))
         return events
@@ -155,6 +176,7 @@ class Follower:
         if self._ended or self._clock() < self._state_pace.due:
             return
         self.description = self._control.describe(self.job)
+        self._job_silence.over()
         fresh = list(_transitions(self.job, self.description))[self._transitions :]
         self._transitions += len(fresh)
         self._state_pace.answered(self._clock(), bool(fresh))
@@ -166,38 +188,46 @@ class Follower:
         if self._logs_refused:
             return
         try:
-            self._find_streams()
+            asked = self._find_streams()
             for name, stream in self._streams.items():
-                self._read(name, stream, events)
+                asked = self._read(name, stream, events) or asked
+            if asked:
+                self._log_silence.over()
         except CallError as error:
-            if is_transient(error):
-                raise
-            self._logs_refused = True
-            self._streams.clear()
-            text = f"the log cannot be read ({error.message}); the job is followed without it"
-            events.append(Trouble(self.job, text))
+            now = self._clock()
+            try:
+                self._log_silence.heard(error, now, events)
+            except CallError:
+                self._logs_refused = True
+                self._streams.clear()
+                text = f"the log cannot be read ({error.message}); the job is followed without it"
+                events.append(Trouble(self.job, text))
+            for pace in (self._stream_pace, *(stream.pace for stream in self._streams.values())):
+                pace.answered(now, news=False)
 
-    def _find_streams(self) -> None:
+    def _find_streams(self) -> bool:
+        """Whether the service was asked."""
         now = self._clock()
         if now < self._stream_pace.due and not (self._ended and self._quiet_since is None):
-            return
+            return False
         before = len(self._streams)
         for name in self._logs.streams(LOG_GROUP, self.job + "/"):
             if name not in self._streams:
-                self._streams[name] = _Stream(_host(self.job, name), _Pace(self._cadence))
+                self._streams[name] = _Stream(host_of(self.job, name), _Pace(self._cadence))
         news = len(self._streams) > before
         self._stream_pace.answered(self._clock(), news)
         if not news and len(self._streams) >= host_count(self.description):
             self._stream_pace.due = now + self._cadence.longest * 4
+        return True
 
-    def _read(self, name: str, stream: _Stream, events: list[Event]) -> None:
+    def _read(self, name: str, stream: _Stream, events: list[Event]) -> bool:
         """Page after page to the end: a page is at most 1 MB, and following must not fall further behind.
 
         The end is where the token stays the same; an empty page alone is not (CloudWatch Logs API reference,
         GetLogEvents). A stream that outruns us is left after some pages, so that the others get their turn.
         """
         if self._clock() < stream.pace.due and not self._ended:
-            return
+            return False
         news, pages, moved = False, 0, True
         while moved and (pages < _PAGES_A_ROUND or self._ended):
             found, token = self._logs.read(LOG_GROUP, name, stream.token)
@@ -206,26 +236,14 @@ class Follower:
             news = news or bool(found)
             pages += 1
         stream.pace.answered(self._clock(), news)
+        return True
 
     def _settle(self, news: bool) -> None:
         now = self._clock()
         if news or self._quiet_since is None:
             self._quiet_since = now
-        self.finished = now - self._quiet_since >= self._cadence.settle or self._logs_refused
-
-    def _not_answered(self, error: CallError) -> Trouble:
-        now = self._clock()
-        if self._failing_since is None:
-            self._failing_since = now
-        if not is_transient(error) or now - self._failing_since > self._cadence.patience:
-            raise error
-        for pace in (
-            self._state_pace,
-            self._stream_pace,
-            *(stream.pace for stream in self._streams.values()),
-        ):
-            pace.answered(now, news=False)
-        return Trouble(self.job, f"{error.operation} is not answered ({error.message}); still trying")
+        quiet = now - self._quiet_since >= self._cadence.settle
+        self.finished = self._logs_refused or (quiet and self._log_silence.since is None)
 
 
 def follow(
@@ -259,7 +277,7 @@ def _transitions(job: str, description: Mapping[str, Any]) -> Iterator[StateChan
         yield StateChange(job, row["Status"], row.get("StatusMessage", ""), row["StartTime"].timestamp())
 
 
-def _host(job: str, stream: str) -> str:
+def host_of(job: str, stream: str) -> str:
     """``<job>/<host>-<epoch ms>`` -> ``<host>``."""
     name = stream[len(job) + 1 :]
     host, dash, stamp = name.rpartition("-")

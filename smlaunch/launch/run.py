@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.launch.follow import TERMINAL, Event, LogLine, host_count
-from smlaunch.launch.outcome import RunOutcome, outcome
+from smlaunch.launch.outcome import JobOutcome, RunOutcome, outcome
 from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
@@ -67,6 +67,11 @@ class Run:
             describe = self.target.control.describe
             found = [outcome(retrying(partial(describe, job))) for job in self.jobs]
         return RunOutcome(self.name, tuple(found))
+
+    def describe_earlier(self) -> list[JobOutcome]:
+        """All jobs but the newest."""
+        with answers_of(self.target):
+            return [outcome(retrying(partial(self.target.control.describe, job))) for job in self.jobs[:-1]]
 
     def hosts(self) -> int:
         """How many hosts the newest job has."""

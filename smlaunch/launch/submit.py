@@ -45,12 +45,24 @@ def submit(
             and "already exists" not in error.message
         ):
             raise
-        return _attach(task, job_hash, control)
+        found = existing(task, job_hash, control)
+        if found is None:  # taken a moment ago and gone now: the service's own words are the best there are
+            raise
+        return found
     return Submitted(task.name, arn, attached=False)
 
 
-def _attach(task: Task, job_hash: str, control: ControlPlane) -> Submitted:
-    arn = str(retrying(lambda: control.describe(task.name))["TrainingJobArn"])
+def existing(task: Task, job_hash: str, control: ControlPlane) -> Submitted | None:
+    """The job that has the task's name already, when it is this very job; None when the name is free.
+
+    Raises JobError when another job has it.
+    """
+    try:
+        arn = str(retrying(lambda: control.describe(task.name))["TrainingJobArn"])
+    except CallError as error:
+        if error.code in ("ValidationException", "ResourceNotFound"):
+            return None
+        raise
     found = retrying(lambda: control.tags(arn)).get(TAG_JOB)
     if found == job_hash:
         return Submitted(task.name, arn, attached=True)

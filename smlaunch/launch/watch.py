@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from smlaunch.launch.evidence import Evidence, split_rank
-from smlaunch.launch.follow import Event, Follower, LogLine, follow
+from smlaunch.launch.follow import LOG_GROUP, Event, Follower, LogLine, follow, host_of
 from smlaunch.launch.outcome import JobOutcome, outcome
 from smlaunch.launch.progress import Tracker
+from smlaunch.launch.retry import retrying
 from smlaunch.launch.target import Target
 from smlaunch.protocol.progress import parse_line
 
@@ -20,6 +21,7 @@ class Watch:
     def __init__(self, target: Target, job: str) -> None:
         self.evidence = Evidence()
         self.progress = Tracker()
+        self._target = target
         self._follower = Follower(target.control, target.logs, job, target.cadence)
 
     @property
@@ -42,6 +44,14 @@ class Watch:
     def first_round(self) -> Sequence[Event]:
         """What has happened so far, without waiting for more."""
         return self._follower.poll()
+
+    def glance(self) -> None:
+        """Where the job is now and the end of its log, in a few requests however long the log is."""
+        target, job = self._target, self._follower.job
+        self._follower.description = retrying(lambda: target.control.describe(job))
+        for stream in target.logs.streams(LOG_GROUP, job + "/"):
+            for event in target.logs.tail(LOG_GROUP, stream):
+                self._read(LogLine(job, host_of(job, stream), event.at, event.text))
 
     def outcome(self) -> JobOutcome:
         standing = self.progress.standing()
