@@ -1,0 +1,187 @@
+"""The local endpoint put together: storage, services, executor, jobs, and one port on loopback in front.
+
+Embedded, it lives in the client's process; standing, in a process of its own (standing.py). Several may share
+one state directory at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION, ROLE_ARN
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import Owner, StateDir, default_root, publish
+
+if TYPE_CHECKING:
+    from smlaunch.local.credentials import Credentials
+
+EXECUTORS = ("processes",)
+
+
+@dataclass(frozen=True)
+class EndpointInfo:
+    """What a client needs to use an endpoint, and what it runs jobs with. ``pid`` is its process."""
+
+    url: str
+    region: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    account: str
+    role_arn: str
+    bucket: str
+    pid: int
+    isolation: str
+    executor: str
+    home: str
+
+    def environment(self) -> dict[str, str]:
+        """The variables that point any AWS client at the endpoint."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            # A session token or a profile of the user's would win over, or be mixed with, these keys.
+            "AWS_SESSION_TOKEN": "",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> EndpointInfo:
+        return cls(**json.loads(text))
+
+
+class Endpoint:
+    """``isolation``: full, user or plain; None takes the best there is. ``port=0`` takes a free port."""
+
+    def __init__(
+        self,
+        state_dir: Path | None = None,
+        *,
+        isolation: str | None = None,
+        executor: str = "processes",
+        settings: Settings | None = None,
+        port: int = 0,
+    ) -> None:
+        if executor not in EXECUTORS:
+            raise EndpointError(f"executor {executor!r} is unknown; there is {', '.join(EXECUTORS)}")
+        self._home = state_dir or default_root()
+        self._isolation = isolation
+        self._settings = settings or Settings()
+        self._port = port
+
+    def start(self) -> EndpointInfo:
+        """Serves when it returns. Raises EndpointError, for a state directory that cannot be used, an
+        isolation level that does not work here, or a port that is taken."""
+        from smlaunch.local.credentials import Keyring
+        from smlaunch.local.dispatch import Dispatch
+        from smlaunch.local.executors import levels
+        from smlaunch.local.executors.processes import Processes
+        from smlaunch.local.jobs.manager import JobManager
+        from smlaunch.local.jobs.runner import Rooms
+        from smlaunch.local.log_store import LogStore
+        from smlaunch.local.objects import ObjectStore
+        from smlaunch.local.server import Server
+        from smlaunch.local.services.iam import NAMESPACE as IAM_NAMESPACE
+        from smlaunch.local.services.iam import Iam
+        from smlaunch.local.services.json_service import JsonService
+        from smlaunch.local.services.logs import Logs
+        from smlaunch.local.services.query_service import QueryService
+        from smlaunch.local.services.s3.service import S3Service
+        from smlaunch.local.services.sagemaker import SageMakerService
+        from smlaunch.local.services.sts import NAMESPACE as STS_NAMESPACE
+        from smlaunch.local.services.sts import Sts
+        from smlaunch.local.store import JobStore
+
+        state = StateDir(self._home)
+        level = levels.best(state.hosts, state.levels, self._isolation)
+        credentials = _credentials(state)
+        store = JobStore(state.database)
+        objects = ObjectStore(state.objects)
+        logs = LogStore(state.logs)
+        owner = Owner(state)
+        executor = Processes(owner.hosts, owner.id, level.name, level.views)
+        script_environment: dict[str, str] = {}
+        rooms = Rooms(store, objects, logs, executor, self._settings, script_environment)
+        jobs = JobManager(rooms, state, owner)
+        jobs.recover()
+        keyring = Keyring(credentials)
+        dispatch = Dispatch(
+            keyring,
+            {
+                "s3": S3Service(objects),
+                "sagemaker": JsonService("sagemaker", SageMakerService(store, jobs)),
+                "logs": JsonService("logs", Logs(logs)),
+                "sts": QueryService(STS_NAMESPACE, Sts(keyring)),
+                "iam": QueryService(IAM_NAMESPACE, Iam()),
+            },
+        )
+        self._jobs, self._store, self._objects = jobs, store, objects
+        try:
+            self._server = Server(dispatch, port=self._port)
+        except OSError as error:
+            jobs.close()
+            self._close_stores()
+            raise EndpointError(
+                f"port {self._port} on 127.0.0.1 cannot be had: {error.strerror}; leave it out for a free one"
+            ) from error
+        bucket = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
+        objects.create_bucket(bucket)
+        info = EndpointInfo(
+            url=self._server.url,
+            region=DEFAULT_REGION,
+            access_key=credentials.access_key,
+            secret_key=credentials.secret_key,
+            account=ACCOUNT,
+            role_arn=ROLE_ARN,
+            bucket=bucket,
+            pid=os.getpid(),
+            isolation=level.name,
+            executor=executor.name,
+            home=str(state.root),
+        )
+        script_environment.update(
+            {name: value for name, value in info.environment().items() if value and "REGION" not in name}
+        )
+        return info
+
+    def close(self) -> None:
+        """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process
+        is left."""
+        # Jobs first: their scripts may still save something to S3 on SIGTERM.
+        self._jobs.close()
+        self._server.close()
+        self._close_stores()
+
+    def __enter__(self) -> EndpointInfo:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_stores(self) -> None:
+        self._objects.close()
+        self._store.close()
+
+
+def _credentials(state: StateDir) -> Credentials:
+    """This state directory's own random key, made by the first endpoint that needs it."""
+    from smlaunch.local.credentials import Credentials
+
+    try:
+        return Credentials(**json.loads(state.credentials.read_bytes()))
+    except FileNotFoundError:
+        # The form of AWS's own keys, which some clients check.
+        fresh = {"access_key": "AKIA" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
+        publish(state.credentials, json.dumps(fresh).encode(), replace=False)
+        return Credentials(**json.loads(state.credentials.read_bytes()))

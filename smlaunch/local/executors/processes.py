@@ -1,0 +1,278 @@
+"""Hosts as process trees on this machine: the executor that needs nothing but Python.
+
+Every host has its own supervisor (supervisor.py), started while the job's data is still being laid out, and
+its own folder: ``ml`` (the contract's tree), ``tmp``, ``hosts``. What a host sees beyond that depends on the
+isolation level (levels.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from smlaunch.local.executors import loopback, sweep
+from smlaunch.local.executors.base import (
+    Allocation,
+    CannotAllocate,
+    HostExit,
+    HostProcess,
+    Offer,
+    Place,
+    Program,
+)
+from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
+from smlaunch.protocol.paths import ROOT_VARIABLE
+
+_HOST_SCRIPT = Path(__file__).with_name("host.py")
+_CONTRACT_ROOT = "/opt/ml"
+_PIPE_BYTES = 1 << 20
+
+
+class Processes:
+    """``folder`` holds the trees of this endpoint's hosts; ``owner`` names the endpoint in every process."""
+
+    name = "processes"
+
+    def __init__(self, folder: Path, owner: str, isolation: str, views: bool) -> None:
+        self.isolation = isolation
+        self._folder = folder
+        self._owner = owner
+        self._views = views and isolation != "plain"
+
+    def allocate(self, job: str, labels: Sequence[str], isolated_network: bool) -> Allocation:
+        return ProcessAllocation(
+            self._folder / job,
+            f"{self._owner}/{job}",
+            labels,
+            self.isolation,
+            isolated_network and self.isolation != "plain",
+            self._views,
+        )
+
+    def recover(self, owner: str) -> int:
+        return sweep.kill_all(sweep.marked(f"{owner}/"))
+
+
+class ProcessAllocation:
+    """The hosts of one job. Their supervisors start at once and wait for what to run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        owner: str,
+        labels: Sequence[str],
+        level: str,
+        isolated_network: bool,
+        views: bool,
+    ) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._level = level
+        self._isolated_network = isolated_network
+        self._network = loopback.reserve(len(labels))
+        self._hosts: list[_Host] = []
+        plain = level == "plain"
+        environment = {"SMLAUNCH_PORT": str(self._network.port)}
+        self.offer = Offer(environment, views=views)
+        self.places = tuple(
+            Place(
+                label=label,
+                name=address if plain else label,
+                address=address,
+                tree=folder / label / "ml",
+                root=str(folder / label / "ml") if plain else _CONTRACT_ROOT,
+            )
+            for label, address in zip(labels, self._network.addresses, strict=True)
+        )
+        try:
+            for place in self.places:
+                for part in ("ml", "tmp", "stage"):
+                    (folder / place.label / part).mkdir(parents=True)
+                (folder / place.label / "tmp").chmod(0o1777)
+                self._hosts.append(_Host(place))
+        except OSError as error:
+            self.release()
+            raise CannotAllocate(f"no process can be started for a host: {error}") from error
+
+    def start(self, programs: Sequence[Program]) -> list[HostProcess]:
+        names = "".join(
+            f"{place.address}\t{place.name}\n" for place in self.places if place.name != place.address
+        )
+        keep = _visible_below_tmp(programs[0].environment["PATH"])
+        network = ""
+        for index, (host, program) in enumerate(zip(self._hosts, programs, strict=True)):
+            if self._isolated_network:
+                # The first host makes the network, the others join it.
+                network = "new" if index == 0 else str(self._hosts[0].pid)
+            host.start(self._plan(host.place, program, names, keep, network))
+            if network == "new":
+                host.wait_for_start()
+        return list(self._hosts)
+
+    def release(self) -> None:
+        for host in self._hosts:
+            host.kill()
+        for host in self._hosts:
+            host.reap()
+        if self._hosts and self._level == "plain":
+            # What a killed supervisor could no longer end. No namespace does it here.
+            sweep.kill_all(sweep.marked(self._owner + "/"))
+        self._hosts = []
+        self._network.release()
+        remove_tree(self._folder)
+
+    def _plan(self, place: Place, program: Program, names: str, keep: list[str], network: str) -> HostPlan:
+        folder = place.tree.parent
+        hosts_file = folder / "hosts"
+        hosts_file.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" + names)
+        views = []
+        for number, view in enumerate(program.views):
+            upper, work = folder / "views" / str(number), folder / "views" / f"{number}.work"
+            upper.mkdir(parents=True)
+            work.mkdir()
+            views.append(ViewPlan(str(view.source), view.target, view.read_only, str(upper), str(work)))
+        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{place.label}"}
+        argv = list(program.argv)
+        if self._level == "plain":
+            environment[ROOT_VARIABLE] = place.root
+            environment["TMPDIR"] = str(folder / "tmp")
+            argv = [_moved(word, place.root) for word in argv]
+        return HostPlan(
+            level=self._level,
+            argv=argv,
+            environment=environment,
+            directory=f"{place.root}/code",
+            hostname=place.name,
+            tree=str(place.tree),
+            root=place.root,
+            stage=str(folder / "stage"),
+            tmp=str(folder / "tmp"),
+            hosts_file=str(hosts_file),
+            views=views,
+            keep=keep,
+            network=network,
+        )
+
+
+class _Host:
+    """A supervisor and the three pipes to it: lifeline, report (``events``), and what the host prints."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        lifeline, self._lifeline = os.pipe()
+        self.events, report = os.pipe()
+        self.output, output = os.pipe()
+        _enlarge(self.output)
+        try:
+            # No shell, no user site, no environment: the supervisor is the same wherever we were started.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_HOST_SCRIPT), str(lifeline), str(report)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lifeline, report),
+                start_new_session=True,  # the terminal's Ctrl-C is for the client alone
+                env={},
+            )
+        except BaseException:
+            for descriptor in (self._lifeline, self.events, self.output):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (lifeline, report, output):
+                os.close(descriptor)
+        self._text = b""
+        self._started = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, plan: HostPlan) -> None:
+        assert self._process.stdin is not None
+        # A supervisor that has died already is told by its report's end.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
+            stream.write(plan.encode())
+
+    def wait_for_start(self) -> None:
+        """Until the program runs, or cannot; what was reported is not consumed for ``read``."""
+        while b"\n" not in self._text:
+            some = os.read(self.events, 4096)
+            if not some:
+                return
+            self._text += some
+
+    def read(self) -> HostExit | None:
+        if not self._text:
+            self._text = os.read(self.events, 4096)
+            if not self._text:
+                return HostExit(137, "lost", f"the supervisor of host {self.place.label} was killed")
+        *lines, _ = self._text.split(b"\n")
+        self._text = b""
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "exit":
+                return HostExit(int(rest))
+            if word == "error":
+                step, code, message = rest.split(" ", 2)
+                where = "" if step == "program" else "the host could not be isolated: "
+                return HostExit(int(code), "not_started", where + message)
+        return None
+
+    def terminate(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def reap(self) -> None:
+        """After ``kill``. Closes what is still open."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process.wait()
+        for descriptor in (self.events, self.output):
+            os.close(descriptor)
+
+
+def _enlarge(pipe: int) -> None:
+    """Room for bursts of output, where the system lets us."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _moved(word: str, root: str) -> str:
+    """A word that names a place of the contract, where its tree lies elsewhere."""
+    return root + word[len(_CONTRACT_ROOT) :] if word.startswith(_CONTRACT_ROOT + "/") else word
+
+
+def _visible_below_tmp(path: str) -> list[str]:
+    """Directories below /tmp that a host needs although its /tmp is its own: where programs come from."""
+    wanted = [sys.prefix, sys.base_prefix, *path.split(os.pathsep)]
+    below = sorted({folder for folder in wanted if folder.startswith("/tmp/") and Path(folder).is_dir()})  # noqa: S108
+    return [
+        folder
+        for folder in below
+        if not any(folder.startswith(other + "/") for other in below if other != folder)
+    ]
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a host's files, whatever modes its programs, or an overlay, left behind."""
+    if not folder.exists():
+        return
+    for current, names, _ in os.walk(folder):
+        for inner in (Path(current, name) for name in names):
+            if not inner.is_symlink() and not os.access(inner, os.R_OK | os.W_OK | os.X_OK):
+                inner.chmod(0o700)
+    shutil.rmtree(folder)

@@ -1,0 +1,109 @@
+"""What a host finds below /opt/ml/input/config and in its environment. Pure but for the writing.
+
+Source: facts on the SageMaker contract, 2.4 and 2.5 (developer guide, training toolkit).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smlaunch.local.executors.base import Place
+from smlaunch.local.jobs.spec import DEFAULT_GROUP, TrainingSpec
+from smlaunch.protocol.paths import SHARED_PYTHON_VARIABLE, Paths
+
+NETWORK_INTERFACE = "lo"
+"""All hosts of this endpoint meet on loopback addresses; on SageMaker it is eth0."""
+
+
+def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place) -> dict[str, Any]:
+    names = {place.label: place.name for place in places}
+    mine = next(host for host in spec.hosts if host.label == current.label)
+    groups: dict[str, dict[str, Any]] = {}
+    for host in spec.hosts:
+        group = groups.setdefault(
+            host.group,
+            {"instance_group_name": host.group, "instance_type": host.instance_type, "hosts": []},
+        )
+        group["hosts"].append(names[host.label])
+    for group in groups.values():
+        group["hosts"].sort()
+    return {
+        "current_host": current.name,
+        "current_instance_type": mine.instance_type,
+        "current_group_name": mine.group if spec.heterogeneous else DEFAULT_GROUP,
+        "hosts": sorted(names.values()),  # lexicographic, as documented: algo-10 before algo-2
+        "instance_groups": list(groups.values()),
+        "network_interface_name": NETWORK_INTERFACE,
+    }
+
+
+def input_data_config(spec: TrainingSpec, label: str) -> dict[str, dict[str, str]]:
+    """The channels this host has. No S3 address stands in it."""
+    channels = {}
+    for channel in spec.channels:
+        if label not in spec.hosts_of(channel):
+            continue
+        entry = {
+            "TrainingInputMode": channel.mode,
+            "S3DistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
+        if channel.content_type:
+            entry["ContentType"] = channel.content_type
+        channels[channel.name] = entry
+    return channels
+
+
+def lay_out(spec: TrainingSpec, places: Sequence[Place], current: Place) -> None:
+    """Makes the directories and configuration files of one host."""
+    paths = Paths(str(current.tree))
+    for folder in (paths.config, paths.data, paths.model, paths.output_data, paths.code):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    documents: Mapping[str, Any] = {
+        paths.hyperparameters: dict(spec.hyperparameters),
+        paths.input_data_config: input_data_config(spec, current.label),
+        paths.resource_config: resource_config(spec, places, current),
+    }
+    for path, document in documents.items():
+        Path(path).write_text(json.dumps(document))
+
+
+def environment(
+    spec: TrainingSpec,
+    offered: Mapping[str, str],
+    inherited: Sequence[str],
+    credentials: Mapping[str, str],
+    own: Mapping[str, str],
+) -> dict[str, str]:
+    """A host's whole environment: the platform's variables, then the request's own, which win.
+
+    ``offered``: the executor's. ``credentials``: how a script's boto3 reaches this endpoint; left out under
+    network isolation, where SageMaker gives a container none either. ``own``: this process's environment,
+    of which ``inherited`` names are taken.
+    """
+    variables = {name: own[name] for name in inherited if name in own}
+    # The endpoint's interpreter first, so that `python3` is the one smlaunch was installed for, in an
+    # environment that is not activated too.
+    here = str(Path(sys.executable).parent)
+    others = [folder for folder in own.get("PATH", os.defpath).split(os.pathsep) if folder and folder != here]
+    variables["PATH"] = os.pathsep.join([here, *others])
+    variables |= {
+        "TRAINING_JOB_NAME": spec.name,
+        "TRAINING_JOB_ARN": spec.arn,
+        "AWS_REGION": spec.region,
+        "AWS_DEFAULT_REGION": spec.region,
+        SHARED_PYTHON_VARIABLE: "1",
+    }
+    if not spec.isolated_network:
+        variables |= credentials
+    for name in {"no_proxy", "NO_PROXY"} & variables.keys() or {"no_proxy"}:
+        # The endpoint and the other hosts are on this machine: no proxy knows them.
+        variables[name] = ",".join(
+            filter(None, [variables.get(name), "127.0.0.0/8", "127.0.0.1", "localhost"])
+        )
+    return {**variables, **offered, **spec.environment}

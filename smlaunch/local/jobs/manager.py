@@ -1,0 +1,129 @@
+"""All jobs of one endpoint: which run, which wait for a place, and what other endpoints left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from smlaunch.local import state_dir
+from smlaunch.local.jobs import states
+from smlaunch.local.jobs.runner import JobRunner, Rooms
+from smlaunch.local.state_dir import Owner, StateDir
+from smlaunch.local.store import JobRecord
+
+_CLOSED = "The endpoint that ran this job was closed"
+
+
+class JobManager:
+    """``owner`` is this endpoint among those that share the state directory."""
+
+    def __init__(self, rooms: Rooms, state: StateDir, owner: Owner) -> None:
+        self.owner = owner
+        self._rooms = rooms
+        self._state = state
+        self._lock = threading.Lock()
+        self._running: dict[str, JobRunner] = {}
+        self._waiting: deque[JobRunner] = deque()
+        self._closed = False
+        self._close_seen, self._close_said = os.pipe()
+        self._listener = threading.Thread(target=self._listen, name="mailbox", daemon=True)
+        self._listener.start()
+
+    def submit(self, record: JobRecord) -> None:
+        """Runs a job that the store has already; it waits when as many as allowed are running."""
+        runner = JobRunner(record, self._rooms, self._finished)
+        limit = self._rooms.settings.max_parallel_jobs
+        with self._lock:
+            if limit is not None and len(self._running) >= limit:
+                self._waiting.append(runner)
+                return
+            self._running[runner.arn] = runner
+        runner.start()
+
+    def stop(self, record: JobRecord) -> None:
+        """Asks a job to stop, whichever endpoint runs it. One whose endpoint is gone is closed as failed."""
+        if record.owner == self.owner.id:
+            self._stop_own(record.arn)
+        elif not state_dir.send(self._state, record.owner, f"stop {record.arn}"):
+            self.recover()
+
+    def recover(self) -> None:
+        """Closes the jobs of endpoints that died, and ends and removes what those left."""
+        for owner in state_dir.dead_owners(self._state):
+            self._rooms.executor.recover(owner)
+            for record in self._rooms.store.unfinished(owner):
+                reason = (
+                    "InternalServerError: the endpoint that ran this job ended without closing it (found at "
+                    f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}); run it again"
+                )
+                self._rooms.store.save(record.arn, states.fail(record.state, reason, time.time()))
+            leftovers = self._state.hosts / owner
+            if leftovers.exists():
+                threading.Thread(target=_remove, args=(leftovers,), name="leftovers").start()
+
+    def close(self) -> None:
+        """Stops all jobs, waits until nothing of them is left, and tells other endpoints good-bye."""
+        with self._lock:
+            self._closed = True
+            runners = [*self._running.values(), *self._waiting]
+        for runner in runners:
+            self._stop_own(runner.arn, _CLOSED, self._rooms.settings.close_grace_seconds)
+        for runner in runners:
+            runner.join()
+        os.write(self._close_said, b".")
+        self._listener.join()
+        os.close(self._close_said)
+        os.close(self._close_seen)
+        self.owner.close()
+
+    def _stop_own(self, arn: str, message: str | None = None, grace: float | None = None) -> None:
+        with self._lock:
+            runner = self._running.get(arn)
+            if runner is None:
+                runner = next((waiting for waiting in self._waiting if waiting.arn == arn), None)
+                if runner is None:
+                    return  # it has ended meanwhile
+                # Beyond the limit, but it only lives to see that it is to stop.
+                self._waiting.remove(runner)
+                self._running[arn] = runner
+                waited = True
+            else:
+                waited = False
+        runner.stop("user", message, grace)
+        if waited:
+            runner.start()
+
+    def _finished(self, runner: JobRunner) -> None:
+        limit = self._rooms.settings.max_parallel_jobs
+        following = None
+        with self._lock:
+            del self._running[runner.arn]
+            if self._waiting and not self._closed and (limit is None or len(self._running) < limit):
+                following = self._waiting.popleft()
+                self._running[following.arn] = following
+        if following is not None:
+            following.start()
+
+    def _listen(self) -> None:
+        """Reads this endpoint's mailbox: lines such as ``stop ARN``, written by other endpoints."""
+        text = b""
+        while True:
+            ready, _, _ = select.select([self.owner.inbox, self._close_seen], [], [])
+            if self._close_seen in ready:
+                return
+            text += os.read(self.owner.inbox, 1 << 16)
+            *lines, text = text.split(b"\n")
+            for line in lines:
+                command, _, arn = line.decode(errors="replace").partition(" ")
+                if command == "stop":
+                    self._stop_own(arn)
+
+
+def _remove(folder: Path) -> None:
+    from smlaunch.local.executors.processes import remove_tree
+
+    remove_tree(folder)

@@ -1,0 +1,98 @@
+"""The hosts' output on its way to the log: one thread per job, one stream per host.
+
+Group and stream are named as SageMaker names them: /aws/sagemaker/TrainingJobs, JOB/algo-1-EPOCH_MS.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Mapping, Sequence
+
+from smlaunch.local.jobs.ports import Logs
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+_READ_BYTES = 1 << 20
+_LINE_LIMIT = 250_000
+"""Characters. CloudWatch Logs takes 256 KiB an event; a longer line becomes several."""
+
+
+class OutputPump:
+    """Reads pipes until their end and appends whole lines, stamped when they were read."""
+
+    def __init__(self, job: str, labels: Sequence[str], logs: Logs) -> None:
+        started = int(time.time() * 1000)
+        self._streams = {label: f"{job}/{label}-{started}" for label in labels}
+        self._logs = logs
+        self._thread: threading.Thread | None = None
+        self._gave_up, self._give_up = os.pipe()
+        self._lost = 0
+
+    def note(self, label: str, text: str) -> None:
+        """A line of the endpoint's own in a host's log."""
+        self._append(label, [f"[smlaunch] {text}"])
+
+    def start(self, outputs: Mapping[str, int]) -> None:
+        """``outputs``: label to the read end of the pipe that a host prints to."""
+        self._thread = threading.Thread(target=self._run, args=(dict(outputs),), name="output", daemon=True)
+        self._thread.start()
+
+    def finish(self, patience: float = 10.0) -> None:
+        """Waits until everything printed is in the log. All writers are dead, so the pipes end; should one
+        have escaped with a copy, its output is given up after ``patience`` seconds."""
+        if self._thread is not None:
+            self._thread.join(patience)
+            os.write(self._give_up, b".")
+            self._thread.join()
+        os.close(self._gave_up)
+        os.close(self._give_up)
+
+    def _run(self, outputs: dict[str, int]) -> None:
+        decoders = {label: getincrementaldecoder("utf-8")("replace") for label in outputs}
+        partial = dict.fromkeys(outputs, "")
+        with selectors.DefaultSelector() as selector:
+            for label, descriptor in outputs.items():
+                selector.register(descriptor, selectors.EVENT_READ, label)
+            selector.register(self._gave_up, selectors.EVENT_READ)
+            while len(selector.get_map()) > 1:
+                for key, _ in selector.select():
+                    label = key.data
+                    if label is None:
+                        for label, rest in partial.items():
+                            self._append(label, [rest] if rest else [])
+                        return
+                    data = os.read(key.fd, _READ_BYTES)
+                    text = partial[label] + decoders[label].decode(data, final=not data)
+                    *lines, rest = text.split("\n")
+                    if not data:
+                        selector.unregister(key.fd)
+                        lines += [rest] if rest else []
+                        rest = ""
+                    elif len(rest) > _LINE_LIMIT:
+                        lines.append(rest)
+                        rest = ""
+                    partial[label] = rest
+                    self._append(label, lines)
+
+    def _append(self, label: str, lines: Sequence[str]) -> None:
+        now = int(time.time() * 1000)
+        events = [
+            (now, piece)
+            for line in lines
+            for piece in ((line.removesuffix("\r"),) if len(line) <= _LINE_LIMIT else _pieces(line))
+        ]
+        if self._lost and events:
+            events.insert(0, (now, f"[smlaunch] {self._lost} lines were lost: the log could not be written"))
+        try:
+            self._logs.append(GROUP, self._streams[label], events)
+            self._lost = 0
+        except OSError:
+            # A full disk must not block the hosts, which would wait for us to read. The log tells it later.
+            self._lost += len(lines)
+
+
+def _pieces(line: str) -> list[str]:
+    return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)]

@@ -1,0 +1,29 @@
+"""What running a job needs of the endpoint's other rooms: a few methods of its object and log stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class StoredObject(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Objects(Protocol):
+    """``list`` and ``put_file`` raise a KeyError for a bucket that does not exist, ``path`` for a key."""
+
+    @property
+    def root(self) -> Path: ...
+    def list(self, bucket: str, prefix: str = "") -> Iterator[StoredObject]: ...
+    def path(self, bucket: str, key: str) -> Path: ...
+    def put_file(self, bucket: str, key: str, source: Path, move: bool = False) -> Any: ...
+    def delete(self, bucket: str, key: str) -> Any: ...
+
+
+class Logs(Protocol):
+    def append(self, group: str, stream: str, events: Sequence[tuple[int, str]]) -> None: ...

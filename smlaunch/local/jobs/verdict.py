@@ -1,0 +1,47 @@
+"""Whose failure is the job's: a pure function of how all hosts ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smlaunch.local.executors.base import HostExit
+from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """``ended`` and ``failure_time`` (when the failure file was written) are seconds since the epoch.
+    ``told``: we had asked the host to leave before it ended."""
+
+    label: str
+    exit: HostExit
+    ended: float
+    told: bool
+    failure: str = ""
+    failure_time: float | None = None
+
+    @property
+    def failed_at(self) -> float:
+        return self.ended if self.failure_time is None else min(self.ended, self.failure_time)
+
+
+def failure_reason(reports: Sequence[HostReport]) -> str | None:
+    """None when all hosts ended with 0; else FailureReason, from the host that failed first.
+
+    First counts by the failure file's time, not by the exit's: a host that waits for its own ranks to leave
+    may exit after one that only followed it. A host that left because it was told to is no cause as long as
+    there is another.
+    """
+    failed = [report for report in reports if report.exit.code != 0]
+    if not failed:
+        return None
+    causes = [report for report in failed if not report.told or report.failure_time is not None]
+    first = min(causes or failed, key=lambda report: (report.failed_at, report.label))
+    if first.exit.how == "lost":
+        return f"InternalServerError: {first.exit.message}"
+    if first.exit.how == "not_started":
+        if first.exit.code not in (126, 127):
+            return f"InternalServerError: {first.label}: {first.exit.message}"[:REASON_LIMIT]
+        return algorithm_error(first.exit.message, first.exit.code)
+    return algorithm_error(first.failure[:REASON_LIMIT], first.exit.code)

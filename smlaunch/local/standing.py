@@ -1,0 +1,187 @@
+"""A standing endpoint: one process of its own per state directory, for many clients and for longer.
+
+It holds ``standing.lock`` as long as it lives, so whether one is there never depends on a pid that may be
+another's by now. Its address stands in ``endpoint.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir, default_root, publish
+
+_STOP_SLACK_SECONDS = 30.0
+"""Beyond the jobs' own grace, for uploading what they left."""
+
+
+def start(
+    state_dir: Path | None = None,
+    *,
+    isolation: str | None = None,
+    executor: str = "processes",
+    settings: Settings | None = None,
+    port: int = 0,
+) -> EndpointInfo:
+    """Starts it and returns once it serves. Raises EndpointError when it cannot, or one is there already."""
+    state = StateDir(state_dir or default_root())
+    there = status(state.root)
+    if there is not None:
+        raise EndpointError(
+            f"an endpoint stands already at {there.url} (pid {there.pid}, home {state.root}); "
+            "`smlaunch local stop` ends it"
+        )
+    orders = {
+        "home": str(state.root),
+        "isolation": isolation,
+        "executor": executor,
+        "settings": asdict(settings or Settings()),
+        "port": port,
+    }
+    ready, ready_end = os.pipe()
+    descriptor = os.open(state.standing_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(ready, "rb") as answer, os.fdopen(descriptor, "wb") as log:
+        try:
+            # In / and in a session of its own: neither this terminal nor this directory is held by it.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "smlaunch.local.standing", str(ready_end)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(ready_end,),
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            os.close(ready_end)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as stream:
+            stream.write(json.dumps(orders).encode())
+        text = answer.read()
+    if text.startswith(b"{"):
+        process.returncode = 0  # it lives on; nobody waits for it
+        return EndpointInfo.from_json(text)
+    process.wait()
+    raise EndpointError(
+        text.decode() or f"the endpoint ended before it served; its log is {state.standing_log}"
+    )
+
+
+def status(state_dir: Path | None = None) -> EndpointInfo | None:
+    """None when none stands there."""
+    state = _existing(state_dir)
+    if state is None or not _held(state):
+        return None
+    try:
+        return EndpointInfo.from_json(state.address.read_bytes())
+    except FileNotFoundError:
+        return None  # it is just starting
+
+
+def stop(state_dir: Path | None = None) -> EndpointInfo | None:
+    """Ends it with all its jobs and returns what it was; None when none stood there. Raises EndpointError
+    when it does not end."""
+    there = status(state_dir)
+    if there is None:
+        return None
+    os.kill(there.pid, signal.SIGTERM)
+    patience = Settings().close_grace_seconds + _STOP_SLACK_SECONDS
+    waiting = threading.Thread(target=_wait_until_gone, args=(StateDir(Path(there.home)),), daemon=True)
+    waiting.start()
+    waiting.join(patience)
+    if waiting.is_alive():
+        raise EndpointError(
+            f"the endpoint (pid {there.pid}) did not end within {patience:.0f} s; `kill -9 {there.pid}` ends "
+            "it and its jobs"
+        )
+    return there
+
+
+def _existing(state_dir: Path | None) -> StateDir | None:
+    """Asking for the status makes no directory."""
+    root = state_dir or default_root()
+    return StateDir(root) if root.is_dir() else None
+
+
+def _held(state: StateDir) -> bool:
+    try:
+        with state.standing_lock.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _wait_until_gone(state: StateDir) -> None:
+    with state.standing_lock.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def _only_one(state: StateDir) -> Iterator[None]:
+    descriptor = os.open(state.standing_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EndpointError(f"another endpoint was started for {state.root} at the same time") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _serve(ready: int) -> None:
+    """The standing process: serves until SIGTERM or SIGINT."""
+    orders = json.loads(sys.stdin.buffer.read())
+    state = StateDir(Path(orders["home"]))
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _noted)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    chosen = {**orders["settings"], "inherit_environment": tuple(orders["settings"]["inherit_environment"])}
+    endpoint = Endpoint(
+        state.root,
+        isolation=orders["isolation"],
+        executor=orders["executor"],
+        settings=Settings(**chosen),
+        port=orders["port"],
+    )
+    with os.fdopen(ready, "wb") as answer:
+        os.set_inheritable(ready, False)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_only_one(state))
+                info = endpoint.start()
+            except EndpointError as error:
+                answer.write(str(error).encode())
+                sys.exit(1)
+            publish(state.address, info.to_json())
+            answer.write(info.to_json())
+            answer.close()
+            os.read(woken, 1)
+            state.address.unlink(missing_ok=True)
+            endpoint.close()
+
+
+def _noted(number: int, frame: object) -> None:
+    """The main thread reads the number from the wake-up pipe."""
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -1,0 +1,137 @@
+"""Where an endpoint keeps what outlives it, and how several endpoints share that place.
+
+jobs.sqlite              every job that was ever created
+s3/<bucket>/<key>        the objects
+logs/                    the log streams
+hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
+owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
+endpoint.json            where the standing endpoint listens (0600)
+credentials.json         the key that clients sign with (0600)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from smlaunch.errors import EndpointError
+
+
+def default_root() -> Path:
+    """$SMLAUNCH_HOME, else ~/.smlaunch."""
+    named = os.environ.get("SMLAUNCH_HOME")
+    return Path(named) if named else Path.home() / ".smlaunch"
+
+
+class StateDir:
+    """Makes the directory, readable by its owner only. Raises EndpointError when that cannot be done."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.objects = self.root / "s3"
+        self.logs = self.root / "logs"
+        self.hosts = self.root / "hosts"
+        self.owners = self.root / "owners"
+        self.database = self.root / "jobs.sqlite"
+        self.address = self.root / "endpoint.json"
+        self.standing_lock = self.root / "standing.lock"
+        self.standing_log = self.root / "standing.log"
+        self.levels = self.root / "levels.json"
+        self.credentials = self.root / "credentials.json"
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.objects, self.logs, self.hosts, self.owners):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise EndpointError(
+                f"the endpoint's state directory {self.root} cannot be made: {error.strerror}; "
+                "set SMLAUNCH_HOME to a directory you can write"
+            ) from error
+
+
+def publish(path: Path, data: bytes, replace: bool = True) -> None:
+    """Writes a private file that a reader sees whole or not at all. ``replace=False`` keeps what is there."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+    if replace:
+        partial.replace(path)
+        return
+    try:
+        path.hardlink_to(partial)  # unlike a rename it fails when another process was faster
+    except FileExistsError:
+        return
+    finally:
+        partial.unlink()
+
+
+class Owner:
+    """One endpoint process among those that share a state directory.
+
+    Its lock file is locked as long as the process lives, however it ends. Its mailbox is a named pipe
+    (a path of any length will do, unlike a socket's) on which others pass on what concerns its jobs.
+    """
+
+    def __init__(self, state: StateDir) -> None:
+        self.id = secrets.token_hex(6)
+        self._state = state
+        self._mailbox = state.owners / f"{self.id}.mail"
+        os.mkfifo(self._mailbox, 0o600)
+        # Read and write, so that the last writer's leaving is not an end of file.
+        self.inbox = os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Locked under another name first: a lock file that can be had is that of a dead endpoint.
+        hidden = state.owners / f".{self.id}.new"
+        self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        hidden.replace(state.owners / f"{self.id}.lock")
+
+    @property
+    def hosts(self) -> Path:
+        return self._state.hosts / self.id
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.hosts.rmdir()  # empty by now, or never made
+        (self._state.owners / f"{self.id}.lock").unlink(missing_ok=True)
+        self._mailbox.unlink(missing_ok=True)
+        os.close(self.inbox)
+        os.close(self._lock)
+
+
+def send(state: StateDir, owner: str, message: str) -> bool:
+    """Puts one line into another endpoint's mailbox. False when nobody is there to read it."""
+    try:
+        descriptor = os.open(state.owners / f"{owner}.mail", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # no such mailbox, or no reader: that endpoint is gone
+    try:
+        os.write(descriptor, message.encode() + b"\n")
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def dead_owners(state: StateDir) -> Iterator[str]:
+    """Endpoints that ended without saying so. Each is given to one caller only and forgotten afterwards."""
+    for path in sorted(state.owners.glob("*.lock")):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if not path.exists():
+                continue  # another endpoint was faster
+            yield path.stem
+            path.with_suffix(".mail").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)

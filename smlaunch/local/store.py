@@ -1,0 +1,203 @@
+"""The endpoint's memory of jobs: one SQLite file, shared by all endpoints of a state directory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.jobs.states import JobState
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    kind TEXT NOT NULL, region TEXT NOT NULL, name TEXT NOT NULL,
+    arn TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    created REAL NOT NULL, modified REAL NOT NULL, status TEXT NOT NULL,
+    request TEXT NOT NULL, state TEXT NOT NULL, result TEXT NOT NULL, tags TEXT NOT NULL,
+    PRIMARY KEY (kind, region, name)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (kind, region, created, name);
+CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner, status);
+"""
+_ENDED = ("Completed", "Failed", "Stopped")
+
+
+class NameTaken(Exception):
+    """A job of this kind, region and name exists."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as it is remembered. ``result`` holds what Describe adds at the end, such as ModelArtifacts."""
+
+    kind: str
+    region: str
+    name: str
+    arn: str
+    owner: str
+    request: Mapping[str, Any]
+    state: JobState
+    result: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """What ListTrainingJobs may ask. Times are seconds since the epoch; ``after`` is a page's start."""
+
+    created_after: float | None = None
+    created_before: float | None = None
+    modified_after: float | None = None
+    modified_before: float | None = None
+    name_contains: str | None = None
+    status: str | None = None
+    sort_by: str = "CreationTime"
+    descending: bool = False
+    limit: int = 10
+    after: tuple[str | float, str] | None = None
+
+
+_SORT_COLUMNS = {"CreationTime": "created", "Name": "name", "Status": "status"}
+
+
+class JobStore:
+    """Safe for many threads and processes. A write is there once the call returns, also after kill -9."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        # WAL with NORMAL loses the last commits when the machine itself goes down, never when a process does.
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            self._connection.close()
+            raise EndpointError(
+                f"{path} was written by another version of smlaunch (schema {version}, this one knows "
+                f"{_VERSION}): move it away, or set SMLAUNCH_HOME to another directory"
+            )
+        if version == 0:
+            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={_VERSION};")
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def create(self, record: JobRecord) -> None:
+        """Raises NameTaken."""
+        row = (
+            *(record.kind, record.region, record.name, record.arn, record.owner),
+            *(record.state.created, record.state.modified, record.state.status),
+            *map(json.dumps, (record.request, record.state.to_dict(), record.result, record.tags)),
+        )
+        with self._lock:
+            try:
+                self._connection.execute(f"INSERT INTO jobs VALUES ({','.join('?' * len(row))})", row)  # noqa: S608
+            except sqlite3.IntegrityError:
+                raise NameTaken(record.name) from None
+
+    def get(self, kind: str, region: str, name: str) -> JobRecord | None:
+        rows = self._select("kind = ? AND region = ? AND name = ?", (kind, region, name))
+        return rows[0] if rows else None
+
+    def by_arn(self, arn: str) -> JobRecord | None:
+        rows = self._select("arn = ?", (arn,))
+        return rows[0] if rows else None
+
+    def save(self, arn: str, state: JobState, result: Mapping[str, Any] | None = None) -> None:
+        """Remembers where the job stands; ``result``, when given, replaces what was there."""
+        columns = {
+            "modified": state.modified,
+            "status": state.status,
+            "state": json.dumps(state.to_dict()),
+        }
+        if result is not None:
+            columns["result"] = json.dumps(result)
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._lock:
+            self._connection.execute(
+                f"UPDATE jobs SET {assignments} WHERE arn = ?",  # noqa: S608
+                (*columns.values(), arn),
+            )
+
+    def add_tags(self, arn: str, tags: Mapping[str, str]) -> JobRecord | None:
+        """Adds to a job's tags and returns the job; None when there is no such job."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                record = self.by_arn(arn)
+                if record is not None:
+                    record = replace(record, tags={**record.tags, **tags})
+                    self._connection.execute(
+                        "UPDATE jobs SET tags = ? WHERE arn = ?", (json.dumps(record.tags), arn)
+                    )
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        return record
+
+    def unfinished(self, owner: str) -> list[JobRecord]:
+        """The jobs of one endpoint that have not ended."""
+        return self._select(f"owner = ? AND status NOT IN ({','.join('?' * len(_ENDED))})", (owner, *_ENDED))
+
+    def query(self, kind: str, region: str, query: JobQuery) -> list[JobRecord]:
+        """One page in the order asked for; equal keys are ordered by name, so that pages never overlap."""
+        column = _SORT_COLUMNS[query.sort_by]
+        direction, beyond = ("DESC", "<") if query.descending else ("ASC", ">")
+        conditions: list[tuple[str, Sequence[Any]]] = [("kind = ? AND region = ?", (kind, region))]
+        bounds = (
+            ("created > ?", query.created_after),
+            ("created < ?", query.created_before),
+            ("modified > ?", query.modified_after),
+            ("modified < ?", query.modified_before),
+            ("instr(name, ?) > 0", query.name_contains),
+            ("status = ?", query.status),
+        )
+        conditions += [(text, (value,)) for text, value in bounds if value is not None]
+        if query.after is not None:
+            conditions.append((f"({column}, name) {beyond} (?, ?)", query.after))
+        where = " AND ".join(text for text, _ in conditions)
+        values = [value for _, some in conditions for value in some]
+        return self._select(
+            f"{where} ORDER BY {column} {direction}, name {direction} LIMIT ?", (*values, query.limit)
+        )
+
+    def _select(self, rest: str, values: Iterable[Any]) -> list[JobRecord]:
+        """``rest`` is made of this module's own words only; every value is bound."""
+        columns = "kind, region, name, arn, owner, request, state, result, tags"
+        with self._lock:
+            rows = self._connection.execute(
+                f"SELECT {columns} FROM jobs WHERE {rest}",  # noqa: S608
+                tuple(values),
+            ).fetchall()
+        return [
+            JobRecord(
+                kind=row[0],
+                region=row[1],
+                name=row[2],
+                arn=row[3],
+                owner=row[4],
+                request=json.loads(row[5]),
+                state=JobState.from_dict(json.loads(row[6])),
+                result=json.loads(row[7]),
+                tags=json.loads(row[8]),
+            )
+            for row in rows
+        ]
+
+
+def sort_key(record: JobRecord, sort_by: str) -> tuple[str | float, str]:
+    """Where a job stands in an order: what the next page begins after."""
+    values: dict[str, str | float] = {
+        "CreationTime": record.state.created,
+        "Name": record.name,
+        "Status": record.state.status,
+    }
+    return values[sort_by], record.name
