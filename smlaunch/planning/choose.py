@@ -49,8 +49,8 @@ def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | No
         default = instances.known_types()[DEFAULT_INSTANCE_TYPE]
         notes.because(
             "instance-type.default",
-            f"The job names none; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the SageMaker SDK "
-            "takes too.",
+            f"The job names no instance type; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the "
+            "SageMaker SDK takes too.",
         )
         return DEFAULT_INSTANCE_TYPE, default
     known = instances.find(name)
@@ -132,6 +132,11 @@ def choose_image(
         if job.framework_version is not None:
             notes.refuse(
                 "framework_version", "it chooses AWS's image, and 'image' names another; keep one of them"
+            )
+        elif is_run:
+            notes.because(
+                "image.given",
+                "The job names its image; a python3 in it runs the runtime in place of its entry point.",
             )
         return job.image
     name, known = instance

@@ -249,21 +249,30 @@ def _tell_honesty(job: Job, request: Mapping[str, Any], surroundings: Surroundin
     for note in endpoint.notes:
         notes.warn(note)
     asked = _stated_fields(job.to_mapping())
-    present: dict[str, str] = {}
-    for path in members(request):
-        plain = dotted(tuple(part for part in path if isinstance(part, str)))
-        present.setdefault(plain, field_of(path, request))
+    fields = _fields_by_member(request)
     for member, sentence in endpoint.refused.items():
-        if member in present:
-            notes.refuse(present[member], sentence)
+        for field in fields.get(member, ()):
+            notes.refuse(field, sentence)
     for member, sentence in endpoint.honesty.items():
-        if member not in present:
-            continue
-        field = present[member]
-        if field in asked:
+        told = [field for field in fields.get(member, ()) if field in asked]
+        for field in told:
             notes.warn(f"{field}: {sentence}")
-        else:
+        if member in fields and not told:
             notes.because(f"endpoint.{member}", sentence)
+
+
+def _fields_by_member(request: Mapping[str, Any]) -> dict[str, list[str]]:
+    """For every member, and every member with its value, the job's fields behind it."""
+    fields: dict[str, list[str]] = {}
+    for path, value in members(request):
+        plain = dotted(tuple(part for part in path if isinstance(part, str)))
+        keys = [plain] if isinstance(value, (dict, list)) else [plain, f"{plain}={value}"]
+        for key in keys:
+            known = fields.setdefault(key, [])
+            field = field_of(path, request)
+            if field not in known:
+                known.append(field)
+    return fields
 
 
 def _stated_fields(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:

@@ -59,10 +59,10 @@ def dotted(path: tuple[str | int, ...]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def members(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The paths of all members of a request, parents before children."""
+def members(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Path and value of every member of a request, parents before children."""
     if path:
-        yield path
+        yield path, value
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from members(item, (*path, key))

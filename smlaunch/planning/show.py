@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from smlaunch.catalog import instances
@@ -62,7 +62,14 @@ def as_text(plan: Plan) -> str:
         blocks.append(["Watch out", *_bullets("!", plan.warnings)])
     steps = (f"  {number}. {step}" for number, step in enumerate(_steps(plan), 1))
     blocks.append(["What launching does", *steps])
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n\n".join("\n".join(_visible(line) for line in block) for block in blocks)
+
+
+def _visible(line: str) -> str:
+    """Paths and addresses may hold anything; a terminal must not act on it."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _headline(plan: Plan) -> str:
@@ -94,12 +101,12 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "installs", job.requirements
     if job.environment:
         yield "environment", "  ".join(_pair(*item) for item in job.environment.items())
-    known = instances.find(plan.instance_type)
-    size_of_host = f" ({known.describe()})" if known else ""
-    disk = "" if known and known.nvme_gb else f", {request['ResourceConfig']['VolumeSizeInGB']} GB disk"
-    spot = ", spot" if job.compute.spot else ""
-    yield "hosts", f"{plan.hosts} x {plan.instance_type}{size_of_host}{disk}{spot}"
-    yield "image", plan.image
+    if plan.surroundings.target == "local" and not plan.surroundings.endpoint.runs_images:
+        yield "hosts", f"{plan.hosts} on this machine, recorded as {plan.instance_type}"
+        yield "image", f"not run, recorded as {plan.image}"
+    else:
+        yield "hosts", _machines(plan, request)
+        yield "image", plan.image
     for name, channel in job.inputs.items():
         yield f"input {name}", _input(channel, _facts(plan, name, channel), plan.hosts)
     if job.checkpoints is not None:
@@ -117,6 +124,14 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "cost", _cost(plan)
     if job.tags:
         yield "tags", "  ".join(_pair(*item) for item in job.tags.items())
+
+
+def _machines(plan: Plan, request: Mapping[str, Any]) -> str:
+    known = instances.find(plan.instance_type)
+    about = f" ({known.describe()})" if known else ""
+    # Types with NVMe disks of their own have no volume.
+    disk = "" if known and known.nvme_gb else f", {request['ResourceConfig']['VolumeSizeInGB']} GB disk"
+    return f"{plan.hosts} x {plan.instance_type}{about}{disk}" + (", spot" if plan.job.compute.spot else "")
 
 
 def _network(job: Job) -> Iterator[str]:

@@ -71,9 +71,10 @@ class EndpointFacts:
 
     ``accelerators_per_host``: accelerators a host really has here, None when nobody counted.
     ``runs_images``: hosts are containers of the job's image; otherwise they are processes of that machine.
-    ``notes``: sentences for the plan's warnings. ``honesty``: for request fields by their dotted path
-    (``ResourceConfig.VolumeSizeInGB``), what becomes of them where that is not "honoured": a sentence.
-    ``refused``: the same for fields the endpoint refuses.
+    ``notes``: sentences for the plan's warnings.
+    ``honesty``: what becomes of members of the request that have no effect here: a sentence, by the member's
+    dotted path without list indices (``ResourceConfig.VolumeSizeInGB``), or by path and value
+    (``InputDataConfig.InputMode=Pipe``). ``refused``: the same for what the endpoint refuses.
     """
 
     accelerators_per_host: int | None = None

@@ -73,7 +73,7 @@ def test_an_unknown_type_is_warned_of_and_counts_its_own_accelerators() -> None:
     assert "ml.g5.12xlrge is not in the catalog of 2026-11 (did you mean ml.g5.12xlarge?)" in made.warnings[0]
     assert "-cu133-" in made.image
     assert not made.cost.known
-    assert "cost             unknown: the price of ml.g5.12xlrge is not known" in str(made)
+    assert " unknown: the price of ml.g5.12xlrge is not known" in str(made)
 
 
 @pytest.mark.parametrize(
@@ -405,12 +405,22 @@ def test_the_endpoints_honesty_is_told() -> None:
             "ResourceConfig.VolumeSizeInGB": "The disk is this machine's.",
             "VpcConfig": "Not there, not told.",
         },
-        refused={"InputDataConfig.InputMode": "only when it is refused"},
+        refused={
+            "InputDataConfig.InputMode=Pipe": "Pipe mode is not there yet.",
+            "EnableManagedSpotTraining": "There is no spot capacity here.",
+        },
     )
     job: dict[str, Any] = {"compute": {"instance_type": "ml.m5.large"}}
-    with pytest.raises(JobError, match="only when it is refused"):
-        plan(job, local(endpoint=endpoint))
-    made = plan(job, local(endpoint=dataclasses.replace(endpoint, refused={})))
+    asking = {
+        "compute": {"spot": True},
+        "checkpoints": "s3://b/c/",
+        "inputs": {"a": "s3://b/a/", "b": {"uri": "s3://b/b/", "mode": "Pipe"}},
+    }
+    assert refusals(asking, local(endpoint=endpoint)) == [
+        "inputs.b.mode: Pipe mode is not there yet.",
+        "compute.spot: There is no spot capacity here.",
+    ]
+    made = plan(job, local(endpoint=endpoint))
     assert "compute.instance_type: hosts are processes of this machine." in made.warnings
     assert "Hosts share this machine's network." in made.warnings
     assert ("endpoint.ResourceConfig.VolumeSizeInGB", "The disk is this machine's.") in [
@@ -475,8 +485,27 @@ def test_the_headline(job: dict[str, Any], said: str) -> None:
 
 def test_nothing_a_user_writes_breaks_a_line() -> None:
     hostile = "a\nb\x1b[31m\u2028c"
-    made = plan({"args": [hostile], "hyperparameters": {"x": hostile}, "environment": {"X": hostile}})
-    text = str(made)
+    source = dataclasses.replace(region().source, root=hostile)
+    data = InputFacts(hostile, "local", objects=1, sha256="cd" * 32)
+    text = str(
+        plan(
+            {
+                "args": [hostile],
+                "hyperparameters": {"x": hostile},
+                "environment": {"X": hostile},
+                "inputs": {"t": hostile},
+            },
+            with_inputs(region(source=source), {"t": data}),
+        )
+    )
     assert "\x1b" not in text
     assert "\u2028" not in text
     assert not any(line.startswith("b") for line in text.splitlines())
+
+
+def test_what_this_machine_stands_in_for_is_said() -> None:
+    text = str(plan({"compute": {"instance_type": "ml.p4d.24xlarge", "processes_per_host": 2}}, local()))
+    assert "on 1 host with 2 ranks, by ddp, on this machine (isolation full)" in text
+    assert "1 on this machine, recorded as ml.p4d.24xlarge" in text
+    assert "not run, recorded as 763104351884" in text
+    assert "nothing is billed" in text
