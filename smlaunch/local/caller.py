@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ACCOUNT = "000000000000"
 ROLE_NAME = "smlaunch-local"
@@ -11,8 +11,7 @@ ROLE_ARN = f"arn:aws:iam::{ACCOUNT}:role/{ROLE_NAME}"
 DEFAULT_REGION = "us-east-1"
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(NamedTuple):
     """``region`` is the one the client signed for; any name is taken, and ARNs carry it."""
 
     region: str = DEFAULT_REGION

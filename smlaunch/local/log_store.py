@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -46,8 +45,7 @@ class LogEvent(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class StreamInfo:
+class StreamInfo(NamedTuple):
     """``first`` and ``last`` are timestamps of events, None in an empty stream; ``size`` is in bytes."""
 
     group: str

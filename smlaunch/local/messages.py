@@ -6,9 +6,8 @@ import hashlib
 import hmac
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote_plus
 
 from smlaunch.local.errors import ApiError
@@ -17,15 +16,19 @@ BLOCK = 1 << 20
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
-@dataclass
 class Request:
-    """``target``: path and query, undecoded. ``headers``: names in small letters, repeated ones joined."""
+    """``target``: path and query, undecoded. ``headers``: names in small letters, repeated ones joined.
 
-    method: str
-    target: str
-    headers: Mapping[str, str]
-    stream: io.BufferedIOBase
-    """The body, freed from transfer encoding. Reading it is what tells a waiting client to go on."""
+    ``stream`` is the body, freed from transfer encoding. Reading it is what tells a waiting client to go on.
+    """
+
+    def __init__(
+        self, method: str, target: str, headers: Mapping[str, str], stream: io.BufferedIOBase
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.stream = stream
 
     @property
     def path(self) -> str:
@@ -42,8 +45,7 @@ class Request:
         return {unquote_plus(name): unquote_plus(value) for name, value in self.raw_query}
 
 
-@dataclass(frozen=True)
-class FileRange:
+class FileRange(NamedTuple):
     """``length`` bytes of an open file from ``start`` on; closed by whoever sends it."""
 
     file: BinaryIO
@@ -51,25 +53,32 @@ class FileRange:
     length: int
 
 
-@dataclass
 class Response:
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | FileRange = b""
+    def __init__(
+        self, status: int = 200, headers: dict[str, str] | None = None, body: bytes | FileRange = b""
+    ) -> None:
+        self.status = status
+        self.headers = {} if headers is None else headers
+        self.body = body
 
 
-@dataclass
 class Payload:
     """A body's bytes as the client meant them, checked against what it signed.
 
-    The check comes at the end, so what has been read must not be published before the iteration is over.
+    ``sha256`` is what the client signed for the whole body; None where it signed none, or every chunk on its
+    own. The check comes at the end, so what has been read must not be published before the iteration is over.
+    ``trailers`` are filled by then.
     """
 
-    stream: io.BufferedIOBase
-    sha256: str | None = None
-    """What the client signed for the whole body; None where it signed none, or every chunk on its own."""
-    trailers: dict[str, str] = field(default_factory=dict)
-    """Filled when the body has been read."""
+    def __init__(
+        self,
+        stream: io.BufferedIOBase,
+        sha256: str | None = None,
+        trailers: dict[str, str] | None = None,
+    ) -> None:
+        self.stream = stream
+        self.sha256 = sha256
+        self.trailers = {} if trailers is None else trailers
 
     def blocks(self) -> Iterator[memoryview]:
         """Each block is valid until the next is asked for. Raises ApiError for a body that was altered."""

@@ -26,8 +26,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypedDict
 
@@ -79,8 +77,7 @@ class NoSuchKey(ApiError, KeyError):
         self.bucket = bucket
 
 
-@dataclass(frozen=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """``size`` in bytes, ``etag`` without quotes, ``modified`` in seconds since the epoch."""
 
     bucket: str
@@ -90,7 +87,7 @@ class ObjectInfo:
     modified: float
     attributes_json: str = "{}"
 
-    @cached_property
+    @property
     def attributes(self) -> Attributes:
         attributes: Attributes = json.loads(self.attributes_json)
         return attributes

@@ -14,8 +14,8 @@ import hmac
 import io
 import re
 import time
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from smlaunch.local.credentials import Identity, Keyring
@@ -46,8 +46,7 @@ class Refused(Exception):
         self.kind = kind
 
 
-@dataclass(frozen=True)
-class Signed:
+class Signed(NamedTuple):
     """A signature that is good, and for what it was given."""
 
     access_key: str

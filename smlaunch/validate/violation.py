@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.errors import Problem
 
@@ -14,8 +13,7 @@ _SHOWN = 80
 _FEW = 12
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(NamedTuple):
     """``value`` at ``path`` breaks ``rule``, whose bound is ``limit``.
 
     ``path`` holds member names, map keys and list indices from 0. ``part`` is ``key`` or ``value`` when the
