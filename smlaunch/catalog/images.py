@@ -54,6 +54,8 @@ def pytorch_image(region: str, partition: str, processor: str, version: str | No
     tag = entry["tags"][processor]
     if version is not None and version != wanted and not tag.startswith(f"{version}-"):
         raise UnknownImage(f"the PyTorch {wanted} image holds {tag.split('-')[0]}, not {version}")
-    suffix = table["dns_suffixes"][partition]
+    suffix = table["dns_suffixes"].get(partition)
+    if suffix is None:
+        raise UnknownImage(f"no registry of AWS's images is known in partition {partition}")
     uri = f"{account}.dkr.ecr.{region}.{suffix}/{entry['repository']}:{tag}"
     return Image(uri, wanted, processor, entry["python"], entry["end_of_patch"])

@@ -258,7 +258,7 @@ def _tell_honesty(job: Job, request: Mapping[str, Any], surroundings: Surroundin
         for field in told:
             notes.warn(f"{field}: {sentence}")
         if member in fields and not told:
-            notes.because(f"endpoint.{member}", sentence)
+            notes.because(f"endpoint.{member}", sentence[:1].upper() + sentence[1:].rstrip(".") + ".")
 
 
 def _fields_by_member(request: Mapping[str, Any]) -> dict[str, list[str]]:

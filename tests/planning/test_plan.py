@@ -125,7 +125,9 @@ def test_an_endpoint_in_no_known_region_records_some_image_and_says_that_it_is_n
     made = plan({}, local(region="local-1"))
     assert made.image.startswith("763104351884.dkr.ecr.us-east-1.")
     assert "image.not-run" in [reason.rule for reason in made.reasons]
-    assert any(w.startswith("image: it is recorded") for w in plan({"image": "mine:1"}, local()).warnings)
+    assert any(
+        w.startswith("image: The image is recorded") for w in plan({"image": "mine:1"}, local()).warnings
+    )
 
 
 # ---- refusing --------------------------------------------------------------------------------------------
@@ -179,6 +181,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"region": "xx-nowhere-1"}, "image: no registry of AWS's images is known in region xx-nowhere-1"),
     ({"compute": {"instance_type": "ml.trn1.32xlarge"}}, {}, "image: ml.trn1.32xlarge needs a Neuron image"),
+    ({"compute": {"instance_type": "ml.trn9.large"}}, {}, "image: ml.trn9.large needs a Neuron image"),
+    ({}, {"partition": "aws-moon"}, "image: no registry of AWS's images is known in partition aws-moon"),
     (
         {"network_isolation": True, "requirements": "r.txt"},
         {"source": dataclasses.replace(region().source, has_requirements=True)},
