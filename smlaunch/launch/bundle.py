@@ -12,6 +12,7 @@ import io
 import marshal
 import zipfile
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
@@ -19,7 +20,7 @@ _ROOMS = ("protocol", "runtime", "train")
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest a zip can say."""
 
-_MAIN = "from smlaunch.runtime.__main__ import start\n\nstart()\n"
+_MAIN = b"from smlaunch.runtime.__main__ import start\n\nstart()\n"
 _UNCHECKED_HASH = (0b01).to_bytes(4, "little")
 """PEP 552: compiled code that says which source it is of by hash, and that is not to be checked against it.
 """
@@ -31,22 +32,26 @@ _STABLE_MARSHAL = 2
 def build_runtime() -> bytes:
     """The same bytes for the same sources and the same Python. Stored, not deflated: it starts sooner so."""
     package = Path(__file__).resolve().parent.parent
-    sources = [("__main__.py", _MAIN), ("smlaunch/__init__.py", "")]
-    sources += [
-        (f"smlaunch/{path.relative_to(package).as_posix()}", path.read_text(encoding="utf-8"))
-        for path in _modules(package)
-    ]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, source in sources:
-            archive.writestr(_entry(name), source)
-            archive.writestr(_entry(name + "c"), _compiled(name, source))
+        for name, source in (("__main__.py", _MAIN), ("smlaunch/__init__.py", b"")):
+            _add(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
+        for path in _modules(package):
+            name = f"smlaunch/{path.relative_to(package).as_posix()}"
+            _add(archive, name, path.read_bytes(), _cached_code(path, name))
     return buffer.getvalue()
 
 
 def _modules(package: Path) -> Iterator[Path]:
     for room in _ROOMS:
         yield from sorted((package / room).rglob("*.py"))
+
+
+def _add(archive: zipfile.ZipFile, name: str, source: bytes, code: CodeType) -> None:
+    compiled = marshal.dumps(code, _STABLE_MARSHAL)
+    stamp = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + importlib.util.source_hash(source)
+    archive.writestr(_entry(name), source)
+    archive.writestr(_entry(name + "c"), stamp + compiled)
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
@@ -56,7 +61,15 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _compiled(name: str, source: str) -> bytes:
-    code: CodeType = compile(source, name, "exec", dont_inherit=True, optimize=0)
-    source_hash = importlib.util.source_hash(source.encode("utf-8"))
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + source_hash + marshal.dumps(code, _STABLE_MARSHAL)
+def _cached_code(path: Path, name: str) -> CodeType:
+    """Through the loader, because compiling everything anew would be the better part of a launch's own time."""
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+    if not isinstance(code, CodeType):
+        raise ImportError(f"{path}: cannot be compiled", path=str(path))
+    return _renamed(code, name)
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    """With the name inside the zip, which no two machines see differently."""
+    constants = tuple(_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=name, co_consts=constants)

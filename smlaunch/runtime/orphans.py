@@ -38,13 +38,21 @@ def kill_descendants() -> None:
                 continue
             except PermissionError:  # it has become somebody else's: not ours to end
                 return
-        if not found:
+        if not _reap(block=bool(found)):
             return
-        # They are our children now or will be as soon as their parents are gone: this waits for both.
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+
+
+def _reap(block: bool) -> bool:
+    """Takes the ends of our children, those that came to us included. False when there is none to wait for.
+
+    ``block``: some have been killed just now; they are our children, or will be when their parents are gone.
+    """
+    try:
+        while os.waitpid(-1, 0 if block else os.WNOHANG)[0]:
+            block = False
+    except ChildProcessError:
+        return False
+    return True
 
 
 def descendants(root: int) -> List[int]:

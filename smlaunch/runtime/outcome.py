@@ -4,9 +4,17 @@ import signal
 from typing import NamedTuple, Optional, Tuple
 
 
+_LINGERING = 5.0
+"""Seconds between a rank's exception and its exit in which peers may fail for want of it."""
+
+_FOR_WANT_OF_A_PEER = -signal.SIGABRT
+"""Besides exceptions: NCCL's watchdog aborts. Other signals do not come from a peer that is gone."""
+
+
 class Ended(NamedTuple):
     """``status`` is an exit code, or minus the signal's number. ``ended`` and ``began`` are seconds since the
     epoch: when the process was gone, and when its failing began (its last traceback, when that was its end).
+    ``stopped``: it was told to end because another one had failed.
     """
 
     rank: Optional[int]
@@ -14,6 +22,7 @@ class Ended(NamedTuple):
     ended: float
     began: float
     tail: str
+    stopped: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -30,27 +39,29 @@ class Ended(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``stopped_by`` is the stop signal the host got, if any; processes are in the order they were started
-    in.
-    """
+    """``stopped_by`` is the stop signal the host got, if any; processes are in the order they were started in."""
 
     processes: Tuple[Ended, ...]
     stopped_by: Optional[int] = None
 
     @property
     def first_failure(self) -> Optional[Ended]:
-        """The process that failed first by time. That ranks die of the signal they were all sent is no
-        failure.
+        """The process that failed first by time. That ranks die of the signal they were all sent is no failure.
 
-        A rank may take a while to leave after its exception, and the peers that miss it may be gone before
-        it: so a failure counts from where it began, not from the exit.
+        A rank may take a while to leave after its exception, and the peers that miss it may be gone before it,
+        upon which it is stopped itself. So a failure counts from where it began, and one that was stopped on
+        its way out is the first all the same; it then ends as an exception does, with 1.
         """
-        failed = [
-            process
-            for process in self.processes
-            if process.status != 0 and not (self.stopped_by is not None and self._obeyed(process))
+        failed = [process for process in self.processes if process.status != 0 and not self._obeyed(process)]
+        first = min((p for p in failed if not p.stopped), key=_time, default=None)
+        if first is None or (first.status < 0 and first.status != _FOR_WANT_OF_A_PEER):
+            return first
+        lingering = [
+            process._replace(status=1)
+            for process in failed
+            if process.stopped and first.began - _LINGERING < process.began < first.began
         ]
-        return min(failed, key=lambda process: (process.began, process.ended), default=None)
+        return min([first, *lingering], key=_time)
 
     @property
     def exit_code(self) -> int:
@@ -64,3 +75,7 @@ class Outcome(NamedTuple):
 
     def _obeyed(self, process: Ended) -> bool:
         return self.stopped_by is not None and process.status in (-self.stopped_by, 128 + self.stopped_by)
+
+
+def _time(process: Ended) -> Tuple[float, float]:
+    return process.began, process.ended

@@ -4,7 +4,6 @@ Source: torch 2.13, distributed/elastic/agent/server/local_elastic_agent.py (_st
 distributed/run.py (OMP_NUM_THREADS).
 """
 
-import socket
 from typing import Dict, Mapping
 
 from smlaunch.runtime.cluster import Cluster
@@ -48,8 +47,9 @@ def rank_variables(rank: int, local_rank: int) -> Dict[str, str]:
 
 
 def _exists(interface: str) -> bool:
-    """Asks the kernel: /sys/class/net may show another network namespace than the one we are in."""
+    """Asks the kernel about our own network namespace; /sys/class/net may show another one."""
     try:
-        return any(name == interface for _, name in socket.if_nameindex())
-    except OSError:
+        with open("/proc/self/net/dev", encoding="utf-8") as file:
+            return any(line.partition(":")[0].strip() == interface for line in file)
+    except OSError:  # not Linux, where interfaces are named otherwise anyway
         return False

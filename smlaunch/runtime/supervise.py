@@ -32,13 +32,14 @@ _DEFAULTED = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 
 
 class _Process:
-    def __init__(self, index: int, command: Command, pid: int, stream: Stream) -> None:
-        self.index = index
+    def __init__(self, command: Command, pid: int, stream: Stream) -> None:
         self.command = command
         self.pid = pid
         self.stream = stream
         self.status: Optional[int] = None
         self.ended = 0.0
+        self.stopped = False
+        """Told to end because another one had failed."""
 
     @property
     def running(self) -> bool:
@@ -64,15 +65,15 @@ class Supervisor:
         """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
         self._signals.hold()
         try:
-            for index, command in enumerate(commands):
-                self._start(index, command)
+            for command in commands:
+                self._start(command)
             orphans.adopt()
             self._look_after()
         finally:
             self._sweep()
         return Outcome(tuple(self._ended(process) for process in self._processes), self._stopped_by)
 
-    def _start(self, index: int, command: Command) -> None:
+    def _start(self, command: Command) -> None:
         read_end, write_end = os.pipe()
         try:
             pid = os.posix_spawnp(
@@ -94,7 +95,7 @@ class Supervisor:
         finally:
             os.close(write_end)
         stream = Stream(read_end, command.prefix, self._output)
-        process = _Process(index, command, pid, stream)
+        process = _Process(command, pid, stream)
         self._processes.append(process)
         self._by_pid[pid] = process
 
@@ -152,6 +153,7 @@ class Supervisor:
         self._kill_within(self._failure_grace)
         for process in self._processes:
             if process.running:
+                process.stopped = True
                 _send(process.pid, signal.SIGTERM)
 
     def _kill_within(self, seconds: float) -> None:
@@ -197,11 +199,11 @@ class Supervisor:
 
         status = process.status if process.status is not None else 0
         tail = process.stream.tail()
-        began = process.ended
         at = process.stream.traceback_at
-        if at is not None and status not in (0, -signal.SIGKILL, -signal.SIGTERM) and tracebacks.find(tail):
+        began = process.ended
+        if status != 0 and at is not None and tracebacks.find(tail) is not None:
             began = min(began, at)
-        return Ended(process.command.rank, status, process.ended, began, tail)
+        return Ended(process.command.rank, status, process.ended, began, tail, process.stopped)
 
 
 def _send(pid: int, number: int) -> None:

@@ -1,0 +1,134 @@
+"""A host for tests: an /opt/ml tree below a folder, and the real zip started in it by a real Python."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from smlaunch.launch.bundle import build_runtime
+from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref, Word
+from smlaunch.protocol.paths import (
+    LAUNCH_FILE,
+    ROOT_VARIABLE,
+    RUNTIME_ARCHIVE,
+    RUNTIME_CHANNEL,
+    SOURCE_ARCHIVE,
+    SOURCE_CHANNEL,
+    Paths,
+)
+
+SCRIPT: tuple[Word, ...] = (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
+
+runtime_archive = lru_cache(maxsize=1)(build_runtime)
+
+
+@dataclass(frozen=True)
+class Result:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+    def documents(self) -> list[Any]:
+        """What each rank printed as one line of JSON, in the order of their ranks' prefixes."""
+        return [json.loads(line.split("] ", 1)[-1]) for line in sorted(self.lines)]
+
+
+@dataclass
+class Host:
+    """``source`` maps names to contents; ``train.py`` is what the default command runs."""
+
+    root: Path
+    train: str = ""
+    source: Mapping[str, str] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[str] = ("algo-1",)
+    current: str = "algo-1"
+    resource_config: Mapping[str, Any] = field(default_factory=dict)
+    channels: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    wrapper: Sequence[str] = ()
+    """Words before the runtime's own, such as ``unshare``'s."""
+
+    def __post_init__(self) -> None:
+        self.paths = Paths(str(self.root))
+        for name in (RUNTIME_CHANNEL, SOURCE_CHANNEL, *self.channels):
+            Path(self.paths.channel(name)).mkdir(parents=True)
+        for folder in (self.paths.config, self.paths.model, self.paths.output_data):
+            Path(folder).mkdir(parents=True)
+        self.runtime = Path(self.paths.channel(RUNTIME_CHANNEL)) / RUNTIME_ARCHIVE
+        self.runtime.write_bytes(runtime_archive())
+        Path(self.paths.hyperparameters).write_text(json.dumps(dict(self.hyperparameters)))
+        config = {"current_host": self.current, "hosts": list(self.hosts), "network_interface_name": "lo"}
+        Path(self.paths.resource_config).write_text(json.dumps({**config, **self.resource_config}))
+        channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+        Path(self.paths.input_data_config).write_text(json.dumps(dict.fromkeys(self.channels, channel)))
+        archive = Path(self.paths.channel(SOURCE_CHANNEL)) / SOURCE_ARCHIVE
+        with tarfile.open(archive, "w:gz") as members:
+            for name, text in {"train.py": self.train, **self.source}.items():
+                content = text.encode("utf-8")
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), 0o755
+                members.addfile(member, io.BytesIO(content))
+
+    @property
+    def failure(self) -> str:
+        path = Path(self.paths.failure)
+        return path.read_text() if path.exists() else ""
+
+    def specify(
+        self, per_host: int | str = 1, argv: Sequence[Word] = SCRIPT, rendezvous: bool = True, **more: Any
+    ) -> None:
+        env = tuple(more.pop("env", {}).items())
+        spec = LaunchSpec(
+            Ranks(tuple(argv), env, per_host, rendezvous),
+            **{"source": SOURCE_ARCHIVE, "failure_grace_seconds": 5.0, **more},
+        )
+        (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
+
+    def start(self, **spec: Any) -> subprocess.Popen[str]:
+        """Its first process is the runtime, unless there is a wrapper."""
+        if spec or not (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).exists():
+            self.specify(**spec)
+        return subprocess.Popen(
+            [*self.wrapper, self.python, str(self.runtime)],
+            env={**_clean_environment(), ROOT_VARIABLE: str(self.root), **self.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def run(self, **spec: Any) -> Result:
+        with self.start(**spec) as process:
+            return finish(process)
+
+
+def finish(process: subprocess.Popen[str]) -> Result:
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return Result(process.returncode, stdout, stderr)
+
+
+def _clean_environment() -> dict[str, str]:
+    """Ours, less what would decide a test: another launcher's ranks or a developer's Python settings."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "OMP_", "SM_", "NCCL_", "GLOO_", "CUDA_"))
+    }

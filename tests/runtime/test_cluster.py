@@ -1,0 +1,104 @@
+"""Who the peers are, from any resourceconfig.json a platform may write."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.runtime.cluster import natural_key
+from smlaunch.runtime.cluster.training import cluster_of
+from tests.runtime.host import Host
+
+MakeHost = Callable[..., Host]
+
+
+def groups(**hosts: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"instance_group_name": name, "instance_type": f"ml.{name}.xlarge", "hosts": names}
+        for name, names in hosts.items()
+    ]
+
+
+@given(st.permutations([f"algo-{number}" for number in range(1, 13)]), st.integers(1, 12))
+def test_all_hosts_agree_in_whatever_order_they_are_told(order: list[str], number: int) -> None:
+    cluster = cluster_of({"current_host": f"algo-{number}", "hosts": order})
+    assert cluster.hosts == tuple(f"algo-{index}" for index in range(1, 13))
+    assert (cluster.rank, cluster.leader) == (number - 1, "algo-1")
+    assert cluster.all_hosts == tuple(order)
+
+
+def test_a_group_without_algo_1_leads_itself() -> None:
+    """The developer guide's own example has the hosts of its group as algo-3, algo-1; ours lacks algo-1."""
+    document = {
+        "current_host": "algo-10",
+        "hosts": ["algo-1", "algo-10", "algo-2", "algo-3"],
+        "current_group_name": "gpu",
+        "current_instance_type": "ml.p4d.24xlarge",
+        "instance_groups": groups(cpu=["algo-1"], gpu=["algo-10", "algo-3", "algo-2"]),
+        "network_interface_name": "eth0",
+    }
+    cluster = cluster_of(document)
+    assert cluster.hosts == ("algo-2", "algo-3", "algo-10")
+    assert (cluster.rank, cluster.leader, cluster.group) == (2, "algo-2", "gpu")
+    assert (cluster.instance_type, cluster.interface) == ("ml.p4d.24xlarge", "eth0")
+    assert [group.name for group in cluster.groups] == ["cpu", "gpu"]
+
+
+def test_group_keys_may_be_missing() -> None:
+    cluster = cluster_of({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]})
+    assert cluster.group == "homogeneousCluster"
+    assert (cluster.interface, cluster.instance_type, cluster.groups) == ("eth0", "local", ())
+    assert cluster.hosts == ("algo-1", "algo-2")
+
+
+def test_the_group_is_found_by_its_hosts_without_its_name() -> None:
+    document = {
+        "current_host": "algo-2",
+        "hosts": ["algo-1", "algo-2"],
+        "instance_groups": groups(a=["algo-1"], b=["algo-2"]),
+    }
+    cluster = cluster_of(document)
+    assert (cluster.group, cluster.hosts, cluster.instance_type) == ("b", ("algo-2",), "ml.b.xlarge")
+
+
+@given(st.lists(st.text(max_size=6), max_size=8))
+def test_any_names_can_be_sorted(names: list[str]) -> None:
+    shuffled = random.Random(0).sample(names, len(names))
+    assert sorted(shuffled, key=natural_key) == sorted(sorted(names), key=natural_key) or len(
+        set(names)
+    ) < len(names)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"hosts": ["algo-1"]}', "'current_host' is missing"),
+        ('{"current_host": "algo-1"}', "'hosts' is missing"),
+        ('{"current_host": "algo-3", "hosts": ["algo-1"]}', "'algo-3' is not among the hosts algo-1"),
+        ('{"current_host": "algo-1", "hosts": "algo-1"}', "a list of names is needed"),
+    ],
+)
+def test_a_broken_file_is_named(host: MakeHost, document: str, said: str) -> None:
+    made = host()
+    with open(made.paths.resource_config, "w") as file:
+        file.write(document)
+    result = made.run()
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "resourceconfig.json" in result.stderr
+    assert said in made.failure
+
+
+def test_no_platform_at_all_is_told_as_such(host: MakeHost, tmp_path: Any) -> None:
+    made = host(environ={"SMLAUNCH_ML_ROOT": str(tmp_path / "nowhere")})
+    result = made.run()
+    assert result.exit_code == 2
+    assert "resourceconfig.json: No such file" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,283 @@
+"""The rank that failed first is named, with its own words, whatever the others say meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.protocol.failure import LIMIT, parse_failure
+from smlaunch.protocol.launch_spec import Ref
+from smlaunch.protocol.paths import LAUNCH_FILE, RUNTIME_CHANNEL
+from smlaunch.runtime.outcome import Ended, Outcome
+from tests.runtime.host import Host
+
+MakeHost = Callable[..., Host]
+
+PEERS = ["127.0.0.1", "127.0.0.2"]
+
+
+def test_a_rank_that_raises(host: MakeHost) -> None:
+    train = """
+import os, signal
+def work():
+    if os.environ["RANK"] == "2":
+        raise ValueError("boom: 'x'")
+    signal.pause()
+work()
+"""
+    made = host(train, hosts=PEERS, current="127.0.0.2")
+    result = made.run(per_host=2)
+    assert result.exit_code == 1
+    failure = parse_failure(made.failure)
+    assert failure[:4] == ("ValueError: boom: 'x'", "127.0.0.2", 2, 1)
+    assert failure.traceback.startswith("Traceback (most recent call last):")
+    assert "in work" in failure.traceback
+    assert "smlaunch: rank 2 on 127.0.0.2 exited with code 1: ValueError: boom: 'x'" in result.stderr
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_a_rank_that_is_killed(host: MakeHost, how: str) -> None:
+    train = f"""
+import os, signal
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.{how})
+signal.pause()
+"""
+    made = host(train)
+    result = made.run(per_host=3)
+    number = {"SIGKILL": 9, "SIGSEGV": 11, "SIGABRT": 6}[how]
+    assert result.exit_code == 128 + number
+    assert made.failure.startswith(f"rank 1 on algo-1 was killed by {how}")
+
+
+def test_followers_do_not_hide_the_first(host: MakeHost) -> None:
+    """Rank 1 takes long to leave after its exception; the peer that misses it is gone before."""
+    train = """
+import atexit, os, socket, time
+path = "peers.sock"
+if os.environ["RANK"] == "1":
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        os.rename(path, path + ".up")
+        peer = server.accept()[0]
+        import sys, traceback
+        try:
+            raise RuntimeError("the real one")
+        except RuntimeError:
+            traceback.print_exc()
+            sys.stderr.flush()
+        peer.close()
+        time.sleep(0.5)
+        os._exit(1)
+else:
+    while not os.path.exists(path + ".up"):
+        time.sleep(0.01)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path + ".up")
+        if not client.recv(1):
+            time.sleep(0.05)
+            raise ConnectionResetError("noise of a follower")
+"""
+    made = host(train)
+    result = made.run(per_host=2)
+    assert result.exit_code == 1
+    assert made.failure.startswith("rank 1 on algo-1 exited with code 1: RuntimeError: the real one")
+
+
+def test_leaving_early_with_0_is_fine(host: MakeHost) -> None:
+    made = host("import os, time\ntime.sleep(0.2 * int(os.environ['RANK']))")
+    assert (made.run(per_host=2).exit_code, made.failure) == (0, "")
+
+
+def test_an_exit_with_a_message_has_the_message_as_cause(host: MakeHost) -> None:
+    made = host("import sys\nprint('starting')\nsys.exit('no data in /x')")
+    assert made.run().exit_code == 1
+    assert made.failure == "rank 0 on algo-1 exited with code 1: no data in /x"
+
+
+def test_an_error_that_was_survived_is_not_the_cause(host: MakeHost) -> None:
+    train = """
+import sys, traceback
+try:
+    raise KeyError("handled")
+except KeyError:
+    traceback.print_exc()
+for step in range(100):
+    print("step", step)
+print("giving up", file=sys.stderr)
+sys.exit(3)
+"""
+    made = host(train)
+    assert made.run().exit_code == 3
+    assert made.failure == "rank 0 on algo-1 exited with code 3: giving up"
+
+
+def test_a_plain_process_has_no_rank(host: MakeHost) -> None:
+    made = host("raise OSError('x')")
+    assert made.run(rendezvous=False).exit_code == 1
+    assert made.failure.startswith("algo-1 exited with code 1: OSError: x\nTraceback")
+
+
+def test_a_failure_the_program_has_written_itself_is_kept(host: MakeHost) -> None:
+    train = """
+import os
+with open(os.path.join(os.environ["SM_OUTPUT_DIR"], "failure"), "w") as file:
+    file.write("in my own words")
+raise SystemExit(9)
+"""
+    made = host(train)
+    assert made.run().exit_code == 9
+    assert made.failure == "in my own words"
+
+
+def test_the_file_is_as_old_as_the_failure(host: MakeHost) -> None:
+    """Who has the failure files of all hosts can tell which was first, however long each took to end."""
+    train = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    print("TIME", time.time(), flush=True)
+    raise ValueError
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))
+signal.pause()
+"""
+    made = host(train)
+    result = made.run(per_host=2)
+    at = float(result.stdout.partition("TIME ")[2].split()[0])
+    assert 0 <= os.path.getmtime(made.paths.failure) - at < 0.4
+
+
+def test_it_fits_into_a_failure_reason(host: MakeHost) -> None:
+    made = host("raise ValueError('é' * 5000)")
+    made.run()
+    assert len(f"AlgorithmError: {made.failure}, exit code: 1") <= LIMIT
+
+
+def test_peers_that_do_not_leave_are_killed(host: MakeHost) -> None:
+    train = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["RANK"] == "0":
+    raise SystemExit(4)
+while True:
+    signal.pause()
+"""
+    result = host(train).run(per_host=3, failure_grace_seconds=0.3)
+    assert result.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("", "not JSON"),
+        ('{"version": "2.0"}', "client and runtime differ"),
+        ('{"version": "1.0"}', "ranks: missing"),
+        ('{"version": "1.0", "ranks": {"argv": [{"ref": "moon"}]}}', "ranks.argv[0]"),
+        ('{"version": "1.0", "ranks": {"argv": ["x"]}, "grace_seconds": "soon"}', "grace_seconds"),
+    ],
+)
+def test_a_broken_launch_file(host: MakeHost, document: str, said: str) -> None:
+    made = host()
+    path = Path(made.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE
+    path.write_text(document)
+    result = made.run()
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "job.json" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert parse_failure(made.failure).host == "algo-1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("no-such-program",), "no-such-program: no such program on this host"),
+        ((Ref("source", suffix="/plain.txt"),), "is not executable"),
+        (("true", "x" * 3_000_000), "more than this system takes"),
+        ((Ref("hyperparameters", prefix="x"),), "hyperparameters are whole words"),
+    ],
+)
+def test_what_cannot_be_started(host: MakeHost, argv: tuple[str, ...], said: str) -> None:
+    made = host(source={"plain.txt": "#!/bin/sh\n"})
+    Path(made.paths.code).mkdir()
+    made.specify(argv=argv)
+    (Path(made.paths.code) / "plain.txt").touch()
+    if "plain" in str(argv):
+        made.specify(argv=argv, source=None)
+    result = made.run()
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert said in made.failure
+
+
+def test_a_start_that_fails_half_way_leaves_nobody(host: MakeHost) -> None:
+    """There is a program for the first rank only, which is running by the time the second one fails."""
+    made = host(source={"program-0": "#!/bin/sh\nexec sleep 1000\n"})
+    result = made.run(per_host=2, argv=(Ref("local_rank", prefix="./program-"), str(made.root)))
+    assert result.exit_code == 2
+    assert "program-1: no such program" in result.stderr
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"{made.root}" not in listed
+
+
+def test_an_older_error_of_a_rank_that_went_on_is_not_the_first_failure(host: MakeHost) -> None:
+    train = """
+import os, signal, time, traceback
+if os.environ["RANK"] == "0":
+    try:
+        raise KeyError("handled")
+    except KeyError:
+        traceback.print_exc()
+    open("said", "w").close()
+    signal.pause()
+while not os.path.exists("said"):
+    time.sleep(0.01)
+time.sleep(0.2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    made = host(train)
+    made.run(per_host=2)
+    assert made.failure.startswith("rank 1 on algo-1 was killed by SIGKILL")
+
+
+def test_a_full_output_does_not_change_the_exit_code(host: MakeHost) -> None:
+    """Nobody reads the host's output any more: the ranks go on, and their end is told by the code."""
+    train = "import os\nfor _ in range(20000): os.write(1, b'x' * 100 + b'\\n')\nraise SystemExit(6)"
+    with host(train).start(per_host=2) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(timeout=60) == 6
+        process.stderr.close()
+
+
+def ended(rank: int, status: int, ended_at: float, began: float | None = None) -> Ended:
+    return Ended(rank, status, ended_at, ended_at if began is None else began, "")
+
+
+statuses = st.one_of(st.integers(-31, -1), st.integers(0, 255))
+times = st.floats(0, 100)
+
+
+@given(st.lists(st.builds(ended, st.integers(0, 7), statuses, times), min_size=1, max_size=8))
+def test_without_a_stop_any_failure_counts(processes: list[Ended]) -> None:
+    outcome = Outcome(tuple(processes))
+    failed = [process for process in processes if process.status]
+    if not failed:
+        assert (outcome.exit_code, outcome.first_failure) == (0, None)
+    else:
+        assert outcome.first_failure in failed
+        assert all(outcome.first_failure.began <= process.began for process in failed)
+        assert outcome.exit_code == outcome.first_failure.exit_code != 0
+
+
+@given(st.lists(st.builds(ended, st.integers(0, 7), st.sampled_from([0, -15, 143]), times), min_size=1))
+def test_obeying_a_stop_is_no_failure(processes: list[Ended]) -> None:
+    outcome = Outcome(tuple(processes), stopped_by=15)
+    assert outcome.first_failure is None
+    assert outcome.exit_code == (143 if any(process.status for process in processes) else 0)

@@ -1,0 +1,235 @@
+"""SIGTERM in every phase, as an ordinary process and as PID 1; nothing is waited for by sleeping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smlaunch.protocol.launch_spec import Ref
+from tests.runtime.host import Host, finish
+
+MakeHost = Callable[..., Host]
+
+AS_PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+HANDLES = """
+import os, signal, sys
+def leave(number, frame):
+    open("left-by-" + os.environ["RANK"], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+IGNORES = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+OBEYS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+
+
+def ready(process: subprocess.Popen[str], ranks: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(ranks)]
+
+
+def runtime_of(process: subprocess.Popen[str], wrapped: bool) -> int:
+    """Below unshare, the runtime is its only child."""
+    if not wrapped:
+        return process.pid
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize(
+    "wrapper", [pytest.param((), id="process"), pytest.param(AS_PID_1, id="pid1", marks=pytest.mark.root)]
+)
+class TestStop:
+    def test_each_rank_is_told_and_may_leave_in_peace(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
+        made = host(HANDLES, wrapper=wrapper)
+        with made.start(per_host=2) as process:
+            ready(process, 2)
+            os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (0, "")
+        assert {"left-by-0", "left-by-1"} <= set(os.listdir(made.paths.code))
+
+    def test_ranks_that_die_of_it_are_no_failure(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
+        made = host(OBEYS, wrapper=wrapper)
+        with made.start(per_host=2) as process:
+            ready(process, 2)
+            os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (143, "")
+
+    def test_the_deaf_are_killed_when_the_grace_is_over(
+        self, host: MakeHost, wrapper: tuple[str, ...]
+    ) -> None:
+        made = host(IGNORES, wrapper=wrapper)
+        with made.start(per_host=2, grace_seconds=0.3) as process:
+            ready(process, 2)
+            os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
+            result = finish(process)
+        assert result.exit_code == 137
+
+    def test_before_there_are_ranks(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
+        """A leader whose name never resolves keeps the host waiting; the stop must not have to."""
+        hosts = ["nobody-1.invalid", "nobody-2.invalid"]
+        made = host(OBEYS, hosts=hosts, current=hosts[1], wrapper=wrapper)
+        with made.start(per_host=2) as process:
+            unpacked = Path(made.paths.code) / "train.py"
+            while not unpacked.exists():
+                time.sleep(0.01)
+            os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
+            result = finish(process)
+        assert (result.exit_code, result.stdout, made.failure) == (143, "", "")
+
+
+@pytest.mark.root
+def test_a_stop_that_came_before_the_first_instruction_is_not_lost(host: MakeHost) -> None:
+    """PID 1 drops what it has no handler for, but not what is blocked; the runtime unblocks it in time."""
+    starter = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    made = host(OBEYS)
+    result = host(name="other", wrapper=(*AS_PID_1, made.python, "-c", starter), train=OBEYS).run(per_host=2)
+    assert (result.exit_code, result.stdout) == (143, "")
+
+
+def test_loader_workers_do_not_die_before_their_rank(host: MakeHost) -> None:
+    """SIGTERM goes to the rank alone; its children, in the same group, go on until it lets them go."""
+    train = """
+import os, signal, subprocess, sys
+worker = subprocess.Popen(["sleep", "1000"])
+def leave(number, frame):
+    print("worker", worker.poll(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", worker.pid, flush=True)
+signal.pause()
+"""
+    with host(train).start() as process:
+        worker = int(ready(process, 1)[0].split()[-1])
+        process.terminate()
+        result = finish(process)
+    assert result.lines == ["[0] worker None"]
+    assert not Path(f"/proc/{worker}").exists(), "what a rank leaves behind must not outlive the host"
+
+
+def test_other_signals_are_passed_on(host: MakeHost) -> None:
+    train = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+print("ready", flush=True)
+signal.pause()
+"""
+    with host(train).start() as process:
+        ready(process, 1)
+        process.send_signal(signal.SIGUSR1)
+        assert finish(process).exit_code == 7
+
+
+def test_a_rank_that_fails_on_its_way_out_is_a_failure(host: MakeHost) -> None:
+    train = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(flush=True)\nsignal.pause()"
+    made = host(train)
+    with made.start() as process:
+        ready(process, 1)
+        process.terminate()
+        result = finish(process)
+    assert result.exit_code == 5
+    assert made.failure.startswith("rank 0 on algo-1 exited with code 5")
+
+
+def test_ctrl_c_on_a_terminal_stops_too(host: MakeHost) -> None:
+    with host("import signal\nprint(flush=True)\nsignal.pause()").start(per_host=2) as process:
+        ready(process, 2)
+        process.send_signal(signal.SIGINT)
+        assert finish(process).exit_code == 130
+
+
+def test_a_stop_while_requirements_are_installed(host: MakeHost, tmp_path: Path) -> None:
+    """pip reads its requirements from a pipe that nobody writes to: it installs for ever."""
+    made = host(OBEYS, environ={"SMLAUNCH_SHARED_PYTHON": "1"})
+    Path(made.paths.code).mkdir()
+    fifo = Path(made.paths.code) / "requirements.txt"
+    os.mkfifo(fifo)
+    # isfile() is what the runtime asks before; a link to the pipe says no, so the include does.
+    (Path(made.paths.code) / "all.txt").write_text("-r requirements.txt\n")
+    with made.start(per_host=1, requirements="all.txt", grace_seconds=5.0) as process:
+        with fifo.open("w"):  # returns as soon as pip has opened the other end
+            process.terminate()
+            result = finish(process)
+    assert result.exit_code in (143, 128 + signal.SIGTERM)
+    assert "ready" not in result.stdout
+
+
+def test_orphans_are_found_wherever_they_went(host: MakeHost) -> None:
+    """A daemon of its own session, with its parent gone, is no longer in any group the runtime started."""
+    train = """
+import subprocess
+daemon = subprocess.run(
+    ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, text=True, check=True
+)
+print(daemon.stdout.strip())
+"""
+    result = host(train).run()
+    daemon = int(result.stdout.split()[-1])
+    assert result.exit_code == 0
+    assert not Path(f"/proc/{daemon}").exists()
+
+
+@pytest.mark.root
+def test_pid_1_reaps_orphans_that_are_nobodys(host: MakeHost) -> None:
+    train = """
+import os, subprocess, time
+for _ in range(5):
+    subprocess.run(["sh", "-c", "sh -c 'exit 3' & exec true"], check=True)
+def zombies():
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/stat" % name) as file:
+                found += [name] if file.read().rpartition(")")[2].split()[0] == "Z" else []
+        except OSError:
+            pass
+    return found
+end = time.monotonic() + 10
+while zombies() and time.monotonic() < end:
+    time.sleep(0.01)
+print("zombies", zombies())
+"""
+    assert host(train, wrapper=AS_PID_1).run().lines == ["[0] zombies []"]
+
+
+def test_a_reader_that_has_stopped_reading_does_not_delay_a_stop(host: MakeHost) -> None:
+    train = """
+import os, signal
+def leave(number, frame):
+    open("told", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, leave)
+while True:
+    os.write(1, b"x" * 99 + b"\\n")
+"""
+    made = host(train)
+    with made.start() as process:
+        ready(process, 1)  # from now on nobody reads; every pipe on the way fills up
+        process.terminate()
+        told = Path(made.paths.code) / "told"
+        end = time.monotonic() + 20
+        while not told.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert told.exists()
+        assert finish(process).exit_code == 0

@@ -1,0 +1,73 @@
+"""Finding the cause in real output of real Pythons."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from smlaunch.runtime import tracebacks
+
+
+def output_of(program: str, python: str = sys.executable, *options: str) -> str:
+    done = subprocess.run([python, *options, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("raise ValueError", "ValueError"),
+        ("raise ValueError('first\\n\\nthird')", "ValueError: first"),
+        ("class Odd(Exception): pass\nraise Odd('x')", "Odd: x"),
+        ("try:\n  1/0\nexcept Exception:\n  raise KeyError('k')", "KeyError: 'k'"),
+        ("try:\n  1/0\nexcept Exception as e:\n  raise KeyError('k') from e", "KeyError: 'k'"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("assert False", "AssertionError"),
+        (
+            "raise ExceptionGroup('all', [ValueError(1), OSError(2)])",
+            "ExceptionGroup: all (2 sub-exceptions)",
+        ),
+        ("x = (", "SyntaxError: '(' was never closed"),
+        (" x = 1", "IndentationError: unexpected indent"),
+        ("import faulthandler, os\nfaulthandler.enable()\nos.abort()", "Fatal Python error: Aborted"),
+        ("import atexit\natexit.register(print, 'bye')\nraise ValueError('boom')", "ValueError: boom"),
+        ("import sys\nprint('a' * 70000)\nsys.stdout.flush()\nraise ValueError('late')", "ValueError: late"),
+        ("raise ValueError('\\x1b[31mred\\x1b[0m')", "ValueError: red"),
+    ],
+)
+def test_the_cause(program: str, cause: str) -> None:
+    if "ExceptionGroup" in program and sys.version_info < (3, 11):
+        pytest.skip("no exception groups in this Python")
+    found = tracebacks.find(output_of(program))
+    assert found is not None
+    assert found.line.startswith(cause)
+    assert found.line.split(":")[0] in found.traceback
+
+
+def test_noise_between_the_frames() -> None:
+    """Another thread's line, in the middle of a traceback, is not taken for the exception."""
+    tail = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 1, in <module>\n'
+        "[W1121 15:59:10 socket.cpp:200] The client socket has failed\n"
+        "    main()\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    found = tracebacks.find(tail)
+    assert found is not None
+    assert found.line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(
+    "tail", ["", "\n\n", "just lines\nof text\n", "Traceback (most recent call last):\n"]
+)
+def test_nothing_to_find(tail: str) -> None:
+    assert tracebacks.find(tail) is None
+
+
+def test_the_last_line() -> None:
+    assert tracebacks.last_line("a\n b \n\n") == "b"
+    assert tracebacks.last_line("") == ""
