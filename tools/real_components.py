@@ -1,4 +1,4 @@
-"""Install what `make test-real` needs beside the project, each in a place of its own, and say what could not be had.
+"""Install what `make test-real` needs beside the project, and say what could not be had.
 
 Other people's clients pin their own botocore, so each gets its own virtual environment below ``.venv-real``.
 """
