@@ -15,6 +15,7 @@ from typing import TextIO
 
 import click
 
+from smlaunch.cli.pipes import forget_stdout
 from smlaunch.launch.evidence import split_rank
 from smlaunch.launch.follow import Event, LogLine, StateChange
 from smlaunch.launch.progress import Standing
@@ -33,11 +34,13 @@ _BAR = 24
 @dataclass
 class Display:
     """``hosts`` decides whether lines name theirs. ``lines``: show the log, or only states and progress.
-    ``host``: show only this host's lines."""
+    ``host``: show only this host's lines. ``outlives_reader``: go on when nobody reads ``out`` any more, for
+    a command whose work is the run rather than the log."""
 
     hosts: int
     lines: bool = True
     host: str | None = None
+    outlives_reader: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
     _state: str = "Submitted"
@@ -81,8 +84,13 @@ class Display:
         if not output:
             return
         self._clear()
-        self.out.write("\n".join(output) + "\n")
-        self.out.flush()
+        try:
+            self.out.write("\n".join(output) + "\n")
+            self.out.flush()
+        except BrokenPipeError:
+            if not self.outlives_reader:
+                raise
+            forget_stdout()
         output.clear()
 
     def _say(self, text: str) -> None:
@@ -103,7 +111,7 @@ class Display:
             return
         self._drawn_at = now
         width = shutil.get_terminal_size().columns - 1
-        elapsed = duration(now - self._since)
+        elapsed = duration(int(now - self._since))
         standing = watch.progress.standing(time.time())
         text = f"{self._state} {elapsed}" + (f"  {_moving(standing)}" if standing else "")
         self.err.write("\r\x1b[2K" + text[:width])
@@ -122,7 +130,9 @@ class Display:
 
 
 def duration(seconds: float) -> str:
-    """``0:07``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
+    """``0.4 s``, ``7 s``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 and seconds != int(seconds) else f"{seconds:.0f} s"
     whole = int(seconds)
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
@@ -151,7 +161,7 @@ def _facts(standing: Standing) -> list[str]:
         )
     facts.extend(f"{name} {value:.4g}" for name, value in standing.metrics.items())
     if standing.eta:
-        facts.append(f"{duration(standing.eta)} left")
+        facts.append(f"{duration(round(standing.eta))} left")
     return facts
 
 

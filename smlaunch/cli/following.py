@@ -6,6 +6,7 @@ embedded endpoint has no other home: the first Ctrl-C stops it as StopTrainingJo
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
@@ -61,6 +62,8 @@ def follow_to_end(run: Run, place: Place, display: Display, *, as_json: bool, ou
 
     ``ours``: the run lives on the endpoint in this process, and Ctrl-C stops it.
     """
+    gc.freeze()
+    gc.enable()
     code, watch = _follow(run, place, display, ours)
     if watch.seen:
         result = RunOutcome(run.name, (watch.outcome(),))
@@ -127,7 +130,9 @@ def tell_outcome(result: RunOutcome, watch: Watch, place: Place) -> None:
 
 
 def print_results(job: JobOutcome, place: Place) -> None:
-    """Where the results lie, on stdout: a file on this machine where it is one."""
+    """The last metrics and where the results lie, on stdout: a file on this machine where it is one."""
+    if job.metrics:
+        click.echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in job.metrics.items()))
     for name, uri in (("model", job.model_artifacts), ("checkpoints", job.checkpoints)):
         if uri:
             click.echo(f"{name}: {place.local_path(uri) or uri}")
@@ -148,5 +153,5 @@ def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:
 def _took(job: JobOutcome) -> str:
     if job.created is None or job.ended is None:
         return ""
-    training = f" (training {duration(job.training_seconds)})" if job.training_seconds is not None else ""
-    return duration(job.ended - job.created) + training
+    billed = f", billed {duration(job.billable_seconds)}" if job.billable_seconds is not None else ""
+    return duration(job.ended - job.created) + billed

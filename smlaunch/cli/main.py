@@ -5,7 +5,7 @@ Commands are imported when they are used: ``smlaunch --help`` loads click and th
 
 from __future__ import annotations
 
-import os
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from importlib import import_module
 import click
 
 from smlaunch import __version__
+from smlaunch.cli.pipes import forget_stdout
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_INTERRUPTED, EXIT_SERVICE, JobError, SmlaunchError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -89,11 +90,14 @@ cli = click.version_option(__version__, prog_name="smlaunch")(cli)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Always leaves by ``sys.exit`` with a code of the table in ``errors``."""
+    # Imports and service models make many objects and no garbage; looking for it would take 60 ms of every
+    # command. A command that stays turns the collector on again (``following``).
+    gc.disable()
     code = run_command(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
     sys.exit(code)
 
 
@@ -119,7 +123,7 @@ def run_command(arguments: list[str]) -> int:
         _complain("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         return 0
     except Exception:
         traceback.print_exc()
@@ -140,11 +144,6 @@ def _report_problems(error: JobError) -> None:
 
 def _complain(message: str) -> None:
     click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
-
-
-def _forget_stdout() -> None:
-    """Whoever read our output has gone (``smlaunch logs RUN | head``): leave without a word, as others do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def _inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
         channel: dict[str, str] = {}
         while len(words) > 1:
             key, equals, text = words[-1].partition("=")
-            if not equals or "/" in key:
+            if not equals or (key not in _CHANNEL_KEYS and "/" in words[-1]):
                 break
             if key not in _CHANNEL_KEYS:
                 from smlaunch.suggest import did_you_mean

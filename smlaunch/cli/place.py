@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from smlaunch.local.endpoint import EndpointInfo
     from smlaunch.planning.surroundings import EndpointFacts
 
+_LAST_GRACE = 1.0
+"""Seconds."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -85,8 +88,11 @@ def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Ite
 @contextmanager
 def _embedded(root: Path, options: dict[str, Any]) -> Iterator[Place]:
     from smlaunch.local.endpoint import Endpoint
+    from smlaunch.local.settings import Settings
 
-    with Endpoint(root, isolation=options.get("isolation")) as info:
+    # Closed with a job on it only when the person has lost patience: it has had its SIGTERM.
+    settings = Settings(close_grace_seconds=_LAST_GRACE)
+    with Endpoint(root, isolation=options.get("isolation"), settings=settings) as info:
         yield Place(target_of(info, options["region"]), embedded=True, state=root)
 
 

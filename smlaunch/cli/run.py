@@ -68,7 +68,7 @@ def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: 
                 tell(f"follow it: smlaunch logs {name} -f{place.flag}")
             return 0
         log = sys.stderr if as_json else sys.stdout
-        display = Display(prepared.plan.hosts, out=log)
+        display = Display(prepared.plan.hosts, out=log, outlives_reader=True)
         return follow_to_end(started, place, display, as_json=as_json, ours=place.embedded)
 
 

@@ -72,7 +72,6 @@ def show(run: str, as_json: bool, **options: Any) -> int:
             rows.append(("training", duration(job.training_seconds) + billed))
         if job.exit_code is not None:
             rows.append(("exit code", str(job.exit_code)))
-        rows.extend((f"metric {name}", f"{value:g}") for name, value in job.metrics.items())
         for line in aligned(rows):
             click.echo(line)
         trace = watch.traceback()

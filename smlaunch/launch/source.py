@@ -28,7 +28,7 @@ IGNORE_FILES = (".smlaunchignore", ".gitignore")
 
 _ALWAYS_OUT = frozenset(
     (
-        *(".git", ".hg", ".svn", ".env", ".DS_Store", "__pycache__", ".ipynb_checkpoints"),
+        *(".git", ".hg", ".svn", ".env", ".smlaunch", ".DS_Store", "__pycache__", ".ipynb_checkpoints"),
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox", "node_modules"),
     )
 )

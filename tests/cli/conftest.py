@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "smlaunch.cli.main"]
+
+SCRIPT = """\
+import os, signal, sys, time
+mode = sys.argv[1] if len(sys.argv) > 1 else "fine"
+print("hello", *sys.argv[1:], flush=True)
+if mode == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), sys.exit(0)))
+    while True:
+        time.sleep(0.05)
+for step in (1, 2):
+    print(f"smlaunch: progress step={step} steps=2 accuracy={step / 4}", flush=True)
+if mode == "fail" and os.environ.get("RANK", "0") == "1":
+    raise ValueError("boom")
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """The command line, with a home and a folder of its own."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SMLAUNCH_"))},
+            "SMLAUNCH_HOME": str(home),
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def __call__(self, *words: str | Path, **settings: Any) -> Outcome:
+        done = subprocess.run(
+            [*COMMAND, *map(str, words)],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            timeout=60,
+            **settings,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """With no endpoint and no state."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text(SCRIPT)
+    return Shell(tmp_path / "work", tmp_path / "home")
+
+
+@pytest.fixture(scope="package")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """With one endpoint for all tests of this folder."""
+    folder = tmp_path_factory.mktemp("standing")
+    (folder / "train.py").write_text(SCRIPT)
+    shell = Shell(folder, tmp_path_factory.mktemp("home"))
+    started = shell("local", "start")
+    assert started.code == 0, started.err
+    yield shell
+    assert shell("local", "stop").code == 0
+
+
+def interrupt(process: subprocess.Popen[str], until: str) -> None:
+    """Ctrl-C once the process has printed ``until``."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if until in line:
+            process.send_signal(signal.SIGINT)
+            return
+    raise AssertionError(f"it ended without printing {until!r}: {process.communicate()[1]}")
