@@ -41,6 +41,10 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
 _S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+"""Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
+
 _DEEPEST = 32
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -141,6 +145,18 @@ def _entry(text: str) -> str:
     return text
 
 
+def _channel_name(text: str) -> str:
+    if not _CHANNEL.fullmatch(text):
+        raise _wrong("a channel's name is 1 to 64 letters, digits, dots, dashes and underscores")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise _wrong("a variable's name is letters, digits and underscores, and no digit first")
+    return text
+
+
 def _instance_type(text: str) -> str:
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
         hint = f", did you mean 'ml.{text}'?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", text) else ""
@@ -183,6 +199,8 @@ def _as_mapping(key: str, value: Any) -> Any:
 
 
 Text = Annotated[str, Field(strict=True), AfterValidator(_sendable)]
+ChannelName = Annotated[Text, AfterValidator(_channel_name)]
+VariableName = Annotated[Text, AfterValidator(_variable)]
 FilledText = Annotated[Text, AfterValidator(_not_empty)]
 Word = Annotated[Text, BeforeValidator(_whole_number_as_text)]
 Path = Annotated[FilledText, BeforeValidator(_path)]
@@ -306,12 +324,12 @@ class Job(_Part):
     args: tuple[Word, ...] = ()
     hyperparameters: dict[FilledText, Hyperparameter] = {}
     compute: Compute = Compute()
-    inputs: dict[Text, Annotated[Channel, BeforeValidator(partial(_as_mapping, "uri"))]] = {}
+    inputs: dict[ChannelName, Annotated[Channel, BeforeValidator(partial(_as_mapping, "uri"))]] = {}
     source: Path | None = None
     requirements: FilledText | None = None
     image: FilledText | None = None
     framework_version: FilledText | None = None
-    environment: dict[Text, Word] = {}
+    environment: dict[VariableName, Word] = {}
     limits: Limits = Limits()
     checkpoints: Annotated[Checkpoints | None, BeforeValidator(partial(_as_mapping, "uri"))] = None
     output: S3Uri | None = None
