@@ -164,11 +164,9 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"tags": {"aws:x": "x"}}, {}, "tags.aws:x: aws: is a reserved prefix"),
     ({"inputs": {"code": "s3://b/x"}}, {}, "inputs.code: smlaunch's own channel 'code' carries the source"),
     ({"inputs": {"smlaunch": "s3://b/x"}}, {}, "inputs.smlaunch: smlaunch's own channel"),
-    ({"inputs": {"my data": "s3://b/x"}}, {}, "inputs.my data: "),
     ({"inputs": {"t": "s3://b/" + "x" * 1100}}, {}, "inputs.t.uri: is 1107 characters long"),
     ({"hyperparameters": {"x": "y" * 2501}}, {}, "hyperparameters.x: is 2501 characters long"),
     ({"hyperparameters": {f"k{i}": i for i in range(101)}}, {}, "hyperparameters: has 101 entries"),
-    ({"environment": {"a-b": "x"}}, {}, "environment.a-b: the name "),
     ({"environment": {"A": "x" * 513}}, {}, "environment.A: is 513 characters long"),
     ({"tags": {"team": "x" * 257}}, {}, "tags.team: is 257 characters long"),
     ({"image": "x" * 256}, {}, "image: is 256 characters long"),
@@ -200,14 +198,14 @@ def test_what_is_refused(job: dict[str, Any], facts: dict[str, Any], said: str) 
 
 def test_all_refusals_come_at_once() -> None:
     lines = refusals(
-        {"limits": {"max_runtime": "60d"}, "environment": {"a-b": "x"}, "inputs": {"t": "s3://b/t/"}},
+        {"limits": {"max_runtime": "60d"}, "environment": {"A": "x" * 513}, "inputs": {"t": "s3://b/t/"}},
         with_inputs(region(role=None), {"t": InputFacts("s3://b/t/", "s3", exists=False)}),
     )
     assert [line.split(":")[0] for line in lines] == [
         "role",
         "limits.max_runtime",
         "inputs.t",
-        "environment.a-b",
+        "environment.A",
     ]
 
 
