@@ -160,8 +160,8 @@ def _s3_input(uri: str, storage: ObjectStorage) -> InputFacts:
         listed = list(islice(storage.list(bucket, prefix), LISTING_CAP))
     except CallError as error:
         missing = error.code == "NoSuchBucket"
-        why = f"bucket {bucket!r} does not exist" if missing else f"it cannot be listed: {error.message}"
-        return InputFacts(uri, "s3", exists=not missing, problem=why)
+        why = f"there is no bucket {bucket!r}" if missing else f"it cannot be listed: {error.message}"
+        return InputFacts(uri, "s3", exists=not missing, problem=f"{uri}: {why}")
     if not listed:
         near = "" if prefix.endswith("/") or not prefix else "; a folder's prefix ends with a slash"
         return InputFacts(

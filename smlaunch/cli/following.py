@@ -67,7 +67,7 @@ def follow_to_end(run: Run, place: Place, display: Display, *, as_json: bool, ou
     code, watch = _follow(run, place, display, ours)
     if watch.seen:
         result = RunOutcome(run.name, (watch.outcome(),))
-        tell_outcome(result, watch, place)
+        tell_outcome(result, place)
         if as_json:
             click.echo(json.dumps({**result.to_dict(), "exit_code": code}, indent=2))
         else:
@@ -114,13 +114,12 @@ def _say(display: Display, text: str) -> None:
     click.echo(text, file=display.err)
 
 
-def tell_outcome(result: RunOutcome, watch: Watch, place: Place) -> None:
+def tell_outcome(result: RunOutcome, place: Place) -> None:
     """How a run ended, on stderr: a failure's traceback first, then who, then the next step."""
     job = result.last
     if job.status == "Failed":
-        trace = watch.traceback()
-        if trace:
-            click.echo("\n" + trace + "\n", err=True)
+        if job.failure is not None and job.failure.traceback:
+            click.echo(f"\n{job.failure.traceback}\n", err=True)
         click.echo(click.style("failed: ", fg="red", bold=True) + headline(job), err=True)
         click.echo(f"exit code {job.exit_code}; {_next_step(result, job, place)}", err=True)
     elif job.finished:

@@ -74,9 +74,8 @@ def show(run: str, as_json: bool, **options: Any) -> int:
             rows.append(("exit code", str(job.exit_code)))
         for line in aligned(rows):
             click.echo(line)
-        trace = watch.traceback()
-        if trace:
-            click.echo("\n" + trace + "\n")
+        if job.failure is not None and job.failure.traceback:
+            click.echo(f"\n{job.failure.traceback}\n")
         print_results(job, place)
     return 0
 

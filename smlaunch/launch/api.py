@@ -84,9 +84,7 @@ def _carry_out(prepared: Prepared, told: Told) -> Run:
         # Looked for before the upload: what lies at the run's place belongs to the job that has the name.
         there = None if prepared.fresh else existing(task, plan.job_hash, target.control)
         if there is None:
-            staged = stage(plan, prepared.source, target.storage)
-            if staged.made_bucket:
-                told(f"made the bucket {staged.made_bucket} for source and results")
+            stage(plan, prepared.source, target.storage, told)
             there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
     return Run(plan.run, target, [task.name], attached=there.attached)
 

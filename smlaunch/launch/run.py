@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.launch.follow import TERMINAL, Event, LogLine, host_count
+from smlaunch.launch.follow import LOG_GROUP, TERMINAL, Event, LogLine, host_count, host_of
 from smlaunch.launch.outcome import JobOutcome, RunOutcome, outcome
 from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.target import Target
@@ -99,11 +99,16 @@ class Run:
 
     def logs(self) -> Iterator[LogLine]:
         """Every line written so far, host by host as it was read; does not wait for more."""
+        logs = self.target.logs
         with answers_of(self.target):
             for job in self.jobs:
-                for event in Watch(self.target, job).first_round():
-                    if isinstance(event, LogLine):
-                        yield event
+                for stream in retrying(partial(logs.streams, LOG_GROUP, job + "/")):
+                    token: str | None = None
+                    before: str | None = ""
+                    while token != before:
+                        before = token
+                        events, token = retrying(partial(logs.read, LOG_GROUP, stream, token))
+                        yield from (LogLine(job, host_of(job, stream), at, text) for at, text in events)
 
     def stop(self) -> RunOutcome:
         """Asks the run to stop and returns at once; hosts get SIGTERM and 120 seconds. A run that has ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -13,10 +12,15 @@ from smlaunch.errors import JobError, Problem
 from smlaunch.launch.bundle import build_runtime
 from smlaunch.launch.source import PackedSource
 from smlaunch.planning.plan import Plan, Upload
+from smlaunch.planning.surroundings import Surroundings
 from smlaunch.ports import CallError, ObjectStorage
 from smlaunch.survey import local_files
 
 _AT_ONCE = 8
+
+_WORTH_TELLING = 8 << 20
+_WORTH_COUNTING = 100
+"""From so many bytes or files on a person sees a pause."""
 
 
 class _Sending(NamedTuple):
@@ -27,34 +31,21 @@ class _Sending(NamedTuple):
     content: Callable[[], bytes] | Path
 
 
-@dataclass(frozen=True)
-class Staged:
-    """``sent`` and ``kept`` count objects; ``made_bucket`` names the bucket that did not exist before."""
-
-    sent: int
-    kept: int
-    made_bucket: str | None
-
-
-def stage(plan: Plan, source: PackedSource | None, storage: ObjectStorage) -> Staged:
-    """Uploads what is missing. Makes the staging bucket when it does not exist.
+def stage(
+    plan: Plan, source: PackedSource | None, storage: ObjectStorage, told: Callable[[str], None]
+) -> None:
+    """Uploads what is missing. Makes the staging bucket when it does not exist. ``told`` hears, in a sentence,
+    what takes time or may surprise.
 
     Raises CallError for a refused upload, JobError when a local file cannot be read any more.
     """
-    bucket = plan.surroundings.bucket
     pending = [sending for upload in plan.uploads for sending in _missing(upload, source, storage)]
-    total = sum(1 for upload in plan.uploads if upload.kind != "data") + _data_files(plan.uploads)
-    if not pending:
-        return Staged(0, total, None)
-    made = None
-    try:
-        _send(pending[0], storage)
-    except CallError as error:
-        if error.code != "NoSuchBucket" or pending[0].bucket != bucket:
-            raise
-        storage.make_bucket(bucket, plan.surroundings.region)
-        made = bucket
-        _send(pending[0], storage)
+    files = [sending.content for sending in pending if isinstance(sending.content, Path)]
+    size = sum(path.stat().st_size for path in files)
+    if size >= _WORTH_TELLING or len(files) > _WORTH_COUNTING:
+        told(f"uploading {len(files):,} files, {size / (1 << 20):,.1f} MB")
+    if pending:
+        _send_into(plan.surroundings, pending[0], storage, told)
     if len(pending) > _AT_ONCE:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda sending: _send(sending, storage), pending[1:]):
@@ -62,7 +53,19 @@ def stage(plan: Plan, source: PackedSource | None, storage: ObjectStorage) -> St
     else:
         for sending in pending[1:]:
             _send(sending, storage)
-    return Staged(len(pending), total - len(pending), made)
+
+
+def _send_into(
+    surroundings: Surroundings, first: _Sending, storage: ObjectStorage, told: Callable[[str], None]
+) -> None:
+    try:
+        _send(first, storage)
+    except CallError as error:
+        if error.code != "NoSuchBucket" or first.bucket != surroundings.bucket:
+            raise
+        storage.make_bucket(surroundings.bucket, surroundings.region)
+        told(f"made the bucket {surroundings.bucket} for source and results")
+        _send(first, storage)
 
 
 def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage) -> Iterator[_Sending]:
@@ -109,10 +112,6 @@ def _send(sending: _Sending, storage: ObjectStorage) -> None:
             ) from error
     else:
         storage.put_bytes(sending.bucket, sending.key, sending.content())
-
-
-def _data_files(uploads: tuple[Upload, ...]) -> int:
-    return sum(1 for upload in uploads if upload.kind == "data" for _ in local_files(_path(upload)))
 
 
 def _path(upload: Upload) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from smlaunch.launch.evidence import Evidence, split_rank
 from smlaunch.launch.follow import LOG_GROUP, Event, Follower, LogLine, follow, host_of
@@ -41,26 +42,27 @@ class Watch:
                     self._read(event)
             yield events
 
-    def first_round(self) -> Sequence[Event]:
-        """What has happened so far, without waiting for more."""
-        return self._follower.poll()
-
     def glance(self) -> None:
-        """Where the job is now and the end of its log, in a few requests however long the log is."""
+        """Where the job is now, and the end of its log where the metrics and the failure are: a few requests,
+        however long the log and however many the hosts."""
         target, job = self._target, self._follower.job
         self._follower.description = retrying(lambda: target.control.describe(job))
-        for stream in target.logs.streams(LOG_GROUP, job + "/"):
-            for event in target.logs.tail(LOG_GROUP, stream):
-                self._read(LogLine(job, host_of(job, stream), event.at, event.text))
+        failure = self.outcome().failure
+        streams = {name: host_of(job, name) for name in target.logs.streams(LOG_GROUP, job + "/")}
+        leader = min(streams.values(), key=host_number, default=None)
+        for stream, host in streams.items():
+            if host == leader or (failure is not None and host == failure.host):
+                for event in target.logs.tail(LOG_GROUP, stream):
+                    self._read(LogLine(job, host, event.at, event.text))
 
     def outcome(self) -> JobOutcome:
+        """With the first failure's traceback as whole as it can be had, and the last metrics."""
         standing = self.progress.standing()
-        return outcome(self._follower.description, standing.metrics if standing else None)
-
-    def traceback(self) -> str:
-        """The first failure's traceback, as whole as it can be had; empty when there is none."""
-        failure = self.outcome().failure
-        return self.evidence.traceback(failure) if failure else ""
+        found = outcome(self._follower.description, standing.metrics if standing else None)
+        if found.failure is None:
+            return found
+        whole = found.failure._replace(traceback=self.evidence.traceback(found.failure))
+        return replace(found, failure=whole)
 
     def _read(self, line: LogLine) -> None:
         self.evidence.feed(line.host, line.text)

@@ -38,8 +38,9 @@ class Shell:
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
+        ours = ("AWS_", "SMLAUNCH_")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SMLAUNCH_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "SMLAUNCH_HOME": str(home),
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",

@@ -53,7 +53,9 @@ def test_mistakes_end_with_2_and_a_next_step(
     assert captured.out == ""
 
 
-def test_all_mistakes_of_file_and_command_line_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_of_file_and_command_line_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("entry: train.py\nstrategy: dpp\ncompute: {host: 2}\nlimits: {max_runtime: 10}\n")
     words = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]
@@ -76,16 +78,16 @@ def test_completion_scripts(name: str, shell: Shell) -> None:
     script = shell("completion", name)
     assert script.code == 0 and "_SMLAUNCH_COMPLETE" in script.out
     asked = Shell(shell.folder, shell.folder)
-    asked.environment |= {"_SMLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "smlaunch lo", "COMP_CWORD": "1"}
+    asked.environment |= {"_SMLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "smlaunch lo"}
+    asked.environment["COMP_CWORD"] = "1"
     words = asked().out
     assert "logs" in words and "local" in words and "run" not in words
 
 
 def test_inputs_of_the_command_line() -> None:
     problems: list[Problem] = []
-    found = _inputs(
-        ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x", "bad", "t=x,mod=File"], problems
-    )
+    good = ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x"]
+    found = _inputs([*good, "bad", "t=x,mod=File"], problems)
     assert found["train"] == {"uri": "s3://b/p/", "mode": "FastFile", "split": "key"}
     assert found["odd"] == {"uri": "/data/a,b=c/d"}
     assert found["plain"] == {"uri": "./x"}

@@ -143,9 +143,8 @@ def test_every_mistake_is_told_at_once(tmp_path: Path, target: Target) -> None:
 def test_a_script_that_its_ignore_file_hides(tmp_path: Path, target: Target) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / ".gitignore").write_text("train.py\n")
-    with pytest.raises(
-        JobError, match=r"train.py is left out of the source by an ignore file; add a line '!train.py'"
-    ):
+    said = r"train.py is left out of the source by an ignore file; add a line '!train.py'"
+    with pytest.raises(JobError, match=said):
         prepare(Job(entry=tmp_path / "train.py", role=ROLE), target)
 
 

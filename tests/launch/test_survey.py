@@ -102,7 +102,7 @@ def test_inputs_in_s3(script: Path) -> None:
     assert found["none"].problem == (
         "there is no object under s3://data/nothing; a folder's prefix ends with a slash"
     )
-    assert found["gone"].problem == "bucket 'no-such-bucket' does not exist"
+    assert found["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
 
 
 def test_a_long_listing_is_cut_and_said_to_be(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
