@@ -139,9 +139,7 @@ def print_results(job: JobOutcome, place: Place) -> None:
 
 def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:
     if job.failure_reason.startswith("ClientError"):
-        return (
-            f"the data or the image is the cause; the request: smlaunch show {result.run} --json{place.flag}"
-        )
+        return "correct what is named above, and run it again under another --name"
     if job.failure_reason.startswith("CapacityError"):
         return "there was no capacity; try another --instance-type, or later"
     if job.failure_reason.startswith("InternalServerError"):

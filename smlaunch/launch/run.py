@@ -15,7 +15,7 @@ from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
 from smlaunch.ports import CallError, JobSummary
-from smlaunch.protocol.names import parse_task_name
+from smlaunch.protocol.names import is_run_id, parse_task_name
 from smlaunch.suggest import nearest
 
 _LOOKED_THROUGH = 200
@@ -47,7 +47,7 @@ class Run:
         with answers_of(target):
             found = sorted(
                 (task, summary.name)
-                for summary in target.control.list(f"{name}-s")
+                for summary in (target.control.list(f"{name}-s") if is_run_id(name) else ())
                 if (task := parse_task_name(summary.name)) is not None and task.run == name
             )
             if found:

@@ -34,8 +34,8 @@ class _Sending(NamedTuple):
 def stage(
     plan: Plan, source: PackedSource | None, storage: ObjectStorage, told: Callable[[str], None]
 ) -> None:
-    """Uploads what is missing. Makes the staging bucket when it does not exist. ``told`` hears, in a sentence,
-    what takes time or may surprise.
+    """Uploads what is missing. Makes the staging bucket when it does not exist. ``told`` hears what
+    takes time or may surprise.
 
     Raises CallError for a refused upload, JobError when a local file cannot be read any more.
     """

@@ -117,7 +117,7 @@ def test_a_reader_that_leaves_is_no_error(standing: Shell) -> None:
     assert "completed" in done.stderr and "code=0" in done.stderr
 
 
-# ---- the endpoint inside the command -------------------------------------------------------------------------
+# ---- the endpoint inside the command -----------------------------------------------------------------
 
 
 def test_an_embedded_run_and_its_traces(shell: Shell) -> None:

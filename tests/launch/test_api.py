@@ -162,7 +162,7 @@ def test_fresh_names_can_name_runs(entry: str) -> None:
     assert len(names) == 20
 
 
-# ---- runs that exist -----------------------------------------------------------------------------------------
+# ---- runs that exist -------------------------------------------------------------------------------
 
 
 def test_a_run_is_found_again_by_its_name_alone(job: Job, target: Target) -> None:
