@@ -30,6 +30,9 @@ _PLAIN_EVERY = 5.0
 
 _BAR = 24
 
+_ENDPOINT_MARK = "[smlaunch] "
+"""Begins the lines that the endpoint itself writes into a host's log: not the training's output."""
+
 
 @dataclass
 class Display:
@@ -59,7 +62,12 @@ class Display:
         output: list[str] = []
         for event in events:
             if isinstance(event, LogLine):
-                if self.lines and self.host in (None, event.host) and not _is_progress(event.text):
+                if not self.lines or self.host not in (None, event.host) or _is_progress(event.text):
+                    continue
+                if event.text.startswith(_ENDPOINT_MARK):
+                    self._flush(output)
+                    self._say(self._log_line(event))
+                else:
                     output.append(self._log_line(event))
                 continue
             self._flush(output)
