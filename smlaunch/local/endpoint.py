@@ -92,15 +92,9 @@ class Endpoint:
         from smlaunch.local.log_store import LogStore
         from smlaunch.local.objects import ObjectStore
         from smlaunch.local.server import Server
-        from smlaunch.local.services.iam import NAMESPACE as IAM_NAMESPACE
-        from smlaunch.local.services.iam import Iam
+        from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
-        from smlaunch.local.services.logs import Logs
-        from smlaunch.local.services.query_service import QueryService
-        from smlaunch.local.services.s3.service import S3Service
         from smlaunch.local.services.sagemaker import SageMakerService
-        from smlaunch.local.services.sts import NAMESPACE as STS_NAMESPACE
-        from smlaunch.local.services.sts import Sts
         from smlaunch.local.store import JobStore
 
         state = StateDir(self._home)
@@ -116,16 +110,9 @@ class Endpoint:
         jobs = JobManager(rooms, state, owner)
         jobs.recover()
         keyring = Keyring(credentials)
-        dispatch = Dispatch(
-            keyring,
-            {
-                "s3": S3Service(objects),
-                "sagemaker": JsonService("sagemaker", SageMakerService(store, jobs)),
-                "logs": JsonService("logs", Logs(logs)),
-                "sts": QueryService(STS_NAMESPACE, Sts(keyring)),
-                "iam": QueryService(IAM_NAMESPACE, Iam()),
-            },
-        )
+        services = standard_services(objects, logs, keyring)
+        services["sagemaker"] = JsonService("sagemaker", SageMakerService(store, jobs))
+        dispatch = Dispatch(keyring, services)
         self._jobs, self._store, self._objects = jobs, store, objects
         try:
             self._server = Server(dispatch, port=self._port)

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smlaunch.local.executors import loopback, sweep
@@ -50,7 +50,7 @@ class Processes:
             f"{self._owner}/{job}",
             labels,
             self.isolation,
-            isolated_network and self.isolation != "plain",
+            isolated_network,
             self._views,
         )
 
@@ -73,12 +73,12 @@ class ProcessAllocation:
         self._folder = folder
         self._owner = owner
         self._level = level
-        self._isolated_network = isolated_network
+        self._isolated_network = isolated_network and level != "plain"
         self._network = loopback.reserve(len(labels))
         self._hosts: list[_Host] = []
         plain = level == "plain"
         environment = {"SMLAUNCH_PORT": str(self._network.port)}
-        self.offer = Offer(environment, views=views)
+        self.offer = Offer(environment, tuple(_told(level, isolated_network)), views)
         self.places = tuple(
             Place(
                 label=label,
@@ -241,6 +241,17 @@ class _Host:
         self._process.wait()
         for descriptor in (self.events, self.output):
             os.close(descriptor)
+
+
+def _told(level: str, isolated_network: bool) -> Iterator[str]:
+    if level != "plain":
+        return
+    yield (
+        f"isolation plain: the contract's tree is where {ROOT_VARIABLE} says, not at /opt/ml, and hosts are "
+        "called by their addresses: a script that hard-codes /opt/ml or algo-1 cannot work here"
+    )
+    if isolated_network:
+        yield "isolation plain: EnableNetworkIsolation is without effect, the network can be reached"
 
 
 def _enlarge(pipe: int) -> None:

@@ -43,7 +43,7 @@ def main(lifeline: int, report: int) -> None:
     try:
         first = _start(plan)
     except OSError as error:
-        first = _error("isolation", error)
+        first = _error("isolation", error.strerror or str(error))
     if isinstance(first, bytes):
         _say(report, first)
         os._exit(1)
@@ -62,10 +62,9 @@ def _noted(number: int, frame: object) -> None:
     """The number is read from the wake-up pipe."""
 
 
-def _error(step: str, error: OSError) -> bytes:
+def _error(step: str, message: str, code: int = _NOT_EXECUTABLE) -> bytes:
     """``step`` is isolation or program."""
-    code = _NOT_FOUND if step == "program" and isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-    return f"error {step} {code} {error.strerror or error}".encode()
+    return f"error {step} {code} {message}".encode("utf-8", "backslashreplace")
 
 
 def _say(report: int, line: bytes) -> None:
@@ -124,9 +123,11 @@ def _first_process(plan: HostPlan, go: int, errors: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvpe(plan.argv[0], plan.argv, plan.environment)  # noqa: S606 - without a shell on purpose
     except OSError as error:
-        os.write(errors, _error(step, error))
+        what = f"{plan.argv[0]}: {error.strerror}" if step == "program" else error.strerror or str(error)
+        code = _NOT_FOUND if step == "program" and isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        os.write(errors, _error(step, what, code))
     except BaseException as error:
-        os.write(errors, f"error {step} {_NOT_EXECUTABLE} {error!r}".encode())
+        os.write(errors, _error(step, repr(error)))
     os._exit(1)
 
 

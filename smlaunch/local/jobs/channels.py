@@ -100,8 +100,8 @@ def listing_of(channel: ChannelSpec, objects: Objects) -> Listing:
     if not found:
         raise DataError(
             f'Data download failed:No S3 objects found under S3 URL "{channel.uri}" given in input '
-            f'data source "{channel.name}". Please ensure that the bucket exists, that objects exist under that '
-            "S3 prefix, and that it is the endpoint's own S3 they were put into"
+            f'data source "{channel.name}". Please ensure that the bucket exists and that objects exist '
+            "under that prefix, in the endpoint's own S3"
         )
     base = where.key if not where.key or where.key.endswith("/") else where.key + "/"
     whole = all(item.key.startswith(base) for item in items)

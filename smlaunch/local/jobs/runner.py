@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ class JobRunner:
                     if ended is not None:
                         selector.unregister(key.fd)
                         del left[key.data.place.label]
-                        reports.append(_report(key.data, ended, told))
+                        reports.append(_report(key.data, self._explained(ended), told))
                 now = time.monotonic()
                 if not told and now >= runtime_end:
                     self.stop("max_runtime")
@@ -230,6 +230,13 @@ class JobRunner:
                     for host in left.values():
                         host.kill()
         return reports
+
+    def _explained(self, ended: HostExit) -> HostExit:
+        """Adds what to do where a training image would have brought the program."""
+        if ended.how != "not_started" or self._spec.given_entrypoint:
+            return ended
+        hint = "this endpoint does not run images: give ContainerEntrypoint, or have `train` on the PATH"
+        return replace(ended, message=f"{ended.message} ({hint})")
 
     def _runtime_end(self) -> float:
         """On the monotonic clock. ``max_runtime_from`` says from where it counts."""

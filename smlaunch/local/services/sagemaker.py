@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from smlaunch.local import honesty
@@ -47,7 +46,7 @@ class SageMakerService:
         self._jobs = jobs
 
     def create_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        refused = honesty.refusals(params) + _missing(params) + _unknown_groups(params)
+        refused = honesty.refusals(params)
         if refused:
             lines = "; ".join(f"{field}: {reason}" for field, reason in refused)
             raise validation_error(f"This endpoint cannot run the job as it is written. {lines}")
@@ -137,45 +136,6 @@ class SageMakerService:
         if record is None:
             raise validation_error("Requested resource not found.")
         return record
-
-
-def _missing(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the API model makes optional for serverless jobs only."""
-    wanted = (
-        ("AlgorithmSpecification", "TrainingInputMode"),
-        ("ResourceConfig", None),
-    )
-    missing = []
-    for member, inner in wanted:
-        if member not in request:
-            missing.append((member, "needed for a job that is not serverless"))
-        elif inner is not None and inner not in request[member]:
-            missing.append((f"{member}.{inner}", "needed"))
-    for index, channel in enumerate(request.get("InputDataConfig") or []):
-        sources = channel.get("DataSource") or {}
-        if not sources:
-            missing.append((f"InputDataConfig[{index}].DataSource.S3DataSource", "needed"))
-    resources = request.get("ResourceConfig")
-    if resources and not any(key in resources for key in ("InstanceGroups", "InstancePreferences")):
-        missing += [
-            (f"ResourceConfig.{key}", "needed without InstanceGroups and InstancePreferences")
-            for key in ("InstanceType", "InstanceCount")
-            if key not in resources
-        ]
-    return missing
-
-
-def _unknown_groups(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    groups = (request.get("ResourceConfig") or {}).get("InstanceGroups") or []
-    known = {group.get("InstanceGroupName") for group in groups}
-    unknown = []
-    for index, channel in enumerate(request.get("InputDataConfig") or []):
-        source = (channel.get("DataSource") or {}).get("S3DataSource") or {}
-        for name in source.get("InstanceGroupNames") or []:
-            if name not in known:
-                place = f"InputDataConfig[{index}].DataSource.S3DataSource.InstanceGroupNames"
-                unknown.append((place, f"{name} is not among ResourceConfig.InstanceGroups"))
-    return unknown
 
 
 def _describe(record: JobRecord) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Real hosts at every level this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors import sweep
+from smlaunch.local.executors.base import Allocation, HostExit, HostProcess, Program, View
+from smlaunch.local.executors.levels import LEVELS, Level, probe
+from smlaunch.local.executors.processes import Processes
+
+_PATIENCE = 20.0
+_levels: dict[str, Level] = {}
+
+
+def level_or_skip(name: str) -> Level:
+    if name not in _levels:
+        _levels[name] = probe(name)
+    if not _levels[name].works:
+        pytest.skip(f"isolation {name}: {_levels[name].why_not}")
+    return _levels[name]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    level_or_skip(name)
+    return name
+
+
+class Hosts:
+    """Runs shell programs on the hosts of one job and collects what they print."""
+
+    def __init__(self, folder: Path, level: str) -> None:
+        self.level = level
+        self.owner = f"test-{os.getpid()}-{time.monotonic_ns()}"
+        self.executor = Processes(folder / "hosts", self.owner, level, views=True)
+        self.allocations: list[Allocation] = []
+
+    def start(
+        self,
+        *scripts: str,
+        argv: Sequence[str] | None = None,
+        views: Sequence[View] = (),
+        isolated_network: bool = False,
+        environment: dict[str, str] | None = None,
+        job: str = "job",
+    ) -> list[HostProcess]:
+        labels = [f"algo-{number}" for number in range(1, len(scripts) + 1)]
+        allocation = self.executor.allocate(job, labels, isolated_network)
+        self.allocations.append(allocation)
+        for place in allocation.places:
+            (place.tree / "code").mkdir()
+            for view in views:
+                (place.tree / view.target).mkdir(parents=True)
+        base = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **allocation.offer.environment}
+        return allocation.start(
+            [
+                Program(tuple(argv or ("sh", "-c", script)), {**base, **(environment or {})}, tuple(views))
+                for script in scripts
+            ]
+        )
+
+    def run(self, *scripts: str, **options: object) -> list[tuple[HostExit, str]]:
+        """Until all have ended: how, and what they printed."""
+        hosts = self.start(*scripts, **options)  # type: ignore[arg-type]
+        return [(ended(host), output(host)) for host in hosts]
+
+    def left(self) -> list[int]:
+        return sweep.marked(self.owner + "/")
+
+    def release(self) -> None:
+        for allocation in self.allocations:
+            allocation.release()
+
+
+def ended(host: HostProcess) -> HostExit:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        ready, _, _ = select.select([host.events], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, "the host did not end"
+        found = host.read()
+        if found is not None:
+            return found
+
+
+def output(host: HostProcess) -> str:
+    """All that was printed, after the host has ended."""
+    parts = []
+    while part := os.read(host.output, 1 << 16):
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def read_until(host: HostProcess, text: str) -> str:
+    seen = ""
+    while text not in seen:
+        part = os.read(host.output, 1 << 16).decode()
+        assert part, f"ended after {seen!r}"
+        seen += part
+    return seen
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """For what no event tells, such as the end of a process that is nobody's child."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, level: str) -> Iterator[Hosts]:
+    bench = Hosts(tmp_path, level)
+    yield bench
+    bench.release()
+    with contextlib.suppress(FileNotFoundError):
+        assert list((tmp_path / "hosts").iterdir()) == []
+    assert bench.left() == []

@@ -1,0 +1,35 @@
+"""Run as a program by test_orphans: an endpoint that has hosts running, and is then killed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from smlaunch.local.executors.base import Program
+from smlaunch.local.executors.processes import Processes
+
+folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+
+
+def run() -> None:
+    import os
+
+    executor = Processes(folder, owner, level, views=False)
+    allocation = executor.allocate("job", ["algo-1", "algo-2"], False)
+    for place in allocation.places:
+        (place.tree / "code").mkdir()
+    program = Program(("sh", "-c", script), {"PATH": os.environ["PATH"]})
+    for host in allocation.start([program, program]):
+        text = b""
+        while b"ready" not in text:
+            text += os.read(host.output, 4096)
+    print("running", flush=True)
+    globals()["kept"] = allocation  # the thread ends here: its hosts must not
+
+
+# From a thread that ends, as jobs are in the endpoint.
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.stdin.read()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.executors import levels
+from smlaunch.local.executors.levels import Level
+
+
+def test_plain_works_everywhere() -> None:
+    assert levels.probe("plain") == Level("plain", works=True)
+
+
+def test_a_level_that_does_not_work_says_why() -> None:
+    for level in levels.levels():
+        assert level.works != bool(level.why_not)
+
+
+def test_the_best_is_remembered_for_this_machine_and_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "levels.json"
+    asked: list[str] = []
+
+    def probe(name: str, scratch: Path | None = None) -> Level:
+        asked.append(name)
+        return Level(name, works=name != "full", why_not="no root" if name == "full" else "")
+
+    monkeypatch.setattr(levels, "probe", probe)
+    assert levels.best(tmp_path, cache).name == "user"
+    assert levels.best(tmp_path, cache).name == "user"
+    assert asked == ["full", "user"]
+    with pytest.raises(EndpointError, match="isolation full does not work here: no root"):
+        levels.best(tmp_path, cache, "full")
+    with pytest.raises(EndpointError, match="'half' is unknown"):
+        levels.best(tmp_path, cache, "half")
+    document = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**document, "fingerprint": "another boot"}))
+    assert levels.best(tmp_path, cache, "plain").name == "plain"
+    assert asked == ["full", "user", "plain"]
+
+
+def test_what_forbids_namespaces_is_explained() -> None:
+    assert "max_user_namespaces" in levels._explain("unshare: No space left on device")
+    assert "CAP_SYS_ADMIN" in levels._explain("unshare: Operation not permitted")

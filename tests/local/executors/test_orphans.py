@@ -1,0 +1,104 @@
+"""Whatever is killed, and however: no process of a host stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors import sweep
+from smlaunch.local.executors.processes import Processes
+from tests.conftest import IS_ROOT, ROOT
+from tests.local.executors.conftest import eventually
+from tests.local.executors.test_processes import ESCAPING
+
+PROGRAM = Path(__file__).with_name("owner_process.py")
+
+
+def start(
+    folder: Path, owner: str, level: str, prefix: list[str] | None = None, python: str = sys.executable
+) -> subprocess.Popen[str]:
+    """Returns when both hosts run their trees of processes."""
+    process = subprocess.Popen(
+        [*(prefix or []), python, str(PROGRAM), str(folder), owner, level, ESCAPING + "wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    return process
+
+
+@pytest.fixture
+def owner() -> Iterator[str]:
+    name = f"orphans-{os.getpid()}-{time.monotonic_ns()}"
+    yield name
+    sweep.kill_all(sweep.marked(name + "/"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_endpoint(tmp_path: Path, owner: str, level: str, how: signal.Signals) -> None:
+    process = start(tmp_path, owner, level)
+    assert len(sweep.marked(owner + "/")) >= 8
+    process.send_signal(how)
+    process.communicate()
+    assert eventually(lambda: sweep.marked(owner + "/") == [])
+
+
+def test_hosts_survive_the_thread_that_started_them(tmp_path: Path, owner: str, level: str) -> None:
+    """PDEATHSIG fires at the end of a thread: the supervisor must not have it."""
+    process = start(tmp_path, owner, level)
+    before = set(sweep.marked(owner + "/"))
+    time.sleep(0.3)
+    assert set(sweep.marked(owner + "/")) == before
+    process.kill()
+    process.communicate()
+
+
+def test_endpoint_and_supervisors_killed_at_once_are_swept_by_the_next(
+    tmp_path: Path, owner: str, level: str
+) -> None:
+    process = start(tmp_path, owner, level)
+    supervisors = [pid for pid in sweep.descendants(process.pid) if _parent(pid) == process.pid]
+    process.kill()
+    sweep.kill_all(supervisors)
+    process.communicate()
+    Processes(tmp_path, "the-next-one", level, views=False).recover(owner)
+    assert eventually(lambda: sweep.marked(owner + "/") == [])
+
+
+def _parent(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text.rpartition(")")[2].split()[1])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["user", "plain"])
+def test_an_ordinary_user_too(owner: str, name: str) -> None:
+    """As nobody, with the system's Python: the user's own may lie where nobody can read it."""
+    python, setpriv = "/usr/bin/python3", shutil.which("setpriv")
+    if not Path(python).exists() or setpriv is None:
+        pytest.skip(f"needs {python} and setpriv")
+    assert IS_ROOT
+    prefix = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups"]
+    folder = Path(tempfile.mkdtemp())
+    try:
+        os.chown(folder, 65534, 65534)
+        process = start(folder, owner, name, prefix, python)
+        assert len(sweep.marked(owner + "/")) >= 8
+        process.kill()
+        process.communicate()
+        assert eventually(lambda: sweep.marked(owner + "/") == [])
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,270 @@
+"""What a program sees of its host, and how its end is told, at every level."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors import loopback
+from smlaunch.local.executors.base import CannotAllocate, View
+from smlaunch.local.executors.host_plan import HostPlan, ViewPlan
+from tests.local.executors.conftest import Hosts, ended, output, read_until
+
+namespaced = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
+
+
+@namespaced
+def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> None:
+    script = """
+    hostname; echo pid $$; ls -d /proc/[0-9]* | wc -l; pwd; id -u
+    test -e /tmp/mine && echo leaked; touch /tmp/mine /opt/ml/model/of-$(hostname); ls /opt/ml
+    getent hosts algo-1 algo-2 | awk '{print $2}'; readlink /proc/self/ns/pid
+    """
+    (first, one), (second, two) = hosts.run(
+        script.replace("touch", "mkdir -p /opt/ml/model; touch"),
+        script.replace("touch", "mkdir -p /opt/ml/model; touch"),
+    )
+    assert (first.code, second.code) == (0, 0), one + two
+    lines = one.splitlines()
+    assert lines[:2] == ["algo-1", "pid 1"]
+    assert int(lines[2]) < 10  # its own few, not the machine's
+    assert lines[3:5] == ["/opt/ml/code", "0"]
+    assert "leaked" not in one + two
+    assert lines[5:7] == ["code", "model"]
+    assert lines[7:9] == ["algo-1", "algo-2"]
+    assert lines[9] != os.readlink("/proc/self/ns/pid")
+    assert two.splitlines()[0] == "algo-2"
+    assert not Path("/opt/ml").exists()
+    assert not Path("/tmp/mine").exists()
+    assert {place.root for place in hosts.allocations[0].places} == {"/opt/ml"}
+    trees = [place.tree for place in hosts.allocations[0].places]
+    assert [sorted(os.listdir(tree / "model")) for tree in trees] == [["of-algo-1"], ["of-algo-2"]]
+
+
+@pytest.mark.parametrize("level", ["plain"], indirect=True)
+def test_plain_hosts_are_told_where_their_tree_is(hosts: Hosts) -> None:
+    script = "echo $SMLAUNCH_ML_ROOT; pwd; touch $TMPDIR/mine; echo $0"
+    ((exit_, text),) = hosts.run(script)
+    (place,) = hosts.allocations[0].places
+    assert exit_.code == 0
+    assert text.splitlines()[:2] == [str(place.tree), str(place.tree / "code")]
+    assert place.name == place.address
+    assert place.root == str(place.tree)
+    assert (place.tree.parent / "tmp" / "mine").exists()
+    assert any("hard-codes /opt/ml" in note for note in hosts.allocations[0].offer.notes)
+
+
+@pytest.mark.parametrize("level", ["plain"], indirect=True)
+def test_plain_moves_words_that_name_the_contracts_places(hosts: Hosts) -> None:
+    argv = ["echo", "/opt/ml/input/x", "--y=/opt/ml/z", "/opt/mlx"]
+    ((_, text),) = hosts.run("", argv=argv)
+    (place,) = hosts.allocations[0].places
+    assert text.split() == [f"{place.tree}/input/x", "--y=/opt/ml/z", "/opt/mlx"]
+
+
+def test_words_and_variables_arrive_byte_for_byte(hosts: Hosts) -> None:
+    hostile = ["", " ", "a b", "'", '"', "$HOME", "`id`", "; rm -rf /nothing", "\n", "ünï 🚀", "\udcff", "--"]
+    program = "import os, sys; print(ascii((sys.argv[1:], os.environ['MINE'])))"
+    argv = [sys.executable, "-c", program, *hostile]
+    ((exit_, text),) = hosts.run("", argv=argv, environment={"MINE": "\n".join(hostile)})
+    assert exit_.code == 0
+    assert text.strip() == ascii((hostile, "\n".join(hostile)))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("sh -c 'kill -KILL $$'", 137)])
+def test_exit_codes_are_true(hosts: Hosts, script: str, code: int) -> None:
+    ((exit_, _),) = hosts.run(script)
+    assert (exit_.code, exit_.how) == (code, "exited")
+
+
+def test_a_program_that_cannot_be_started(hosts: Hosts, tmp_path: Path) -> None:
+    ((exit_, _),) = hosts.run("", argv=["no-such-program-anywhere"])
+    assert (exit_.code, exit_.how) == (127, "not_started")
+    assert "No such file" in exit_.message
+    ((exit_, _),) = hosts.run("", argv=["/etc/passwd"], job="second")
+    assert (exit_.code, exit_.how) == (126, "not_started")
+
+
+def test_sigterm_reaches_the_first_process_only_and_its_answer_counts(hosts: Hosts) -> None:
+    script = "trap 'echo told; exit 9' TERM; sh -c 'echo child; sleep 1000' & echo ready; wait"
+    (host,) = hosts.start(script)
+    read_until(host, "ready")
+    host.terminate()
+    assert ended(host).code == 9
+    assert "told" in output(host)
+    assert hosts.left() == []
+
+
+@namespaced
+def test_pid_1_without_a_handler_ignores_sigterm_as_in_a_container(hosts: Hosts) -> None:
+    (host,) = hosts.start("echo ready; exec sleep 1000")
+    read_until(host, "ready")
+    host.terminate()
+    host.kill()
+    assert ended(host).code == 137  # the kill; the default of SIGTERM would be 143
+
+
+ESCAPING = """
+setsid sleep 1001 & nohup sleep 1002 >/dev/null 2>&1 &
+sh -c 'setsid sh -c "sleep 1003 & sleep 1004" &' & (sleep 1005 &)
+sleep 0.2; echo ready; """
+
+
+@pytest.mark.parametrize("how", ["exits", "killed"])
+def test_nothing_outlives_the_first_process(hosts: Hosts, how: str) -> None:
+    (host,) = hosts.start(ESCAPING + ("exit 3" if how == "exits" else "wait"))
+    read_until(host, "ready")
+    if how == "killed":
+        host.kill()
+    assert ended(host).code == (3 if how == "exits" else 137)
+    assert hosts.left() == []
+
+
+def test_a_supervisor_that_is_killed_takes_its_host_along(hosts: Hosts) -> None:
+    (host,) = hosts.start(ESCAPING + "wait")
+    read_until(host, "ready")
+    os.kill(host.pid, 9)  # type: ignore[attr-defined]
+    assert ended(host).how == "lost"
+    hosts.release()
+    assert hosts.left() == []
+
+
+def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
+    allocation = hosts.executor.allocate("early", ["algo-1", "algo-2"], False)
+    allocation.release()
+    allocation.release()
+    assert not allocation.places[0].tree.exists()
+
+
+@namespaced
+def test_a_writable_view_keeps_the_source_as_it_is(hosts: Hosts, tmp_path: Path) -> None:
+    source = tmp_path / "so,me:odd\\ name"
+    (source / "deep").mkdir(parents=True)
+    (source / "file").write_text("original\n")
+    (source / "deep" / "file").write_text("original\n")
+    script = """
+    set -e; cd /opt/ml/input/data/x; cat file; echo changed > file; rm deep/file; touch new
+    rm -r deep; mkdir deep; ls deep; cat file; ls
+    """
+    views = [View(source, "input/data/x")]
+    for exit_, text in hosts.run(script, script, views=views):
+        assert exit_.code == 0, text
+        assert text.split() == ["original", "changed", "deep", "file", "new"]
+    assert (source / "file").read_text() == (source / "deep" / "file").read_text() == "original\n"
+    assert not (source / "new").exists()
+
+
+@namespaced
+def test_a_read_only_view_refuses_writes(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("original\n")
+    script = (
+        "cd /opt/ml/x && cat file && (echo changed > file || rm file || ln file ../y) 2>/dev/null; echo $?"
+    )
+    ((_, text),) = hosts.run(script, views=[View(tmp_path / "source", "x", read_only=True)])
+    assert text.split() == ["original", "1"]
+    assert (tmp_path / "source" / "file").read_text() == "original\n"
+
+
+@pytest.mark.root
+def test_where_an_overlay_is_refused_opt_is_rebuilt_from_binds(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from smlaunch.local.executors import namespaces
+stage, parent = sys.argv[1:]
+namespaces._mount("tmpfs", stage, "tmpfs", 0)
+namespaces._rebuild(parent, "ml", os.path.join(stage, "again"))
+namespaces._mount("tmpfs", os.path.join(parent, "ml"), "tmpfs", 0)
+print(sorted(os.listdir(parent)), open(parent + "/file").read(), os.readlink(parent + "/link"))
+print(os.listdir(parent + "/folder"))
+"""
+    parent, stage = tmp_path / "opt", tmp_path / "stage"
+    (parent / "folder" / "inner").mkdir(parents=True)
+    (parent / "file").write_text("text")
+    (parent / "link").symlink_to("file")
+    stage.mkdir()
+    command = ["unshare", "--mount", "--propagation=private", sys.executable, "-c", program]
+    done = subprocess.run([*command, str(stage), str(parent)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["['file', 'folder', 'link', 'ml'] text file", "['inner']"], (
+        done.stderr
+    )
+    assert sorted(os.listdir(parent)) == ["file", "folder", "link"]
+
+
+TALK = """
+import socket, sys
+side, port = sys.argv[1], 5000
+if side == "algo-1":
+    server = socket.create_server(("algo-1", port)); print("up", flush=True)
+    print(server.accept()[0].recv(5).decode())
+else:
+    while True:
+        try:
+            socket.create_connection(("algo-1", port)).sendall(b"hello"); break
+        except ConnectionRefusedError: pass
+try: socket.create_connection(("127.0.0.1", int(sys.argv[2])), 2); print("outside reached")
+except OSError: print("outside closed")
+"""
+
+
+@namespaced
+@pytest.mark.parametrize("isolated", [True, False])
+def test_network_isolation_leaves_the_hosts_each_other(hosts: Hosts, tmp_path: Path, isolated: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        port = outside.getsockname()[1]
+        command = f"exec {sys.executable} -c '{TALK}' $(hostname) {port}"
+        (first, one), (second, two) = hosts.run(command, command, isolated_network=isolated)
+    assert (first.code, second.code) == (0, 0), one + two
+    expected = "outside closed" if isolated else "outside reached"
+    assert "hello" in one
+    assert expected in one
+    assert expected in two
+
+
+def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
+    first, second = (hosts.executor.allocate(job, ["algo-1", "algo-2"], False) for job in ("one", "two"))
+    hosts.allocations += [first, second]
+    addresses = [place.address for allocation in (first, second) for place in allocation.places]
+    assert len(set(addresses)) == 4
+    ports = [allocation.offer.environment["SMLAUNCH_PORT"] for allocation in (first, second)]
+    assert ports[0] != ports[1]
+    with socket.create_server((addresses[0], int(ports[0]))):
+        pass
+
+
+def test_a_reservation_ends_when_it_is_released() -> None:
+    first = loopback.reserve(3)
+    assert len(first.addresses) == 3
+    second = loopback.reserve(1)
+    assert not set(first.addresses) & set(second.addresses)
+    first.release()
+    second.release()
+    with pytest.raises(CannotAllocate, match="253 at most"):
+        loopback.reserve(400)
+
+
+def test_a_plan_survives_its_journey() -> None:
+    plan = HostPlan(
+        **{
+            name: f"{name} \n'" for name in ("level", "directory", "hostname", "tree", "root", "stage", "tmp")
+        },
+        hosts_file="",
+        network="",
+        argv=["a", "", "\udcff"],
+        environment={"X": "", "Y": "="},
+        keep=[],
+        views=[ViewPlan("s", "t", True, "u", "w"), ViewPlan("s2", "t2", False, "", "")],
+    )
+    read = HostPlan.decode(plan.encode())
+    assert {**vars(read), "views": [vars(view) for view in read.views]} == {
+        **vars(plan),
+        "views": [vars(view) for view in plan.views],
+    }
+    plan.argv = ["a\0b"]
+    with pytest.raises(ValueError, match="zero byte"):
+        plan.encode()

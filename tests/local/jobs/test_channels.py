@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smlaunch.local.executors.base import Place, View
+from smlaunch.local.jobs import channels
+from smlaunch.local.jobs.channels import DataError
+from smlaunch.local.objects import ObjectStore
+from smlaunch.local.settings import ShardingRule
+from tests.local.jobs.conftest import channel, spec, tree
+
+
+def fill(objects: ObjectStore, *keys: str) -> None:
+    for key in keys:
+        objects.put_bytes("data", key, f"<{key}>".encode())
+
+
+def prepare(
+    objects: ObjectStore,
+    places: list[Place],
+    *wanted: dict[str, Any],
+    rule: ShardingRule = "round-robin",
+    views: bool = False,
+    **changes: Any,
+) -> dict[str, list[View]]:
+    return channels.prepare(spec(wanted, **changes), places, objects, rule, views, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("train/", {"a.csv": "<train/a.csv>", "deep/b.csv": "<train/deep/b.csv>"}),
+        ("train/a.csv", {"a.csv": "<train/a.csv>"}),
+        ("train/de", {"deep/b.csv": "<train/deep/b.csv>"}),
+        ("trainer", {"c.csv": "<trainer/c.csv>"}),
+    ],
+)
+def test_where_the_objects_of_a_prefix_go(
+    objects: ObjectStore, places: list[Place], prefix: str, expected: dict[str, str]
+) -> None:
+    fill(objects, "train/a.csv", "train/deep/b.csv", "trainer/c.csv", "train/empty-folder/")
+    prepare(objects, places, channel("train", f"s3://data/{prefix}"))
+    for place in places:
+        assert tree(place.tree / "input/data/train") == expected
+
+
+def test_a_prefix_without_a_slash_is_a_prefix_and_nothing_more(
+    objects: ObjectStore, places: list[Place]
+) -> None:
+    fill(objects, "train/a.csv", "trainer/c.csv")
+    prepare(objects, places, channel("train", "s3://data/train"))
+    found = tree(places[0].tree / "input/data/train")
+    assert found == {"a.csv": "<train/a.csv>", "trainer/c.csv": "<trainer/c.csv>"}
+
+
+@pytest.mark.parametrize("rule", ["round-robin", "contiguous", "hash"])
+def test_sharded_each_object_is_on_one_host(
+    objects: ObjectStore, places: list[Place], rule: ShardingRule
+) -> None:
+    names = [f"part-{number:02}" for number in range(7)]
+    fill(objects, *(f"s/{name}" for name in names))
+    sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
+    prepare(objects, places, sharded, rule=rule, views=True)
+    shares = [set(tree(place.tree / "input/data/s")) for place in places]
+    assert shares[0] | shares[1] == set(names)
+    assert not shares[0] & shares[1]
+
+
+def test_a_host_without_a_share_has_an_empty_directory(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "s/only")
+    prepare(objects, places, channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key"))
+    assert [tree(place.tree / "input/data/s") for place in places] == [{"only": "<s/only>"}, {}]
+
+
+def test_a_manifest_names_its_objects(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "m/a", "m/sub/b", "m/not-named")
+    manifest = [{"prefix": "s3://data/m/"}, "a", "sub/b"]
+    objects.put_bytes("data", "the.manifest", json.dumps(manifest).encode())
+    prepare(objects, places, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
+    assert tree(places[1].tree / "input/data/m") == {"a": "<m/a>", "sub/b": "<m/sub/b>"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "NoSuchKey: the manifest"),
+        ("not json", "not valid"),
+        ("[]", "not valid"),
+        ('[{"prefix": "s3://data/m/"}]', "at least one"),
+        ('[{"prefix": "s3://data/m/"}, "gone"]', "s3://data/m/gone"),
+        ('[{"prefix": "s3://data/m/"}, "../../x"]', "NoSuchKey"),
+    ],
+)
+def test_a_manifest_that_cannot_be_followed(
+    objects: ObjectStore, places: list[Place], text: str | None, says: str
+) -> None:
+    if text is not None:
+        objects.put_bytes("data", "the.manifest", text.encode())
+    with pytest.raises(DataError, match=says):
+        prepare(objects, places, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
+
+
+@pytest.mark.parametrize("uri", ["s3://data/nothing/", "s3://no-such-bucket/x/"])
+def test_nothing_below_a_prefix_is_an_error_that_names_it(
+    objects: ObjectStore, places: list[Place], uri: str
+) -> None:
+    with pytest.raises(DataError) as raised:
+        prepare(objects, places, channel("train", uri))
+    assert str(raised.value).startswith("Data download failed:No S3 objects found under S3 URL")
+    assert uri in str(raised.value)
+    assert '"train"' in str(raised.value)
+
+
+def test_keys_stay_below_their_channel(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "odd//double", "odd/./dot")
+    prepare(objects, places, channel("odd", "s3://data/odd/"))
+    assert set(tree(places[0].tree / "input/data/odd")) == {"double", "dot"}
+    fill(objects, "bad/../../up")
+    with pytest.raises(DataError, match="cannot be a file below"):
+        prepare(objects, places, channel("bad", "s3://data/bad/"))
+
+
+def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, *(f"big/{number}" for number in range(100)))
+    fast = channel("fast", "s3://data/big/", InputMode="FastFile")
+    views = prepare(objects, places, channel("big", "s3://data/big/"), fast, views=True)
+    source = objects.root / "data" / "big"
+    for place in places:
+        assert views[place.label] == [
+            View(source, "input/data/big"),
+            View(source, "input/data/fast", read_only=True),
+        ]
+        assert tree(place.tree / "input/data/big") == {}
+
+
+@pytest.mark.parametrize("uri", ["s3://data/", "s3://data/out/job", "s3://data/ckpt/"])
+def test_what_the_job_itself_writes_is_not_shown_as_its_input(
+    objects: ObjectStore, places: list[Place], uri: str
+) -> None:
+    fill(objects, *(f"out/job/{n}" for n in range(100)), *(f"ckpt/{n}" for n in range(100)))
+    checkpoints = {"S3Uri": "s3://data/ckpt"}
+    views = prepare(objects, places, channel("c", uri), views=True, CheckpointConfig=checkpoints)
+    assert views == {"algo-1": [], "algo-2": []}
+    assert len(tree(places[0].tree / "input/data/c")) in (100, 200)
+
+
+def test_a_file_that_is_no_object_keeps_a_directory_from_being_shown(
+    objects: ObjectStore, places: list[Place]
+) -> None:
+    fill(objects, *(f"big/{number}" for number in range(100)))
+    (objects.root / "data" / "big" / "dropped-by-hand").write_text("x")
+    views = prepare(objects, places, channel("big", "s3://data/big/"), views=True)
+    assert views == {"algo-1": [], "algo-2": []}
+    assert "dropped-by-hand" not in tree(places[0].tree / "input/data/big")
+
+
+def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "train/a.csv")
+    prepare(objects, places, channel("train", "s3://data/train/"))
+    copy = places[0].tree / "input/data/train/a.csv"
+    with copy.open("r+") as stream:
+        stream.write("overwritten in place")
+    assert objects.path("data", "train/a.csv").read_text() == "<train/a.csv>"
+
+
+def test_a_channel_of_one_instance_group_is_there_only(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "x/a")
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": "ml.m5.large", "InstanceCount": 1}
+        for name in ("one", "two")
+    ]
+    only = channel("x", "s3://data/x/", InstanceGroupNames=["two"])
+    prepare(objects, places, only, ResourceConfig={"InstanceGroups": groups})
+    assert not (places[0].tree / "input/data/x").exists()
+    assert tree(places[1].tree / "input/data/x") == {"a": "<x/a>"}

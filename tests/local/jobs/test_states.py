@@ -1,0 +1,101 @@
+"""The state machine, by table and by property."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.local.jobs import states
+from smlaunch.local.jobs.states import IllegalTransition, JobState
+
+ALL = sorted(states.MESSAGES)
+ENDED = {"Completed", "Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"}
+
+
+def walk(*steps: str, start: float = 100.0) -> JobState:
+    state = states.begin(start)
+    for number, step in enumerate(steps, 1):
+        state = states.move(state, step, start + number)
+    return state
+
+
+def test_a_job_that_succeeds() -> None:
+    state = states.finish(walk("Downloading", "Training", "Uploading"), 110.5)
+    assert (state.status, state.secondary) == ("Completed", "Completed")
+    assert [step.status for step in state.transitions] == [
+        *("Starting", "Downloading", "Training", "Uploading", "Completed")
+    ]
+    assert (state.training_started, state.training_ended, state.training_seconds) == (101.0, 110.5, 10)
+    assert state.failure_reason is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "secondary"),
+    [("user", "Stopped"), ("max_runtime", "MaxRuntimeExceeded"), ("max_wait", "MaxWaitTimeExceeded")],
+)
+def test_the_cause_of_a_stop_decides_how_it_ends(cause: states.StopCause, secondary: str) -> None:
+    stopping = states.stop(walk("Downloading", "Training"), cause, 120.0)
+    assert (stopping.status, stopping.secondary) == ("Stopping", "Stopping")
+    assert states.stop(stopping, "user", 121.0) is stopping
+    ended = states.finish(stopping, 130.0)
+    assert (ended.status, ended.secondary) == ("Stopped", secondary)
+
+
+def test_a_job_stopped_before_it_ran_has_no_training_time() -> None:
+    state = states.finish(states.stop(states.begin(1.0), "user", 2.0), 3.0)
+    assert (state.training_started, state.training_ended, state.training_seconds) == (None, None, None)
+
+
+def test_an_interruption_starts_again_and_counts_from_the_first_download() -> None:
+    state = walk("Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading")
+    assert states.finish(state, 200.0).training_seconds == 99
+
+
+@pytest.mark.parametrize("ended", sorted(ENDED))
+def test_nothing_follows_an_end(ended: str) -> None:
+    before = {"Completed": "Uploading", "Failed": "Training"}.get(ended)
+    state = walk("Downloading", "Training", *(["Uploading"] if before == "Uploading" else []))
+    if before is None:
+        state = states.stop(state, "user", 150.0)
+    state = states.move(state, ended, 160.0)
+    assert state.ended
+    for following in ALL:
+        with pytest.raises(IllegalTransition):
+            states.move(state, following, 170.0)
+
+
+moves = st.lists(st.tuples(st.sampled_from(ALL), st.floats(-1e6, 1e6)), max_size=25)
+
+
+@given(moves)
+def test_whatever_is_asked_the_record_stays_consistent(asked: list[tuple[str, float]]) -> None:
+    state = states.begin(0.0)
+    for secondary, now in asked:
+        try:
+            state = states.move(state, secondary, now)
+        except IllegalTransition:
+            continue
+    steps = state.transitions
+    assert steps[-1].status == state.secondary
+    assert state.modified == steps[-1].start
+    for earlier, later in pairwise(steps):
+        assert earlier.end == later.start
+        assert earlier.start <= later.start
+        assert earlier.status not in ENDED
+    assert (steps[-1].end is not None) == state.ended == (state.secondary in ENDED)
+    assert (state.training_ended is not None) == (state.ended and state.training_started is not None)
+    assert state.training_seconds is None or state.training_seconds >= 0
+    assert JobState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+@given(st.text(max_size=3000), st.integers(1, 255))
+def test_a_failure_reason_fits_and_keeps_its_exit_code(text: str, code: int) -> None:
+    reason = states.algorithm_error(text, code)
+    assert len(reason) <= 1024
+    assert reason.startswith("AlgorithmError: ")
+    assert reason.endswith(f", exit code: {code}")
+    assert states.fail(walk("Downloading"), reason, 1.0).failure_reason == reason

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from smlaunch.local.executors.base import HostExit
+from smlaunch.local.jobs.verdict import HostReport, failure_reason
+
+
+def report(
+    label: str, code: int, ended: float, told: bool = False, failure: str = "", at: float | None = None
+) -> HostReport:
+    return HostReport(label, HostExit(code), ended, told, failure, at)
+
+
+def test_no_failure() -> None:
+    assert failure_reason([report("algo-1", 0, 5.0), report("algo-2", 0, 1.0)]) is None
+
+
+def test_the_first_failure_file_counts_even_when_its_host_exits_last() -> None:
+    reports = [
+        report("algo-2", 1, ended=10.0, failure="rank 2 lost its peer", at=9.9),
+        report("algo-1", 3, ended=25.0, told=True, failure="rank 0: boom", at=9.5),
+    ]
+    assert failure_reason(reports) == "AlgorithmError: rank 0: boom, exit code: 3"
+
+
+def test_a_host_that_only_followed_is_no_cause() -> None:
+    reports = [report("algo-1", 143, 4.0, told=True), report("algo-2", 7, 4.0)]
+    assert failure_reason(reports) == "AlgorithmError: , exit code: 7"
+
+
+def test_a_long_failure_file_keeps_its_head() -> None:
+    reason = failure_reason([report("algo-1", 1, 1.0, failure="x" * 5000, at=1.0)])
+    assert reason is not None
+    assert len(reason) == 1024
+    assert reason.endswith(", exit code: 1")
+
+
+def test_a_program_that_is_not_there_and_a_lost_supervisor() -> None:
+    missing = HostReport("algo-1", HostExit(127, "not_started", "train: no such program"), 1.0, False)
+    assert failure_reason([missing]) == "AlgorithmError: train: no such program, exit code: 127"
+    lost = HostReport("algo-1", HostExit(137, "lost", "the supervisor of host algo-1 was killed"), 1.0, False)
+    assert failure_reason([lost]) == "InternalServerError: the supervisor of host algo-1 was killed"

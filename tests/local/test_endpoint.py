@@ -1,0 +1,255 @@
+"""Jobs end to end at every isolation level: boto3 against a real endpoint with real host processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.executors import sweep
+from smlaunch.local.executors.levels import LEVELS
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir
+from tests.local.client import Client
+from tests.local.executors.conftest import level_or_skip
+
+SETTINGS = Settings(stop_grace_seconds=3, checkpoint_sync_seconds=0.1, close_grace_seconds=1)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    level_or_skip(request.param)
+    home = tmp_path_factory.mktemp(f"home-{request.param}")
+    endpoint = Endpoint(home, isolation=request.param, settings=SETTINGS)
+    info = endpoint.start()
+    yield Client(info)
+    endpoint.close()
+    state = StateDir(home)
+    assert list(state.hosts.iterdir()) == []
+    assert list(state.owners.iterdir()) == []
+    assert sweep.marked(state.root.name) == []
+
+
+def statuses(job: dict[str, Any]) -> list[str]:
+    return [step["Status"] for step in job["SecondaryStatusTransitions"]]
+
+
+def test_a_job_on_two_hosts_from_data_to_model(client: Client) -> None:
+    for number in range(5):
+        client.put(f"data/part-{number}", b"x")
+    client.put("ckpt/before", b"earlier")
+    sharded = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": "s3://tests/data/",
+        "S3DataDistributionType": "ShardedByS3Key",
+    }
+    script = """
+config = json.load(open(ROOT + "/input/config/resourceconfig.json"))
+me = config["current_host"]
+assert socket.gethostbyname(me).startswith("127.")
+print(config["hosts"].index(me), sorted(os.listdir(ROOT + "/input/data/train")))
+print(json.load(open(ROOT + "/input/config/hyperparameters.json")), os.environ["TRAINING_JOB_NAME"])
+print(open(ROOT + "/checkpoints/before").read())
+number = config["hosts"].index(me)
+open(f"{ROOT}/checkpoints/after-{number}", "w").write("x")
+open(f"{ROOT}/model/of-{number}", "w").write(str(number))
+print("to stderr", file=sys.stderr)
+"""
+    job = client.run(
+        "whole",
+        script,
+        hosts=2,
+        HyperParameters={"lr": "0.1"},
+        InputDataConfig=[{"ChannelName": "train", "DataSource": {"S3DataSource": sharded}}],
+        CheckpointConfig={"S3Uri": "s3://tests/ckpt"},
+    )
+    assert job["TrainingJobStatus"] == "Completed", (job, client.lines("whole"))
+    assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    printed = client.printed("whole")
+    assert printed["algo-1"] == [
+        "0 ['part-0', 'part-2', 'part-4']",
+        "{'lr': '0.1'} whole",
+        "earlier",
+        "to stderr",
+    ]
+    assert printed["algo-2"][0] == "1 ['part-1', 'part-3']"
+    assert client.keys("ckpt/") == ["ckpt/after-0", "ckpt/after-1", "ckpt/before"]
+    assert job["ModelArtifacts"]["S3ModelArtifacts"] == "s3://tests/out/whole/output/model.tar.gz"
+    assert client.archive("out/whole/output/model.tar.gz") == {"of-0": "0", "of-1": "1"}
+    told = "\n".join(client.lines("whole")["algo-1"])
+    assert "image image:1 is not run" in told
+    assert "ResourceConfig.VolumeSizeInGB" in told
+
+
+def test_the_first_failing_host_is_the_reason_and_takes_the_others_along(client: Client) -> None:
+    script = """
+me = json.load(open(ROOT + "/input/config/resourceconfig.json"))
+if me["hosts"].index(me["current_host"]) == 0:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(55))
+    print("waiting", flush=True)
+    time.sleep(1000)
+open(ROOT + "/output/failure", "w").write("the reason")
+sys.exit(3)
+"""
+    job = client.run("fails", script, hosts=2)
+    assert job["TrainingJobStatus"] == job["SecondaryStatus"] == "Failed"
+    assert job["FailureReason"] == "AlgorithmError: the reason, exit code: 3"
+    assert "ModelArtifacts" not in job
+    assert statuses(job)[-2:] == ["Training", "Failed"]
+
+
+def test_a_host_that_ends_well_early_is_no_failure(client: Client) -> None:
+    script = """
+me = json.load(open(ROOT + "/input/config/resourceconfig.json"))
+if me["hosts"].index(me["current_host"]) == 1: time.sleep(0.3)
+"""
+    assert client.run("early", script, hosts=2)["TrainingJobStatus"] == "Completed"
+
+
+ON_TERM = """
+def leave(*_):
+    open(ROOT + "/checkpoints/told-" + me, "w").write("x")
+    open(ROOT + "/model/kept-" + me, "w").write("x")
+    sys.exit(7)
+config = json.load(open(ROOT + "/input/config/resourceconfig.json"))
+me = str(config["hosts"].index(config["current_host"]))
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+
+
+def test_a_stop_tells_every_host_and_keeps_what_it_saved(client: Client) -> None:
+    client.create("stops", ON_TERM, hosts=2, CheckpointConfig={"S3Uri": "s3://tests/stop-ckpt"})
+    client.wait_for_line("stops", "ready", count=2)
+    client.sagemaker.stop_training_job(TrainingJobName="stops")
+    job = client.wait("stops")
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "Stopped")
+    assert statuses(job) == ["Starting", "Downloading", "Training", "Stopping", "Stopped"]
+    assert "FailureReason" not in job
+    assert client.keys("stop-ckpt/") == ["stop-ckpt/told-0", "stop-ckpt/told-1"]
+    assert set(client.archive("out/stops/output/model.tar.gz")) == {"kept-0", "kept-1"}
+    with pytest.raises(client.sagemaker.exceptions.ClientError, match="is in status Stopped"):
+        client.sagemaker.stop_training_job(TrainingJobName="stops")
+
+
+def test_max_runtime_ends_a_job_the_same_way(client: Client) -> None:
+    job = client.run(
+        "too-long",
+        ON_TERM,
+        StoppingCondition={"MaxRuntimeInSeconds": 1},
+        CheckpointConfig={"S3Uri": "s3://tests/long-ckpt"},
+    )
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+    assert client.keys("long-ckpt/") == ["long-ckpt/told-0"]
+    assert job["TrainingTimeInSeconds"] >= 1
+
+
+def test_who_does_not_leave_is_killed_after_the_grace(client: Client) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    client.create("stubborn", script)
+    client.wait_for_line("stubborn", "ready")
+    client.sagemaker.stop_training_job(TrainingJobName="stubborn")
+    assert client.wait("stubborn")["SecondaryStatus"] == "Stopped"
+
+
+@pytest.mark.parametrize(
+    ("name", "uri", "reason"),
+    [
+        (
+            "no-data",
+            "s3://tests/nothing/here",
+            "ClientError: Data download failed:No S3 objects found under S3",
+        ),
+        (
+            "no-bucket",
+            "s3://not-there-at-all/x",
+            "ClientError: Data download failed:No S3 objects found under S3",
+        ),
+    ],
+)
+def test_data_that_is_not_there(client: Client, name: str, uri: str, reason: str) -> None:
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri}
+    channels = [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}]
+    job = client.run(name, "print('never')", InputDataConfig=channels)
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"].startswith(reason)
+    assert uri in job["FailureReason"]
+    assert statuses(job) == ["Starting", "Downloading", "Failed"]
+
+
+def test_an_entry_point_that_does_not_exist(client: Client) -> None:
+    algorithm = {
+        "TrainingImage": "image:1",
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": ["no-such-program"],
+    }
+    job = client.run("no-entry", "", AlgorithmSpecification=algorithm)
+    assert "no-such-program" in job["FailureReason"]
+    assert job["FailureReason"].endswith(", exit code: 127")
+    del algorithm["ContainerEntrypoint"]
+    job = client.run("no-train", "", AlgorithmSpecification=algorithm)
+    assert "train" in job["FailureReason"]
+    assert "ContainerEntrypoint" in job["FailureReason"]
+
+
+def test_an_output_that_cannot_be_written(client: Client) -> None:
+    job = client.run("no-output", "", OutputDataConfig={"S3OutputPath": "s3://never-made/x"})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"].startswith("ClientError: Artifact upload failed:NoSuchBucket")
+
+
+def test_a_script_reaches_the_endpoint_with_what_it_is_given(client: Client) -> None:
+    script = """
+import boto3
+print(boto3.client("s3").get_object(Bucket="tests", Key="for-the-script")["Body"].read().decode())
+print(boto3.client("sts").get_caller_identity()["Account"])
+"""
+    client.put("for-the-script", b"reached")
+    job = client.run("calls-back", script)
+    assert client.printed("calls-back") == {"algo-1": ["reached", "000000000000"]}, job
+
+
+def test_a_large_channel_may_be_written_to_without_harm(client: Client) -> None:
+    for number in range(100):
+        client.put(f"large/{number:03}", b"original")
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://tests/large"}
+    channels = [{"ChannelName": "large", "DataSource": {"S3DataSource": source}}]
+    script = """
+folder = ROOT + "/input/data/large/"
+print(len(os.listdir(folder)))
+for name in sorted(os.listdir(folder)):
+    with open(folder + name, "r+") as file: file.write("HARM")
+os.unlink(folder + "099")
+print(open(folder + "000").read(), len(os.listdir(folder)))
+"""
+    client.run("writes", script, InputDataConfig=channels)
+    assert client.printed("writes") == {"algo-1": ["100", "HARMinal 99"]}
+    assert len(client.keys("large/")) == 100
+    assert client.s3.get_object(Bucket="tests", Key="large/000")["Body"].read() == b"original"
+
+
+def test_several_jobs_at_once(client: Client) -> None:
+    names = [f"one-of-{number}" for number in range(4)]
+    for name in names:
+        client.create(name, "print(os.environ['SMLAUNCH_PORT'], socket.gethostname())", hosts=2)
+    assert {client.wait(name)["TrainingJobStatus"] for name in names} == {"Completed"}
+    ports = {client.printed(name)["algo-1"][0].split()[0] for name in names}
+    assert len(ports) == 4
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with Endpoint(tmp_path / "one", isolation="plain") as info:
+        port = int(info.url.rpartition(":")[2])
+        with pytest.raises(EndpointError, match=f"port {port} on 127.0.0.1 cannot be had"):
+            Endpoint(tmp_path / "two", isolation="plain", port=port).start()
+    assert list(StateDir(tmp_path / "two").owners.iterdir()) == []
+
+
+def test_an_executor_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="'slurmy' is unknown"):
+        Endpoint(tmp_path, executor="slurmy")

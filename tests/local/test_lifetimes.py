@@ -1,0 +1,171 @@
+"""Endpoints that end, die, share a state directory, stand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.errors import EndpointError
+from smlaunch.local import standing
+from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.executors import sweep
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir
+from tests.local.client import Client
+from tests.local.executors.conftest import eventually
+
+SLEEPS = "print('ready', flush=True); time.sleep(1000)"
+QUICK = Settings(close_grace_seconds=0.2, stop_grace_seconds=0.2)
+EMBEDDING = """
+import sys
+from pathlib import Path
+from smlaunch.local.endpoint import Endpoint
+info = Endpoint(Path(sys.argv[1]), isolation=sys.argv[2]).start()
+sys.stdout.buffer.write(info.to_json().replace(b"\\n", b"") + b"\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def embedded_elsewhere(home: Path, level: str) -> tuple[subprocess.Popen[str], EndpointInfo]:
+    """An endpoint inside another process, which can be killed."""
+    command = [sys.executable, "-c", EMBEDDING, str(home), level]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, EndpointInfo.from_json(process.stdout.readline().encode())
+
+
+def owner_of(home: Path) -> str:
+    (lock,) = StateDir(home).owners.glob("*.lock")
+    return lock.stem
+
+
+def test_jobs_of_an_endpoint_that_died_are_closed_by_the_next(tmp_path: Path, level: str) -> None:
+    process, info = embedded_elsewhere(tmp_path, level)
+    client = Client(info)
+    client.create("lost", SLEEPS, hosts=2)
+    client.wait_for_line("lost", "ready", count=2)
+    owner = owner_of(tmp_path)
+    assert sweep.marked(owner + "/")
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: sweep.marked(owner + "/") == [])
+    with Endpoint(tmp_path, isolation=level) as again:
+        assert again.access_key == info.access_key
+        client = Client(again)
+        job = client.describe("lost")
+        assert job["TrainingJobStatus"] == "Failed"
+        assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
+        assert client.printed("lost")["algo-1"] == ["ready"]
+        assert client.run("found", "print('again')")["TrainingJobStatus"] == "Completed"
+        assert eventually(lambda: not (StateDir(tmp_path).hosts / owner).exists())
+
+
+def test_closing_stops_what_runs_and_what_waits(tmp_path: Path, level: str) -> None:
+    endpoint = Endpoint(
+        tmp_path, isolation=level, settings=Settings(close_grace_seconds=0.2, max_parallel_jobs=1)
+    )
+    client = Client(endpoint.start())
+    client.create("runs", SLEEPS)
+    client.create("waits", SLEEPS)
+    client.wait_for_line("runs", "ready")
+    assert client.describe("waits")["SecondaryStatus"] == "Starting"
+    owner = owner_of(tmp_path)
+    endpoint.close()
+    assert sweep.marked(owner + "/") == []
+    with Endpoint(tmp_path, isolation=level) as info:
+        client = Client(info)
+        for name in ("runs", "waits"):
+            job = client.describe(name)
+            assert job["TrainingJobStatus"] == "Stopped"
+            messages = [step["StatusMessage"] for step in job["SecondaryStatusTransitions"]]
+            assert "The endpoint that ran this job was closed" in messages
+
+
+def test_waiting_jobs_run_in_turn_and_can_be_stopped(tmp_path: Path) -> None:
+    settings = Settings(max_parallel_jobs=1, stop_grace_seconds=0.2, close_grace_seconds=0.2)
+    with Endpoint(tmp_path, isolation="plain", settings=settings) as info:
+        client = Client(info)
+        client.create("first", SLEEPS)
+        client.create("second", "print('second')")
+        client.create("third", "print('third')")
+        client.sagemaker.stop_training_job(TrainingJobName="second")
+        assert client.wait("second")["TrainingJobStatus"] == "Stopped"
+        assert client.printed("second") == {}
+        assert client.describe("third")["SecondaryStatus"] == "Starting"
+        client.sagemaker.stop_training_job(TrainingJobName="first")
+        assert client.wait("third")["TrainingJobStatus"] == "Completed"
+
+
+def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
+    with (
+        Endpoint(tmp_path, isolation="plain", settings=QUICK) as one,
+        Endpoint(tmp_path, isolation="plain", settings=QUICK) as two,
+    ):
+        first, second = Client(one), Client(two)
+        first.create("shared", SLEEPS)
+        second.wait_for_line("shared", "ready")
+        with pytest.raises(second.sagemaker.exceptions.ResourceInUse):
+            second.create("shared", SLEEPS)
+        second.sagemaker.stop_training_job(TrainingJobName="shared")
+        assert second.wait("shared")["SecondaryStatus"] == "Stopped"
+
+
+def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
+    process, info = embedded_elsewhere(tmp_path, "plain")
+    with Endpoint(tmp_path, isolation="plain") as here:
+        Client(info).create("orphan", SLEEPS)
+        Client(info).wait_for_line("orphan", "ready")
+        process.kill()
+        process.communicate()
+        client = Client(here)
+        assert client.describe("orphan")["TrainingJobStatus"] == "InProgress"
+        client.sagemaker.stop_training_job(TrainingJobName="orphan")
+        assert client.describe("orphan")["TrainingJobStatus"] == "Failed"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    standing.stop(tmp_path / "home")
+
+
+def test_a_standing_endpoint_from_start_to_stop(home: Path) -> None:
+    assert standing.status(home) is None
+    assert not home.exists()  # asking leaves no trace
+    info = standing.start(home, isolation="plain", settings=QUICK)
+    assert standing.status(home) == info
+    assert info.pid != os.getpid()
+    assert (home / "endpoint.json").stat().st_mode & 0o777 == 0o600
+    assert (home / "credentials.json").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o077 == 0
+    with pytest.raises(EndpointError, match="stands already"):
+        standing.start(home)
+    client = Client(info)
+    client.create("runs-on", SLEEPS)
+    client.wait_for_line("runs-on", "ready")
+    owner = owner_of(home)
+    assert standing.stop(home) == info
+    assert standing.status(home) is None
+    assert sweep.marked(owner + "/") == []
+    assert standing.stop(home) is None
+
+
+def test_a_standing_endpoint_that_was_killed_is_not_there(home: Path) -> None:
+    info = standing.start(home, isolation="plain")
+    os.kill(info.pid, signal.SIGKILL)
+    assert eventually(lambda: standing.status(home) is None)
+    again = standing.start(home, isolation="plain")
+    assert again.pid != info.pid
+
+
+def test_why_a_standing_endpoint_does_not_start_is_told(home: Path) -> None:
+    with pytest.raises(EndpointError, match="'half' is unknown"):
+        standing.start(home, isolation="half")
+    assert standing.status(home) is None

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.jobs import states
+from smlaunch.local.store import JobQuery, JobRecord, JobStore, NameTaken, sort_key
+
+
+def record(name: str, created: float = 1.0, kind: str = "training-job", region: str = "r") -> JobRecord:
+    state = states.begin(created)
+    return JobRecord(kind, region, name, f"arn:{kind}:{region}:{name}", "owner", {"a": ["b"]}, state)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> JobStore:
+    return JobStore(tmp_path / "jobs.sqlite")
+
+
+def test_a_job_comes_back_as_it_went_in_also_to_another_process(store: JobStore, tmp_path: Path) -> None:
+    job = replace(record("one"), result={"x": 1}, tags={"k": "v"})
+    store.create(job)
+    assert JobStore(tmp_path / "jobs.sqlite").get("training-job", "r", "one") == job
+    assert store.get("training-job", "elsewhere", "one") is None
+    failed = states.fail(job.state, "why", 2.0)
+    store.save(job.arn, failed)
+    assert store.by_arn(job.arn) == replace(job, state=failed)
+
+
+def test_a_name_is_taken_once_per_kind_and_region(store: JobStore) -> None:
+    store.create(record("one"))
+    store.create(record("one", kind="processing-job"))
+    store.create(record("one", region="s"))
+    with pytest.raises(NameTaken):
+        store.create(record("one"))
+
+
+def test_only_unfinished_jobs_of_an_owner(store: JobStore) -> None:
+    for name in ("open", "closed"):
+        store.create(record(name))
+    store.create(replace(record("other"), owner="another"))
+    store.save(record("closed").arn, states.fail(record("closed").state, "why", 2.0))
+    assert [job.name for job in store.unfinished("owner")] == ["open"]
+
+
+def test_tags_are_added_to(store: JobStore) -> None:
+    store.create(replace(record("one"), tags={"a": "1"}))
+    tagged = store.add_tags(record("one").arn, {"b": "2"})
+    assert tagged is not None
+    assert tagged.tags == {"a": "1", "b": "2"}
+    assert store.add_tags("arn:nobody", {}) is None
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.text("abc", min_size=1, max_size=4), st.integers(0, 3)), unique_by=lambda job: job[0]
+    ),
+    st.sampled_from(["Name", "CreationTime", "Status"]),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_pages_hold_every_job_once_in_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    jobs: list[tuple[str, int]],
+    sort_by: str,
+    descending: bool,
+    size: int,
+) -> None:
+    store = JobStore(tmp_path_factory.mktemp("store") / "jobs.sqlite")
+    for name, created in jobs:
+        store.create(record(name, float(created)))
+    query = JobQuery(sort_by=sort_by, descending=descending, limit=size)
+    found: list[JobRecord] = []
+    while page := store.query("training-job", "r", query):
+        found += page
+        query = replace(query, after=sort_key(page[-1], sort_by))
+    keys = [sort_key(job, sort_by) for job in found]
+    assert keys == sorted(keys, reverse=descending)
+    assert sorted(job.name for job in found) == sorted(name for name, _ in jobs)
+    store.close()
+
+
+def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=99")
+    with pytest.raises(EndpointError, match="another version"):
+        JobStore(path)

@@ -1,0 +1,220 @@
+"""The SageMaker operations as clients meet them: names, lists, tags, refusals, and the API model's shapes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import botocore
+import pytest
+from botocore.exceptions import ClientError
+
+from smlaunch.local import honesty
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.settings import Settings
+from tests.local.client import Client
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with Endpoint(tmp_path_factory.mktemp("home"), isolation="plain", settings=Settings()) as info:
+        yield Client(info)
+
+
+@pytest.fixture(scope="module")
+def five(client: Client) -> list[str]:
+    """Five ended jobs: four completed, the last one failed."""
+    names = [f"listed-{number}" for number in range(5)]
+    for name in names:
+        client.run(name, "sys.exit(1)" if name.endswith("4") else "")
+    return names
+
+
+def names_of(summaries: list[dict[str, Any]]) -> list[str]:
+    return [summary["TrainingJobName"] for summary in summaries]
+
+
+@pytest.mark.parametrize("sort_by", ["Name", "CreationTime", "Status"])
+@pytest.mark.parametrize("order", ["Ascending", "Descending"])
+def test_pages_join_to_the_whole_list(client: Client, five: list[str], sort_by: str, order: str) -> None:
+    pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
+        NameContains="listed-", SortBy=sort_by, SortOrder=order, PaginationConfig={"PageSize": 2}
+    )
+    sizes, found = [], []
+    for page in pages:
+        sizes.append(len(page["TrainingJobSummaries"]))
+        found += page["TrainingJobSummaries"]
+    assert sizes == [2, 2, 1]
+    assert sorted(names_of(found)) == five
+    key = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}[sort_by]
+    values = [summary[key] for summary in found]
+    assert values == sorted(values, reverse=order == "Descending")
+
+
+def test_filters(client: Client, five: list[str]) -> None:
+    def listed(**filters: Any) -> list[str]:
+        answer = client.sagemaker.list_training_jobs(NameContains="listed-", **filters)
+        return names_of(answer["TrainingJobSummaries"])
+
+    assert listed(StatusEquals="Failed") == ["listed-4"]
+    long_ago, far_ahead = datetime(2020, 1, 1), datetime(2120, 1, 1)
+    for field in ("CreationTime", "LastModifiedTime"):
+        assert sorted(listed(**{f"{field}After": long_ago, f"{field}Before": far_ahead})) == five
+        assert listed(**{f"{field}Before": long_ago}) == listed(**{f"{field}After": far_ahead}) == []
+    assert listed(WarmPoolStatusEquals="Available") == []
+    with pytest.raises(ClientError, match="pagination token"):
+        listed(NextToken="nonsense")
+
+
+def test_an_answer_has_what_was_asked_and_only_what_the_model_knows(client: Client) -> None:
+    request = client.request("shape", "", HyperParameters={"a": "b"}, Tags=[{"Key": "k", "Value": "v"}])
+    client.sagemaker.create_training_job(**request)
+    client.wait("shape")
+    raw: dict[str, Any] = {}
+    client.sagemaker.meta.events.register(
+        "after-call.sagemaker.DescribeTrainingJob",
+        lambda http_response, **_: raw.update(json.loads(http_response.content)),
+        unique_id="raw",
+    )
+    job = client.describe("shape")
+    client.sagemaker.meta.events.unregister("after-call.sagemaker.DescribeTrainingJob", unique_id="raw")
+    unknown = raw.keys() - model()["shapes"]["DescribeTrainingJobResponse"]["members"].keys()
+    assert unknown == set()
+    for member in (
+        "HyperParameters",
+        "AlgorithmSpecification",
+        "InputDataConfig",
+        "ResourceConfig",
+        "RoleArn",
+    ):
+        assert job[member] == request[member]
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
+    assert job["OutputDataConfig"] == {
+        **request["OutputDataConfig"],
+        "CompressionType": "GZIP",
+        "KmsKeyId": "",
+    }
+    assert (
+        job["CreationTime"] <= job["TrainingStartTime"] <= job["TrainingEndTime"] <= job["LastModifiedTime"]
+    )
+    assert job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] >= 1
+
+
+def test_tags(client: Client) -> None:
+    arn = client.create("tagged", "", Tags=[{"Key": "a", "Value": "1"}, {"Key": "b", "Value": "2"}])
+    client.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "b", "Value": "3"}, {"Key": "c", "Value": ""}])
+    pages = client.sagemaker.get_paginator("list_tags").paginate(ResourceArn=arn)
+    tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+    assert tags == {"a": "1", "b": "3", "c": ""}
+    many = [{"Key": f"k{number}", "Value": ""} for number in range(49)]
+    with pytest.raises(ClientError, match="50 tags"):
+        client.sagemaker.add_tags(ResourceArn=arn, Tags=many)
+
+
+def test_names(client: Client) -> None:
+    arn = client.create("taken", "")
+    assert arn == "arn:aws:sagemaker:us-east-1:000000000000:training-job/taken"
+    with pytest.raises(client.sagemaker.exceptions.ResourceInUse, match="must be unique"):
+        client.create("taken", "")
+    for call in (client.sagemaker.describe_training_job, client.sagemaker.stop_training_job):
+        with pytest.raises(ClientError, match=r"Requested resource not found\.") as raised:
+            call(TrainingJobName="never-made")
+        assert raised.value.response["Error"]["Code"] == "ValidationException"
+
+
+def test_regions_have_names_of_their_own(client: Client) -> None:
+    client.create("everywhere", "")
+    other = Client(replace(client.info, region="eu-west-1"))
+    arn = other.create("everywhere", "print(os.environ['AWS_REGION'])")
+    assert arn.startswith("arn:aws:sagemaker:eu-west-1:")
+    other.wait("everywhere")
+    assert other.printed("everywhere")["algo-1"] == ["eu-west-1"]
+
+
+def test_everything_refused_is_named_at_once(client: Client) -> None:
+    request = client.request("refused", "")
+    request["AlgorithmSpecification"]["TrainingInputMode"] = "Pipe"
+    request["CheckpointConfig"] = {"S3Uri": "s3://tests/x", "LocalPath": "/home/me/ckpt"}
+    request["VpcConfig"] = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
+    request["InputDataConfig"].append(
+        {
+            "ChannelName": "efs",
+            "DataSource": {
+                "FileSystemDataSource": {
+                    "FileSystemId": "fs-01234567890123456",
+                    "FileSystemAccessMode": "ro",
+                    "FileSystemType": "EFS",
+                    "DirectoryPath": "/x",
+                }
+            },
+        }
+    )
+    with pytest.raises(ClientError) as raised:
+        client.sagemaker.create_training_job(**request)
+    error = raised.value.response["Error"]
+    assert error["Code"] == "ValidationException"
+    for field in (
+        "AlgorithmSpecification.TrainingInputMode: Pipe",
+        "CheckpointConfig.LocalPath: /home/me/ckpt",
+        "InputDataConfig[1].DataSource.FileSystemDataSource: EFS and FSx",
+    ):
+        assert field in error["Message"]
+    with pytest.raises(ClientError, match="not found"):
+        client.describe("refused")
+
+
+def test_what_has_no_effect_is_in_the_log(client: Client) -> None:
+    vpc = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
+    client.run("told", "", VpcConfig=vpc, EnableManagedSpotTraining=False)
+    told = "\n".join(client.lines("told")["algo-1"])
+    assert "VpcConfig: hosts use this machine's network" in told
+    assert "EnableManagedSpotTraining" not in told
+
+
+def test_the_honesty_table_knows_every_field_of_the_request() -> None:
+    known = set(fields("CreateTrainingJobRequest", ""))
+    assert len(known) > 100
+    for path in known:
+        assert honesty.row_for(path) is not None, path
+    for path in honesty.CREATE_TRAINING_JOB:
+        assert path in known, f"{path} is no field of CreateTrainingJob"
+    for path, row in honesty.CREATE_TRAINING_JOB.items():
+        assert bool(row.sentence) == (row.effect != "honoured"), path
+
+
+def test_describe_gives_back_every_honoured_or_recorded_field() -> None:
+    from smlaunch.local.services import sagemaker
+
+    described = model()["shapes"]["DescribeTrainingJobResponse"]["members"].keys()
+    accepted = {
+        path
+        for path, row in honesty.CREATE_TRAINING_JOB.items()
+        if "." not in path and row.effect != "refused"
+    }
+    assert (accepted & described) - {"TrainingJobName"} == set(sagemaker._DESCRIBED)
+
+
+@cache
+def model() -> dict[str, Any]:
+    folder = Path(botocore.__file__).parent / "data" / "sagemaker" / "2017-07-24"
+    with gzip.open(folder / "service-2.json.gz") as stream:
+        document: dict[str, Any] = json.load(stream)
+    return document
+
+
+def fields(shape: str, above: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Dotted paths of all members, through lists and structures."""
+    found = model()["shapes"][shape]
+    if found["type"] == "list":
+        yield from fields(found["member"]["shape"], above, seen)
+    for name, member in found.get("members", {}).items():
+        path = f"{above}.{name}" if above else name
+        yield path
+        if member["shape"] not in seen:
+            yield from fields(member["shape"], path, seen | {member["shape"]})
