@@ -117,6 +117,9 @@ def _error_form(request: Request, service: str) -> ErrorForm:
     return S3Errors() if service == "" else JsonErrors()
 
 
+_NOT_SUPPORTED = (
+    "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256."
+)
 _DIFFERS = "The request signature we calculated does not match the signature you provided."
 _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "missing": {
@@ -124,6 +127,7 @@ _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "query": ("MissingAuthenticationToken", "Request is missing Authentication Token"),
         "s3": ("AccessDenied", "Access Denied"),
     },
+    "old": dict.fromkeys(("json", "query", "s3"), ("InvalidRequest", _NOT_SUPPORTED)),
     "incomplete": {
         "json": ("IncompleteSignatureException", "The request signature is incomplete or malformed."),
         "query": ("IncompleteSignature", "The request signature is incomplete or malformed."),

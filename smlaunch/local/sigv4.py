@@ -93,7 +93,7 @@ def verify(request: Request, keyring: Keyring, body_hash: str | None, now: float
         return _verify_old_link(request, keyring, now)
     words = _authorization(request)
     if not words:
-        raise Refused("missing")
+        raise Refused("old" if request.headers.get("authorization", "").startswith("AWS ") else "missing")
     try:
         names = words["SignedHeaders"].split(";")
         signature, credential = words["Signature"], words["Credential"]

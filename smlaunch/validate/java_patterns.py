@@ -1,7 +1,8 @@
 """The API model's patterns, which are written for Java, as Python ones.
 
 Most mean the same in both. What does not: ``\\p{L}`` and its like, code points beyond the basic plane written
-as surrogate pairs, a quantified ``$``, and ``\\d \\w \\s``, which are ASCII in Java.
+as surrogate pairs, a quantified ``$``, a hyphen behind a class (``[\\w-_]``), and ``\\d \\w \\s``, which are
+ASCII in Java.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     """
     text = pattern.replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010FFFF")
     text = re.sub(r"\$\{\d+(?:,\d*)?\}", "$", text)
+    text = re.sub(r"(\\[wds])-(?=[^\]])", r"\1\-", text)
     if not _PROPERTY.search(text):
         compiled = re.compile(text, re.ASCII)
         return lambda value: compiled.fullmatch(value) is not None

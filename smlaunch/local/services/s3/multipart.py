@@ -110,6 +110,12 @@ class Multipart:
     def complete(self, request: Request, payload: Payload, bucket: str, key: str) -> Response:
         upload = self._upload(request, bucket, key)
         parts = self._chosen(upload, read_xml(payload))
+        stated, size = request.headers.get("x-amz-mp-object-size"), sum(part.size for part in parts)
+        if stated is not None and stated != str(size):
+            text = (
+                f"The provided 'x-amz-mp-object-size' header value {stated} does not match what was computed:"
+            )
+            raise ApiError("InvalidRequest", f"{text} {size}")
         attributes: Attributes = {**upload.attributes, "parts": [part.size for part in parts]}
         attributes.update(_whole_checksum(request, upload, parts))
         digest = hashlib.md5(b"".join(bytes.fromhex(part.etag) for part in parts), usedforsecurity=False)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote_plus
 
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import FileRange, Payload, Request, Response
@@ -308,7 +308,7 @@ def copy_source(request: Request) -> tuple[str, str]:
     text, _, version = request.headers["x-amz-copy-source"].partition("?versionId=")
     if version not in ("", "null"):
         raise ApiError("NoSuchVersion", "The specified version does not exist.", 404)
-    bucket, _, key = unquote(text).removeprefix("/").partition("/")
+    bucket, _, key = unquote_plus(text).removeprefix("/").partition("/")
     if not key:
         raise ApiError("InvalidArgument", "Copy Source must mention the source bucket and key: /bucket/key")
     return bucket, key

@@ -1,0 +1,289 @@
+"""The object store by its in-process door: any key, in S3's order, whatever happens to the files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from smlaunch.local.errors import ApiError
+from smlaunch.local.objects import NoSuchBucket, NoSuchKey, ObjectStore
+
+ODD_KEYS = [
+    *("a", "a/", "a/b", "a//b", "/a", "/", "..", "../../etc/passwd", "a/../b", ".", "a/./b", "-rf", "~", "*"),
+    *(
+        " ",
+        "a b",
+        "a+b",
+        "a%2Fb",
+        "\n",
+        "\x01",
+        "é",
+        "e\u0301",
+        "日本",
+        "😀",
+        "x" * 255,
+        "x" * 256,
+        "x/" * 500,
+    ),
+    *("k" * 1024, "_store/index.sqlite", "_store", "bucket", ".hidden", "CON", "A", "a:b", 'q"uote', "\\"),
+]
+keys = st.one_of(
+    st.sampled_from(ODD_KEYS),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    st.text(st.sampled_from("ab/."), min_size=1, max_size=8),
+).filter(lambda key: len(key.encode()) <= 1024 and "\0" not in key)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    made = ObjectStore(tmp_path / "s3")
+    made.create_bucket("bucket")
+    return made
+
+
+def test_objects_are_files_that_a_person_can_find(store: ObjectStore) -> None:
+    store.put_bytes("bucket", "data/part-1.csv", b"x,y")
+    assert (store.root / "bucket/data/part-1.csv").read_bytes() == b"x,y"
+    assert store.path("bucket", "data/part-1.csv") == store.root / "bucket/data/part-1.csv"
+    assert store.delete("bucket", "data/part-1.csv")
+    assert list((store.root / "bucket").iterdir()) == []
+    assert not store.delete("bucket", "data/part-1.csv")
+
+
+def test_odd_keys_stay_inside_and_apart(store: ObjectStore) -> None:
+    for key in ODD_KEYS:
+        store.put_bytes("bucket", key, key.encode())
+    for key in ODD_KEYS:
+        path = store.path("bucket", key)
+        assert path.read_bytes() == key.encode()
+        assert store.root in path.resolve().parents
+    assert [info.key for info in store.list("bucket")] == sorted(ODD_KEYS, key=str.encode)
+    for key in ODD_KEYS:
+        store.delete("bucket", key)
+    assert list((store.root / "bucket").iterdir()) == []
+    assert list((store.root / "_store/odd").iterdir()) == []
+
+
+def test_what_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(NoSuchKey) as missing:
+        store.path("bucket", "none")
+    assert isinstance(missing.value, KeyError)
+    assert str(missing.value) == "NoSuchKey: The specified key does not exist."
+    with pytest.raises(NoSuchBucket):
+        list(store.list("nowhere"))
+    with pytest.raises(NoSuchBucket):
+        store.put_bytes("nowhere", "a", b"")
+    for name in ("Ab-c", "ab", "a..b", "_store", "../x", "127.0.0.1", "x" * 64, "a/b"):
+        with pytest.raises(ApiError, match="InvalidBucketName"):
+            store.create_bucket(name)
+
+
+def test_put_file_copies_or_moves(store: ObjectStore, tmp_path: Path) -> None:
+    source = tmp_path / "model.bin"
+    source.write_bytes(b"weights")
+    info = store.put_file("bucket", "m", source)
+    assert (info.size, info.etag) == (7, hashlib.md5(b"weights").hexdigest())
+    assert source.exists()
+    assert source.stat().st_ino != store.path("bucket", "m").stat().st_ino
+    store.put_file("bucket", "n", source, move=True)
+    assert not source.exists()
+    assert store.path("bucket", "n").read_bytes() == b"weights"
+    other = tmp_path / "other"
+    other.write_bytes(b"x")
+    with pytest.raises(NoSuchBucket):
+        store.put_file("nowhere", "n", other, move=True)
+    assert other.read_bytes() == b"x"
+
+
+def test_bodies_are_replaced_never_changed(store: ObjectStore) -> None:
+    store.put_bytes("bucket", "a", b"old")
+    info, reader = store.open("bucket", "a")
+    store.put_bytes("bucket", "a", b"new!")
+    with reader:
+        assert reader.read() == b"old"
+    assert info.size == 3
+    assert store.head("bucket", "a").size == 4
+
+
+def test_a_body_edited_or_removed_by_hand(store: ObjectStore) -> None:
+    store.put_bytes("bucket", "a", b"old", {"metadata": {"k": "v"}, "checksums": {"CRC32": "AAAA"}})
+    store.path("bucket", "a").write_bytes(b"edited")
+    info = store.head("bucket", "a")
+    assert (info.size, info.etag) == (6, hashlib.md5(b"edited").hexdigest())
+    assert info.attributes == {"metadata": {"k": "v"}}
+    store.path("bucket", "a").unlink()
+    with pytest.raises(NoSuchKey):
+        store.head("bucket", "a")
+    assert list(store.list("bucket")) == []
+
+
+def test_pages_and_common_prefixes(store: ObjectStore) -> None:
+    names = [f"d{number:03}/{part}" for number in range(30) for part in "ab"] + ["top"]
+    for name in names:
+        store.put_bytes("bucket", name, b"")
+    told, after = [], b""
+    while True:
+        page = store.page("bucket", delimiter="/", after=after, limit=7)
+        told += page.prefixes + [info.key for info in page.objects]
+        assert len(page.prefixes) + len(page.objects) <= 7
+        if page.next is None:
+            break
+        after = page.next
+    assert told == [f"d{number:03}/" for number in range(30)] + ["top"]
+    assert [info.key for info in store.list("bucket", "d001/")] == ["d001/a", "d001/b"]
+
+
+def test_two_stores_share_a_root_and_one_is_killed(store: ObjectStore) -> None:
+    code = """
+import sys
+from pathlib import Path
+from smlaunch.local.objects import ObjectStore
+store = ObjectStore(Path(sys.argv[1]))
+number = 0
+while True:
+    store.put_bytes("bucket", f"other/{number % 50}", b"x" * (number % 50))
+    number += 1
+    if number == 60:
+        print("going", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        for number in range(50):
+            store.put_bytes("bucket", f"mine/{number}", b"y")
+        other.stdout.readline()
+        other.send_signal(signal.SIGKILL)
+    again = ObjectStore(store.root)
+    for info in again.list("bucket"):
+        read, file = again.open("bucket", info.key)
+        with file:
+            body = file.read()
+        assert (read.size, read.etag) == (len(body), hashlib.md5(body).hexdigest())
+    assert len(list(again.list("bucket", "mine/"))) == 50
+    assert len(list(again.list("bucket", "other/"))) == 50
+
+
+def test_readers_never_see_a_mixture(store: ObjectStore) -> None:
+    bodies = [bytes([number]) * 1000 for number in range(8)]
+    store.put_bytes("bucket", "hot", bodies[0])
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for number in range(150):
+                store.put_bytes("bucket", "hot", bodies[number % 8])
+        finally:
+            done.set()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                info, file = store.open("bucket", "hot")
+                with file:
+                    assert hashlib.md5(file.read()).hexdigest() == info.etag
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write), *(threading.Thread(target=read) for _ in range(3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_disk_that_is_full_leaves_the_old_object(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_bytes("bucket", "a", b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("smlaunch.local.objects._rename_making_parents", full)
+        with pytest.raises(OSError, match="No space"):
+            store.put_bytes("bucket", "a", b"new")
+    assert store.path("bucket", "a").read_bytes() == b"old"
+    assert list((store.root / "_store/incoming").iterdir()) == []
+
+
+class Model(RuleBasedStateMachine):
+    """The store against a dict."""
+
+    known = Bundle("known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = ObjectStore(Path(self.folder.name))
+        self.store.create_bucket("bucket")
+        self.truth: dict[str, bytes] = {}
+
+    @rule(target=known, key=keys, body=st.binary(max_size=20))
+    def put(self, key: str, body: bytes) -> str:
+        self.store.put_bytes("bucket", key, body)
+        self.truth[key] = body
+        return key
+
+    @rule(key=known, body=st.binary(max_size=20))
+    def put_again(self, key: str, body: bytes) -> None:
+        self.store.put_bytes("bucket", key, body)
+        self.truth[key] = body
+
+    @rule(key=known)
+    def delete(self, key: str) -> None:
+        assert self.store.delete("bucket", key) == (key in self.truth)
+        self.truth.pop(key, None)
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = ObjectStore(self.store.root)
+
+    @rule(prefix=st.sampled_from(["", "a", "a/", "é", "/", "."]), limit=st.integers(1, 4))
+    def list_by_pages(self, prefix: str, limit: int) -> None:
+        told: list[str] = []
+        after: bytes | None = b""
+        while after is not None:
+            page = self.store.page("bucket", prefix, delimiter="/", after=after, limit=limit)
+            told += sorted([info.key for info in page.objects] + page.prefixes, key=str.encode)
+            after = page.next
+        expected = set()
+        for key in self.truth:
+            if key.startswith(prefix):
+                head, slash, _ = key[len(prefix) :].partition("/")
+                expected.add(prefix + head + slash)
+        assert told == sorted(expected, key=str.encode)
+
+    @invariant()
+    def same(self) -> None:
+        listed = {
+            info.key: self.store.path("bucket", info.key).read_bytes() for info in self.store.list("bucket")
+        }
+        assert listed == self.truth
+        files = [path for path in self.store.root.glob("bucket/**/*") if path.is_file()]
+        files += list((self.store.root / "_store/odd").iterdir())
+        assert len(files) == len(self.truth)
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,243 @@
+"""Signatures: AWS's own published examples, real clients, and everything that must be refused."""
+
+from __future__ import annotations
+
+import calendar
+import io
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.auth import S3SigV4Auth, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from smlaunch.local import sigv4
+from smlaunch.local.credentials import Credentials, Keyring
+from smlaunch.local.errors import ApiError
+from smlaunch.local.messages import Request
+from tests.local.front.conftest import CREDENTIALS, Front
+
+# S3 API reference, sig-v4-header-based-auth and sigv4-streaming: the published examples and their key.
+PUBLISHED = Keyring(Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
+THEN = float(calendar.timegm((2013, 5, 24, 0, 0, 0)))
+SCOPE = "AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request"
+
+
+def published(
+    method: str, target: str, signed: str, signature: str, body: bytes = b"", **headers: str
+) -> Request:
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={SCOPE},SignedHeaders={signed},Signature={signature}"
+    )
+    return Request(method, target, fields, io.BytesIO(body))
+
+
+GET_OBJECT: dict[str, Any] = {
+    "method": "GET",
+    "target": "/test.txt",
+    "signed": "host;range;x-amz-content-sha256;x-amz-date",
+    "signature": "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+    "host": "examplebucket.s3.amazonaws.com",
+    "range": "bytes=0-9",
+    "x_amz_content_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "x_amz_date": "20130524T000000Z",
+}
+
+
+def test_the_published_get() -> None:
+    signed = sigv4.verify(published(**GET_OBJECT), PUBLISHED, None, THEN)
+    assert (signed.region, signed.service) == ("us-east-1", "s3")
+
+
+def test_the_published_listing() -> None:
+    request = published(
+        "GET",
+        "/?max-keys=2&prefix=J",
+        "host;x-amz-content-sha256;x-amz-date",
+        "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+        host="examplebucket.s3.amazonaws.com",
+        x_amz_content_sha256=GET_OBJECT["x_amz_content_sha256"],
+        x_amz_date="20130524T000000Z",
+    )
+    assert sigv4.verify(request, PUBLISHED, None, THEN).service == "s3"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"method": "DELETE"}, "mismatch"),
+        ({"target": "/test2.txt"}, "mismatch"),
+        ({"target": "/test.txt?acl"}, "mismatch"),
+        ({"range": "bytes=0-10"}, "mismatch"),
+        ({"host": "localhost"}, "mismatch"),
+        ({"x_amz_date": "20130524T000001Z"}, "mismatch"),
+        ({"x_amz_date": "yesterday"}, "incomplete"),
+        ({"x_amz_date": "20130524T001501Z"}, "skewed"),
+        ({"signature": "0" * 64}, "mismatch"),
+        ({"signed": "range;x-amz-content-sha256;x-amz-date"}, "incomplete"),
+    ],
+)
+def test_any_change_is_noticed(change: dict[str, str], kind: str) -> None:
+    with pytest.raises(sigv4.Refused) as refused:
+        sigv4.verify(published(**{**GET_OBJECT, **change}), PUBLISHED, None, THEN)
+    assert refused.value.kind == kind
+
+
+CHUNKS = (
+    b"10000;chunk-signature=ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648\r\n"
+    + b"a" * 65536
+    + b"\r\n400;chunk-signature=0055627c9e194cb4542bae2aa5492e3c1575bbb81b612b7d234b86a503ef5497\r\n"
+    + b"a" * 1024
+    + b"\r\n0;chunk-signature=b6c6ea8a5354eaf15b3cb7646744f4275b71ea724fed81ceb9323e279d449df9\r\n\r\n"
+)
+
+
+def chunked(body: bytes) -> bytes:
+    request = published(
+        "PUT",
+        "/examplebucket/chunkObject.txt",
+        "content-encoding;content-length;host;x-amz-content-sha256;x-amz-date;x-amz-decoded-content-length;"
+        "x-amz-storage-class",
+        "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9",
+        body,
+        host="s3.amazonaws.com",
+        x_amz_date="20130524T000000Z",
+        x_amz_storage_class="REDUCED_REDUNDANCY",
+        x_amz_content_sha256="STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+        content_encoding="aws-chunked",
+        x_amz_decoded_content_length="66560",
+        content_length="66824",
+    )
+    return sigv4.verify(request, PUBLISHED, None, THEN).payload(request).read(1 << 20)
+
+
+def test_the_published_chunks() -> None:
+    assert chunked(CHUNKS) == b"a" * 66560
+
+
+@pytest.mark.parametrize(
+    "tampered",
+    [
+        CHUNKS.replace(b"a" * 1024, b"a" * 1023 + b"b"),
+        CHUNKS.replace(b"0055627c", b"0055627d"),
+        CHUNKS[: CHUNKS.index(b"\r\n400;")] + b"\r\n0;chunk-signature=" + b"0" * 64 + b"\r\n\r\n",
+        CHUNKS[:66000],
+        b"not chunks",
+    ],
+)
+def test_tampered_chunks_are_refused(tampered: bytes) -> None:
+    with pytest.raises((sigv4.Refused, ApiError)):
+        chunked(tampered)
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "code"),
+    [
+        ("sagemaker", "list_training_jobs", "InvalidSignatureException"),
+        ("logs", "describe_log_groups", "InvalidSignatureException"),
+        ("s3", "list_buckets", "SignatureDoesNotMatch"),
+        ("sts", "get_caller_identity", "SignatureDoesNotMatch"),
+        ("iam", "list_roles", "SignatureDoesNotMatch"),
+    ],
+)
+def test_a_wrong_secret(front: Front, service: str, operation: str, code: str) -> None:
+    client = front.client(service, aws_secret_access_key="wrong")
+    with pytest.raises(ClientError) as refused:
+        getattr(client, operation)()
+    assert refused.value.response["Error"]["Code"] == code
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+def test_an_unknown_key_and_a_forged_token(front: Front) -> None:
+    with pytest.raises(ClientError, match="InvalidClientTokenId"):
+        front.client("sts", aws_access_key_id="AKIDNOBODY").get_caller_identity()
+    for token in ("", "x", "e30.x", "."):
+        with pytest.raises(ClientError):
+            front.client("sts", aws_session_token=token or "-").get_caller_identity()
+
+
+def test_temporary_credentials_work_outlive_a_restart_and_run_out(front: Front) -> None:
+    role = "arn:aws:iam::000000000000:role/smlaunch-local"
+    issued = front.client("sts").assume_role(RoleArn=role, RoleSessionName="me", DurationSeconds=900)
+    given = issued["Credentials"]
+    keys = {
+        "aws_access_key_id": given["AccessKeyId"],
+        "aws_secret_access_key": given["SecretAccessKey"],
+        "aws_session_token": given["SessionToken"],
+    }
+    arn = "arn:aws:sts::000000000000:assumed-role/smlaunch-local/me"
+    assert front.client("sts", **keys).get_caller_identity()["Arn"] == arn
+    assert "Buckets" in front.client("s3", **keys).list_buckets()
+    restarted = Keyring(CREDENTIALS)
+    now = time.time()
+    found = restarted.find(given["AccessKeyId"], given["SessionToken"], now)
+    assert found is not None
+    assert found.secret_key == given["SecretAccessKey"]
+    assert restarted.find(given["AccessKeyId"], given["SessionToken"], now + 901) is None
+    assert restarted.find("ASIAOTHER", given["SessionToken"], now) is None
+    other = Keyring(Credentials("AKIDEXAMPLE", "another"))
+    assert other.find(given["AccessKeyId"], given["SessionToken"], now) is None
+
+
+@pytest.mark.parametrize("version", ["s3v4", "s3"])
+def test_links(front: Front, bucket: str, version: str) -> None:
+    client = front.client("s3", config=Config(signature_version=version))
+    key = "a b/ü+%~'()!*"
+    front.objects.put_bytes(bucket, key, b"hello")
+    link = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
+    with urllib.request.urlopen(link) as answer:
+        assert answer.read() == b"hello"
+    put = client.generate_presigned_url(
+        "put_object", Params={"Bucket": bucket, "Key": "p", "ContentType": "a/b"}
+    )
+    upload = urllib.request.Request(put, b"up", {"Content-Type": "a/b"}, method="PUT")
+    with urllib.request.urlopen(upload) as answer:
+        assert answer.status == 200
+    params = {"Bucket": bucket, "Key": "p", "ResponseContentDisposition": "attachment; filename=x"}
+    with urllib.request.urlopen(client.generate_presigned_url("get_object", Params=params)) as answer:
+        assert answer.headers["Content-Disposition"] == "attachment; filename=x"
+        assert answer.read() == b"up"
+    for wrong in (link.replace("hello", "x").replace("ignature=", "ignature=x"), link.replace("/a", "/b", 1)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(wrong)
+        assert refused.value.code == 403
+    old = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}, ExpiresIn=-5)
+    with pytest.raises(urllib.error.HTTPError) as expired:
+        urllib.request.urlopen(old)
+    assert expired.value.code == 403
+
+
+def test_headers_in_the_old_way_are_refused_as_aws_does(front: Front) -> None:
+    with pytest.raises(ClientError, match="Please use AWS4-HMAC-SHA256"):
+        front.client("s3", config=Config(signature_version="s3")).list_buckets()
+
+
+def test_a_body_that_is_not_the_signed_one(front: Front, bucket: str) -> None:
+    session = botocore.session.Session()
+    session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
+    for auth, service, target in ((SigV4Auth, "sagemaker", "/"), (S3SigV4Auth, "s3", f"/{bucket}/k")):
+        request = AWSRequest("POST" if service != "s3" else "PUT", front.url + target, data=b"{}")
+        if service == "sagemaker":
+            request.headers["X-Amz-Target"] = "SageMaker.ListTrainingJobs"
+        auth(session.get_credentials(), service, "us-east-1").add_auth(request)
+        sent = urllib.request.Request(request.url, b"[]", dict(request.headers), method=request.method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(sent)
+        assert refused.value.code in (400, 403)
+    with pytest.raises(ClientError, match="404"):
+        front.client("s3").head_object(Bucket=bucket, Key="k")
+
+
+def test_a_clock_that_differs(tmp_path: Any) -> None:
+    front = Front(tmp_path, clock=lambda: time.time() + 3600)
+    try:
+        with pytest.raises(ClientError, match="clocks differ"):
+            front.client("sagemaker").list_training_jobs()
+    finally:
+        front.close()

@@ -1,0 +1,254 @@
+"""The request validator: against the API model it was generated from, and rule by rule."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import botocore
+import pytest
+from botocore.loaders import Loader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.validate import Violation, aws_message, check, operations
+from smlaunch.validate.java_patterns import matcher
+
+REQUEST: dict[str, Any] = {
+    "TrainingJobName": "a-job",
+    "RoleArn": "arn:aws:iam::000000000000:role/smlaunch-local",
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+    "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+    "HyperParameters": {"lr": "0.1"},
+    "InputDataConfig": [
+        {
+            "ChannelName": "train",
+            "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}},
+        }
+    ],
+}
+CHANNEL = REQUEST["InputDataConfig"][0]
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The good request with one member set, or taken out by ``...``."""
+    request = copy.deepcopy(REQUEST)
+    *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    at: Any = request
+    for step in parents:
+        at = at.setdefault(step, {}) if isinstance(at, dict) else at[step]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return request
+
+
+def found(request: dict[str, Any], operation: str = "CreateTrainingJob") -> list[tuple[str, str]]:
+    return [(violation.dotted(), violation.rule) for violation in check(operation, request)]
+
+
+def test_a_good_request_passes() -> None:
+    assert check("CreateTrainingJob", REQUEST) == []
+    assert check("CreateTrainingJob", {**REQUEST, "Tags": None}) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("RoleArn", ..., [("RoleArn", "required")]),
+        ("RoleArn", None, [("RoleArn", "required")]),
+        ("TrainingJobName", "", [("TrainingJobName", "min_length"), ("TrainingJobName", "pattern")]),
+        ("TrainingJobName", "x" * 64, [("TrainingJobName", "max_length"), ("TrainingJobName", "pattern")]),
+        ("TrainingJobName", "a_b", [("TrainingJobName", "pattern")]),
+        ("TrainingJobName", "name\n", [("TrainingJobName", "pattern")]),
+        ("TrainingJobName", 7, [("TrainingJobName", "type")]),
+        ("HyperParameters", {"a": 1}, [("HyperParameters.a", "type")]),
+        ("HyperParameters", {"a": "x" * 2501}, [("HyperParameters.a", "max_length")]),
+        ("HyperParameters", {"k" * 257: ""}, [(f"HyperParameters.{'k' * 257}", "max_length")]),
+        ("HyperParameters", {f"k{n}": "" for n in range(101)}, [("HyperParameters", "max_items")]),
+        ("Environment", {"a-b": "x"}, [("Environment.a-b", "pattern")]),
+        ("Environment", {"a": "x" * 513}, [("Environment.a", "max_length")]),
+        ("InputDataConfig", [], [("InputDataConfig", "min_items")]),
+        ("InputDataConfig.0.ChannelName", "a b", [("InputDataConfig[0].ChannelName", "pattern")]),
+        ("InputDataConfig.0.InputMode", "Fast", [("InputDataConfig[0].InputMode", "enum")]),
+        ("ResourceConfig.InstanceType", "ml.big", [("ResourceConfig.InstanceType", "enum")]),
+        ("ResourceConfig.InstanceCount", 0, [("ResourceConfig.InstanceCount", "min")]),
+        ("ResourceConfig.InstanceCount", "2", [("ResourceConfig.InstanceCount", "type")]),
+        ("ResourceConfig.InstanceCount", True, [("ResourceConfig.InstanceCount", "type")]),
+        ("ResourceConfig.InstanceCount", 1.5, [("ResourceConfig.InstanceCount", "type")]),
+        ("ResourceConfig.InstanceCount", ..., [("ResourceConfig.InstanceCount", "required")]),
+        ("ResourceConfig.VolumeSizeInGB", 0, [("ResourceConfig.VolumeSizeInGB", "min")]),
+        ("ResourceConfig.Surprise", 1, [("ResourceConfig.Surprise", "unknown")]),
+        ("ResourceConfig", ..., [("ResourceConfig", "required")]),
+        ("AlgorithmSpecification", ..., [("AlgorithmSpecification", "required")]),
+        ("AlgorithmSpecification.TrainingImage", ..., [("AlgorithmSpecification", "service")]),
+        ("AlgorithmSpecification.AlgorithmName", "x", [("AlgorithmSpecification", "service")]),
+        (
+            "AlgorithmSpecification.ContainerEntrypoint",
+            ["x" * 257],
+            [("AlgorithmSpecification.ContainerEntrypoint[0]", "max_length")],
+        ),
+        ("StoppingCondition.MaxRuntimeInSeconds", 0, [("StoppingCondition.MaxRuntimeInSeconds", "min")]),
+        (
+            "StoppingCondition.MaxRuntimeInSeconds",
+            28 * 86400 + 1,
+            [("StoppingCondition.MaxRuntimeInSeconds", "max")],
+        ),
+        (
+            "StoppingCondition.MaxWaitTimeInSeconds",
+            7200,
+            [("StoppingCondition.MaxWaitTimeInSeconds", "service")],
+        ),
+        ("EnableManagedSpotTraining", True, [("StoppingCondition.MaxWaitTimeInSeconds", "service")]),
+        ("InputDataConfig", [CHANNEL, CHANNEL], [("InputDataConfig", "service")]),
+        ("InputDataConfig.0.DataSource", {}, [("InputDataConfig[0].DataSource", "service")]),
+        ("Tags", [{"Key": "aws:x", "Value": ""}], [("Tags[0].Key", "service")]),
+        ("Tags", [{"Key": "a", "Value": ""}, {"Key": "a", "Value": "b"}], [("Tags", "service")]),
+        ("Tags", [{"Key": "größe", "Value": "Ⅷ 例"}], []),
+        ("Tags", [{"Key": "a!", "Value": ""}], [("Tags[0].Key", "pattern")]),
+        ("InputDataConfig.0.CompressionType", "Gzip", [("InputDataConfig[0].CompressionType", "service")]),
+    ],
+)
+def test_one_broken_rule(path: str, value: Any, expected: list[tuple[str, str]]) -> None:
+    assert found(changed(path, value)) == expected
+
+
+def test_spot() -> None:
+    request = changed("EnableManagedSpotTraining", True)
+    request["StoppingCondition"] = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}
+    assert found(request) == []
+    request["StoppingCondition"]["MaxWaitTimeInSeconds"] = 59
+    assert found(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
+    request["StoppingCondition"] = {"MaxWaitTimeInSeconds": 60}  # the runtime's default is a day
+    assert found(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
+
+
+def test_instance_groups_and_preferences() -> None:
+    group = {"InstanceGroupName": "a", "InstanceType": "ml.m5.large", "InstanceCount": 1}
+    assert found(changed("ResourceConfig", {"InstanceGroups": [group]})) == []
+    assert found(changed("ResourceConfig", {"InstanceGroups": [group, group]})) == [
+        ("ResourceConfig.InstanceGroups", "service")
+    ]
+    both = {"InstanceGroups": [group], "InstanceType": "ml.m5.large"}
+    assert found(changed("ResourceConfig", both)) == [("ResourceConfig.InstanceType", "service")]
+    preference = {"InstanceType": "ml.m5.large"}
+    counted = {**preference, "InstanceCount": 1}
+    for resources, broken in (
+        ({"InstancePreferences": [counted, counted]}, False),
+        ({"InstancePreferences": [preference], "InstanceCount": 1}, False),
+        ({"InstancePreferences": [preference]}, True),
+        ({"InstancePreferences": [counted, preference]}, True),
+        ({"InstancePreferences": [counted], "InstanceCount": 1}, True),
+    ):
+        expected = [("ResourceConfig.InstancePreferences", "service")] if broken else []
+        assert found(changed("ResourceConfig", resources)) == expected
+    request = changed("ResourceConfig", {"InstancePreferences": [counted], "InstanceType": "ml.m5.large"})
+    assert found(request) == [("ResourceConfig.InstanceType", "service")]
+
+
+def test_all_problems_come_at_once_and_read_well() -> None:
+    request = changed("TrainingJobName", "a_b")
+    request["ResourceConfig"]["InstanceType"] = "ml.m5.larg"
+    request["ResourceConfig"]["InstanceCoun"] = 3
+    del request["RoleArn"]
+    request["HyperParameters"] = {"note": "x" * 3000}
+    texts = [str(violation.problem()) for violation in check("CreateTrainingJob", request)]
+    assert texts == [
+        "RoleArn: is required and missing",
+        'TrainingJobName: "a_b" does not match [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}',
+        'ResourceConfig.InstanceType: "ml.m5.larg" is not one of the values there are;'
+        " did you mean 'ml.m5.large'?",
+        "ResourceConfig.InstanceCoun: is not a field of this API; did you mean 'InstanceCount'?",
+        "HyperParameters.note: is 3000 characters long; at most 2500 allowed",
+    ]
+
+
+def test_what_aws_says() -> None:
+    request = changed("TrainingJobName", "a_b")
+    request["Tags"] = [{"Key": "k", "Value": "v" * 257}]
+    request["HyperParameters"] = {"note": "x\ny"}
+    request["EnableManagedSpotTraining"] = True
+    assert aws_message(check("CreateTrainingJob", request)) == (
+        "3 validation errors detected:"
+        " Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must satisfy regular"
+        " expression pattern: [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62};"
+        " Value '{note=x\ny}' at 'hyperParameters' failed to satisfy constraint: Map value must satisfy"
+        " constraint: [Member must satisfy regular expression pattern: .*];"
+        f" Value '{'v' * 257}' at 'tags.1.member.value' failed to satisfy constraint: Member must have length"
+        " less than or equal to 256;"
+        " MaxWaitTimeInSeconds must be given when EnableManagedSpotTraining is true"
+    )
+    missing = Violation(("RoleArn",), None, "required", None)
+    assert aws_message([missing]) == (
+        "1 validation error detected: Value null at 'roleArn' failed to satisfy constraint:"
+        " Member must not be null"
+    )
+
+
+def test_other_operations() -> None:
+    assert found({"MaxResults": 101}, "ListTrainingJobs") == [("MaxResults", "max")]
+    assert found({"TrainingJobName": "x"}, "DescribeTrainingJob") == []
+    assert check("CreateLogGroup", {"logGroupName": "a b"}, "logs")[0].rule == "pattern"
+    assert {"CreateProcessingJob", "CreateHyperParameterTuningJob", "Search", "AddTags"} <= operations()
+    with pytest.raises(KeyError):
+        check("CreateUnicorn", {})
+
+
+def test_the_tables_are_what_the_installed_model_gives() -> None:
+    """Fails when botocore's model moved on: then run tools/generate_api_limits.py and read the diff."""
+    tables = json.loads((Path(__file__).parent.parent / "smlaunch/catalog/api_limits.json").read_text())
+    if f"botocore {botocore.__version__}," not in tables["_meta"]["source"]:
+        pytest.skip(f"tables are from {tables['_meta']['source']}, installed is {botocore.__version__}")
+    model = Loader().load_service_model("sagemaker", "service-2")
+    for name, shape in tables["services"]["sagemaker"]["shapes"].items():
+        for key, value in shape.items():
+            original = model["shapes"][name][key]
+            if key == "members":
+                original = {member: entry["shape"] for member, entry in original.items()}
+            elif key in ("member", "key", "value"):
+                original = original["shape"]
+            assert value == original, (name, key)
+    assert len(gzip.compress(json.dumps(tables).encode())) < 40_000
+
+
+def test_every_pattern_of_the_model_can_be_used() -> None:
+    for service in ("sagemaker", "logs"):
+        for shape in Loader().load_service_model(service, "service-2")["shapes"].values():
+            if "pattern" in shape:
+                matcher(shape["pattern"])("x")
+
+
+@given(st.characters(exclude_categories=["Cs"]))
+def test_unicode_categories_match_as_in_java(character: str) -> None:
+    tag = matcher(r"([\p{L}\p{Z}\p{N}_.:/=+\-@]*)")
+    category = unicodedata.category(character)[0]
+    assert tag(character) == (category in "LZN" or character in "_.:/=+-@")
+    assert matcher(r"[\p{L}\p{M}\p{S}\p{N}\p{P}]+")(character) == (category in "LMSNP")
+
+
+@given(st.text())
+def test_plain_patterns_match_as_python_does(text: str) -> None:
+    pattern = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+    assert matcher(pattern)(text) == bool(re.fullmatch(pattern, text, re.ASCII))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(REQUEST)), json_values)
+def test_no_request_makes_it_fail(name: str, value: Any) -> None:
+    for violation in check("CreateTrainingJob", {**REQUEST, name: value}):
+        assert str(violation.problem())
+        assert violation.aws_text()
