@@ -17,10 +17,10 @@ def completion(shell: str) -> int:
     """
     from click.shell_completion import get_completion_class
 
-    from smlaunch.cli.main import cli
+    from smlaunch.cli.main import COMPLETION_VARIABLE, cli
 
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"this version of click cannot complete {shell}")
-    click.echo(kind(cli, {}, "smlaunch", "_SMLAUNCH_COMPLETE").source())
+    click.echo(kind(cli, {}, "smlaunch", COMPLETION_VARIABLE).source())
     return 0

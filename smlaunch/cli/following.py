@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from smlaunch.cli.display import Display, duration
+from smlaunch.cli.pipes import forget_stdout
 from smlaunch.cli.place import Place
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline
@@ -68,10 +69,13 @@ def follow_to_end(run: Run, place: Place, display: Display, *, as_json: bool, ou
     if watch.seen:
         result = RunOutcome(run.name, (watch.outcome(),))
         tell_outcome(result, place)
-        if as_json:
-            click.echo(json.dumps({**result.to_dict(), "exit_code": code}, indent=2))
-        else:
-            print_results(result.last, place)
+        try:
+            if as_json:
+                click.echo(json.dumps({**result.to_dict(), "exit_code": code}, indent=2))
+            else:
+                print_results(result.last, place)
+        except BrokenPipeError:
+            forget_stdout()  # the exit code is still to be the run's
     return code
 
 

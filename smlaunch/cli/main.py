@@ -6,6 +6,7 @@ Commands are imported when they are used: ``smlaunch --help`` loads click and th
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ import click
 from smlaunch import __version__
 from smlaunch.cli.pipes import forget_stdout
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_INTERRUPTED, EXIT_SERVICE, JobError, SmlaunchError
+
+COMPLETION_VARIABLE = "_SMLAUNCH_COMPLETE"
+"""Set by the shell's completion script: click answers it and exits."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -122,6 +126,12 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
         return EXIT_INTERRUPTED
+    except SystemExit as leaving:
+        if COMPLETION_VARIABLE in os.environ:
+            return int(leaving.code or 0)
+        # click itself exits with 1 when the reader of stdout has gone, which here means a failed training.
+        forget_stdout()
+        return 0
     except BrokenPipeError:
         forget_stdout()
         return 0
