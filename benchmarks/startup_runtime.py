@@ -2,10 +2,10 @@
 
     python benchmarks/startup_runtime.py [--rounds 11]
 
-Two commands in turn, of the same script: ``torchrun --standalone --nproc-per-node 2`` and a host as SageMaker
-starts it, ``python3 runtime.pyz`` with its /opt/ml below a folder, source archive to unpack included. The script
-prints the wall clock when its first line runs; what counts is the last of the two ranks. torch must be
-installed beside smlaunch.
+Two commands in turn, of the same script: ``torchrun --standalone --nproc-per-node 2`` and a host as the
+platform starts it, ``python3 runtime.pyz`` with its /opt/ml below a folder, source archive to unpack
+included. The script prints the wall clock when its first line runs; what counts is the last of the two
+ranks. torch must be installed beside smlaunch.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ SCRIPT = b"import os, time; t = time.time(); os.write(1, b'FIRST-LINE %.6f\\n' %
 BIN = Path(sys.executable).parent
 
 
-def make_host(root: Path) -> list[str]:
+def make_host(root: Path, script: bytes, ranks: int, hyperparameters: dict[str, str]) -> list[str]:
     """The tree a one-host job finds; returns the command that SageMaker would run there."""
     paths = Paths(str(root))
     launch, source = Path(paths.channel(RUNTIME_CHANNEL)), Path(paths.channel(SOURCE_CHANNEL))
     for folder in (launch, source, Path(paths.config)):
         folder.mkdir(parents=True)
     words = (Ref("python"), Ref("source", suffix="/hello.py"), Ref("hyperparameters"))
-    spec = LaunchSpec(Ranks(words, per_host=2), source=SOURCE_ARCHIVE)
+    spec = LaunchSpec(Ranks(words, per_host=ranks), source=SOURCE_ARCHIVE)
     (launch / LAUNCH_FILE).write_text(spec.to_json())
     (launch / RUNTIME_ARCHIVE).write_bytes(build_runtime())
     with tarfile.open(source / SOURCE_ARCHIVE, "w:gz") as archive:
         member = tarfile.TarInfo("hello.py")
-        member.size = len(SCRIPT)
-        archive.addfile(member, io.BytesIO(SCRIPT))
-    Path(paths.hyperparameters).write_text(json.dumps({"epochs": "3", "lr": "0.1"}))
+        member.size = len(script)
+        archive.addfile(member, io.BytesIO(script))
+    Path(paths.hyperparameters).write_text(json.dumps(hyperparameters))
     Path(paths.resource_config).write_text(
         json.dumps({"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"})
     )
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        host = make_host(Path(folder) / "ml")
+        host = make_host(Path(folder) / "ml", SCRIPT, 2, {"epochs": "3", "lr": "0.1"})
         script = Path(folder) / "hello.py"
         script.write_bytes(SCRIPT)
         torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(script)]

@@ -62,7 +62,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _cached_code(path: Path, name: str) -> CodeType:
-    """Through the loader, because compiling everything anew would be the better part of a launch's own time."""
+    """Through the loader: compiling everything anew would be the better part of a launch's own time."""
     code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
     if not isinstance(code, CodeType):
         raise ImportError(f"{path}: cannot be compiled", path=str(path))

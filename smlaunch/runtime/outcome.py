@@ -3,7 +3,6 @@
 import signal
 from typing import NamedTuple, Optional, Tuple
 
-
 _LINGERING = 5.0
 """Seconds between a rank's exception and its exit in which peers may fail for want of it."""
 
@@ -39,18 +38,19 @@ class Ended(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``stopped_by`` is the stop signal the host got, if any; processes are in the order they were started in."""
+    """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start."""
 
     processes: Tuple[Ended, ...]
     stopped_by: Optional[int] = None
 
     @property
     def first_failure(self) -> Optional[Ended]:
-        """The process that failed first by time. That ranks die of the signal they were all sent is no failure.
+        """The process that failed first by time. That ranks die of the signal they were all sent is no
+        failure.
 
-        A rank may take a while to leave after its exception, and the peers that miss it may be gone before it,
-        upon which it is stopped itself. So a failure counts from where it began, and one that was stopped on
-        its way out is the first all the same; it then ends as an exception does, with 1.
+        A rank may take a while to leave after its exception, and the peers that miss it may be gone before
+        it, upon which it is stopped itself. So a failure counts from where it began, and one that was
+        stopped on its way out is the first all the same; it then ends as an exception does, with 1.
         """
         failed = [process for process in self.processes if process.status != 0 and not self._obeyed(process)]
         first = min((p for p in failed if not p.stopped), key=_time, default=None)

@@ -11,9 +11,10 @@ import select
 import stat
 import time
 from collections import deque
-from typing import Deque, Optional
+from typing import Deque, Optional, Tuple
 
 _READ = 1 << 17
+_WRITE = 1 << 17
 _LONGEST_LINE = 1 << 18
 """A longer line is cut: CloudWatch Logs takes 256 KiB in one event."""
 
@@ -29,15 +30,14 @@ class Output:
     _FULL = 1 << 20
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self._room = _without_blocking(descriptor)
+        self._own = self.descriptor != descriptor
         self._queue: Deque[bytes] = deque()
         self._piece = memoryview(b"")
-        # A pipe that is ready takes PIPE_BUF bytes without blocking, and promises no more; a file takes all.
-        self._room = 1 << 20 if stat.S_ISREG(os.fstat(descriptor).st_mode) else select.PIPE_BUF
         self._waiting = 0
         self._broken = False
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
+        self._poll.register(self.descriptor, select.POLLOUT)
 
     @property
     def waiting(self) -> bool:
@@ -53,8 +53,8 @@ class Output:
             self._waiting += len(data)
 
     def write(self) -> None:
-        """Writes as much as goes without waiting, up to 64 pieces so that signals are seen in between."""
-        for _ in range(64):
+        """Writes as much as goes without waiting, a few pieces only so that signals are seen in between."""
+        for _ in range(16):
             if not self._waiting or not self._poll.poll(0):
                 return
             self._write_piece()
@@ -68,6 +68,12 @@ class Output:
                 return
             self._write_piece()
 
+    def close(self) -> None:
+        """Gives up what this opened itself; the descriptor it was given stays open."""
+        if self._own:
+            self._own = False
+            os.close(self.descriptor)
+
     def _write_piece(self) -> None:
         if not self._piece:
             blocks = [self._queue.popleft()]
@@ -78,7 +84,7 @@ class Output:
             self._piece = memoryview(b"".join(blocks))
         try:
             written = os.write(self.descriptor, self._piece[: self._room])
-        except BlockingIOError:  # somebody else made it non-blocking, and was quicker
+        except BlockingIOError:  # somebody who shares it was quicker
             return
         except OSError:
             # Nobody reads any more. The training is worth more than its log: it goes on.
@@ -88,6 +94,24 @@ class Output:
             return
         self._piece = self._piece[written:]
         self._waiting -= written
+
+
+def _without_blocking(descriptor: int) -> Tuple[int, int]:
+    """A descriptor for the same output, and how many bytes can be written to it at once and never block.
+
+    A file takes all. A pipe can be opened a second time to be non-blocking for us alone; setting that on
+    the descriptor itself would set it for everyone who shares it. Where that cannot be, a pipe that is
+    ready takes PIPE_BUF bytes, and promises no more.
+    """
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor, _WRITE
+    if stat.S_ISFIFO(mode):
+        try:
+            return os.open("/proc/self/fd/{}".format(descriptor), os.O_WRONLY | os.O_NONBLOCK), _WRITE
+        except OSError:
+            return descriptor, select.PIPE_BUF
+    return descriptor, select.PIPE_BUF
 
 
 class Stream:

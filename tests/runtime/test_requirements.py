@@ -1,0 +1,85 @@
+"""Requirements from a channel of wheels, without a network and without touching the machine's own Python."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smlaunch.runtime import requirements
+from tests.runtime.host import Host
+from tests.runtime.test_ranks import python_of
+
+MakeHost = Callable[..., Host]
+
+SHARED = {"SMLAUNCH_SHARED_PYTHON": "1", "PIP_NO_INPUT": "1", "PIP_CONFIG_FILE": "/dev/null"}
+TELL = "import planted, sys\nprint(planted.VALUE, sys.prefix)"
+
+
+def make_wheel(folder: str, value: int) -> None:
+    """The smallest wheel there is."""
+    info = "planted-1.0.dist-info"
+    files = {
+        "planted.py": f"VALUE = {value}\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},"
+        f"{len(text)}\n"
+        for name, text in files.items()
+    )
+    with zipfile.ZipFile(Path(folder) / "planted-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in {**files, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
+            wheel.writestr(name, text)
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.11", "3.13"])
+def test_a_wheelhouse_needs_no_network(host: MakeHost, version: str) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    made = host(
+        TELL,
+        python=python,
+        channels=["wheelhouse"],
+        source={"deps/requirements.txt": "planted==1.0\n"},
+        environ=SHARED,
+    )
+    make_wheel(made.paths.channel("wheelhouse"), 42)
+    result = made.run(per_host=2, requirements="deps/requirements.txt")
+    assert result.exit_code == 0, result.stdout + result.stderr
+    said = [line for line in result.lines if line.startswith("[")]
+    assert sorted(said) == [f"[{rank}] 42 {made.paths.overlay}" for rank in (0, 1)]
+    assert "Successfully installed planted-1.0" in result.stdout
+    assert not any(Path(sys.prefix).rglob("planted*"))
+
+
+def test_what_cannot_be_installed_is_said(host: MakeHost) -> None:
+    made = host(channels=["wheelhouse"], source={"requirements.txt": "nowhere-to-be-found\n"}, environ=SHARED)
+    result = made.run(requirements="requirements.txt")
+    assert result.exit_code == 2
+    assert "requirements.txt: the requirements could not be installed: " in result.stderr
+    assert "nowhere-to-be-found" in made.failure
+
+
+def test_a_missing_requirements_file_is_said(host: MakeHost) -> None:
+    result = host().run(requirements="req.txt")
+    assert (result.exit_code, "req.txt: the requirements file is not in the source" in result.stderr) == (
+        2,
+        True,
+    )
+
+
+def test_the_overlay_sees_all_that_is_below(tmp_path: Path) -> None:
+    """Also what is installed in the virtual environment it is made from, editable installs included."""
+    python = requirements.overlay(sys.executable, str(tmp_path / "python"))
+    program = "import sys, smlaunch, pytest; print(sys.prefix)"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "python")

@@ -1,0 +1,129 @@
+"""Output of many ranks: every line whole, every line there, each rank's order kept."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.runtime.streams import Output, Stream
+from tests.runtime.host import Host
+
+MakeHost = Callable[..., Host]
+
+
+def passed_on(pieces: list[bytes], prefix: bytes) -> bytes:
+    """What comes out when a process writes these pieces, each read on its own."""
+    out_read, out_write = os.pipe()
+    in_read, in_write = os.pipe()
+    output = Output(out_write)
+    stream = Stream(in_read, prefix, output)
+    for piece in pieces:
+        os.write(in_write, piece)
+        stream.pump()
+    os.close(in_write)
+    while stream.pump():
+        pass
+    output.flush(5.0)
+    output.close()
+    os.close(out_write)
+    with os.fdopen(out_read, "rb") as file:
+        return file.read()
+
+
+@given(st.lists(st.binary(max_size=50).map(lambda data: data.replace(b"x", b"\n")), max_size=8))
+def test_lines_are_whole_however_they_are_cut(pieces: list[bytes]) -> None:
+    text = b"".join(pieces)
+    lines = text.split(b"\n")
+    last = lines.pop()
+    expected = [b"[7] " + line + b"\n" for line in lines] + ([b"[7] " + last + b"\n"] if last else [])
+    assert passed_on(pieces, b"[7] ") == b"".join(expected)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8))
+def test_without_a_prefix_bytes_go_through_untouched(pieces: list[bytes]) -> None:
+    assert passed_on(pieces, b"") == b"".join(pieces)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5), st.integers(1, 40))
+def test_a_traceback_is_noticed_however_it_is_cut(before: list[bytes], cut: int) -> None:
+    header = b"Traceback (most recent call last):\n"
+    read_end, write_end = os.pipe()
+    with open(os.devnull, "wb") as null:
+        stream = Stream(read_end, b"", Output(null.fileno()))
+        for piece in [*before, header[:cut], header[cut:]]:
+            os.write(write_end, piece)
+            stream.pump()
+        assert stream.traceback_at is not None
+        assert stream.tail().endswith(header.decode())
+        os.close(write_end)
+        stream.close()
+
+
+def test_eight_ranks_at_once_tear_no_line(host: MakeHost) -> None:
+    """Each rank writes its lines in pieces of random size, as buffered programs do."""
+    train = """
+import os, random
+rank = int(os.environ["RANK"])
+data = b"".join(b"%d:%d:%s\\n" % (rank, n, b"y" * (n % 97)) for n in range(5000))
+choose = random.Random(rank)
+while data:
+    size = choose.choice((1, 7, 100, 5000, 70000))
+    data = data[os.write(1, data[:size]):]
+"""
+    result = host(train).run(per_host=8)
+    seen: dict[str, list[int]] = collections.defaultdict(list)
+    for line in result.lines:
+        prefix, _, rest = line.partition("] ")
+        rank, number, filler = rest.split(":")
+        assert prefix == "[" + rank
+        assert filler == "y" * (int(number) % 97)
+        seen[rank].append(int(number))
+    assert seen == {str(rank): list(range(5000)) for rank in range(8)}
+
+
+def test_stdout_and_stderr_of_a_rank_keep_their_order(host: MakeHost) -> None:
+    train = "import sys\nfor n in range(50):\n    print(n, file=(sys.stdout, sys.stderr)[n % 2])\n"
+    assert host(train).run().lines == [f"[0] {number}" for number in range(50)]
+
+
+def test_a_line_without_an_end_is_cut_not_kept_for_ever(host: MakeHost) -> None:
+    result = host("import os\nfor _ in range(100): os.write(1, b'x' * 10000)").run()
+    assert sum(line.count("x") for line in result.lines) == 1_000_000
+    assert 1 < len(result.lines) < 10
+
+
+def test_what_a_process_says_without_a_newline_is_seen_at_once(host: MakeHost) -> None:
+    """One process has the output for itself: nothing is held back for the sake of whole lines."""
+    with host("import signal\nprint('loading...', end='')\nsignal.pause()").start(
+        rendezvous=False
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10) == "loading..."
+        process.terminate()
+
+
+def test_output_in_any_sizes_arrives_whole() -> None:
+    choose = random.Random(1)
+    blocks = [bytes([n % 251]) * choose.choice((1, 100, 4096, 4097, 9000)) for n in range(300)]
+    read_end, write_end = os.pipe()
+    output = Output(write_end)
+    got = bytearray()
+    for block in blocks:
+        output.put(block)
+        output.write()
+        while output.full:
+            got += os.read(read_end, 1 << 16)
+            output.write()
+    while output.waiting:
+        output.write()
+        got += os.read(read_end, 1 << 16)
+    output.close()
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as file:
+        got += file.read()
+    assert bytes(got) == b"".join(blocks)
