@@ -126,6 +126,14 @@ class LogStore:
                 found.append((str(header["group"]), int(header["created"])))
         yield from sorted(entry for entry in found if entry[0].startswith(prefix))
 
+    def group_size(self, group: str) -> int:
+        """Bytes of all its streams."""
+        total = 0
+        for path in self._need_group(group).glob("*.log"):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
+
     def streams(self, group: str, prefix: str = "") -> Iterator[StreamInfo]:
         """The group's streams, by name."""
         found = []

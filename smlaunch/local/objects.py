@@ -25,7 +25,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypedDict
 
@@ -35,6 +35,8 @@ BLOCK = 1 << 20
 KEY_LIMIT = 1024
 _COMPONENT_LIMIT = 255
 _BUCKET_NAME = re.compile(r"(?!xn--|\d+\.\d+\.\d+\.\d+$)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+_ABANDONED = 86_400.0
+"""Seconds without a write after which a body in ``incoming`` is nobody's."""
 _LOOK_AGAIN = 20
 """How often a reader that raced with writers tries again before it believes the body over the row."""
 
@@ -127,6 +129,7 @@ class ObjectStore:
             db = self._connect()
             db.executescript(f"PRAGMA journal_mode = WAL; {_SCHEMA}")
             self._idle.append(db)
+            self._sweep(db)
 
     def close(self) -> None:
         while self._idle:
@@ -188,17 +191,18 @@ class ObjectStore:
             _bucket(db, bucket)
             at: bytes | None = max(start, after)
             while at is not None:
-                rows = _rows_from(db, bucket, start, at)
-                at = None
-                for row in rows:
-                    if len(objects) + len(prefixes) == limit:
-                        return Page(objects, prefixes, row[1])
-                    shared = _common_prefix(row[1], start, delimiter.encode())
-                    if shared is not None:
-                        prefixes.append(shared.decode())
-                        at = after_prefix(shared)
-                        break
-                    objects.append(_info(row))
+                # Closed before the connection is given back: the next one to use it may want to write.
+                with closing(_rows_from(db, bucket, start, at)) as rows:
+                    at = None
+                    for row in rows:
+                        if len(objects) + len(prefixes) == limit:
+                            return Page(objects, prefixes, row[1])
+                        shared = _common_prefix(row[1], start, delimiter.encode())
+                        if shared is not None:
+                            prefixes.append(shared.decode())
+                            at = after_prefix(shared)
+                            break
+                        objects.append(_info(row))
         return Page(objects, prefixes, None)
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
@@ -345,10 +349,10 @@ class ObjectStore:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
+                db.commit()
             except BaseException:
                 db.rollback()
                 raise
-            db.commit()
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -357,6 +361,15 @@ class ObjectStore:
         # A kill -9 loses nothing either way; NORMAL may lose the last commits when the machine itself dies.
         db.execute("PRAGMA synchronous = NORMAL")
         return db
+
+    def _sweep(self, db: sqlite3.Connection) -> None:
+        """Removes bodies that a killed process was writing long ago and that no upload knows."""
+        known = {file for (file,) in db.execute("SELECT file FROM parts")}
+        for path in (self._store / "incoming").iterdir():
+            with suppress(FileNotFoundError):
+                old = time.time() - path.stat().st_mtime > _ABANDONED
+                if old and str(path.relative_to(self.root)) not in known:
+                    path.unlink()
 
     # Places
 
@@ -412,8 +425,10 @@ class ObjectStore:
             where = (bucket, key.encode())
             try:
                 with (self.root / row[6]).open("rb") as file:
-                    etag = _etag_of(file)
                     size, inode, mtime_ns = _stamp(os.fstat(file.fileno()))
+                    if (size, inode, mtime_ns) == (row[2], *row[7:]):
+                        return  # they agree: it was only a race with many writers
+                    etag = _etag_of(file)
             except FileNotFoundError:
                 db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", where)
                 return

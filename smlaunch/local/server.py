@@ -13,6 +13,7 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -47,13 +48,16 @@ class Server:
         self._thread = threading.Thread(target=self._accept, name="endpoint-accept", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stops listening and ends all connections; returns when no handler runs any more."""
+    def close(self, patience: float = 5.0) -> None:
+        """Stops listening and ends all connections; returns when no handler runs any more.
+
+        Answers that are under way are finished, unless their client takes them for ``patience`` seconds.
+        """
         self._stop.close()
         self._thread.join()
         self._stopped.close()
         self._http.server_close()
-        self._http.end_connections()
+        self._http.end_connections(patience)
 
     def __enter__(self) -> Server:
         return self
@@ -109,15 +113,20 @@ class _Listener(HTTPServer):
                 self._connections.pop(request, None)
             self.shutdown_request(request)
 
-    def end_connections(self) -> None:
+    def end_connections(self, patience: float) -> None:
         with self._lock:
             connections = dict(self._connections)
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # an answer that is being sent may still go out
-        for thread in connections.values():
-            if thread is not threading.current_thread():
-                thread.join()
+        connections = {
+            c: thread for c, thread in connections.items() if thread is not threading.current_thread()
+        }
+        deadline = time.monotonic() + patience
+        # First for reading only: an answer that is being sent may still go out.
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(how)
+            for thread in connections.values():
+                thread.join(max(0.0, deadline - time.monotonic()) if how == socket.SHUT_RD else None)
 
 
 class _Connection(BaseHTTPRequestHandler):

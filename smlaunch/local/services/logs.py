@@ -67,7 +67,7 @@ class Logs:
                 "metricFilterCount": 0,
                 "arn": f"{_arn(name)}:*",
                 "logGroupArn": _arn(name),
-                "storedBytes": sum(info.size for info in self._store.streams(name)),
+                "storedBytes": self._store.group_size(name),
                 "logGroupClass": "STANDARD",
             }
             for name, created in self._store.groups(prefix)
@@ -233,9 +233,13 @@ def _paged(name: str, entries: list[dict[str, Any]], params: dict[str, Any]) -> 
 
 def _decoded(token: str) -> dict[str, int]:
     try:
-        content: dict[str, int] = json.loads(base64.urlsafe_b64decode(token.encode()))
+        content = json.loads(base64.urlsafe_b64decode(token.encode()))
     except (ValueError, binascii.Error):
         raise _bad_token() from None
+    if not isinstance(content, dict) or not all(
+        type(value) is int and value >= 0 for value in content.values()
+    ):
+        raise _bad_token()
     return content
 
 

@@ -287,3 +287,12 @@ TestModel = Model.TestCase
 TestModel.settings = settings(
     max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_what_killed_writers_left_is_swept_after_a_day(store: ObjectStore) -> None:
+    incoming = store.root / "_store/incoming"
+    for name in ("old", "young"):
+        (incoming / name).write_bytes(b"")
+    os.utime(incoming / "old", (0, 0))
+    ObjectStore(store.root)
+    assert [path.name for path in incoming.iterdir()] == ["young"]

@@ -158,6 +158,6 @@ def _limit(text: str | None) -> int:
 
 def _decode_token(token: str) -> bytes:
     try:
-        return base64.urlsafe_b64decode(token.encode())
+        return base64.b64decode(token.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise ApiError("InvalidArgument", "The continuation token provided is incorrect") from None

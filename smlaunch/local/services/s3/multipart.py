@@ -175,7 +175,6 @@ class Multipart:
         return xml("ListPartsResult", document)
 
     def list_uploads(self, request: Request, bucket: str) -> Response:
-        """All of a bucket's in one answer, up to 1,000; beyond that the rest is told to be there."""
         prefix = request.query.get("prefix", "")
         key_marker, id_marker = request.query.get("key-marker", ""), request.query.get("upload-id-marker", "")
         self._store.bucket(bucket)
