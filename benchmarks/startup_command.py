@@ -20,7 +20,8 @@ from pathlib import Path
 
 from harness import interleave, report
 
-SCRIPT = "import time; t = time.time(); print('FIRST-LINE', repr(t), flush=True)\n"
+# One write: torchrun's ranks share a pipe, and print() would tear the line.
+SCRIPT = "import os, time; os.write(1, b'FIRST-LINE %f\\n' % time.time())\n"
 BIN = Path(sys.executable).parent
 
 

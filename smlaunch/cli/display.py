@@ -20,7 +20,7 @@ from smlaunch.launch.evidence import split_rank
 from smlaunch.launch.follow import Event, LogLine, StateChange
 from smlaunch.launch.progress import Standing
 from smlaunch.launch.watch import Watch
-from smlaunch.protocol.progress import MARK, parse_line
+from smlaunch.protocol.progress import MARK, PROGRESS, parse_line
 
 _REDRAW = 0.1
 """Seconds between two drawings of the moving line."""
@@ -177,7 +177,7 @@ def _is_progress(text: str) -> bool:
     if MARK not in text:
         return False
     line = parse_line(text)
-    return line is not None and line.kind == "progress" and split_rank(text)[1].startswith(MARK)
+    return line is not None and line.kind == PROGRESS and split_rank(text)[1].startswith(MARK)
 
 
 def _state_line(change: StateChange) -> str:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from smlaunch.protocol.progress import Progress, Value
+from smlaunch.protocol.progress import METRIC, PROGRESS, Progress, Value
 
 _WINDOW = 32
 """The rate is that of the last so many lines: few enough to follow a change of pace, enough to be calm."""
@@ -46,7 +46,7 @@ class Tracker:
 
     def feed(self, writer: tuple[int, int], at: float, line: Progress) -> None:
         """``writer``: host number and rank. ``at``: when the line was written, in seconds."""
-        if line.kind != "progress":
+        if line.kind not in (PROGRESS, METRIC):
             return
         self._writers.setdefault(writer, _Writer()).feed(at, line.values)
 

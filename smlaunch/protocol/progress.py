@@ -4,8 +4,9 @@
 
 ``smlaunch:``, a kind, then ``key=value`` words parted by spaces. Numbers are read as numbers; other values
 are percent-encoded where they hold spaces. ``step`` and ``steps`` (done so far, and in all) give the
-progress bar and the time left; every other number is a metric of the moment. Kinds this reader does not
-know are kept as they are, so that a newer script works with an older client.
+progress bar and the time left; every other number is a metric of the moment. ``metric`` instead of
+``progress`` tells a result without moving the bar. Kinds this reader does not know are kept as they are, so
+that a newer script works with an older client.
 """
 
 import re
@@ -13,6 +14,8 @@ from typing import Dict, NamedTuple, Optional, Union
 from urllib.parse import quote, unquote
 
 MARK = "smlaunch: "
+PROGRESS = "progress"
+METRIC = "metric"
 _LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
 
 Value = Union[int, float, str]

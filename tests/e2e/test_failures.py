@@ -38,7 +38,16 @@ def test_a_rank_that_raises_is_named_with_its_traceback_first(home: Path, script
     assert "Traceback" in failure["traceback"]
 
     shown = smlaunch("show", "planted", "--local")
-    assert shown.text.index("Traceback (most recent call last)") < shown.text.index("rank 3 on algo-2")
+    assert "rank 3 on algo-2 exited with code 1: ValueError: planted on rank 3" in shown.out
+
+
+def test_the_traceback_comes_first(home: Path, script: Path) -> None:
+    script.write_text(RAISES_ON_ONE_RANK)
+    shape = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2")
+    ran = smlaunch("run", script, *shape, "--local")
+    assert ran.code == 1, ran.text
+    said = ran.err
+    assert said.index("Traceback (most recent call last)") < said.index("rank 3 on algo-2 exited with code 1")
 
 
 def test_an_entry_point_that_does_not_exist(home: Path, tmp_path: Path) -> None:
@@ -56,11 +65,20 @@ def test_an_input_path_that_does_not_exist(home: Path, script: Path, tmp_path: P
     assert "missing" in ran.err
 
 
-def test_an_s3_prefix_without_objects(home: Path, script: Path) -> None:
+def test_an_s3_prefix_in_a_bucket_that_does_not_exist(home: Path, script: Path) -> None:
     ran = smlaunch("run", script, "--input", "train=s3://no-such-bucket/data/", "--local")
     assert ran.code == 2
     assert "inputs.train" in ran.err
-    assert "s3://no-such-bucket/data/" in ran.err
+    assert "no-such-bucket" in ran.err
+
+
+def test_an_s3_prefix_without_objects_in_a_bucket_that_exists(home: Path, script: Path) -> None:
+    assert smlaunch("run", script, "--local").code == 0
+    (bucket,) = (path for path in (home / "s3").iterdir() if path.name.startswith("sagemaker-"))
+    ran = smlaunch("run", script, "--input", f"train=s3://{bucket.name}/nothing/here/", "--local")
+    assert ran.code == 2
+    assert "inputs.train" in ran.err
+    assert "nothing/here/" in ran.err
 
 
 def test_a_job_file_with_five_mistakes_gives_five_lines(home: Path, script: Path) -> None:
@@ -78,7 +96,7 @@ def test_a_job_file_with_five_mistakes_gives_five_lines(home: Path, script: Path
         ("strategy:", "'dpp'", "ddp"),
         ("compute.hosts:",),
         ("compute.processes_per_hosts:", "processes_per_host"),
-        ("inputs.", "bad name"),
+        ("inputs", "bad name"),
         ("limits.max_runtime:", "3 fortnights"),
     ):
         assert any(all(word in line for word in words) for line in ran.err.splitlines()), (words, ran.err)
