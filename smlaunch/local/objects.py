@@ -14,22 +14,37 @@ root.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import sqlite3
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypedDict
+from typing import Any, BinaryIO, NamedTuple
 
 from smlaunch.local.errors import ApiError
+from smlaunch.local.object_index import (
+    Attributes,
+    BucketInfo,
+    Index,
+    NoSuchBucket,
+    NoSuchKey,
+    ObjectInfo,
+    Row,
+    after_prefix,
+    find_bucket,
+    find_row,
+    remove_row,
+    rows_from,
+    stamp,
+    write_row,
+)
+
+__all__ = ["Attributes", "BucketInfo", "NoSuchBucket", "NoSuchKey", "ObjectInfo", "ObjectStore", "Page"]
 
 BLOCK = 1 << 20
 KEY_LIMIT = 1024
@@ -39,66 +54,6 @@ _ABANDONED = 86_400.0
 """Seconds without a write after which a body in ``incoming`` is nobody's."""
 _LOOK_AGAIN = 20
 """How often a reader that raced with writers tries again before it believes the body over the row."""
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, created REAL NOT NULL, region TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS objects (
-    bucket TEXT NOT NULL, key BLOB NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
-    modified REAL NOT NULL, attributes TEXT NOT NULL, file TEXT NOT NULL, inode INTEGER NOT NULL,
-    mtime_ns INTEGER NOT NULL, PRIMARY KEY (bucket, key)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uploads (
-    id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, created REAL NOT NULL,
-    attributes TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS parts (
-    upload TEXT NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
-    modified REAL NOT NULL, checksums TEXT NOT NULL, file TEXT NOT NULL,
-    PRIMARY KEY (upload, number)) WITHOUT ROWID;
-"""
-_COLUMNS = "bucket, key, size, etag, modified, attributes, file, inode, mtime_ns"
-
-
-class Attributes(TypedDict, total=False):
-    """What S3 stores with an object beyond its bytes; kept as JSON."""
-
-    headers: dict[str, str]
-    metadata: dict[str, str]
-    tags: dict[str, str]
-    checksums: dict[str, str]
-    checksum_type: str
-    parts: list[int]
-
-
-class NoSuchBucket(ApiError, KeyError):
-    def __init__(self, bucket: str) -> None:
-        super().__init__("NoSuchBucket", "The specified bucket does not exist", 404, BucketName=bucket)
-
-
-class NoSuchKey(ApiError, KeyError):
-    def __init__(self, bucket: str, key: str) -> None:
-        super().__init__("NoSuchKey", "The specified key does not exist.", 404, Key=key)
-        self.bucket = bucket
-
-
-class ObjectInfo(NamedTuple):
-    """``size`` in bytes, ``etag`` without quotes, ``modified`` in seconds since the epoch."""
-
-    bucket: str
-    key: str
-    size: int
-    etag: str
-    modified: float
-    attributes_json: str = "{}"
-
-    @property
-    def attributes(self) -> Attributes:
-        attributes: Attributes = json.loads(self.attributes_json)
-        return attributes
-
-
-class BucketInfo(NamedTuple):
-    name: str
-    created: float
-    region: str
 
 
 class Page(NamedTuple):
@@ -121,19 +76,12 @@ class ObjectStore:
         self._store = root / "_store"
         for folder in (self._store, self._store / "odd", self._store / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
-        self._idle: deque[sqlite3.Connection] = deque()
         self._folds_case = _folds_case(self._store)
-        with (self._store / "lock").open("w") as lock:
-            # Two processes that make the index at once: switching to WAL does not wait for the other's lock.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            db = self._connect()
-            db.executescript(f"PRAGMA journal_mode = WAL; {_SCHEMA}")
-            self._idle.append(db)
-            self._sweep(db)
+        self.index = Index(self._store)
+        self._sweep()
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        self.index.close()
 
     # Buckets
 
@@ -141,24 +89,24 @@ class ObjectStore:
         """False when it was there already."""
         if not _BUCKET_NAME.fullmatch(name):
             raise ApiError("InvalidBucketName", "The specified bucket is not valid.", BucketName=name)
-        with self.writing() as db:
+        with self.index.writing() as db:
             statement = "INSERT OR IGNORE INTO buckets VALUES (?, ?, ?)"
             made = db.execute(statement, (name, time.time(), region)).rowcount == 1
             (self.root / name).mkdir(exist_ok=True)
         return made
 
     def bucket(self, name: str) -> BucketInfo:
-        with self.reading() as db:
-            return _bucket(db, name)
+        with self.index.reading() as db:
+            return find_bucket(db, name)
 
     def buckets(self) -> tuple[BucketInfo, ...]:
-        with self.reading() as db:
+        with self.index.reading() as db:
             return tuple(BucketInfo(*row) for row in db.execute("SELECT * FROM buckets ORDER BY name"))
 
     def delete_bucket(self, name: str) -> None:
         """Only an empty one. Uploads that were begun in it and never completed go with it."""
-        with self.writing() as db:
-            _bucket(db, name)
+        with self.index.writing() as db:
+            find_bucket(db, name)
             if db.execute("SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (name,)).fetchone():
                 message = "The bucket you tried to delete is not empty"
                 raise ApiError("BucketNotEmpty", message, 409, BucketName=name)
@@ -187,22 +135,22 @@ class ObjectStore:
         start = prefix.encode()
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
-        with self.reading() as db:
-            _bucket(db, bucket)
+        with self.index.reading() as db:
+            find_bucket(db, bucket)
             at: bytes | None = max(start, after)
             while at is not None:
                 # Closed before the connection is given back: the next one to use it may want to write.
-                with closing(_rows_from(db, bucket, start, at)) as rows:
+                with closing(rows_from(db, bucket, start, at)) as rows:
                     at = None
                     for row in rows:
                         if len(objects) + len(prefixes) == limit:
-                            return Page(objects, prefixes, row[1])
-                        shared = _common_prefix(row[1], start, delimiter.encode())
+                            return Page(objects, prefixes, row.key)
+                        shared = _common_prefix(row.key, start, delimiter.encode())
                         if shared is not None:
                             prefixes.append(shared.decode())
                             at = after_prefix(shared)
                             break
-                        objects.append(_info(row))
+                        objects.append(row.info)
         return Page(objects, prefixes, None)
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
@@ -212,25 +160,25 @@ class ObjectStore:
 
     def path(self, bucket: str, key: str) -> Path:
         """The body's file. Read, copy or mount it, never write to it: bodies are replaced, not changed."""
-        with self.reading() as db:
-            row = _row(db, bucket, key)
-        if row is None or not (self.root / row[6]).exists():
+        with self.index.reading() as db:
+            row = find_row(db, bucket, key)
+        if row is None or not (self.root / row.file).exists():
             raise NoSuchKey(bucket, key)
-        return self.root / str(row[6])
+        return self.root / row.file
 
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, BinaryIO]:
         """The body, open for reading, and the very metadata it was written with."""
         for _ in range(_LOOK_AGAIN):
-            with self.reading() as db:
-                row = _row(db, bucket, key)
+            with self.index.reading() as db:
+                row = find_row(db, bucket, key)
             if row is None:
                 raise NoSuchKey(bucket, key)
             try:
-                file = (self.root / row[6]).open("rb", buffering=0)
+                file = (self.root / row.file).open("rb", buffering=0)
             except FileNotFoundError:
                 continue
-            if _stamp(os.fstat(file.fileno())) == (row[2], *row[7:]):
-                return _info(row), file
+            if stamp(os.fstat(file.fileno())) == row.stamp:
+                return row.info, file
             file.close()
         self._believe_the_body(bucket, key)
         return self.open(bucket, key)
@@ -258,31 +206,19 @@ class ObjectStore:
         """Makes ``body`` (a file on this disk, which is moved) the object ``key``, all at once."""
         if len(key.encode()) > KEY_LIMIT:
             raise ApiError("KeyTooLongError", "Your key is too long", Key=key[:64])
-        with self.writing() as db:
-            _bucket(db, bucket)
-            old = _row(db, bucket, key)
+        with self.index.writing() as db:
+            find_bucket(db, bucket)
+            old = find_row(db, bucket, key)
             if condition is not None:
-                condition(_info(old) if old else None)
-            size, inode, mtime_ns = _stamp(body.stat())
+                condition(old.info if old else None)
+            size, inode, mtime_ns = stamp(body.stat())
             file = self._place(bucket, key, body)
-            info = ObjectInfo(bucket, key, size, etag, time.time(), json.dumps(attributes))
-            db.execute(
-                f"INSERT OR REPLACE INTO objects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-                (
-                    bucket,
-                    key.encode(),
-                    size,
-                    etag,
-                    info.modified,
-                    info.attributes_json,
-                    file,
-                    inode,
-                    mtime_ns,
-                ),
-            )
-            if old and old[6] != file:
-                self._remove(bucket, old[6])
-        return info
+            text = json.dumps(attributes)
+            row = Row(bucket, key.encode(), size, etag, time.time(), text, file, inode, mtime_ns)
+            write_row(db, row)
+            if old and old.file != file:
+                self._remove(bucket, old.file)
+        return row.info
 
     def put_bytes(
         self, bucket: str, key: str, data: bytes, attributes: Attributes | None = None
@@ -308,63 +244,31 @@ class ObjectStore:
 
     def change(self, bucket: str, key: str, change: Callable[[Attributes], Attributes]) -> ObjectInfo:
         """Replaces an object's attributes and leaves its body alone."""
-        with self.writing() as db:
-            row = _row(db, bucket, key)
+        with self.index.writing() as db:
+            row = find_row(db, bucket, key)
             if row is None:
                 raise NoSuchKey(bucket, key)
-            text = json.dumps(change(json.loads(row[5])))
-            where = (text, bucket, key.encode())
-            db.execute("UPDATE objects SET attributes = ? WHERE bucket = ? AND key = ?", where)
-            return _info((*row[:5], text))
+            row = row._replace(attributes=json.dumps(change(json.loads(row.attributes))))
+            write_row(db, row)
+            return row.info
 
     def delete(self, bucket: str, key: str, condition: Condition | None = None) -> bool:
         """False when there was none, which S3 does not call an error."""
-        with self.writing() as db:
-            row = _row(db, bucket, key)
+        with self.index.writing() as db:
+            row = find_row(db, bucket, key)
             if condition is not None:
-                condition(_info(row) if row else None)
+                condition(row.info if row else None)
             if row is None:
                 return False
-            db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key.encode()))
+            remove_row(db, row)
             # Before the commit: afterwards another writer may already have put a new body there.
-            self._remove(bucket, row[6])
+            self._remove(bucket, row.file)
         return True
 
-    # The index
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            db = self._idle.pop()
-        except IndexError:
-            db = self._connect()
-        try:
-            yield db
-        finally:
-            self._idle.append(db)
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        with self.reading() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.commit()
-            except BaseException:
-                db.rollback()
-                raise
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            self._store / "index.sqlite", timeout=60, isolation_level=None, check_same_thread=False
-        )
-        # A kill -9 loses nothing either way; NORMAL may lose the last commits when the machine itself dies.
-        db.execute("PRAGMA synchronous = NORMAL")
-        return db
-
-    def _sweep(self, db: sqlite3.Connection) -> None:
+    def _sweep(self) -> None:
         """Removes bodies that a killed process was writing long ago and that no upload knows."""
-        known = {file for (file,) in db.execute("SELECT file FROM parts")}
+        with self.index.reading() as db:
+            known = {file for (file,) in db.execute("SELECT file FROM parts")}
         for path in (self._store / "incoming").iterdir():
             with suppress(FileNotFoundError):
                 old = time.time() - path.stat().st_mtime > _ABANDONED
@@ -418,28 +322,25 @@ class ObjectStore:
 
     def _believe_the_body(self, bucket: str, key: str) -> None:
         """The row does not describe the body that is there: describe it anew, or forget the row with it."""
-        with self.writing() as db:
-            row = _row(db, bucket, key)
+        with self.index.writing() as db:
+            row = find_row(db, bucket, key)
             if row is None:
                 return
-            where = (bucket, key.encode())
             try:
-                with (self.root / row[6]).open("rb") as file:
-                    size, inode, mtime_ns = _stamp(os.fstat(file.fileno()))
-                    if (size, inode, mtime_ns) == (row[2], *row[7:]):
+                with (self.root / row.file).open("rb") as file:
+                    size, inode, mtime_ns = stamp(os.fstat(file.fileno()))
+                    if (size, inode, mtime_ns) == row.stamp:
                         return  # they agree: it was only a race with many writers
                     etag = _etag_of(file)
             except FileNotFoundError:
-                db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", where)
+                remove_row(db, row)
                 return
-            attributes: Attributes = json.loads(row[5])
+            attributes: Attributes = json.loads(row.attributes)
             for described in ("checksums", "checksum_type", "parts"):
                 attributes.pop(described, None)  # type: ignore[misc]
-            db.execute(
-                "UPDATE objects SET size = ?, etag = ?, modified = ?, attributes = ?, inode = ?, mtime_ns = ?"
-                " WHERE bucket = ? AND key = ?",
-                (size, etag, mtime_ns / 1e9, json.dumps(attributes), inode, mtime_ns, *where),
-            )
+            text = json.dumps(attributes)
+            modified = mtime_ns / 1e9
+            write_row(db, Row(row.bucket, row.key, size, etag, modified, text, row.file, inode, mtime_ns))
 
 
 def copy_hashing(source: Path, target: Path) -> str:
@@ -463,52 +364,11 @@ def _etag_of(file: BinaryIO) -> str:
     return str(digest.hexdigest())
 
 
-def _bucket(db: sqlite3.Connection, name: str) -> BucketInfo:
-    row = db.execute("SELECT * FROM buckets WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        raise NoSuchBucket(name)
-    return BucketInfo(*row)
-
-
-def _row(db: sqlite3.Connection, bucket: str, key: str) -> tuple[Any, ...] | None:
-    row: tuple[Any, ...] | None = db.execute(
-        f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key = ?",  # noqa: S608
-        (bucket, key.encode()),
-    ).fetchone()
-    if row is None:
-        _bucket(db, bucket)
-    return row
-
-
-def _rows_from(db: sqlite3.Connection, bucket: str, prefix: bytes, at: bytes) -> sqlite3.Cursor:
-    end = after_prefix(prefix)
-    upper, values = ("", ()) if end is None else (" AND key < ?", (end,))
-    return db.execute(
-        f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key >= ?{upper} ORDER BY key",  # noqa: S608
-        (bucket, at, *values),
-    )
-
-
-def _info(row: tuple[Any, ...]) -> ObjectInfo:
-    bucket, key, size, etag, modified, attributes = row[:6]
-    return ObjectInfo(bucket, key.decode(), size, etag, modified, attributes)
-
-
-def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest bytes above everything that starts with ``prefix``; None when nothing is above it."""
-    stem = prefix.rstrip(b"\xff")
-    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
-
-
 def _common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
     if not delimiter:
         return None
     found = key.find(delimiter, len(prefix))
     return None if found < 0 else key[: found + len(delimiter)]
-
-
-def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_size, stat.st_ino, stat.st_mtime_ns
 
 
 def _rename_making_parents(source: Path, target: Path) -> None:

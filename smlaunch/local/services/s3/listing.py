@@ -10,7 +10,8 @@ from urllib.parse import quote
 from smlaunch.local.caller import ACCOUNT, current
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Payload, Request, Response
-from smlaunch.local.objects import ObjectInfo, ObjectStore, Page, after_prefix
+from smlaunch.local.object_index import after_prefix
+from smlaunch.local.objects import ObjectInfo, ObjectStore, Page
 from smlaunch.local.services.s3.answers import iso_date, read_xml, text_of, xml
 
 _OWNER = {"ID": ACCOUNT, "DisplayName": "smlaunch"}

@@ -71,7 +71,7 @@ class Multipart:
         self._store.bucket(bucket)
         upload = secrets.token_hex(24)
         held = json.dumps({"object": described(request), "algorithm": algorithm, "type": checksum_type})
-        with self._store.writing() as db:
+        with self._store.index.writing() as db:
             row = (upload, bucket, key.encode(), time.time(), held)
             db.execute("INSERT INTO uploads VALUES (?, ?, ?, ?, ?)", row)
         headers = {}
@@ -178,7 +178,7 @@ class Multipart:
         prefix = request.query.get("prefix", "")
         key_marker, id_marker = request.query.get("key-marker", ""), request.query.get("upload-id-marker", "")
         self._store.bucket(bucket)
-        with self._store.reading() as db:
+        with self._store.index.reading() as db:
             statement = "SELECT id, key, created FROM uploads WHERE bucket = ? ORDER BY key, created, id"
             rows = [(id_, key.decode(), made) for id_, key, made in db.execute(statement, (bucket,))]
         rows = [row for row in rows if row[1].startswith(prefix)]
@@ -205,7 +205,7 @@ class Multipart:
 
     def _upload(self, request: Request, bucket: str, key: str) -> _Upload:
         wanted = request.query.get("uploadId", "")
-        with self._store.reading() as db:
+        with self._store.index.reading() as db:
             statement = "SELECT attributes FROM uploads WHERE id = ? AND bucket = ? AND key = ?"
             row = db.execute(statement, (wanted, bucket, key.encode())).fetchone()
         if row is None:
@@ -215,7 +215,7 @@ class Multipart:
         return _Upload(wanted, bucket, key, held["object"], held["algorithm"], held["type"])
 
     def _parts(self, upload: _Upload) -> list[_Part]:
-        with self._store.reading() as db:
+        with self._store.index.reading() as db:
             columns = "number, size, etag, modified, checksums, file"
             statement = f"SELECT {columns} FROM parts WHERE upload = ? ORDER BY number"  # noqa: S608
             rows = db.execute(statement, (upload.id,)).fetchall()
@@ -230,7 +230,7 @@ class Multipart:
         now = time.time()
         relative = str(place.relative_to(self._store.root))
         values = (received.size, received.etag, now, json.dumps(received.checksums), relative)
-        with self._store.writing() as db:
+        with self._store.index.writing() as db:
             if db.execute("SELECT 1 FROM uploads WHERE id = ?", (upload.id,)).fetchone() is None:
                 raise _no_such_upload(upload.id)
             where = (upload.id, number)
@@ -242,7 +242,7 @@ class Multipart:
         return now
 
     def _forget(self, upload: _Upload) -> None:
-        with self._store.writing() as db:
+        with self._store.index.writing() as db:
             files = db.execute("SELECT file FROM parts WHERE upload = ?", (upload.id,)).fetchall()
             db.execute("DELETE FROM parts WHERE upload = ?", (upload.id,))
             db.execute("DELETE FROM uploads WHERE id = ?", (upload.id,))
