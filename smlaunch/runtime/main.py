@@ -12,7 +12,6 @@ itself failed.
 """
 
 import os
-import sys
 from typing import Dict, Mapping, Optional
 
 from smlaunch.protocol.launch_spec import AUTO, LaunchSpec, LaunchSpecError
@@ -51,7 +50,7 @@ def main(signals: Signals) -> int:
         signals.hold()
         import traceback
 
-        traceback.print_exc()
+        _say(traceback.format_exc())
         _report_unusable(paths, host, "the runtime failed: {}: {}".format(type(error).__name__, error))
         return _INTERNAL
 
@@ -74,7 +73,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
     hyperparameters = arguments.read(paths.hyperparameters)
     machine = environment.Machine.seen(cluster.instance_type)
     python = commands.interpreter()
-    output = Output(sys.stdout.fileno())
+    output = Output(1)
     if spec.requirements is not None:
         from smlaunch.runtime import requirements
 
@@ -147,8 +146,12 @@ def _write_failure(paths: Paths, text: str, began: Optional[float] = None) -> No
         _say("error: {}: {}".format(paths.failure, error.strerror))
 
 
-def _say(line: str) -> None:
-    print("smlaunch: " + line, file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    """On stderr; that nobody reads it must not change how this ends."""
+    try:
+        os.write(2, "smlaunch: {}\n".format(text).encode("utf-8", "replace"))
+    except OSError:
+        return
 
 
 def _read_launch_spec(path: str) -> LaunchSpec:

@@ -1,6 +1,6 @@
 """Nothing that a rank left behind may outlive the host.
 
-When PID 1 of a namespace ends, the kernel ends all others. Anywhere else the runtime makes itself the one
+PID 1 is given all orphans of its namespace. Anywhere else the runtime makes itself the one
 that orphans are given to (Linux), so that what left its rank's process group can still be found as a
 descendant.
 """
@@ -19,15 +19,17 @@ def adopt() -> None:
     """
     if os.getpid() == 1 or not sys.platform.startswith("linux"):
         return
-    import ctypes  # 10 ms, so only where it is needed, and after the ranks have been started
-
+    try:
+        import ctypes  # takes milliseconds: only where needed, and after the ranks' start
+    except ImportError:  # a Python built without it; ranks' own process groups must do
+        return
     # Refused only by kernels before 3.4, where ranks' own process groups must do.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants() -> None:
-    """SIGKILL for every process below this one, until there is none."""
-    if os.getpid() == 1 or not sys.platform.startswith("linux"):
+    """SIGKILL for every process below this one, until there is none. Outside Linux there is no way to know."""
+    if not sys.platform.startswith("linux"):
         return
     while True:
         found = descendants(os.getpid())

@@ -59,11 +59,10 @@ class Output:
                 return
             self._write_piece()
 
-    def flush(self, patience: float) -> None:
-        """Writes everything, unless nobody takes it for ``patience`` seconds."""
-        end = time.monotonic() + patience
+    def flush(self, give_up: float) -> None:
+        """Writes everything, unless it is not taken until ``give_up`` (of time.monotonic)."""
         while self._waiting:
-            left = end - time.monotonic()
+            left = give_up - time.monotonic()
             if left <= 0 or not self._poll.poll(int(left * 1000) + 1):
                 return
             self._write_piece()
@@ -130,23 +129,23 @@ class Stream:
         self._tail: Deque[bytes] = deque()
         self._tail_size = 0
 
-    def pump(self) -> bool:
-        """Passes on one block. False when there was none: the pipe is empty for now, or closed for good."""
+    def pump(self) -> int:
+        """Passes on one block and returns its size; 0 when the pipe is empty for now, or closed for good."""
         if not self.open:
-            return False
+            return 0
         try:
             block = os.read(self.descriptor, _READ)
         except BlockingIOError:
-            return False
+            return 0
         if not block:
             self.close()
-            return False
+            return 0
         self._keep(block)
         if self._prefix:
             self._pass_lines(block)
         else:
             self._output.put(block)
-        return True
+        return len(block)
 
     def close(self) -> None:
         if self.open:

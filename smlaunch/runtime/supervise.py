@@ -24,8 +24,13 @@ from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.signals import STOP, Signals
 from smlaunch.runtime.streams import Output, Stream
 
-_FLUSH_SECONDS = 10.0
+_FLUSH_SECONDS = 5.0
 """How long the host's output may take to be written when everything else is over."""
+
+_MOST_IN_A_PIPE = 1 << 20
+"""What may still be unread when the last writer is gone. Where one could not be found, it may go on
+writing.
+"""
 
 _DEFAULTED = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 """Python ignores these, and what is ignored stays so through an exec: give them back to the ranks."""
@@ -180,12 +185,18 @@ class Supervisor:
             _kill_group(process.pid)
         self._reap_killed()
         orphans.kill_descendants()
+        give_up = time.monotonic() + _FLUSH_SECONDS
         for process in self._processes:
-            while process.stream.pump():
+            left = _MOST_IN_A_PIPE
+            while left > 0:
+                size = process.stream.pump()
+                if not size:
+                    break
+                left -= size
                 if self._output.full:
-                    self._output.flush(_FLUSH_SECONDS)
+                    self._output.flush(give_up)
             process.stream.close()
-        self._output.flush(_FLUSH_SECONDS)
+        self._output.flush(give_up)
 
     def _reap_killed(self) -> None:
         """Only after a start that failed half-way are there any."""

@@ -246,14 +246,14 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert made.failure.startswith("rank 1 on algo-1 was killed by SIGKILL")
 
 
-def test_a_full_output_does_not_change_the_exit_code(host: MakeHost) -> None:
+def test_an_output_nobody_reads_does_not_change_the_exit_code(host: MakeHost) -> None:
     """Nobody reads the host's output any more: the ranks go on, and their end is told by the code."""
     train = "import os\nfor _ in range(20000): os.write(1, b'x' * 100 + b'\\n')\nraise SystemExit(6)"
     with host(train).start(per_host=2) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert process.wait(timeout=60) == 6
         process.stderr.close()
+        assert process.wait(timeout=60) == 6
 
 
 def ended(rank: int, status: int, ended_at: float, began: float | None = None) -> Ended:

@@ -178,6 +178,16 @@ def test_a_stop_while_requirements_are_installed(host: MakeHost, tmp_path: Path)
     assert "ready" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    "wrapper", [pytest.param((), id="process"), pytest.param(AS_PID_1, id="pid1", marks=pytest.mark.root)]
+)
+def test_an_orphan_that_never_stops_writing_does_not_keep_the_host(
+    host: MakeHost, wrapper: tuple[str, ...]
+) -> None:
+    train = "import subprocess\nsubprocess.run(['sh', '-c', 'setsid yes & exec true'], check=True)\n"
+    assert host(train, wrapper=wrapper).run().exit_code == 0
+
+
 def test_orphans_are_found_wherever_they_went(host: MakeHost) -> None:
     """A daemon of its own session, with its parent gone, is no longer in any group the runtime started."""
     train = """

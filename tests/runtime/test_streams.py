@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import time
 from collections.abc import Callable
 
 from hypothesis import given
@@ -28,7 +29,7 @@ def passed_on(pieces: list[bytes], prefix: bytes) -> bytes:
     os.close(in_write)
     while stream.pump():
         pass
-    output.flush(5.0)
+    output.flush(time.monotonic() + 5.0)
     output.close()
     os.close(out_write)
     with os.fdopen(out_read, "rb") as file:
