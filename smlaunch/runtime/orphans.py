@@ -28,7 +28,7 @@ def adopt() -> None:
 
 
 def kill_descendants() -> None:
-    """SIGKILL for every process below this one, until there is none. Outside Linux there is no way to know."""
+    """SIGKILL for every process below this one, until there is none. Outside Linux none is found."""
     if not sys.platform.startswith("linux"):
         return
     while True:
