@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,14 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     home = tmp_path_factory.mktemp(f"home-{request.param}")
     endpoint = Endpoint(home, isolation=request.param, settings=SETTINGS)
     info = endpoint.start()
+    state = StateDir(home)
+    (owner,) = (lock.stem for lock in state.owners.glob("*.lock"))
     yield Client(info)
     endpoint.close()
-    state = StateDir(home)
     assert list(state.hosts.iterdir()) == []
     assert list(state.owners.iterdir()) == []
-    assert sweep.marked(state.root.name) == []
+    assert sweep.marked(owner + "/") == []
+    assert list(Path(tempfile.gettempdir()).glob(f"sml-{owner}*")) == []
 
 
 def statuses(job: dict[str, Any]) -> list[str]:
@@ -92,6 +96,7 @@ if me["hosts"].index(me["current_host"]) == 0:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(55))
     print("waiting", flush=True)
     time.sleep(1000)
+time.sleep(0.3)  # a pid 1 that has no handler yet would not hear SIGTERM
 open(ROOT + "/output/failure", "w").write("the reason")
 sys.exit(3)
 """
@@ -147,14 +152,6 @@ def test_max_runtime_ends_a_job_the_same_way(client: Client) -> None:
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert client.keys("long-ckpt/") == ["long-ckpt/told-0"]
     assert job["TrainingTimeInSeconds"] >= 1
-
-
-def test_who_does_not_leave_is_killed_after_the_grace(client: Client) -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
-    client.create("stubborn", script)
-    client.wait_for_line("stubborn", "ready")
-    client.sagemaker.stop_training_job(TrainingJobName="stubborn")
-    assert client.wait("stubborn")["SecondaryStatus"] == "Stopped"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +228,24 @@ print(open(folder + "000").read(), len(os.listdir(folder)))
     assert client.printed("writes") == {"algo-1": ["100", "HARMinal 99"]}
     assert len(client.keys("large/")) == 100
     assert client.s3.get_object(Bucket="tests", Key="large/000")["Body"].read() == b"original"
+
+
+def test_programs_may_make_sockets_in_their_temporary_directory(client: Client) -> None:
+    script = """
+import multiprocessing.connection, tempfile
+with multiprocessing.connection.Listener(family="AF_UNIX"): print("listens")
+open(tempfile.gettempdir() + "/mine", "w").write("x"); print(os.listdir(tempfile.gettempdir()))
+"""
+    name = "a-job-with-a-rather-long-name-that-makes-its-paths-longer-still"
+    client.run(name, script)
+    assert client.printed(name)["algo-1"][0] == "listens"
+
+
+def test_the_same_name_in_two_regions_at_once(client: Client) -> None:
+    other = Client(replace(client.info, region="eu-west-1"))
+    for each in (client, other):
+        each.create("twice", "time.sleep(0.2)")
+    assert {each.wait("twice")["TrainingJobStatus"] for each in (client, other)} == {"Completed"}
 
 
 def test_several_jobs_at_once(client: Client) -> None:

@@ -103,6 +103,16 @@ def test_waiting_jobs_run_in_turn_and_can_be_stopped(tmp_path: Path) -> None:
         assert client.wait("third")["TrainingJobStatus"] == "Completed"
 
 
+def test_who_does_not_leave_is_killed_after_the_grace(tmp_path: Path, level: str) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+    with Endpoint(tmp_path, isolation=level, settings=QUICK) as info:
+        client = Client(info)
+        client.create("stubborn", script)
+        client.wait_for_line("stubborn", "ready")
+        client.sagemaker.stop_training_job(TrainingJobName="stubborn")
+        assert client.wait("stubborn")["SecondaryStatus"] == "Stopped"
+
+
 def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
     with (
         Endpoint(tmp_path, isolation="plain", settings=QUICK) as one,

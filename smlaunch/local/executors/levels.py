@@ -99,9 +99,10 @@ def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
             views = (View(folder / "data", "data"),) if view else ()
             path = os.environ.get("PATH", os.defpath)
             (host,) = allocation.start([Program(("true",), {"PATH": path}, views)])
+            poll = select.poll()
+            poll.register(host.events, select.POLLIN)
             while True:
-                ready, _, _ = select.select([host.events], [], [], _PROBE_SECONDS)
-                if not ready:
+                if not poll.poll(_PROBE_SECONDS * 1000):
                     return HostExit(1, "lost", f"a host did not start within {_PROBE_SECONDS} s")
                 ended = host.read()
                 if ended is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smlaunch.local.executors import loopback, sweep
@@ -31,6 +33,9 @@ from smlaunch.protocol.paths import ROOT_VARIABLE
 _HOST_SCRIPT = Path(__file__).with_name("host.py")
 _CONTRACT_ROOT = "/opt/ml"
 _PIPE_BYTES = 1 << 20
+_SHORT_LINKS = Path(tempfile.gettempdir())
+_ROOM_FOR_SOCKETS = 50
+"""Characters of a TMPDIR that leave enough for what programs put below it."""
 
 
 class Processes:
@@ -55,7 +60,9 @@ class Processes:
         )
 
     def recover(self, owner: str) -> int:
-        return sweep.kill_all(sweep.marked(f"{owner}/"))
+        for link in _SHORT_LINKS.glob(f"{_link_prefix(owner)}*"):
+            link.unlink(missing_ok=True)
+        return sweep.end_marked(f"{owner}/")
 
 
 class ProcessAllocation:
@@ -76,9 +83,10 @@ class ProcessAllocation:
         self._isolated_network = isolated_network and level != "plain"
         self._network = loopback.reserve(len(labels))
         self._hosts: list[_Host] = []
+        self._links: list[Path] = []
         plain = level == "plain"
         environment = {"SMLAUNCH_PORT": str(self._network.port)}
-        self.offer = Offer(environment, tuple(_told(level, isolated_network)), views)
+        self.offer = Offer(environment, tuple(told(level, isolated_network)), views)
         self.places = tuple(
             Place(
                 label=label,
@@ -103,7 +111,7 @@ class ProcessAllocation:
         names = "".join(
             f"{place.address}\t{place.name}\n" for place in self.places if place.name != place.address
         )
-        keep = _visible_below_tmp(programs[0].environment["PATH"])
+        keep = _visible_below_tmp(programs[0].environment)
         network = ""
         for index, (host, program) in enumerate(zip(self._hosts, programs, strict=True)):
             if self._isolated_network:
@@ -117,12 +125,14 @@ class ProcessAllocation:
     def release(self) -> None:
         for host in self._hosts:
             host.kill()
-        for host in self._hosts:
-            host.reap()
-        if self._hosts and self._level == "plain":
-            # What a killed supervisor could no longer end. No namespace does it here.
-            sweep.kill_all(sweep.marked(self._owner + "/"))
+        killed = [host for host in self._hosts if not host.reap()]
+        if killed:
+            # A supervisor that was killed could end nothing: without a namespace nobody has, and with one the
+            # kernel is still at it.
+            sweep.end_marked(self._owner + "/")
         self._hosts = []
+        for link in self._links:
+            link.unlink(missing_ok=True)
         self._network.release()
         remove_tree(self._folder)
 
@@ -140,7 +150,7 @@ class ProcessAllocation:
         argv = list(program.argv)
         if self._level == "plain":
             environment[ROOT_VARIABLE] = place.root
-            environment["TMPDIR"] = str(folder / "tmp")
+            environment["TMPDIR"] = str(self._short(folder / "tmp"))
             argv = [_moved(word, place.root) for word in argv]
         return HostPlan(
             level=self._level,
@@ -157,6 +167,15 @@ class ProcessAllocation:
             keep=keep,
             network=network,
         )
+
+    def _short(self, folder: Path) -> Path:
+        """A socket's path may have 107 bytes (Linux; macOS: 103), and programs make sockets in TMPDIR."""
+        if len(str(folder)) <= _ROOM_FOR_SOCKETS:
+            return folder
+        link = _SHORT_LINKS / f"{_link_prefix(self._owner)}{secrets.token_hex(4)}"
+        link.symlink_to(folder)
+        self._links.append(link)
+        return link
 
 
 class _Host:
@@ -233,17 +252,19 @@ class _Host:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def reap(self) -> None:
-        """After ``kill``. Closes what is still open."""
+    def reap(self) -> bool:
+        """After ``kill``. Closes what is still open. False when the supervisor did not end by itself."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        self._process.wait()
+        by_itself = self._process.wait() >= 0
         for descriptor in (self.events, self.output):
             os.close(descriptor)
+        return by_itself
 
 
-def _told(level: str, isolated_network: bool) -> Iterator[str]:
+def told(level: str, isolated_network: bool = False) -> Iterator[str]:
+    """What a person should know about a level before a job starts there."""
     if level != "plain":
         return
     yield (
@@ -252,6 +273,11 @@ def _told(level: str, isolated_network: bool) -> Iterator[str]:
     )
     if isolated_network:
         yield "isolation plain: EnableNetworkIsolation is without effect, the network can be reached"
+
+
+def _link_prefix(owner: str) -> str:
+    """``owner`` may go on with a job's name."""
+    return f"sml-{owner.partition('/')[0]}-"
 
 
 def _enlarge(pipe: int) -> None:
@@ -267,9 +293,11 @@ def _moved(word: str, root: str) -> str:
     return root + word[len(_CONTRACT_ROOT) :] if word.startswith(_CONTRACT_ROOT + "/") else word
 
 
-def _visible_below_tmp(path: str) -> list[str]:
-    """Directories below /tmp that a host needs although its /tmp is its own: where programs come from."""
-    wanted = [sys.prefix, sys.base_prefix, *path.split(os.pathsep)]
+def _visible_below_tmp(environment: Mapping[str, str]) -> list[str]:
+    """Directories below /tmp that a host sees although its /tmp is its own: where programs come from, and the
+    home directory, as it would elsewhere."""
+    lists = [environment.get(name, "").split(os.pathsep) for name in ("PATH", "LD_LIBRARY_PATH", "HOME")]
+    wanted = [sys.prefix, sys.base_prefix, *(folder for some in lists for folder in some)]
     below = sorted({folder for folder in wanted if folder.startswith("/tmp/") and Path(folder).is_dir()})  # noqa: S108
     return [
         folder

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE
 
+_ROUNDS = 20
+"""Each finds what was born while the last one killed."""
+_PATIENCE_MS = 5000
 _LINUX = sys.platform == "linux"
 
 
@@ -40,6 +44,32 @@ def marked(prefix: str) -> list[int]:
 def kill_all(pids: list[int]) -> int:
     """SIGKILL to each; returns how many were still there."""
     return sum(_kill(pid) for pid in pids)
+
+
+def end_marked(prefix: str) -> int:
+    """Kills the processes that ``marked`` finds and waits for their end; returns how many they were."""
+    killed = 0
+    for _ in range(_ROUNDS):
+        pids = marked(prefix)
+        if not pids:
+            break
+        handles = [handle for handle in map(_handle, pids) if handle is not None]
+        killed += kill_all(pids)
+        for handle in handles:
+            # Readable at its end. One that hangs in the kernel is left to it.
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(_PATIENCE_MS)
+            os.close(handle)
+    return killed
+
+
+def _handle(pid: int) -> int | None:
+    """A pidfd: unlike a child's, another process's end can only be waited for by that."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # it has ended
 
 
 def kill_children() -> None:

@@ -111,9 +111,11 @@ class JobManager:
     def _listen(self) -> None:
         """Reads this endpoint's mailbox: lines such as ``stop ARN``, written by other endpoints."""
         text = b""
+        poll = select.poll()
+        poll.register(self.owner.inbox, select.POLLIN)
+        poll.register(self._close_seen, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self.owner.inbox, self._close_seen], [], [])
-            if self._close_seen in ready:
+            if self._close_seen in dict(poll.poll()):
                 return
             text += os.read(self.owner.inbox, 1 << 16)
             *lines, text = text.split(b"\n")

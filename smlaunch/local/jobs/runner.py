@@ -89,8 +89,9 @@ class JobRunner:
         reason = None
         result: dict[str, Any] = {}
         try:
+            # Names are unique per region only, and two regions' jobs may run at once.
             allocation = self._rooms.executor.allocate(
-                spec.name, [host.label for host in spec.hosts], spec.isolated_network
+                f"{spec.name}.{spec.region}", [host.label for host in spec.hosts], spec.isolated_network
             )
             reports, scratch = self._train(spec, allocation, output)
             reason = failure_reason(reports)

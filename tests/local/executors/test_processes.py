@@ -48,11 +48,12 @@ def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> No
 
 @pytest.mark.parametrize("level", ["plain"], indirect=True)
 def test_plain_hosts_are_told_where_their_tree_is(hosts: Hosts) -> None:
-    script = "echo $SMLAUNCH_ML_ROOT; pwd; touch $TMPDIR/mine; echo $0"
+    script = "echo $SMLAUNCH_ML_ROOT; pwd; touch $TMPDIR/mine; echo ${#TMPDIR}"
     ((exit_, text),) = hosts.run(script)
     (place,) = hosts.allocations[0].places
     assert exit_.code == 0
     assert text.splitlines()[:2] == [str(place.tree), str(place.tree / "code")]
+    assert int(text.splitlines()[2]) <= 50
     assert place.name == place.address
     assert place.root == str(place.tree)
     assert (place.tree.parent / "tmp" / "mine").exists()
