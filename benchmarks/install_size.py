@@ -2,7 +2,8 @@
 
     python benchmarks/install_size.py
 
-Counted is the growth of site-packages (the byte code pip compiles included), so pip itself is not in it.
+Counted is the growth of site-packages on disk, as ``du`` has it (the byte code pip compiles included), so pip
+itself is not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DISTRIBUTIONS, MEGABYTES = 20, 80
 
 
 def size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def main() -> None:
