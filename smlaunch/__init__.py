@@ -19,6 +19,7 @@ _PUBLIC = {
     "Plan": "smlaunch.planning.plan",
     "Run": "smlaunch.launch.run",
     "SmlaunchError": "smlaunch.errors",
+    "Target": "smlaunch.launch.target",
     "launch": "smlaunch.launch.api",
     "plan": "smlaunch.launch.api",
 }
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from smlaunch.launch.api import launch as launch
     from smlaunch.launch.api import plan as plan
     from smlaunch.launch.run import Run as Run
+    from smlaunch.launch.target import Target as Target
     from smlaunch.planning.plan import Plan as Plan
 
 

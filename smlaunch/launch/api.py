@@ -17,7 +17,8 @@ from smlaunch.launch.source import PackedSource, pack
 from smlaunch.launch.stage import stage
 from smlaunch.launch.submit import existing, submit
 from smlaunch.launch.target import Target
-from smlaunch.planning.plan import Plan, make_plan
+from smlaunch.planning.decide import make_plan
+from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import SourceFacts
 from smlaunch.ports import CallError
 from smlaunch.survey import survey

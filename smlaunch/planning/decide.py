@@ -44,8 +44,11 @@ _LEFT_TO_THE_SERVICE = {("compute.instance_type", "enum")}
 """The service knows new instance types before any client's tables do; the plan has warned."""
 
 
-def decide(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
-    """See ``make_plan``."""
+def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
+    """Decides everything. Pure: the same arguments give the same plan.
+
+    Raises JobError listing every problem of the job in these surroundings.
+    """
     notes = Notes()
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))

@@ -108,13 +108,3 @@ class Plan:
         from smlaunch.planning.show import as_text
 
         return as_text(self)
-
-
-def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
-    """Decides everything. Pure: the same arguments give the same plan.
-
-    Raises JobError listing every problem of the job in these surroundings.
-    """
-    from smlaunch.planning.decide import decide
-
-    return decide(job, surroundings, run_id)

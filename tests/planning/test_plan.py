@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
 from smlaunch.job import Job
-from smlaunch.planning.plan import make_plan
+from smlaunch.planning.decide import make_plan
 from smlaunch.planning.surroundings import EndpointFacts, InputFacts, ScriptFacts, SourceFacts, Surroundings
 from smlaunch.protocol.launch_spec import LaunchSpec, Ref
 from smlaunch.protocol.names import RUN_LIMIT, parse_task_name

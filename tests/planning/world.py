@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smlaunch.job import Job
-from smlaunch.planning.plan import Plan, make_plan
+from smlaunch.planning.decide import make_plan
+from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import (
     EndpointFacts,
     InputFacts,
