@@ -29,6 +29,14 @@ REFERENCES = frozenset(
 AUTO = "auto"
 """Ranks per host: as many as there are accelerators, else one."""
 
+RUNTIME = "runtime"
+TORCHRUN = "torchrun"
+LAUNCHERS = (RUNTIME, TORCHRUN)
+"""Who starts the ranks of a host: the runtime itself, or one torchrun that the runtime starts."""
+
+FAILURE_GRACE = 5.0
+"""Seconds. Peers of a failed rank wait for somebody who is gone; a failure is to be told within 10 s."""
+
 
 class LaunchSpecError(ValueError):
     """job.json cannot be read, or asks for something this runtime does not know."""
@@ -47,13 +55,15 @@ class Ranks(NamedTuple):
     """The processes of the user's program.
 
     ``rendezvous``: set RANK, WORLD_SIZE, MASTER_ADDR and the rest the way torchrun sets them. Without it a
-    host runs one plain process that finds its peers itself.
+    host runs one plain process that finds its peers itself. ``launcher``: one of LAUNCHERS; torchrun needs
+    ``rendezvous``, and words that differ from rank to rank are then not known beforehand.
     """
 
     argv: Tuple[Word, ...]
     env: Tuple[Tuple[str, Word], ...] = ()
     per_host: Union[int, str] = 1
     rendezvous: bool = True
+    launcher: str = RUNTIME
 
 
 class LaunchSpec(NamedTuple):
@@ -62,7 +72,8 @@ class LaunchSpec(NamedTuple):
     ``grace_seconds`` is how long ranks may take to leave after SIGTERM before they are killed; SageMaker
     itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for
     the ranks that are stopped because another one failed: they wait for a peer that is gone, so it is
-    short.
+    short. ``hang_seconds``: for how long all ranks of a host may print nothing and use no CPU before that
+    counts as a hang; None waits for ever.
     """
 
     ranks: Ranks
@@ -72,7 +83,8 @@ class LaunchSpec(NamedTuple):
     grace_seconds: float = 110.0
     max_runtime_seconds: Optional[int] = None
     version: str = VERSION
-    failure_grace_seconds: float = 15.0
+    failure_grace_seconds: float = FAILURE_GRACE
+    hang_seconds: Optional[float] = None
 
     def to_json(self) -> str:
         document: Dict[str, Any] = {
@@ -82,12 +94,14 @@ class LaunchSpec(NamedTuple):
                 "env": {name: _word_out(word) for name, word in self.ranks.env},
                 "per_host": self.ranks.per_host,
                 "rendezvous": self.ranks.rendezvous,
+                "launcher": self.ranks.launcher,
             },
             "source": self.source,
             "requirements": self.requirements,
             "port": self.port,
             "grace_seconds": self.grace_seconds,
             "failure_grace_seconds": self.failure_grace_seconds,
+            "hang_seconds": self.hang_seconds,
             "max_runtime_seconds": self.max_runtime_seconds,
         }
         return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
@@ -119,7 +133,8 @@ class LaunchSpec(NamedTuple):
             grace_seconds=_seconds_in(document, "grace_seconds", 110.0),
             max_runtime_seconds=_limit_in(document, "max_runtime_seconds"),
             version=version,
-            failure_grace_seconds=_seconds_in(document, "failure_grace_seconds", 15.0),
+            failure_grace_seconds=_seconds_in(document, "failure_grace_seconds", FAILURE_GRACE),
+            hang_seconds=_hang_in(document),
         )
 
 
@@ -135,7 +150,13 @@ def _ranks_in(document: Mapping[str, Any]) -> Ranks:
         raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
     words: List[Word] = [_word_in(word, "ranks.argv[{}]".format(index)) for index, word in enumerate(argv)]
     pairs = tuple((str(name), _word_in(word, "ranks.env." + str(name))) for name, word in sorted(env.items()))
-    return Ranks(tuple(words), pairs, per_host, bool(document.get("rendezvous", True)))
+    rendezvous = bool(document.get("rendezvous", True))
+    launcher = document.get("launcher", RUNTIME)
+    if launcher not in LAUNCHERS:
+        raise LaunchSpecError("ranks.launcher: one of {}, not {!r}".format(", ".join(LAUNCHERS), launcher))
+    if launcher == TORCHRUN and not rendezvous:
+        raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
+    return Ranks(tuple(words), pairs, per_host, rendezvous, launcher)
 
 
 def _word_out(word: Word) -> Any:
@@ -176,6 +197,13 @@ def _seconds_in(document: Mapping[str, Any], key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise LaunchSpecError("{}: a number of seconds from 0 is needed, not {!r}".format(key, value))
     return float(value)
+
+
+def _hang_in(document: Mapping[str, Any]) -> Optional[float]:
+    seconds = None if document.get("hang_seconds") is None else _seconds_in(document, "hang_seconds", 0.0)
+    if seconds == 0:
+        raise LaunchSpecError("hang_seconds: more than 0 is needed; leave it out to wait for ever")
+    return seconds
 
 
 def _limit_in(document: Mapping[str, Any], key: str) -> Optional[int]:

@@ -17,13 +17,13 @@ from smlaunch.runtime.problems import Unusable
 
 
 class Command(NamedTuple):
-    """One process to start. ``rank`` is None for a process that is no rank; ``prefix`` goes before its
-    lines.
+    """One process to start. ``ranks`` has its own rank, is empty for a process that is no rank; ``prefix``
+    goes before its lines.
     """
 
     argv: Tuple[bytes, ...]
     env: Dict[bytes, bytes]
-    rank: Optional[int] = None
+    ranks: Tuple[int, ...] = ()
     prefix: bytes = b""
 
 
@@ -61,6 +61,8 @@ def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> L
     # Without this a script's prints stay in its buffer until it ends, and are lost when it is killed. AWS's
     # images set it as well.
     shared.setdefault("PYTHONUNBUFFERED", "1")
+    # Stacks on SIGABRT, which ends a hang, and on SIGSEGV and its like.
+    shared.setdefault("PYTHONFAULTHANDLER", "1")
     # As in the toolkit, the source can be imported from wherever in it the entry point lies.
     shared["PYTHONPATH"] = os.pathsep.join(filter(None, (host.paths.code, environ.get("PYTHONPATH"))))
     if ranks.rendezvous:
@@ -79,7 +81,7 @@ def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> L
             Command(
                 argv=_argv(ranks.argv, values, host.hyperparameters),
                 env=_environment(env),
-                rank=None if alone else rank,
+                ranks=() if alone else (rank,),
                 prefix=b"[%d] " % rank if ranks.rendezvous else b"",
             )
         )

@@ -4,12 +4,13 @@ FailureReason.
 
 import os
 import signal
-from typing import Optional
+from typing import Dict, List, Optional, Sequence
 
 from smlaunch.protocol import failure as protocol
 from smlaunch.protocol.paths import Paths
 from smlaunch.runtime import tracebacks
-from smlaunch.runtime.outcome import Ended
+from smlaunch.runtime.hang import Hang
+from smlaunch.runtime.outcome import Ended, Outcome
 
 _HINTS = {
     "SIGBUS": "often shared memory (/dev/shm) that is full",
@@ -17,16 +18,70 @@ _HINTS = {
 }
 
 
-def describe(host: str, process: Ended, out_of_memory: bool) -> str:
-    """``out_of_memory``: the kernel has killed somebody for want of memory since the ranks were started."""
+_FRAMES = 6
+"""Innermost frames of each rank's stack: what a FailureReason has room for. The log has all."""
+
+
+def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
+    """What goes into the failure file; None when nothing failed. ``out_of_memory``: the kernel has killed
+    somebody for want of memory since the ranks were started.
+    """
+    if outcome.hang is not None:
+        return _describe_hang(host, outcome.hang, outcome.processes)
+    process = outcome.first_failure
+    if process is None:
+        return None
     cause = None if process.status == -signal.SIGKILL else tracebacks.find(process.tail)
     if cause is not None:
         line, traceback = cause.line, cause.traceback
     else:
         line, traceback = _hint(process, out_of_memory), ""
+    left = [other.rank for other in outcome.processes if other.status == 0 and other.ended < process.began]
+    line = "; ".join(filter(None, (line, _left(left))))
     return protocol.format_failure(
         host, process.rank, process.exit_code, line, traceback, signal=process.signal_name
     )
+
+
+def _describe_hang(host: str, hang: Hang, processes: Sequence[Ended]) -> str:
+    """Ranks are shown together when they were in the same place, the lonelier ones first: the odd one out is
+    the one to look at.
+    """
+    places: Dict[str, List[int]] = {}
+    for process in processes:
+        place = tracebacks.stack(process.tail)
+        if place and process.rank in hang.ranks:
+            places.setdefault("\n".join(place.splitlines()[:_FRAMES]), []).append(process.rank)
+    stacks = [
+        "{}:\n{}".format(_named(ranks), place)
+        for place, ranks in sorted(places.items(), key=lambda item: len(item[1]))
+    ]
+    who = " by " + _named(hang.ranks) if hang.ranks else ""
+    line = "hang: no output and no CPU use for {:g} s{}".format(hang.seconds, who)
+    left = [process.rank for process in processes if process.status == 0 and process.rank not in hang.ranks]
+    line = "; ".join(filter(None, (line, _left(left))))
+    alone = hang.ranks[0] if len(hang.ranks) == 1 else None
+    return protocol.format_failure(host, alone, None, line, _shortened("\n".join(stacks)))
+
+
+def _shortened(stacks: str) -> str:
+    """From the end: stacks are read from the top."""
+    room = 700
+    return stacks if len(stacks) <= room else stacks[: stacks.rfind("\n", 0, room)]
+
+
+def _left(ranks: Sequence[Optional[int]]) -> str:
+    """Peers that left in peace before: whoever still needed them may have failed for that."""
+    known = [rank for rank in ranks if rank is not None]
+    return _named(known) + " had left with exit code 0" if known else ""
+
+
+def _named(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in sorted(ranks)]
+    if len(numbers) == 1:
+        return "rank " + numbers[0]
+    shown = numbers if len(numbers) <= 8 else numbers[:8] + ["{} more".format(len(numbers) - 8)]
+    return "ranks {} and {}".format(", ".join(shown[:-1]), shown[-1])
 
 
 def _hint(process: Ended, out_of_memory: bool) -> str:

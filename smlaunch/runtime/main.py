@@ -7,8 +7,8 @@
     the first failure               ->  the failure file and the exit code
 
 Exit codes: that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the SIGTERM
-this host was sent, 0 when all left with 0; 2 when the job cannot run as it was sent, 70 when the runtime
-itself failed.
+this host was sent, 0 when all left with 0; 124 after a hang; 2 when the job cannot run as it was sent, 70
+when the runtime itself failed.
 """
 
 import os
@@ -112,7 +112,9 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
     ranks = commands.rank_commands(spec, host, rank_environment)
     if resolution is not None:
         resolution.wait()
-    supervisor = Supervisor(signals, output, spec.grace_seconds, spec.failure_grace_seconds)
+    supervisor = Supervisor(
+        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds
+    )
     memory_kills = memory.out_of_memory_kills()
     outcome = supervisor.run(ranks)
     _report_failure(paths, cluster.current, outcome, memory_kills)
@@ -120,14 +122,16 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
 
 
 def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> None:
-    process = outcome.first_failure
-    if process is None:
+    if outcome.exit_code == 0 or (outcome.first_failure is None and outcome.hang is None):
         return
     from smlaunch.runtime import failure
 
-    text = failure.describe(host, process, memory.out_of_memory_kills() > memory_kills)
+    text = failure.describe(host, outcome, memory.out_of_memory_kills() > memory_kills)
+    if text is None:
+        return
     _say(text.partition("\n")[0])
-    _write_failure(paths, text, process.began)
+    process = outcome.first_failure
+    _write_failure(paths, text, process.began if process is not None and outcome.hang is None else None)
 
 
 def _report_unusable(paths: Paths, host: Optional[str], problem: str) -> None:

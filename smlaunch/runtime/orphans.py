@@ -8,7 +8,8 @@ descendant.
 import os
 import signal
 import sys
-from typing import Dict, List
+
+from smlaunch.runtime import processes
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -32,7 +33,7 @@ def kill_descendants() -> None:
     if not sys.platform.startswith("linux"):
         return
     while True:
-        found = descendants(os.getpid())
+        found = processes.below(os.getpid(), processes.living())
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -55,25 +56,3 @@ def _reap(block: bool) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def descendants(root: int) -> List[int]:
-    """Living processes below ``root``, zombies left out, from /proc."""
-    children: Dict[int, List[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open("/proc/{}/stat".format(name), "rb") as file:
-                # The name in parentheses may itself hold spaces and parentheses.
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(name))
-    found: List[int] = []
-    row = children.get(root, [])
-    while row:
-        found.extend(row)
-        row = [child for pid in row for child in children.get(pid, [])]
-    return found

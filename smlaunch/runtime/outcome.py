@@ -3,6 +3,8 @@
 import signal
 from typing import NamedTuple, Optional, Tuple
 
+from smlaunch.runtime.hang import EXIT_CODE, Hang
+
 _LINGERING = 5.0
 """Seconds between a rank's exception and its exit in which peers may fail for want of it."""
 
@@ -38,10 +40,13 @@ class Ended(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start."""
+    """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start.
+    ``hang``: why they were ended, when that was it.
+    """
 
     processes: Tuple[Ended, ...]
     stopped_by: Optional[int] = None
+    hang: Optional[Hang] = None
 
     @property
     def first_failure(self) -> Optional[Ended]:
@@ -65,7 +70,11 @@ class Outcome(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The first failure's; without one 128 + n when any rank ended by the stop signal n; else 0."""
+        """A hang's own, or the first failure's; without one 128 + n when any rank ended by the stop signal n;
+        else 0.
+        """
+        if self.hang is not None:
+            return EXIT_CODE
         failure = self.first_failure
         if failure is not None:
             return failure.exit_code

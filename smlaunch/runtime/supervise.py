@@ -6,6 +6,7 @@ deadlines. It never sleeps and never asks a process whether it is still there.
     stop signal            passed on to each rank (not to its group: loader workers must not die before the
                            rank that uses them), SIGKILL to the groups after ``grace_seconds``
     a rank fails           SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
+    all ranks hang         SIGABRT to all, so that they show their stacks (hang.py), then as above
     an orphan ends         reaped
     all ranks are gone     what they left behind is killed, the rest of their output passed on
 """
@@ -15,9 +16,9 @@ import os
 import select
 import signal
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Set
 
-from smlaunch.runtime import orphans
+from smlaunch.runtime import hang, orphans
 from smlaunch.runtime.commands import Command
 from smlaunch.runtime.outcome import Ended, Outcome
 from smlaunch.runtime.problems import Unusable
@@ -55,7 +56,12 @@ class Supervisor:
     """Runs one set of commands. ``signals`` must be installed; it is left holding."""
 
     def __init__(
-        self, signals: Signals, output: Output, grace_seconds: float, failure_grace_seconds: float
+        self,
+        signals: Signals,
+        output: Output,
+        grace_seconds: float,
+        failure_grace_seconds: float,
+        hang_seconds: Optional[float] = None,
     ) -> None:
         self._signals = signals
         self._output = output
@@ -65,6 +71,10 @@ class Supervisor:
         self._by_pid: Dict[int, _Process] = {}
         self._kill_at: Optional[float] = None
         self._stopped_by: Optional[int] = None
+        self._hang_seconds = hang_seconds
+        self._watch: Optional[hang.Watch] = None
+        self._hang: Optional[hang.Hang] = None
+        self._aborted: List[int] = []
 
     def run(self, commands: Sequence[Command]) -> Outcome:
         """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
@@ -73,10 +83,13 @@ class Supervisor:
             for command in commands:
                 self._start(command)
             orphans.adopt()
+            if self._hang_seconds is not None:
+                self._watch = hang.Watch(self._hang_seconds, time.monotonic())
             self._look_after()
         finally:
             self._sweep()
-        return Outcome(tuple(self._ended(process) for process in self._processes), self._stopped_by)
+        ended = tuple(self._ended(process) for process in self._processes)
+        return Outcome(ended, self._stopped_by, self._hang)
 
     def _start(self, command: Command) -> None:
         read_end, write_end = os.pipe()
@@ -106,7 +119,7 @@ class Supervisor:
 
     def _look_after(self) -> None:
         wakeup = self._signals.wakeup
-        while any(process.running for process in self._processes):
+        while self._unfinished():
             # A new set each time: it is small, and which descriptors belong in it depends on so much.
             poll = select.poll()
             poll.register(wakeup, select.POLLIN)
@@ -123,10 +136,35 @@ class Supervisor:
             for number in self._signals.take():
                 self._answer(number)
             self._kill_when_due()
-            for process in self._processes:
-                if process.stream.open and process.stream.descriptor in ready:
-                    process.stream.pump()
+            self._pump(ready)
             self._output.write()
+            self._abort_when_hanging()
+
+    def _unfinished(self) -> bool:
+        """Ranks are running, or somebody is still writing down the stacks of a hang."""
+        if any(process.running for process in self._processes):
+            return True
+        self._aborted = hang.still_there(self._aborted) if self._aborted else []
+        return bool(self._aborted) and self._kill_at != float("inf")
+
+    def _pump(self, ready: Set[int]) -> None:
+        for process in self._processes:
+            if process.stream.open and process.stream.descriptor in ready:
+                heard = process.stream.pump()
+                if heard and self._watch is not None:
+                    self._watch.heard()
+
+    def _abort_when_hanging(self) -> None:
+        if self._watch is None or self._kill_at is not None:
+            return
+        if self._output.full:
+            self._watch.heard()  # ranks wait for whoever reads our output, not for each other
+        if self._watch.is_hang(time.monotonic()):
+            silent = [process for process in self._processes if process.running]
+            ranks = tuple(rank for process in silent for rank in process.command.ranks)
+            self._hang = hang.Hang(self._watch.seconds, ranks)
+            self._kill_within(self._failure_grace)
+            self._aborted = hang.abort([process.pid for process in silent])
 
     def _answer(self, number: int) -> None:
         if number in STOP:
@@ -173,9 +211,13 @@ class Supervisor:
             self._kill_at = float("inf")
 
     def _milliseconds_left(self) -> Optional[int]:
-        if self._kill_at is None or self._kill_at == float("inf"):
+        due = self._kill_at
+        if due is None and self._watch is not None:
+            due = self._watch.due
+        if due is None or due == float("inf"):
             return None
-        return max(0, int((self._kill_at - time.monotonic()) * 1000) + 1)
+        # poll takes no more than a C int.
+        return min(max(0, int((due - time.monotonic()) * 1000) + 1), 86_400_000)
 
     def _sweep(self) -> None:
         """Kills what is left, then passes on what is still in the pipes: an orphan may hold them open for
@@ -214,7 +256,9 @@ class Supervisor:
         began = process.ended
         if status != 0 and at is not None and tracebacks.find(tail) is not None:
             began = min(began, at)
-        return Ended(process.command.rank, status, process.ended, began, tail, process.stopped)
+        return Ended(
+            next(iter(process.command.ranks), None), status, process.ended, began, tail, process.stopped
+        )
 
 
 def _send(pid: int, number: int) -> None:

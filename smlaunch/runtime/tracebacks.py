@@ -9,6 +9,7 @@ _EXCEPTION = re.compile(r"^[^\W\d][\w.]*(: .*|:?)$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FATAL = re.compile(r"^(Fatal Python error: .*|terminate called .*)$")
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): .+$")
+_CURRENT_THREAD = re.compile(r"^Current thread 0x[0-9a-f]+ .*\(most recent call first\):\s*$")
 _AFTERWORDS = 30
 """Lines that may follow a traceback that was the end: libraries say goodbye too. One that more output follows
 was survived."""
@@ -80,3 +81,18 @@ def _message_end(lines: List[str], exception: int) -> int:
     while end < len(lines) and lines[end].strip() and end - exception < 40:
         end += 1
     return end
+
+
+def stack(tail: str) -> str:
+    """Where a Python process was when SIGABRT ended it, innermost frame first; empty when it has not told.
+
+    faulthandler writes all threads; it is the current one that was signalled, which is the main thread.
+    """
+    lines = _COLOUR.sub("", tail).splitlines()
+    start = _last(lines, _CURRENT_THREAD)
+    if start is None:
+        return ""
+    end = start + 1
+    while end < len(lines) and lines[end].startswith("  File "):
+        end += 1
+    return "\n".join(lines[start + 1 : end])
