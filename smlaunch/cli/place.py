@@ -123,10 +123,16 @@ def target_of(info: EndpointInfo, region: str | None = None) -> Target:
 def facts_of(info: EndpointInfo) -> EndpointFacts:
     """What the plan must know about this endpoint."""
     from smlaunch.local import honesty
+    from smlaunch.local.executors.processes import told
     from smlaunch.planning.surroundings import EndpointFacts
 
     without_effect, refused = honesty.facts()
-    return EndpointFacts(isolation=info.isolation, honesty=without_effect, refused=refused)
+    return EndpointFacts(
+        isolation=info.isolation,
+        notes=tuple(told(info.isolation)),
+        honesty=without_effect,
+        refused=refused,
+    )
 
 
 def _same_isolation(asked: str | None, had: str) -> None:

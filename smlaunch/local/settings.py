@@ -41,6 +41,11 @@ class Settings:
     upload_empty_output: bool = False
     """Whether an output.tar.gz is written when /opt/ml/output/data is empty. Not documented."""
 
+    make_buckets: bool = True
+    """Whether the buckets that a job writes to (OutputDataConfig, CheckpointConfig, TensorBoardOutputConfig)
+    are made when they are not there. SageMaker fails such a job; here the same job file is to run on a
+    machine that knows none of the region's buckets. The first host's log names each bucket that was made."""
+
     max_parallel_jobs: int | None = None
     """More jobs than this wait in Starting, as they do for capacity. None: no limit."""
 

@@ -137,7 +137,7 @@ class JobRunner:
         settings = self._rooms.settings
         self._go("Downloading")
         places = allocation.places
-        for line in (*self._remarks(), *allocation.offer.notes):
+        for line in (*self._remarks(), *self._made_buckets(), *allocation.offer.notes):
             output.note(places[0].label, line)
         for place in places:
             contract.lay_out(spec, places, place)
@@ -187,6 +187,13 @@ class JobRunner:
         told = honesty.without_effect(self._request)
         told.pop("AlgorithmSpecification.TrainingImage", None)
         return remarks + [f"{field}: {sentence}" for field, sentence in told.items()]
+
+    def _made_buckets(self) -> list[str]:
+        if not self._rooms.settings.make_buckets:
+            return []
+        wanted = {place.bucket for place in (self._spec.output, self._spec.checkpoints) if place is not None}
+        made = [bucket for bucket in sorted(wanted) if self._rooms.objects.create_bucket(bucket)]
+        return [f"bucket {bucket} was not there and has been made; SageMaker would fail" for bucket in made]
 
     def _watch(self, hosts: Sequence[HostProcess]) -> list[HostReport]:
         """Until all hosts have ended. The first that fails takes the others with it."""
