@@ -70,22 +70,12 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    args = arguments()
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
+def train(args: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> nn.Module:
+    """The trained network, without its wrapper: DDP must be gone before the process group is."""
     torch.manual_seed(args.seed)
     images, labels = load(args.train, device)
-    model: nn.Module = network().to(device)
-    bare = model
-    if world_size > 1:
-        model = DistributedDataParallel(model)
+    bare = network().to(device)
+    model = DistributedDataParallel(bare) if world_size > 1 else bare
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     per_rank = args.batch_size // world_size
@@ -108,14 +98,26 @@ def main() -> None:
             done = (epoch + 1) * steps
             counts = f"step={done} steps={args.epochs * steps} epoch={epoch + 1}"
             print(f"smlaunch: progress {counts} loss={loss.item():.4f}", flush=True)
+    return bare
 
+
+def main() -> None:
+    args = arguments()
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    model = train(args, device, rank, world_size)
     if rank == 0:
-        accuracy = evaluate(bare, args.test, device)
+        accuracy = evaluate(model, args.test, device)
         args.model_dir.mkdir(parents=True, exist_ok=True)
-        torch.save(bare.state_dict(), args.model_dir / "model.pt")
+        torch.save(model.state_dict(), args.model_dir / "model.pt")
         (args.model_dir / "metrics.json").write_text(json.dumps({"held_out_accuracy": accuracy}) + "\n")
         print(f"smlaunch: metric held_out_accuracy={accuracy:.4f}")
-        print(f"weights sha256 {weights_hash(bare)}")
+        print(f"weights sha256 {weights_hash(model)}")
         print(f"held-out accuracy {accuracy:.4f}", flush=True)
     if world_size > 1:
         dist.barrier()
