@@ -33,6 +33,9 @@ from smlaunch.suggest import did_you_mean, nearest
 StrategyName = Literal["custom", "ddp"]
 """The names in the registry of ``smlaunch.strategies``, which is above this module; a test compares them."""
 
+LauncherName = Literal["runtime", "torchrun"]
+"""protocol.launch_spec.LAUNCHERS; a test compares them."""
+
 InputMode = Literal["File", "FastFile", "Pipe"]
 
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
@@ -134,9 +137,17 @@ def _data_uri(text: str) -> str:
     scheme = _SCHEME.match(text)
     if scheme is None:
         return text
-    if scheme.group() == "file://":
-        raise _wrong(f"write the local path itself: {text[len('file://') :]!r}")
+    if scheme.group().lower() == "file://":
+        return _path_of(text)
     return _s3_uri(text)
+
+
+def _path_of(uri: str) -> str:
+    """The local path that a ``file://`` address means (RFC 8089): no host but localhost, %XX for odd bytes."""
+    host, slash, path = uri[len("file://") :].partition("/")
+    if host.lower() not in ("", "localhost") or not slash:
+        raise _wrong(f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself")
+    return unquote(slash + path)
 
 
 def _entry(text: str) -> str:
@@ -289,11 +300,13 @@ class Limits(_Part):
     """Where a run is ended whatever it does.
 
     ``max_runtime``: training time. ``max_wait``: training time and waiting for spot capacity together, only
-    with spot. ``max_cost``: US dollars; a plan that could cost more is refused before anything starts.
+    with spot. ``hang``: for how long all ranks of a host may print nothing and use no CPU; None leaves it to
+    the strategy. ``max_cost``: US dollars; a plan that could cost more is refused before anything starts.
     """
 
     max_runtime: Duration = None
     max_wait: Duration = None
+    hang: Duration = None
     max_cost: Dollars | None = None
 
 
@@ -315,12 +328,14 @@ class Job(_Part):
     ``entry``: the script, ``.py`` or ``.sh``. ``source``: the directory that is sent with it, by default the
     script's own. ``requirements``: a pip requirements file, relative to ``source``, installed on every host
     before the start. ``args`` go to the script before the hyperparameters, word for word.
+    ``launcher``: who starts a host's ranks, smlaunch's own runtime or PyTorch's torchrun.
     ``image``: a container image; without one the plan takes AWS's PyTorch image, of ``framework_version``
     where that is given. ``output``: the S3 prefix below which model and output are written.
     """
 
     entry: Annotated[Path, AfterValidator(_entry)]
     strategy: StrategyName | None = None
+    launcher: LauncherName = "runtime"
     args: tuple[Word, ...] = ()
     hyperparameters: dict[FilledText, Hyperparameter] = {}
     compute: Compute = Compute()

@@ -16,12 +16,14 @@ from smlaunch.job import (
     Checkpoints,
     Compute,
     Job,
+    LauncherName,
     Limits,
     StrategyName,
     format_duration,
     parse_duration,
 )
 from smlaunch.job_file import merged, parse_mapping
+from smlaunch.protocol.launch_spec import LAUNCHERS
 from smlaunch.strategies import REGISTRY, load
 
 
@@ -33,6 +35,7 @@ def problems(mapping: Any) -> list[str]:
 
 def test_strategy_names_are_those_of_the_registry() -> None:
     assert set(get_args(StrategyName)) == set(REGISTRY)
+    assert get_args(LauncherName) == LAUNCHERS
     assert all(load(name).name == name for name in REGISTRY)
 
 

@@ -68,10 +68,18 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
         environment=frozenset(job.environment),
         requirements=job.requirements,
         max_runtime=max_runtime,
+        hang=None if job.limits.hang is None else parse_duration(job.limits.hang),
+        launcher=job.launcher,
         imports=surroundings.script.imports,
         reads_resource_config=surroundings.script.reads_resource_config,
     )
-    for problem in strategy.check(setting):
+    if setting.hang is None and strategy.hang is not None:
+        notes.because(
+            "limit.hang",
+            f"The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
+            f"{format_duration(strategy.hang)} is taken to hang, and fails with the stacks of its ranks.",
+        )
+    for problem in strategy.check_all(setting):
         notes.refuse(problem.path, problem.message)
     for sentence in strategy.advice(setting):
         notes.warn(sentence + ".")

@@ -13,7 +13,7 @@ from smlaunch.job import Channel, Job, format_duration
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Plan, Task, Upload
 from smlaunch.planning.surroundings import InputFacts
-from smlaunch.protocol.launch_spec import AUTO, Ref, Word
+from smlaunch.protocol.launch_spec import AUTO, RUNTIME, Ref, Word
 
 _WIDTH = 100
 
@@ -121,6 +121,8 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     if "MaxWaitTimeInSeconds" in stopping:
         limit += f", or {format_duration(stopping['MaxWaitTimeInSeconds'])} of training and waiting"
     yield "time limit", limit
+    if job.limits.hang is not None:
+        yield "hang", f"after {job.limits.hang} without output and CPU use on a host"
     yield "cost", _cost(plan)
     if job.tags:
         yield "tags", "  ".join(_pair(*item) for item in job.tags.items())
@@ -149,7 +151,8 @@ def _command(task: Task) -> str:
     words = task.launch_spec.ranks.argv
     if "HyperParameters" not in task.request:
         words = tuple(word for word in words if word != Ref("hyperparameters"))
-    return " ".join(_word(word) for word in words)
+    by = "" if task.launch_spec.ranks.launcher == RUNTIME else f"{task.launch_spec.ranks.launcher}: "
+    return by + " ".join(_word(word) for word in words)
 
 
 def _word(word: Word) -> str:

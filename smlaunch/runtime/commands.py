@@ -16,8 +16,16 @@ from smlaunch.runtime.cluster import Cluster
 from smlaunch.runtime.problems import Unusable
 
 
+class Outlet(NamedTuple):
+    """A FIFO that a rank writes to which somebody else starts; ``prefix`` goes before its lines."""
+
+    path: str
+    rank: int
+    prefix: bytes
+
+
 class Command(NamedTuple):
-    """One process to start. ``ranks`` has its own rank, is empty for a process that is no rank; ``prefix``
+    """One process to start. ``ranks``: its own rank, those that it will start itself, or none; ``prefix``
     goes before its lines.
     """
 
@@ -25,6 +33,7 @@ class Command(NamedTuple):
     env: Dict[bytes, bytes]
     ranks: Tuple[int, ...] = ()
     prefix: bytes = b""
+    outlets: Tuple[Outlet, ...] = ()
 
 
 class Host(NamedTuple):
@@ -57,17 +66,9 @@ class Host(NamedTuple):
 def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> List[Command]:
     """``environ`` is what every rank starts from. Raises Unusable."""
     ranks = spec.ranks
-    shared = dict(environ)
-    # Without this a script's prints stay in its buffer until it ends, and are lost when it is killed. AWS's
-    # images set it as well.
-    shared.setdefault("PYTHONUNBUFFERED", "1")
-    # Stacks on SIGABRT, which ends a hang, and on SIGSEGV and its like.
-    shared.setdefault("PYTHONFAULTHANDLER", "1")
-    # As in the toolkit, the source can be imported from wherever in it the entry point lies.
-    shared["PYTHONPATH"] = os.pathsep.join(filter(None, (host.paths.code, environ.get("PYTHONPATH"))))
+    shared = base_environment(host, environ)
     if ranks.rendezvous:
-        run_id = environ.get("TRAINING_JOB_NAME") or "none"
-        shared.update(rendezvous.shared_variables(host.cluster, host.per_host, host.port, run_id, environ))
+        shared.update(rendezvous.shared_variables(host.cluster, host.per_host, host.port, environ))
     commands = []
     for local_rank in range(host.per_host):
         values = host.values(local_rank)
@@ -75,17 +76,29 @@ def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> L
         env = dict(shared)
         if ranks.rendezvous:
             env.update(rendezvous.rank_variables(rank, local_rank))
-        env.update((name, _text(word, values, "ranks.env." + name)) for name, word in ranks.env)
         alone = not ranks.rendezvous and host.per_host == 1
         commands.append(
             Command(
-                argv=_argv(ranks.argv, values, host.hyperparameters),
-                env=_environment(env),
+                argv=argv_of(ranks.argv, values, host.hyperparameters),
+                env=environment_of(env, ranks.env, values),
                 ranks=() if alone else (rank,),
                 prefix=b"[%d] " % rank if ranks.rendezvous else b"",
             )
         )
     return commands
+
+
+def base_environment(host: Host, environ: Mapping[str, str]) -> Dict[str, str]:
+    """What every program of the user starts with, whoever starts it."""
+    variables = dict(environ)
+    # Without this a script's prints stay in its buffer until it ends, and are lost when it is killed. AWS's
+    # images set it as well.
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    # Stacks on SIGABRT, which ends a hang, and on SIGSEGV and its like.
+    variables.setdefault("PYTHONFAULTHANDLER", "1")
+    # As in the toolkit, the source can be imported from wherever in it the entry point lies.
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (host.paths.code, environ.get("PYTHONPATH"))))
+    return variables
 
 
 def entry_point(spec: LaunchSpec) -> Optional[str]:
@@ -103,7 +116,7 @@ def entry_point(spec: LaunchSpec) -> Optional[str]:
 
 def plain_command(words: Iterable[str], environ: Mapping[str, str]) -> Command:
     """A helper program of the runtime's own."""
-    return Command(tuple(_bytes(word, "argument") for word in words), _environment(environ))
+    return Command(tuple(_bytes(word, "argument") for word in words), environment_of(environ))
 
 
 def check_entry(spec: LaunchSpec, paths: Paths) -> None:
@@ -129,7 +142,7 @@ def _contents(folder: str) -> str:
     return shown + (" and {} more".format(len(names) - 8) if len(names) > 8 else "") or "nothing"
 
 
-def _argv(
+def argv_of(
     words: Iterable[Word], values: Mapping[str, str], hyperparameters: Hyperparameters
 ) -> Tuple[bytes, ...]:
     argv: List[bytes] = []
@@ -155,9 +168,15 @@ def _text(word: Word, values: Mapping[str, str], where: str) -> str:
     return word.prefix + values[word.name] + word.suffix
 
 
-def _environment(variables: Mapping[str, str]) -> Dict[bytes, bytes]:
+def environment_of(
+    variables: Mapping[str, str],
+    words: Iterable[Tuple[str, Word]] = (),
+    values: Optional[Mapping[str, str]] = None,
+) -> Dict[bytes, bytes]:
+    """``words``: the job's own variables, laid over the others."""
     env: Dict[bytes, bytes] = {}
-    for name, value in variables.items():
+    own = ((name, _text(word, values or {}, "ranks.env." + name)) for name, word in words)
+    for name, value in (*variables.items(), *own):
         # A hyperparameter may be called what no variable can be called. It reaches the script as an
         # argument and in SM_HPS all the same.
         if name and "=" not in name and "\0" not in name:

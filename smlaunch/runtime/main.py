@@ -14,7 +14,7 @@ when the runtime itself failed.
 import os
 from typing import Dict, Mapping, Optional
 
-from smlaunch.protocol.launch_spec import AUTO, LaunchSpec, LaunchSpecError
+from smlaunch.protocol.launch_spec import AUTO, TORCHRUN, LaunchSpec, LaunchSpecError
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
     PORT_VARIABLE,
@@ -109,14 +109,18 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
         per_host=_per_host(spec, machine),
         port=_port(spec, os.environ),
     )
-    ranks = commands.rank_commands(spec, host, rank_environment)
     if resolution is not None:
         resolution.wait()
     supervisor = Supervisor(
         signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds
     )
     memory_kills = memory.out_of_memory_kills()
-    outcome = supervisor.run(ranks)
+    if spec.ranks.launcher == TORCHRUN:
+        from smlaunch.runtime import torchrun
+
+        outcome = torchrun.run(spec, host, rank_environment, supervisor)
+    else:
+        outcome = supervisor.run(commands.rank_commands(spec, host, rank_environment))
     _report_failure(paths, cluster.current, outcome, memory_kills)
     return outcome.exit_code
 

@@ -1,7 +1,7 @@
 """What became of a host's processes, and what follows from it: pure decisions on plain data."""
 
 import signal
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from smlaunch.runtime.hang import EXIT_CODE, Hang
 
@@ -15,7 +15,8 @@ _FOR_WANT_OF_A_PEER = -signal.SIGABRT
 class Ended(NamedTuple):
     """``status`` is an exit code, or minus the signal's number. ``ended`` and ``began`` are seconds since the
     epoch: when the process was gone, and when its failing began (its last traceback, when that was its end).
-    ``stopped``: it was told to end because another one had failed.
+    ``stopped``: it was told to end because another one had failed. ``rank_tails``: of a launcher's ranks,
+    their own last output, and when its last traceback began.
     """
 
     rank: Optional[int]
@@ -24,6 +25,7 @@ class Ended(NamedTuple):
     began: float
     tail: str
     stopped: bool = False
+    rank_tails: Dict[int, Tuple[str, Optional[float]]] = {}  # noqa: RUF012 - never changed
 
     @property
     def exit_code(self) -> int:

@@ -12,7 +12,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def shared_variables(
-    cluster: Cluster, per_host: int, port: int, run_id: str, environ: Mapping[str, str]
+    cluster: Cluster, per_host: int, port: int, environ: Mapping[str, str]
 ) -> Dict[str, str]:
     """What all ranks of this host have in common."""
     world = len(cluster.hosts) * per_host
@@ -20,26 +20,40 @@ def shared_variables(
         "GROUP_RANK": str(cluster.rank),
         "GROUP_WORLD_SIZE": str(len(cluster.hosts)),
         "LOCAL_WORLD_SIZE": str(per_host),
-        # One host needs no name that somebody would have to resolve.
-        "MASTER_ADDR": cluster.leader if len(cluster.hosts) > 1 else _LOOPBACK,
+        "MASTER_ADDR": master_address(cluster),
         "MASTER_PORT": str(port),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(world),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RUN_ID": run_id(environ),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "WORLD_SIZE": str(world),
     }
     if per_host > 1 and "OMP_NUM_THREADS" not in environ:
         variables["OMP_NUM_THREADS"] = "1"
-    # NCCL by the training toolkit's example. Gloo would ask for the address of this machine's own hostname,
-    # and a container whose entry point is not the image's own may have one that does not resolve.
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if name not in environ and _exists(cluster.interface):
-            variables[name] = cluster.interface
+    variables.update(socket_interfaces(cluster, environ))
     return variables
+
+
+def master_address(cluster: Cluster) -> str:
+    """One host needs no name that somebody would have to resolve."""
+    return cluster.leader if len(cluster.hosts) > 1 else _LOOPBACK
+
+
+def run_id(environ: Mapping[str, str]) -> str:
+    return environ.get("TRAINING_JOB_NAME") or "none"
+
+
+def socket_interfaces(cluster: Cluster, environ: Mapping[str, str]) -> Dict[str, str]:
+    """NCCL by the training toolkit's example. Gloo would ask for the address of this machine's own hostname,
+    and a container whose entry point is not the image's own may have one that does not resolve.
+    """
+    if not _exists(cluster.interface):
+        return {}
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    return {name: cluster.interface for name in names if name not in environ}
 
 
 def rank_variables(rank: int, local_rank: int) -> Dict[str, str]:

@@ -42,6 +42,8 @@ class _Process:
         self.command = command
         self.pid = pid
         self.stream = stream
+        self.rank_streams: Dict[int, Stream] = {}
+        """Of ranks that it starts itself."""
         self.status: Optional[int] = None
         self.ended = 0.0
         self.stopped = False
@@ -69,6 +71,7 @@ class Supervisor:
         self._failure_grace = failure_grace_seconds
         self._processes: List[_Process] = []
         self._by_pid: Dict[int, _Process] = {}
+        self._streams: List[Stream] = []
         self._kill_at: Optional[float] = None
         self._stopped_by: Optional[int] = None
         self._hang_seconds = hang_seconds
@@ -114,6 +117,12 @@ class Supervisor:
             os.close(write_end)
         stream = Stream(read_end, command.prefix, self._output)
         process = _Process(command, pid, stream)
+        self._streams.append(stream)
+        for outlet in command.outlets:
+            # Opened for writing too: so it never ends before its first writer has come.
+            descriptor = os.open(outlet.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            process.rank_streams[outlet.rank] = Stream(descriptor, outlet.prefix, self._output)
+        self._streams.extend(process.rank_streams.values())
         self._processes.append(process)
         self._by_pid[pid] = process
 
@@ -126,9 +135,9 @@ class Supervisor:
             if self._output.waiting:
                 poll.register(self._output.descriptor, select.POLLOUT)
             if not self._output.full:
-                for process in self._processes:
-                    if process.stream.open:
-                        poll.register(process.stream.descriptor, select.POLLIN)
+                for stream in self._streams:
+                    if stream.open:
+                        poll.register(stream.descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(self._milliseconds_left())}
             # Ends first: a rank that was killed must be seen to be gone before its peers' complaints are
             # read.
@@ -148,11 +157,9 @@ class Supervisor:
         return bool(self._aborted) and self._kill_at != float("inf")
 
     def _pump(self, ready: Set[int]) -> None:
-        for process in self._processes:
-            if process.stream.open and process.stream.descriptor in ready:
-                heard = process.stream.pump()
-                if heard and self._watch is not None:
-                    self._watch.heard()
+        for stream in self._streams:
+            if stream.open and stream.descriptor in ready and stream.pump() and self._watch is not None:
+                self._watch.heard()
 
     def _abort_when_hanging(self) -> None:
         if self._watch is None or self._kill_at is not None:
@@ -228,16 +235,16 @@ class Supervisor:
         self._reap_killed()
         orphans.kill_descendants()
         give_up = time.monotonic() + _FLUSH_SECONDS
-        for process in self._processes:
+        for stream in self._streams:
             left = _MOST_IN_A_PIPE
             while left > 0:
-                size = process.stream.pump()
+                size = stream.pump()
                 if not size:
                     break
                 left -= size
                 if self._output.full:
                     self._output.flush(give_up)
-            process.stream.close()
+            stream.close()
         self._output.flush(give_up)
 
     def _reap_killed(self) -> None:
@@ -256,9 +263,9 @@ class Supervisor:
         began = process.ended
         if status != 0 and at is not None and tracebacks.find(tail) is not None:
             began = min(began, at)
-        return Ended(
-            next(iter(process.command.ranks), None), status, process.ended, began, tail, process.stopped
-        )
+        rank = next(iter(process.command.ranks), None)
+        tails = {rank: (stream.tail(), stream.traceback_at) for rank, stream in process.rank_streams.items()}
+        return Ended(rank, status, process.ended, began, tail, process.stopped, tails)
 
 
 def _send(pid: int, number: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref, Word
+from smlaunch.protocol.launch_spec import RUNTIME, TORCHRUN, LaunchSpec, Ranks, Ref, Word
 from smlaunch.protocol.paths import SOURCE_ARCHIVE
 
 
@@ -19,6 +19,7 @@ class Setting:
 
     ``entry``: the script's path inside the source archive. ``per_host``: ranks, a number or ``auto``.
     ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
+    ``max_runtime`` and ``hang`` in seconds; ``hang`` None leaves it to the strategy.
     """
 
     entry: str
@@ -28,6 +29,8 @@ class Setting:
     environment: frozenset[str] = frozenset()
     requirements: str | None = None
     max_runtime: int | None = None
+    hang: int | None = None
+    launcher: str = RUNTIME
     imports: frozenset[str] = field(default_factory=frozenset)
     reads_resource_config: bool = False
 
@@ -41,6 +44,16 @@ class Strategy:
 
     rendezvous: ClassVar[bool]
     """Ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
+
+    hang: ClassVar[int | None] = None
+    """Seconds without output and CPU use that count as a hang where the job does not say; None: none do."""
+
+    def check_all(self, setting: Setting) -> list[Problem]:
+        """``check``, and what holds for every strategy."""
+        if setting.launcher != TORCHRUN or self.rendezvous:
+            return self.check(setting)
+        told = f"torchrun joins ranks, and {self.name} has none to join; use strategy: ddp, or leave it out"
+        return [*self.check(setting), Problem("launcher", told)]
 
     def check(self, setting: Setting) -> list[Problem]:
         """What makes this strategy impossible here, by the job's own field names."""
@@ -61,10 +74,12 @@ class Strategy:
         if "PYTHONUNBUFFERED" not in setting.environment:
             # Output goes into a pipe, where Python would hold back what a script prints until 8 KiB are full.
             environment.append(("PYTHONUNBUFFERED", "1"))
-        ranks = Ranks(self.command(setting), tuple(environment), setting.per_host, self.rendezvous)
+        command = self.command(setting)
+        ranks = Ranks(command, tuple(environment), setting.per_host, self.rendezvous, setting.launcher)
         return LaunchSpec(
             ranks=ranks,
             source=SOURCE_ARCHIVE,
             requirements=setting.requirements,
             max_runtime_seconds=setting.max_runtime,
+            hang_seconds=self.hang if setting.hang is None else setting.hang,
         )

@@ -21,6 +21,9 @@ class DDP(Strategy):
     name = "ddp"
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
+    # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer
+    # than that waits for nobody. Not for custom, whose hosts may serve others and rightly idle.
+    hang = 3600
 
     def check(self, setting: Setting) -> list[Problem]:
         if setting.entry.endswith(".py"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smlaunch.errors import JobError
 from smlaunch.job import Job
 from smlaunch.planning.decide import make_plan
+from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import EndpointFacts, InputFacts, ScriptFacts, SourceFacts, Surroundings
 from smlaunch.protocol.launch_spec import LaunchSpec, Ref
 from smlaunch.protocol.names import RUN_LIMIT, parse_task_name
@@ -352,6 +353,35 @@ def test_the_launch_specification() -> None:
     (content,) = [upload.content for upload in made.uploads if upload.kind == "launch"]
     assert content is not None
     assert LaunchSpec.from_json(content) == spec
+
+
+def rules(made: Plan) -> list[str]:
+    return [reason.rule for reason in made.reasons]
+
+
+def test_a_hang_is_the_strategys_matter_unless_the_job_says() -> None:
+    ddp, custom = plan(), plan({"strategy": "custom"})
+    assert [
+        made.tasks[0].launch_spec.hang_seconds for made in (ddp, custom) if made.tasks[0].launch_spec
+    ] == [
+        3600,
+        None,
+    ]
+    assert "limit.hang" in rules(ddp)
+    assert "limit.hang" not in rules(custom)
+    said = plan({"limits": {"hang": "30m"}, "strategy": "custom"})
+    assert said.tasks[0].launch_spec is not None
+    assert said.tasks[0].launch_spec.hang_seconds == 1800
+    assert "limit.hang" not in rules(said)
+
+
+def test_the_launcher() -> None:
+    (task,) = plan({"launcher": "torchrun"}).tasks
+    assert task.launch_spec is not None
+    assert task.launch_spec.ranks.launcher == "torchrun"
+    with pytest.raises(JobError) as raised:
+        plan({"launcher": "torchrun", "strategy": "custom"})
+    assert [problem.path for problem in raised.value.problems] == ["launcher"]
 
 
 def test_the_jobs_own_environment_wins() -> None:

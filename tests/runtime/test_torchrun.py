@@ -1,0 +1,183 @@
+"""``launcher: torchrun``, with the real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+
+import pytest
+
+from smlaunch.protocol.failure import parse_failure
+from smlaunch.protocol.launch_spec import Ref
+from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.runtime.torchrun import _by_rank
+from tests.runtime.host import Host, Result, finish
+
+MakeHost = Callable[..., Host]
+
+with_torch = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+PEERS = ["127.0.0.1", "127.0.0.2"]
+
+TELL = """
+import json, os, sys
+print(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}), flush=True)
+"""
+
+
+def run_both(host: MakeHost, train: str, port: int, **spec: object) -> list[tuple[Host, Result]]:
+    hosts = [host(train, name=f"host-{name}", hosts=PEERS, current=name) for name in PEERS]
+    spec = {"per_host": 2, "launcher": "torchrun", "port": port, **spec}
+    started = [made.start(**spec) for made in hosts]
+    return [(made, finish(process)) for made, process in zip(hosts, started, strict=True)]
+
+
+@pytest.fixture
+def port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class TestReal:
+    pytestmark = with_torch
+
+    def test_ranks_of_two_hosts_meet(self, host: MakeHost, port: int) -> None:
+        train = """
+import json, os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([1.0 + dist.get_rank()])
+dist.all_reduce(total)
+print(json.dumps({"total": total.item(), "argv": sys.argv[1:], "env": dict(os.environ)}), flush=True)
+dist.destroy_process_group()
+"""
+        words = (Ref("python"), Ref("source", suffix="/train.py"), "a b; $HOME", "é\n")
+        results = run_both(host, train, port, argv=words)
+        told = []
+        for made, result in results:
+            assert (result.exit_code, made.failure) == (0, ""), result.stderr + result.stdout
+            told += [line for line in result.lines if not line.startswith("[torchrun]")]
+        documents = [json.loads(line.split("] ", 1)[1]) for line in sorted(told)]
+        assert [line[:4] for line in sorted(told)] == ["[0] ", "[1] ", "[2] ", "[3] "]
+        assert [document["total"] for document in documents] == [10.0] * 4
+        assert [document["argv"] for document in documents] == [["a b; $HOME", "é\n"]] * 4
+        env = documents[3]["env"]
+        assert (env["RANK"], env["LOCAL_RANK"], env["GROUP_RANK"], env["WORLD_SIZE"]) == ("3", "1", "1", "4")
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (PEERS[0], str(port))
+        assert env["SM_CURRENT_HOST"] == PEERS[1]
+
+    @pytest.mark.parametrize(
+        ("how", "code", "said"),
+        [
+            ("raise ValueError('boom')", 1, "exited with code 1: ValueError: boom\nTraceback"),
+            ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+            ("sys.exit(7)", 7, "exited with code 7"),
+        ],
+    )
+    def test_the_rank_that_failed_is_named(
+        self, host: MakeHost, port: int, how: str, code: int, said: str
+    ) -> None:
+        train = f"""
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    {how}
+signal.pause()
+"""
+        made = host(train)
+        result = made.run(per_host=2, launcher="torchrun", port=port)
+        assert result.exit_code == code, result.stdout
+        assert made.failure.startswith(f"rank 1 on algo-1 {said}")
+
+    def test_a_stop_reaches_the_ranks(self, host: MakeHost, port: int) -> None:
+        train = """
+import os, signal, sys
+def leave(number, frame):
+    print("told", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+signal.pause()
+"""
+        made = host(train)
+        with made.start(per_host=2, launcher="torchrun", port=port) as process:
+            assert process.stdout is not None
+            seen = 0
+            while seen < 2:
+                seen += "ready" in process.stdout.readline()
+            process.terminate()
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (143, "")
+        assert sorted(line for line in result.lines if "told" in line) == ["[0] told", "[1] told"]
+
+    def test_a_hang_shows_the_stacks_of_its_ranks(self, host: MakeHost, port: int) -> None:
+        made = host("import signal\ndef waits(): signal.pause()\nwaits()")
+        result = made.run(per_host=2, launcher="torchrun", port=port, hang_seconds=6.0)
+        assert result.exit_code == 124
+        failure = parse_failure(made.failure)
+        assert failure.cause == "hang: no output and no CPU use for 6 s by ranks 0 and 1"
+        assert "in waits" in failure.traceback
+
+
+def test_words_that_differ_by_rank_are_refused(host: MakeHost) -> None:
+    made = host(TELL)
+    result = made.run(argv=("echo", Ref("local_rank")), launcher="torchrun")
+    assert result.exit_code == 2
+    assert "'local_rank' is not known before torchrun starts its ranks" in result.stderr
+
+
+def test_no_torch_is_told(host: MakeHost) -> None:
+    made = host(TELL, source={"torch.py": ""})
+    assert made.run(launcher="torchrun").exit_code == 1
+    assert "No module named" in made.failure
+
+
+REPORT = """
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_16:00:01
+  host      : algo-1
+  rank      : 5 (local_rank: 1)
+  exitcode  : 1 (pid: 12)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_16:00:00
+  host      : algo-1
+  rank      : 4 (local_rank: 0)
+  exitcode  : -11 (pid: 11)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 11
+============================================================
+"""
+
+
+def of_agent(status: int, tail: str) -> Outcome:
+    tails = {4: ("Traceback (most recent call last):\nOSError: x\n", 50.0), 5: ("", None)}
+    return Outcome((Ended(4, status, 100.0, 100.0, tail, False, tails),))
+
+
+def test_its_report_is_read() -> None:
+    failure = _by_rank(of_agent(1, REPORT)).first_failure
+    assert failure is not None
+    assert (failure.rank, failure.status, failure.began) == (4, -11, 50.0)
+
+
+def test_without_a_report_it_speaks_for_itself() -> None:
+    failure = _by_rank(of_agent(1, "RuntimeError: no store")).first_failure
+    assert failure is not None
+    assert (failure.rank, failure.status, failure.tail) == (None, 1, "RuntimeError: no store")
+
+
+def test_its_way_to_die_of_a_signal() -> None:
+    tail = "...api.SignalException: Process 7 got signal: 15\n"
+    outcome = _by_rank(of_agent(1, tail))._replace(stopped_by=15)
+    assert (outcome.exit_code, outcome.first_failure) == (143, None)
