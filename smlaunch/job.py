@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import unquote
 
 from pydantic import (
     AfterValidator,
@@ -143,11 +144,14 @@ def _data_uri(text: str) -> str:
 
 
 def _path_of(uri: str) -> str:
-    """The local path that a ``file://`` address means (RFC 8089): no host but localhost, %XX for odd bytes."""
+    """The local path a ``file://`` address means (RFC 8089): no host but localhost, %XX for odd bytes."""
     host, slash, path = uri[len("file://") :].partition("/")
     if host.lower() not in ("", "localhost") or not slash:
         raise _wrong(f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself")
-    return unquote(slash + path)
+    local = unquote(slash + path)
+    if "\0" in local:
+        raise _wrong(f"{uri!r} holds a zero byte, which no path can")
+    return local
 
 
 def _entry(text: str) -> str:

@@ -170,6 +170,12 @@ def _mode(
         yield _rule((*steps, "AttributeNames"), s3["AttributeNames"], text)
     if channel.get("CompressionType") == "Gzip" and mode in ("File", "FastFile"):
         yield _rule((*at, "CompressionType"), "Gzip", f"CompressionType Gzip needs Pipe mode, not {mode}")
+    if channel.get("RecordWrapperType") == "RecordIO" and mode in ("File", "FastFile"):
+        text = f"RecordWrapperType RecordIO needs Pipe mode, not {mode}"
+        yield _rule((*at, "RecordWrapperType"), "RecordIO", text)
+    if data_type == "AugmentedManifestFile" and not s3.get("AttributeNames"):
+        text = "S3DataType AugmentedManifestFile needs AttributeNames"
+        yield _rule((*steps, "AttributeNames"), s3.get("AttributeNames"), text)
 
 
 def _tags(tags: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:

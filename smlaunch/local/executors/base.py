@@ -31,14 +31,17 @@ class Place:
 
 @dataclass(frozen=True)
 class View:
-    """A directory shown at ``target`` (relative to the contract's root) without being copied.
+    """A directory shown at ``target`` (relative to the contract's root, or an absolute path anywhere on the
+    host) without being copied.
 
-    A script may write there unless ``read_only``; what it writes stays with the host.
+    A script may write there unless ``read_only``; what it writes stays with the host, unless ``shared``:
+    then it is in ``source``.
     """
 
     source: Path
     target: str
     read_only: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,12 @@ class Allocation(Protocol):
 
 
 class Executor(Protocol):
-    """``name`` and ``isolation`` are what plans, logs and ``doctor`` show."""
+    """``name`` and ``isolation`` are what plans, logs and ``doctor`` show. ``shows_anywhere``: whether a view
+    may be shared and lie outside the contract's tree."""
 
     name: str
     isolation: str
+    shows_anywhere: bool
 
     def allocate(self, job: str, labels: Sequence[str], isolated_network: bool) -> Allocation:
         """Hosts for one job, in the order of ``labels``. Raises CannotAllocate."""

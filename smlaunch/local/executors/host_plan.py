@@ -11,12 +11,14 @@ OWNER_VARIABLE = "SMLAUNCH_OWNER"
 
 
 class ViewPlan:
-    """``upper`` and ``work`` are empty directories on one file system, for what the host writes."""
+    """``mode`` is read-only, shared (what is written is in ``source``), or own: then ``upper`` and ``work``
+    are empty directories on one file system, for what the host writes. ``target`` is relative to the root,
+    or a path anywhere on the host."""
 
-    def __init__(self, source: str, target: str, read_only: bool, upper: str, work: str) -> None:
+    def __init__(self, source: str, target: str, mode: str, upper: str, work: str) -> None:
         self.source = source
         self.target = target
-        self.read_only = read_only
+        self.mode = mode
         self.upper = upper
         self.work = work
 
@@ -67,7 +69,7 @@ class HostPlan:
         seen = [
             word
             for view in self.views
-            for word in (view.source, view.target, "ro" if view.read_only else "rw", view.upper, view.work)
+            for word in (view.source, view.target, view.mode, view.upper, view.work)
         ]
         for part in (self.argv, flat, self.keep, seen):
             words += [str(len(part)), *part]
@@ -86,7 +88,7 @@ class HostPlan:
             environment=dict(zip(flat[::2], flat[1::2], strict=True)),
             keep=keep,
             views=[
-                ViewPlan(source, target, mode == "ro", upper, work)
+                ViewPlan(source, target, mode, upper, work)
                 for source, target, mode, upper, work in zip(*[iter(seen)] * 5, strict=True)
             ],
         )

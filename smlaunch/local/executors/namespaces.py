@@ -106,9 +106,13 @@ def furnish(plan: HostPlan) -> None:
     kept = [(path, _open(path)) for path in plan.keep]
     views = [_OpenView(view) for view in plan.views]
     _place_for(plan.root, plan.stage)
+    for view in views:
+        if view.is_elsewhere and not view.is_private:
+            _place_for(view.target(plan.root), plan.stage)
     _mount(_via(tree), plan.root, None, _MS_BIND | _MS_REC)
     for view in views:
-        view.mount(plan.root, plan.level)
+        if not view.is_private:
+            view.mount(plan.root, plan.level)
     _mount(_via(hosts), "/etc/hosts", None, _MS_BIND)
     _mount(_via(tmp), "/tmp", None, _MS_BIND)  # noqa: S108
     for path, descriptor in kept:
@@ -117,6 +121,10 @@ def furnish(plan: HostPlan) -> None:
     if os.path.isdir("/dev/shm"):  # noqa: S108
         # Shared memory of a killed host must not stay on the machine.
         _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")  # noqa: S108
+    for view in views:
+        if view.is_private:
+            os.makedirs(view.target(plan.root), exist_ok=True)
+            view.mount(plan.root, plan.level)
     name = os.fsencode(plan.hostname)
     _check(_libc.sethostname(name, len(name)), "sethostname")
     # Without it /proc shows the machine's processes and /proc/self another's.
@@ -132,12 +140,22 @@ def _via(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _place_for(root: str, stage: str) -> None:
-    """Makes a mount point at ``root`` (/opt/ml) without touching the machine's own /opt."""
-    if os.path.isdir(root):
+def _place_for(target: str, stage: str) -> None:
+    """Makes a mount point at ``target`` (/opt/ml) without touching the machine's own directories."""
+    if os.path.isdir(target):
         return
-    parent, name = os.path.split(root)
+    parent, _ = os.path.split(target)
+    while not os.path.isdir(parent):
+        parent, _ = os.path.split(parent)
+    name = os.path.relpath(target, parent)
     _mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+    if parent == "/":
+        # Nothing can be mounted over the root that is in use: the host gets another one, with the same in it.
+        again = os.path.join(stage, "again")
+        _assemble(parent, name, again)
+        os.chroot(again)
+        os.chdir("/")
+        return
     upper, work = os.path.join(stage, "upper"), os.path.join(stage, "work")
     os.makedirs(os.path.join(upper, name))
     os.mkdir(work)
@@ -151,9 +169,17 @@ def _place_for(root: str, stage: str) -> None:
 
 
 def _rebuild(parent: str, name: str, again: str) -> None:
-    """For kernels that refuse an overlay: a tmpfs with everything that was in ``parent`` bound into it."""
+    """For kernels that refuse an overlay."""
+    _assemble(parent, name, again)
+    _mount(again, parent, None, _MS_BIND | _MS_REC)
+
+
+def _assemble(parent: str, name: str, again: str) -> None:
+    """In ``again``, on a tmpfs: everything that is in ``parent``, bound, and the new directory ``name``."""
     os.mkdir(again)
-    for entry in os.scandir(parent):
+    # What holds the tmpfs itself comes first, or it would hold the other mounts a second time.
+    entries = sorted(os.scandir(parent), key=lambda entry: not again.startswith(entry.path + "/"))
+    for entry in entries:
         place = os.path.join(again, entry.name)
         if entry.is_symlink():
             os.symlink(os.readlink(entry.path), place)
@@ -163,8 +189,7 @@ def _rebuild(parent: str, name: str, again: str) -> None:
         else:
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
         _mount(entry.path, place, None, _MS_BIND | _MS_REC)
-    os.mkdir(os.path.join(again, name))
-    _mount(again, parent, None, _MS_BIND | _MS_REC)
+    os.makedirs(os.path.join(again, name))
 
 
 class _OpenView:
@@ -173,11 +198,26 @@ class _OpenView:
     def __init__(self, view: ViewPlan) -> None:
         self._view = view
         self._source = _open(view.source)
-        self._layers = () if view.read_only else (_open(view.upper), _open(view.work))
+        self._layers = (_open(view.upper), _open(view.work)) if view.mode == "own" else ()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self._view.target.startswith("/")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it belongs below a directory that the host has for itself alone, and that comes late."""
+        return self._view.target.startswith(("/tmp/", "/dev/shm/"))  # noqa: S108
+
+    def target(self, root: str) -> str:
+        return os.path.join(root, self._view.target)
 
     def mount(self, root: str, level: str) -> None:
-        target = os.path.join(root, self._view.target)
-        if self._view.read_only:
+        target = self.target(root)
+        if self._view.mode == "shared":
+            _mount(_via(self._source), target, None, _MS_BIND)
+            return
+        if self._view.mode == "read-only":
             _mount(_via(self._source), target, None, _MS_BIND)
             # A remount may not drop what the file system itself forbids.
             held = os.statvfs(target).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)

@@ -48,6 +48,7 @@ class Processes:
         self._folder = folder
         self._owner = owner
         self._views = views and isolation != "plain"
+        self.shows_anywhere = isolation != "plain"  # a bind is had where an overlay is not
 
     def allocate(self, job: str, labels: Sequence[str], isolated_network: bool) -> Allocation:
         return ProcessAllocation(
@@ -145,7 +146,8 @@ class ProcessAllocation:
             upper, work = folder / "views" / str(number), folder / "views" / f"{number}.work"
             upper.mkdir(parents=True)
             work.mkdir()
-            views.append(ViewPlan(str(view.source), view.target, view.read_only, str(upper), str(work)))
+            mode = "read-only" if view.read_only else "shared" if view.shared else "own"
+            views.append(ViewPlan(str(view.source), view.target, mode, str(upper), str(work)))
         environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{place.label}"}
         argv = list(program.argv)
         if self._level == "plain":

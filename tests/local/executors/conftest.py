@@ -60,7 +60,8 @@ class Hosts:
         for place in allocation.places:
             (place.tree / "code").mkdir()
             for view in views:
-                (place.tree / view.target).mkdir(parents=True)
+                if not view.target.startswith("/"):
+                    (place.tree / view.target).mkdir(parents=True)
         base = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **allocation.offer.environment}
         return allocation.start(
             [

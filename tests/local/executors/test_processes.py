@@ -172,6 +172,25 @@ def test_a_read_only_view_refuses_writes(hosts: Hosts, tmp_path: Path) -> None:
     assert (tmp_path / "source" / "file").read_text() == "original\n"
 
 
+ELSEWHERE = ("/sml-ckpt", "/sml/ckpt/deep", "/srv/sml-ckpt", "/tmp/ckpt", "/dev/shm/ckpt", "/var/tmp")
+
+
+@namespaced
+@pytest.mark.parametrize("target", ELSEWHERE)
+def test_a_shared_view_may_be_anywhere(hosts: Hosts, tmp_path: Path, target: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "before").write_text("before\n")
+    here = sorted(os.listdir("/")), sorted(os.listdir("/srv"))
+    script = f"cd {target} && cat before && echo after > after && ls /opt/ml && hostname && ls -A / | wc -l"
+    ((ended, text),) = hosts.run(script, views=[View(source, target, shared=True)])
+    assert ended.code == 0, text
+    top = len(here[0]) + target.startswith("/sml")
+    assert text.split() == ["before", "code", "algo-1", str(top)]
+    assert (source / "after").read_text() == "after\n"
+    assert (sorted(os.listdir("/")), sorted(os.listdir("/srv"))) == here
+
+
 @pytest.mark.root
 def test_where_an_overlay_is_refused_opt_is_rebuilt_from_binds(tmp_path: Path) -> None:
     program = """
@@ -259,7 +278,7 @@ def test_a_plan_survives_its_journey() -> None:
         argv=["a", "", "\udcff"],
         environment={"X": "", "Y": "="},
         keep=[],
-        views=[ViewPlan("s", "t", True, "u", "w"), ViewPlan("s2", "t2", False, "", "")],
+        views=[ViewPlan("s", "t", "own", "u", "w"), ViewPlan("s2", "/t2", "shared", "", "")],
     )
     read = HostPlan.decode(plan.encode())
     assert {**vars(read), "views": [vars(view) for view in read.views]} == {
