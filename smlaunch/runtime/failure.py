@@ -33,7 +33,7 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
         return None
     cause = None if process.status == -signal.SIGKILL else tracebacks.find(process.tail)
     if cause is not None:
-        line, traceback = cause.line, cause.traceback
+        line, traceback = cause.line, _without_repeating(cause)
     else:
         line, traceback = _hint(process, out_of_memory), ""
     left = [other.rank for other in outcome.processes if other.status == 0 and other.ended < process.began]
@@ -41,6 +41,14 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
     return protocol.format_failure(
         host, process.rank, process.exit_code, line, traceback, signal=process.signal_name
     )
+
+
+def _without_repeating(cause: tracebacks.Cause) -> str:
+    """A message too long to be told twice gives way to the frames, in the traceback where it stands last."""
+    if len(cause.line) + len(cause.traceback) <= protocol.ROOM:
+        return cause.traceback
+    frames, found, _ = cause.traceback.rpartition("\n" + cause.line)
+    return frames + found[:80] + "..." if found else cause.traceback
 
 
 def _describe_hang(host: str, hang: Hang, processes: Sequence[Ended]) -> str:

@@ -22,7 +22,7 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
-from smlaunch.runtime import accelerators, arguments, commands, environment, memory
+from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory
 from smlaunch.runtime.cluster import Cluster, training
 from smlaunch.runtime.outcome import Outcome
 from smlaunch.runtime.problems import Unusable
@@ -87,7 +87,11 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
         if outcome.first_failure is not None:
             raise requirements.failed(spec.requirements, outcome.first_failure.tail)
 
+    unresolved = image.make_hostname_resolve(cluster.current, os.environ)
+    if unresolved is not None:
+        _say("warning: " + unresolved)
     rank_environment = dict(os.environ)
+    rank_environment.update(image.cuda_variables(os.environ))
     rank_environment.update(
         environment.sagemaker_variables(
             paths,

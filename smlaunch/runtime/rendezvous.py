@@ -31,10 +31,14 @@ def shared_variables(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "WORLD_SIZE": str(world),
     }
-    if per_host > 1 and "OMP_NUM_THREADS" not in environ:
-        variables["OMP_NUM_THREADS"] = "1"
+    variables.update(thread_limit(per_host, environ))
     variables.update(socket_interfaces(cluster, environ))
     return variables
+
+
+def thread_limit(per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Ranks that share a host share its CPUs."""
+    return {"OMP_NUM_THREADS": "1"} if per_host > 1 and "OMP_NUM_THREADS" not in environ else {}
 
 
 def master_address(cluster: Cluster) -> str:

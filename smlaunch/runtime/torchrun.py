@@ -15,7 +15,7 @@ from smlaunch.runtime import tracebacks
 from smlaunch.runtime.commands import Command, Host, Outlet, argv_of, base_environment, environment_of
 from smlaunch.runtime.outcome import Ended, Outcome
 from smlaunch.runtime.problems import Unusable
-from smlaunch.runtime.rendezvous import master_address, run_id, socket_interfaces
+from smlaunch.runtime.rendezvous import master_address, run_id, socket_interfaces, thread_limit
 from smlaunch.runtime.supervise import Supervisor
 
 _MODULE = "torch.distributed.run"
@@ -63,6 +63,9 @@ def _command(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: s
         outlets.append(Outlet(path, first + local_rank, b"[%d] " % (first + local_rank)))
     env = base_environment(host, environ)
     env.update(socket_interfaces(host.cluster, environ))
+    env.update(
+        thread_limit(host.per_host, environ)
+    )  # torchrun would do the same, and print six lines about it
     # What torchrun leaves its ranks after SIGTERM; it must itself be gone before we lose patience.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, int(spec.grace_seconds - _SPARE_SECONDS))))
     words = (

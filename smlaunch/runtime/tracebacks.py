@@ -7,6 +7,9 @@ _HEADER = re.compile(r"^(?P<margin>[ |+]*)(?:Exception Group )?Traceback \(most 
 _GROUP = "  + Exception Group Traceback"
 _EXCEPTION = re.compile(r"^[^\W\d][\w.]*(: .*|:?)$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BY_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What torch's excepthook puts before every line once there is a process group."""
+
 _FATAL = re.compile(r"^(Fatal Python error: .*|terminate called .*)$")
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): .+$")
 _CURRENT_THREAD = re.compile(r"^Current thread 0x[0-9a-f]+ .*\(most recent call first\):\s*$")
@@ -24,7 +27,7 @@ class Cause(NamedTuple):
 
 def find(tail: str) -> Optional[Cause]:
     """The exception, syntax error or fatal error that the output ends in; None when it ends in none."""
-    lines = _COLOUR.sub("", tail).splitlines()
+    lines = _BY_RANK.sub("", _COLOUR.sub("", tail)).splitlines()
     start = _last(lines, _HEADER)
     if start is not None:
         end = _exception_line(lines, start)

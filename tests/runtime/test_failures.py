@@ -281,3 +281,11 @@ def test_obeying_a_stop_is_no_failure(processes: list[Ended]) -> None:
     outcome = Outcome(tuple(processes), stopped_by=15)
     assert outcome.first_failure is None
     assert outcome.exit_code == (143 if any(process.status for process in processes) else 0)
+
+
+def test_a_long_message_leaves_room_for_the_frames(host: MakeHost) -> None:
+    made = host("def work():\n    raise ValueError('x' * 600)\nwork()")
+    made.run()
+    failure = parse_failure(made.failure)
+    assert failure.cause.endswith("x" * 600)
+    assert "in work" in failure.traceback

@@ -181,3 +181,29 @@ def test_its_way_to_die_of_a_signal() -> None:
     tail = "...api.SignalException: Process 7 got signal: 15\n"
     outcome = _by_rank(of_agent(1, tail))._replace(stopped_by=15)
     assert (outcome.exit_code, outcome.first_failure) == (143, None)
+
+
+class TestPeersThatLeave:
+    pytestmark = with_torch
+
+    @pytest.mark.parametrize("launcher", ["runtime", "torchrun"])
+    def test_a_rank_that_leaves_with_0_while_others_wait_for_it(
+        self, host: MakeHost, port: int, launcher: str
+    ) -> None:
+        """Its peers fail within a moment; the cause says for want of whom, where the launcher knows."""
+        train = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    os._exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+        made = host(train)
+        result = made.run(per_host=2, launcher=launcher, port=port)
+        assert result.exit_code == 1, result.stdout
+        first = made.failure.partition("\n")[0]
+        assert first.startswith("rank 0 on algo-1 exited with code 1: ")
+        if launcher == "runtime":
+            assert first.endswith("; rank 1 had left with exit code 0")
+        assert "in <module>" in made.failure

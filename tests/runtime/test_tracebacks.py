@@ -71,3 +71,9 @@ def test_nothing_to_find(tail: str) -> None:
 def test_the_last_line() -> None:
     assert tracebacks.last_line("a\n b \n\n") == "b"
     assert tracebacks.last_line("") == ""
+
+
+def test_torch_marks_every_line_with_the_rank() -> None:
+    plain = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: planted'
+    marked = "".join(f"[rank2]: {line}\n" for line in plain.splitlines())
+    assert tracebacks.find("step 1\n" + marked) == ("ValueError: planted", plain)

@@ -1,0 +1,131 @@
+"""Memory and disk that run out: told as such, with host, rank and exit code."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.protocol.failure import parse_failure
+from smlaunch.runtime import memory
+from tests.runtime.host import Host
+
+MakeHost = Callable[..., Host]
+
+EATS = """
+import os, signal
+if os.environ["RANK"] == "1":
+    eaten = [bytearray(os.urandom(1) * (8 << 20)) for _ in range(100)]
+signal.pause()
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory control group of 96 MiB, of either version."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        folder = root / f"smlaunch-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        if (folder / limit).exists():
+            (folder / limit).write_text(str(96 << 20))
+            try:
+                yield folder
+            finally:
+                _remove(folder)
+            return
+        folder.rmdir()
+    pytest.skip("no memory control group can be made on this machine")
+
+
+def _remove(folder: Path) -> None:
+    """The kernel lets go of processes that have just ended a moment later."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+@pytest.mark.root
+def test_a_rank_that_the_kernel_kills_for_its_memory(host: MakeHost, group: Path) -> None:
+    join = f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
+    made = host(EATS, wrapper=("sh", "-c", join))
+    assert made.run(per_host=2).exit_code == 137
+    assert made.failure == ("rank 1 on algo-1 was killed by SIGKILL: out of memory: the kernel killed it"), (
+        memory._own_counters()
+    )
+
+
+def test_a_rank_that_is_refused_memory(host: MakeHost) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)\n"
+    made = host(limit + EATS)
+    assert made.run(per_host=2).exit_code == 1
+    failure = parse_failure(made.failure)
+    assert failure[:4] == ("MemoryError", "algo-1", 1, 1)
+
+
+def test_a_neighbours_misfortune_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, machine = tmp_path / "cgroup", tmp_path / "vmstat"
+    machine.write_text("pgfault 7\noom_kill 41\n")
+    monkeypatch.setattr(memory, "_CGROUPS", str(tmp_path))
+    monkeypatch.setattr(memory, "_OWN", str(own))
+    monkeypatch.setattr(memory, "_MACHINE", str(machine))
+    assert memory.out_of_memory_kills() == 41
+    own.write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memory.events").write_text("low 0\nmax 3\noom 2\noom_kill 2\n")
+    assert memory.out_of_memory_kills() == 2
+    own.write_text("4:cpu,memory:/docker/1\n0::/\n")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert memory.out_of_memory_kills() == 5
+    own.write_text("nonsense\n")
+    machine.unlink()
+    assert memory.out_of_memory_kills() == -1
+
+
+ON_A_SMALL_DISK = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
+FILLS = """
+import os
+if os.environ["RANK"] == "1":
+    with open(os.path.join(os.environ["%s"], "weights"), "wb") as file:
+        file.write(bytes(1 << 20))
+import signal
+signal.pause()
+"""
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full(host: MakeHost, tmp_path: Path) -> None:
+    small = tmp_path / "ml" / "model"
+    made = host(
+        FILLS % "SM_MODEL_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
+    )
+    assert made.run(per_host=2).exit_code == 1
+    failure = parse_failure(made.failure)
+    assert failure[:4] == ("OSError: [Errno 28] No space left on device", "algo-1", 1, 1)
+
+
+@pytest.mark.root
+def test_a_full_disk_that_has_no_room_for_the_reason_either(host: MakeHost, tmp_path: Path) -> None:
+    """The exit code still tells, and so does the log."""
+    small = tmp_path / "ml" / "output"
+    made = host(
+        FILLS % "SM_OUTPUT_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
+    )
+    result = made.run(per_host=2)
+    assert result.exit_code == 1
+    assert "rank 1 on algo-1 exited with code 1: OSError: [Errno 28] No space left on device" in result.stderr
+    assert f"{made.paths.failure}: No space left on device" in result.stderr
