@@ -5,7 +5,8 @@
                     └── Refused      └── ApiError ─► that protocol's own form of an error
 
 A service is anything with the two methods of ``Service``: ``JsonService`` (SageMaker, Logs), ``QueryService``
-(STS, IAM) and ``S3Service`` are here; another program can be put behind the same door as ``fallback``.
+(STS, IAM), ``CloudWatchService`` and ``S3Service`` are here; another program can be put behind the same door
+as ``fallback``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Payload, Request, Response
+from smlaunch.local.services.cbor_errors import CborErrors, is_cbor
 from smlaunch.local.services.json_service import JsonErrors
 from smlaunch.local.services.query_service import QueryErrors
 from smlaunch.local.services.s3.answers import S3Errors
@@ -107,6 +109,8 @@ def _error_form(request: Request, service: str) -> ErrorForm:
     """Which protocol's errors the client can read, from what it sent, before anything of it is believed."""
     if "x-amz-target" in request.headers:
         return JsonErrors()
+    if is_cbor(request):
+        return CborErrors()
     if service == "s3":
         return S3Errors()
     if (

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION, ROLE_ARN
+from smlaunch.local.faults import from_environment
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import Owner, StateDir, default_root, publish
 
@@ -90,30 +91,38 @@ class Endpoint:
         from smlaunch.local.jobs.manager import JobManager
         from smlaunch.local.jobs.runner import Rooms
         from smlaunch.local.log_store import LogStore
+        from smlaunch.local.metric_store import MetricStore
         from smlaunch.local.objects import ObjectStore
         from smlaunch.local.server import Server
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
         from smlaunch.local.services.sagemaker import SageMakerService
+        from smlaunch.local.services.throttled import Throttled
         from smlaunch.local.store import JobStore
 
         state = StateDir(self._home)
+        settings = self._settings
+        if settings.faults is None:
+            settings = replace(settings, faults=from_environment(os.environ))
         level = levels.best(state.hosts, state.levels, self._isolation)
         credentials = _credentials(state)
         store = JobStore(state.database)
         objects = ObjectStore(state.objects)
         logs = LogStore(state.logs)
+        metrics = MetricStore(state.metrics)
         owner = Owner(state)
         executor = Processes(owner.hosts, owner.id, level.name, level.views)
         script_environment: dict[str, str] = {}
-        rooms = Rooms(store, objects, logs, executor, self._settings, script_environment)
+        rooms = Rooms(store, objects, logs, metrics, executor, settings, script_environment)
         jobs = JobManager(rooms, state, owner)
         jobs.recover()
         keyring = Keyring(credentials)
-        services = standard_services(objects, logs, keyring)
-        services["sagemaker"] = JsonService("sagemaker", SageMakerService(store, jobs))
+        services = standard_services(objects, logs, metrics, keyring)
+        services["sagemaker"] = JsonService("sagemaker", SageMakerService(store, jobs, settings))
+        if settings.faults is not None and settings.faults.faults:
+            services = {name: Throttled(service, settings.faults) for name, service in services.items()}
         dispatch = Dispatch(keyring, services)
-        self._jobs, self._store, self._objects = jobs, store, objects
+        self._jobs, self._stores = jobs, (objects, store, metrics)
         try:
             self._server = Server(dispatch, port=self._port)
         except OSError as error:
@@ -157,8 +166,8 @@ class Endpoint:
         self.close()
 
     def _close_stores(self) -> None:
-        self._objects.close()
-        self._store.close()
+        for store in self._stores:
+            store.close()
 
 
 def _credentials(state: StateDir) -> Credentials:

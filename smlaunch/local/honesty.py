@@ -10,7 +10,8 @@ below them that has no row of its own. Pure data and pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,8 +20,8 @@ Effect = Literal["honoured", "without effect", "refused"]
 
 @dataclass(frozen=True)
 class Row:
-    """``sentence`` says what happens instead. ``refused_values``: values of an honoured field that are not
-    had, with the reason."""
+    """``sentence`` says what happens instead, or where an honoured field's effect ends. ``refused_values``:
+    values of an honoured field that are not had, with the reason."""
 
     effect: Effect
     sentence: str = ""
@@ -29,6 +30,10 @@ class Row:
 
 def _honoured(**refused_values: str) -> Row:
     return Row("honoured", refused_values=refused_values)
+
+
+def _noted(sentence: str) -> Row:
+    return Row("honoured", sentence)
 
 
 def _without(sentence: str) -> Row:
@@ -40,9 +45,9 @@ def _refused(sentence: str) -> Row:
 
 
 _NO_KEYS = "nothing is encrypted with a key here"
+_CAPACITY = "capacity never lacks here, unless a fault plan says so"
+_BUCKETS = "a bucket that does not exist is made (setting make_buckets), where SageMaker would fail"
 _NO_DEBUGGER = "there is no Debugger and no Profiler here"
-_NO_PIPES = "Pipe mode is not had here; use File or FastFile"
-_NO_PIPE_FORMATS = "it belongs to Pipe mode, which is not had here"
 
 CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "TrainingJobName": _honoured(),
@@ -54,17 +59,18 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "AlgorithmSpecification.AlgorithmName": _refused(
         "algorithm resources and marketplace algorithms cannot run here; give ContainerEntrypoint"
     ),
-    "AlgorithmSpecification.TrainingInputMode": _honoured(Pipe=_NO_PIPES),
-    "AlgorithmSpecification.MetricDefinitions": _without("no metrics are read from the log here"),
-    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": _without("there is no metrics store here"),
+    "AlgorithmSpecification.TrainingInputMode": _honoured(),
+    "AlgorithmSpecification.MetricDefinitions": _noted(
+        "regular expressions are Python's, not Java's; one that Python cannot read is refused"
+    ),
+    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": _without(
+        "every metric's whole series is in the endpoint's CloudWatch"
+    ),
     "AlgorithmSpecification.TrainingImageConfig": _without("no image is pulled"),
     "RoleArn": _without("no role is assumed; a script's AWS calls reach this endpoint only"),
     "InputDataConfig": _honoured(),
     "InputDataConfig.DataSource.S3DataSource.S3DataType": _honoured(
-        AugmentedManifestFile=_NO_PIPES, Converse="it needs a serverless job, which is not had here"
-    ),
-    "InputDataConfig.DataSource.S3DataSource.AttributeNames": _refused(
-        "it belongs to AugmentedManifestFile in Pipe mode, which is not had here"
+        Converse="it needs a serverless job, which is not had here"
     ),
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": _without("no licence is asked for"),
     "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": _refused("model hubs are not had here"),
@@ -72,10 +78,7 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
         "EFS and FSx cannot be mounted here; copy the data to S3"
     ),
     "InputDataConfig.DataSource.DatasetSource": _refused("dataset resources are not had here"),
-    "InputDataConfig.CompressionType": _honoured(Gzip=_NO_PIPE_FORMATS),
-    "InputDataConfig.RecordWrapperType": _honoured(RecordIO=_NO_PIPE_FORMATS),
-    "InputDataConfig.InputMode": _honoured(Pipe=_NO_PIPES),
-    "OutputDataConfig": _honoured(),
+    "OutputDataConfig": _noted(_BUCKETS),
     "OutputDataConfig.KmsKeyId": _without(_NO_KEYS),
     "ResourceConfig": _honoured(),
     "ResourceConfig.InstanceType": _without(
@@ -83,29 +86,36 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     ),
     "ResourceConfig.VolumeSizeInGB": _without("hosts share this machine's disk, without a limit"),
     "ResourceConfig.VolumeKmsKeyId": _without(_NO_KEYS),
-    "ResourceConfig.KeepAlivePeriodInSeconds": _without("hosts start at once: there is no warm pool"),
-    "ResourceConfig.TrainingPlanArn": _without("capacity never lacks here"),
+    "ResourceConfig.KeepAlivePeriodInSeconds": _noted(
+        "a warm pool is a record with SageMaker's statuses and matching rule; hosts start at once anyway"
+    ),
+    "ResourceConfig.TrainingPlanArn": _without(_CAPACITY),
     "ResourceConfig.InstancePlacementConfig": _without("there are no UltraServers here"),
-    "ResourceConfig.InstancePreferences.TrainingPlanArns": _without("capacity never lacks here"),
+    "ResourceConfig.InstancePreferences": _noted(f"the first type is selected: {_CAPACITY}"),
+    "ResourceConfig.InstancePreferences.TrainingPlanArns": _without(_CAPACITY),
     "ResourceConfig.SelectedInstanceType": _refused("it is an answer's field, not a request's"),
     "ResourceConfig.SelectedInstanceCount": _refused("it is an answer's field, not a request's"),
     "VpcConfig": _without("hosts use this machine's network"),
     "StoppingCondition": _honoured(),
-    "StoppingCondition.MaxWaitTimeInSeconds": _without("capacity never lacks here, so nothing waits"),
-    "StoppingCondition.MaxPendingTimeInSeconds": _without("capacity never lacks here, so nothing waits"),
+    "StoppingCondition.MaxPendingTimeInSeconds": _noted(_CAPACITY),
     "Tags": _honoured(),
     "EnableNetworkIsolation": _honoured(),
     "EnableInterContainerTrafficEncryption": _without("traffic between hosts stays on loopback"),
-    "EnableManagedSpotTraining": _without("hosts are never interrupted here"),
-    "CheckpointConfig": _honoured(),
+    "EnableManagedSpotTraining": _noted(
+        "hosts are taken away only when a fault plan says so; the saving shown is the setting "
+        "spot_billable_share, not a price"
+    ),
+    "CheckpointConfig": _noted(_BUCKETS),
     "DebugHookConfig": _without(_NO_DEBUGGER),
     "DebugRuleConfigurations": _without(_NO_DEBUGGER),
-    "TensorBoardOutputConfig": _without("TensorBoard files are not uploaded; use /opt/ml/output/data"),
+    "TensorBoardOutputConfig": _noted(_BUCKETS),
     "ExperimentConfig": _without("there is no experiment tracking here"),
     "ProfilerConfig": _without(_NO_DEBUGGER),
     "ProfilerRuleConfigurations": _without(_NO_DEBUGGER),
     "Environment": _honoured(),
-    "RetryStrategy": _without("a job is tried once"),
+    "RetryStrategy": _noted(
+        "an internal error here is a host whose supervisor died or did not start, or a fault of the endpoint"
+    ),
     "RemoteDebugConfig": _without("there is no SSM session into a host: its processes are on this machine"),
     "InfraCheckConfig": _without("there is no hardware to check"),
     "SessionChainingConfig": _without("there are no session tags here"),
@@ -113,6 +123,22 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "MlflowConfig": _without("there is no MLflow server here"),
     "ModelPackageConfig": _refused("model packages are not had here"),
 }
+
+OTHER_OPERATIONS: Mapping[str, Row] = {
+    "UpdateTrainingJob.ResourceConfig": _honoured(),
+    "UpdateTrainingJob.ProfilerConfig": _without(_NO_DEBUGGER),
+    "UpdateTrainingJob.ProfilerRuleConfigurations": _without(_NO_DEBUGGER),
+    "UpdateTrainingJob.RemoteDebugConfig": _without("there is no SSM session into a host"),
+    "ListTrainingJobs": _honoured(),
+    "DescribeTrainingJob": _honoured(),
+    "StopTrainingJob": _honoured(),
+    "DeleteTrainingJob": _noted("metrics, logs and objects in S3 stay"),
+    "AddTags, ListTags, DeleteTags": _noted("for training jobs only"),
+    "Search": _noted("Resource TrainingJob only; any other is refused"),
+    "Search.CrossAccountFilterOption": _noted("CrossAccount finds nothing: there is one account"),
+    "Search.VisibilityConditions": _refused("there is nobody to hide a job from here"),
+}
+"""The same for what else is asked about training jobs, by operation and field."""
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values that ask for nothing."""
@@ -137,8 +163,10 @@ def without_effect(request: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def refusals(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(field, reason) for all that makes this endpoint refuse the request; fields carry their index."""
+def refusals(request: Mapping[str, Any], anywhere: bool = True) -> list[tuple[str, str]]:
+    """(field, reason) for all that makes this endpoint refuse the request; fields carry their index.
+
+    ``anywhere``: whether hosts can be shown a directory at any path (not at isolation level plain)."""
     found = []
     for path, row in CREATE_TRAINING_JOB.items():
         for place, value in _find(request, path):
@@ -146,15 +174,33 @@ def refusals(request: Mapping[str, Any]) -> list[tuple[str, str]]:
                 found.append((place, row.sentence))
             elif isinstance(value, str) and value in row.refused_values:
                 found.append((place, f"{value}: {row.refused_values[value]}"))
-    local = (request.get("CheckpointConfig") or {}).get("LocalPath")
-    if local is not None and not _below_contract(local):
-        found.append(
-            (
-                "CheckpointConfig.LocalPath",
-                f"{local}: only a directory below /opt/ml/ of its own can be had here",
-            )
-        )
+    for member, taken in (
+        ("CheckpointConfig", _CONTRACT),
+        ("TensorBoardOutputConfig", _CONTRACT - {"output"}),
+    ):
+        path = (request.get(member) or {}).get("LocalPath")
+        problem = None if path is None else _path_problem(path, taken, anywhere)
+        if problem is not None:
+            found.append((f"{member}.LocalPath", f"{path}: {problem}"))
+    metrics = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
+    for index, metric in enumerate(metrics):
+        problem = _regex_problem(metric["Regex"])
+        if problem is not None:
+            found.append((f"AlgorithmSpecification.MetricDefinitions[{index}].Regex", problem))
+    for index, channel in enumerate(request.get("InputDataConfig") or ()):
+        source = (channel.get("DataSource") or {}).get("S3DataSource") or {}
+        if channel.get("CompressionType") == "Gzip" and source.get("S3DataType") == "AugmentedManifestFile":
+            reason = "Gzip: what it does to an augmented manifest is not documented; leave it out"
+            found.append((f"InputDataConfig[{index}].CompressionType", reason))
     return found
+
+
+def _regex_problem(regex: str) -> str | None:
+    try:
+        re.compile(regex)
+    except re.error as error:
+        return f"{regex!r} is no regular expression that Python can read: {error}"
+    return None
 
 
 def facts() -> tuple[dict[str, str], dict[str, str]]:
@@ -167,15 +213,46 @@ def facts() -> tuple[dict[str, str], dict[str, str]]:
     return without, refused
 
 
-def _below_contract(path: str) -> bool:
+_CONTRACT = frozenset({"input", "model", "output", "code"})
+_SYSTEM = frozenset(
+    {
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "home",
+        "lib",
+        "lib32",
+        "lib64",
+        "media",
+        "mnt",
+        "opt",
+        "proc",
+        "root",
+        "run",
+    }
+    | {"sbin", "srv", "sys", "tmp", "usr", "var", "usr/bin", "usr/lib", "usr/local", "dev/shm"}
+)
+"""Directories that a host cannot do without, or that hold those: something inside them may be covered."""
+
+
+def _path_problem(path: str, taken: Collection[str], anywhere: bool) -> str | None:
+    """Why a host's directory cannot be synchronized with S3. ``taken``: what of /opt/ml has another use."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    taken = ("input", "model", "output", "code")
-    return (
-        path.startswith("/")
-        and parts[:2] == ["opt", "ml"]
-        and len(parts) > 2
-        and not (".." in parts or parts[2] in taken)
-    )
+    if not path.startswith("/") or ".." in parts:
+        return "an absolute path without `..` is needed"
+    if parts[:2] == ["opt", "ml"]:
+        if len(parts) > 2 and parts[2] not in taken:
+            return None
+        return "the training contract has another use for this directory; take /opt/ml/checkpoints"
+    if not parts or "/".join(parts) in _SYSTEM or parts[0] in ("proc", "sys"):
+        return "a directory of the system cannot be covered; take one of its own"
+    if not anywhere:
+        return (
+            "at isolation level plain only a directory below /opt/ml/ can be had; take /opt/ml/checkpoints, or "
+            "another level (`smlaunch doctor` says which work here)"
+        )
+    return None
 
 
 def _find(value: Any, path: str, place: str = "") -> Iterator[tuple[str, Any]]:

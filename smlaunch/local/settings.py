@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from smlaunch.local.faults import FaultPlan
+
 ShardingRule = Literal["round-robin", "contiguous", "hash"]
+SyncOrder = Literal["oldest-first", "newest-first", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,31 @@ class Settings:
     checkpoint_sync_seconds: float = 1.0
     """Between two scans of the checkpoint directory. SageMaker's interval is not documented."""
 
+    checkpoint_sync_order: SyncOrder = "oldest-first"
+    """In which order the changes that one scan found are uploaded, by time of modification. Not documented:
+    a program that takes its last file (a COMMIT) for a sign that all others are there must stand every order."""
+
+    checkpoint_sync_loss: float = 0.0
+    """The part of changes, from 0 to 1, that never reach S3, for tests. Which ones, ``checkpoint_sync_seed``
+    says. Seen in accounts is a sync that stops without a word; a file that changes again has another chance."""
+
+    checkpoint_sync_seed: int = 0
+    """What the order ``shuffled`` and the loss are drawn with: the same job loses the same changes."""
+
+    checkpoint_last_sync: bool = True
+    """Whether what has changed is uploaded once more when the hosts have ended. Not documented."""
+
     sharding: ShardingRule = "round-robin"
     """Which key of a ShardedByS3Key channel goes to which host. Documented is only that each host gets
     about 1/n of the objects: nobody may depend on the rule, so try your job with another one."""
+
+    empty_shard: Literal["empty", "absent"] = "empty"
+    """What a host finds whose part of a ShardedByS3Key channel has no object: a directory with nothing in it
+    (in Pipe mode a FIFO that ends at once), or none. Not documented, and a program must stand both."""
+
+    reshard_between_epochs: bool = True
+    """Whether ShuffleConfig with ShardedByS3Key gives a host other objects in the next epoch of Pipe mode.
+    Documented (API reference, ShuffleConfig) is only that it might."""
 
     max_runtime_from: Literal["Downloading", "Training"] = "Training"
     """From which status on MaxRuntimeInSeconds counts. Not documented."""
@@ -40,6 +65,21 @@ class Settings:
 
     upload_empty_output: bool = False
     """Whether an output.tar.gz is written when /opt/ml/output/data is empty. Not documented."""
+
+    spot_notice_seconds: float = 120.0
+    """Between SIGTERM and SIGKILL when a spot job's hosts are taken away. EC2 gives a notice of two minutes;
+    that SageMaker hands it on as SIGTERM is not documented."""
+
+    spot_billable_share: float = 0.3
+    """BillableTimeInSeconds of a managed spot job as a share of TrainingTimeInSeconds. On SageMaker it is
+    the market's price against the on-demand one, which nobody knows here; 0.3 stands for a usual saving."""
+
+    warm_pools: int | None = None
+    """How many hosts warm pools may keep together; 0 keeps none, as an account without the quota does (no
+    error tells). None: no limit. A pool is a record only: hosts start at once here, with or without it."""
+
+    faults: FaultPlan | None = None
+    """What goes wrong on purpose (faults.py). None: what the file named by SMLAUNCH_FAULTS says, if any."""
 
     make_buckets: bool = True
     """Whether the buckets that a job writes to (OutputDataConfig, CheckpointConfig, TensorBoardOutputConfig)

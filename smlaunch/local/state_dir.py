@@ -3,6 +3,7 @@
 jobs.sqlite              every job that was ever created
 s3/<bucket>/<key>        the objects
 logs/                    the log streams
+metrics.sqlite           CloudWatch's numbers
 hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
 owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
 endpoint.json            where the standing endpoint listens (0600)
@@ -37,6 +38,7 @@ class StateDir:
         self.hosts = self.root / "hosts"
         self.owners = self.root / "owners"
         self.database = self.root / "jobs.sqlite"
+        self.metrics = self.root / "metrics.sqlite"
         self.address = self.root / "endpoint.json"
         self.standing_lock = self.root / "standing.lock"
         self.standing_log = self.root / "standing.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class JobQuery:
-    """What ListTrainingJobs may ask. Times are seconds since the epoch; ``after`` is a page's start."""
+    """What ListTrainingJobs may ask; ``result_contains`` is text of the result's JSON, a ``limit`` of -1
+    none. Times are seconds since the epoch; ``after`` is a page's start."""
 
     created_after: float | None = None
     created_before: float | None = None
@@ -57,6 +58,7 @@ class JobQuery:
     modified_before: float | None = None
     name_contains: str | None = None
     status: str | None = None
+    result_contains: str | None = None
     sort_by: str = "CreationTime"
     descending: bool = False
     limit: int = 10
@@ -111,37 +113,54 @@ class JobStore:
         return rows[0] if rows else None
 
     def save(self, arn: str, state: JobState, result: Mapping[str, Any] | None = None) -> None:
-        """Remembers where the job stands; ``result``, when given, replaces what was there."""
-        columns = {
-            "modified": state.modified,
-            "status": state.status,
-            "state": json.dumps(state.to_dict()),
-        }
-        if result is not None:
-            columns["result"] = json.dumps(result)
-        assignments = ", ".join(f"{name} = ?" for name in columns)
+        """Remembers where the job stands; ``result``, when given, is added to what was there."""
+        if result:
+            self.change(arn, lambda record: replace(record, state=state, result={**record.result, **result}))
+            return
         with self._lock:
             self._connection.execute(
-                f"UPDATE jobs SET {assignments} WHERE arn = ?",  # noqa: S608
-                (*columns.values(), arn),
+                "UPDATE jobs SET modified = ?, status = ?, state = ? WHERE arn = ?",
+                (state.modified, state.status, json.dumps(state.to_dict()), arn),
             )
 
-    def add_tags(self, arn: str, tags: Mapping[str, str]) -> JobRecord | None:
-        """Adds to a job's tags and returns the job; None when there is no such job."""
+    def change(self, arn: str, how: Callable[[JobRecord], JobRecord | None]) -> JobRecord | None:
+        """Reads, changes and writes a job at once; ``how`` returns None to leave it. Returns what is stored
+        now; None when ``how`` left it, or when there is no such job. What ``how`` raises comes through."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 record = self.by_arn(arn)
-                if record is not None:
-                    record = replace(record, tags={**record.tags, **tags})
+                changed = None if record is None else how(record)
+                if changed is not None:
                     self._connection.execute(
-                        "UPDATE jobs SET tags = ? WHERE arn = ?", (json.dumps(record.tags), arn)
+                        "UPDATE jobs SET modified = ?, status = ?, request = ?, state = ?, result = ?,"
+                        " tags = ? WHERE arn = ?",
+                        (
+                            *(changed.state.modified, changed.state.status),
+                            *map(
+                                json.dumps,
+                                (changed.request, changed.state.to_dict(), changed.result, changed.tags),
+                            ),
+                            arn,
+                        ),
                     )
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise
             self._connection.execute("COMMIT")
-        return record
+        return changed
+
+    def add_tags(self, arn: str, tags: Mapping[str, str]) -> JobRecord | None:
+        """Adds to a job's tags and returns the job; None when there is no such job."""
+        return self.change(arn, lambda record: replace(record, tags={**record.tags, **tags}))
+
+    def merge(self, arn: str, result: Mapping[str, Any]) -> JobRecord | None:
+        """Adds to what Describe shows of a job."""
+        return self.change(arn, lambda record: replace(record, result={**record.result, **result}))
+
+    def delete(self, arn: str) -> None:
+        with self._lock:
+            self._connection.execute("DELETE FROM jobs WHERE arn = ?", (arn,))
 
     def unfinished(self, owner: str) -> list[JobRecord]:
         """The jobs of one endpoint that have not ended."""
@@ -159,6 +178,7 @@ class JobStore:
             ("modified < ?", query.modified_before),
             ("instr(name, ?) > 0", query.name_contains),
             ("status = ?", query.status),
+            ("instr(result, ?) > 0", query.result_contains),
         )
         conditions += [(text, (value,)) for text, value in bounds if value is not None]
         if query.after is not None:

@@ -194,10 +194,20 @@ def test_an_entry_point_that_does_not_exist(client: Client) -> None:
     assert "ContainerEntrypoint" in job["FailureReason"]
 
 
+def test_a_bucket_that_is_not_there_is_made_and_told(client: Client) -> None:
+    where = f"fresh-{client.info.isolation}"
+    job = client.run("new-bucket", "", OutputDataConfig={"S3OutputPath": f"s3://{where}/x"})
+    assert job["TrainingJobStatus"] == "Completed"
+    assert client.s3.list_objects_v2(Bucket=where)["KeyCount"] == 1
+    assert f"bucket {where} was not there and has been made" in "\n".join(
+        client.lines("new-bucket")["algo-1"]
+    )
+
+
 def test_an_output_that_cannot_be_written(client: Client) -> None:
-    job = client.run("no-output", "", OutputDataConfig={"S3OutputPath": "s3://never-made/x"})
+    job = client.run("no-output", "", OutputDataConfig={"S3OutputPath": "s3://Never_Made/x"})
     assert job["TrainingJobStatus"] == "Failed"
-    assert job["FailureReason"].startswith("ClientError: Artifact upload failed:NoSuchBucket")
+    assert job["FailureReason"].startswith("ClientError: The specified bucket is not valid")
 
 
 def test_a_script_reaches_the_endpoint_with_what_it_is_given(client: Client) -> None:

@@ -10,7 +10,7 @@ import selectors
 import threading
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from smlaunch.local.jobs.ports import Logs
 
@@ -21,19 +21,29 @@ _LINE_LIMIT = 250_000
 
 
 class OutputPump:
-    """Reads pipes until their end and appends whole lines, stamped when they were read."""
+    """Reads pipes until their end and appends whole lines, stamped when they were read.
 
-    def __init__(self, job: str, labels: Sequence[str], logs: Logs) -> None:
+    ``seen`` gets the same lines, with their time in milliseconds, but for the endpoint's own.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        labels: Sequence[str],
+        logs: Logs,
+        seen: Callable[[Sequence[tuple[int, str]]], None] | None = None,
+    ) -> None:
         started = int(time.time() * 1000)
         self._streams = {label: f"{job}/{label}-{started}" for label in labels}
         self._logs = logs
+        self._seen = seen
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
         self._lost = 0
 
     def note(self, label: str, text: str) -> None:
         """A line of the endpoint's own in a host's log."""
-        self._append(label, [f"[smlaunch] {text}"])
+        self._append(label, [f"[smlaunch] {text}"], seen=False)
 
     def start(self, outputs: Mapping[str, int]) -> None:
         """``outputs``: label to the read end of the pipe that a host prints to."""
@@ -77,13 +87,15 @@ class OutputPump:
                     partial[label] = rest
                     self._append(label, lines)
 
-    def _append(self, label: str, lines: Sequence[str]) -> None:
+    def _append(self, label: str, lines: Sequence[str], seen: bool = True) -> None:
         now = int(time.time() * 1000)
         events = [
             (now, piece)
             for line in lines
             for piece in ((line.removesuffix("\r"),) if len(line) <= _LINE_LIMIT else _pieces(line))
         ]
+        if seen and self._seen is not None and events:
+            self._seen(events)
         if self._lost and events:
             events.insert(0, (now, f"[smlaunch] {self._lost} lines were lost: the log could not be written"))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ class StoredObject(Protocol):
 
 
 class Objects(Protocol):
-    """``create_bucket`` says whether it was not there. ``list`` and ``put_file`` raise a KeyError for a bucket that does not exist, ``path`` for a key."""
+    """``create_bucket`` says whether it was not there. ``list`` and ``put_file`` raise a KeyError for a
+    bucket that does not exist, ``path`` for a key."""
 
     @property
     def root(self) -> Path: ...
@@ -28,3 +29,10 @@ class Objects(Protocol):
 
 class Logs(Protocol):
     def append(self, group: str, stream: str, events: Sequence[tuple[int, str]]) -> None: ...
+
+
+class Metrics(Protocol):
+    def put(
+        self, namespace: str, dimensions: Mapping[str, str], points: Sequence[tuple[str, int, float]]
+    ) -> None:
+        """``points``: name, milliseconds since the epoch, value."""

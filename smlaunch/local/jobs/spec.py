@@ -5,7 +5,8 @@ The request has passed the validator and the honesty table before: what is refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,11 @@ DEFAULT_MAX_RUNTIME = 86400
 """Seconds; the API's default when StoppingCondition says nothing."""
 
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints/"
+DEFAULT_TENSORBOARD_PATH = "/opt/ml/output/tensorboard"
 CONTRACT_ROOT = "/opt/ml"
+
+Wait = Callable[[str], float | None]
+"""Seconds until hosts of an instance type can be had; None: never."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class S3Location:
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """``data_type``: S3Prefix or ManifestFile. ``mode``: File or FastFile. ``groups``: empty means all."""
+    """``data_type``: S3Prefix, ManifestFile or AugmentedManifestFile. ``mode``: File, FastFile or Pipe.
+    ``groups``: empty means all. The last three belong to Pipe mode: the attributes of an augmented manifest in
+    the order asked for, whether objects are to be decompressed, and whether to be wrapped as RecordIO."""
 
     name: str
     uri: str
@@ -54,6 +61,9 @@ class ChannelSpec:
     content_type: str | None
     shuffle_seed: int | None
     groups: tuple[str, ...]
+    attributes: tuple[str, ...] = ()
+    gzipped: bool = False
+    wrapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """Everything the runner needs to know about one job. ``max_runtime`` is in seconds."""
+    """Everything the runner needs to know about one job. Durations are seconds. ``capacity_in``: until its
+    hosts can be had; None: never. ``selected``: type and count taken of InstancePreferences."""
 
     name: str
     arn: str
@@ -84,20 +95,36 @@ class TrainingSpec:
     checkpoint_path: str
     max_runtime: int
     isolated_network: bool
+    max_wait: int | None = None
+    max_pending: int | None = None
+    spot: bool = False
+    retries: int = 0
+    metrics: tuple[tuple[str, str], ...] = ()
+    tensorboard: S3Location | None = None
+    tensorboard_path: str = DEFAULT_TENSORBOARD_PATH
+    selected: tuple[str, int] | None = None
+    capacity_in: float | None = 0.0
 
     def hosts_of(self, channel: ChannelSpec) -> tuple[str, ...]:
         """The labels of the hosts that get the channel."""
         return tuple(host.label for host in self.hosts if not channel.groups or host.group in channel.groups)
 
 
-def read_request(request: Mapping[str, Any], arn: str, region: str) -> TrainingSpec:
-    """``request``: the members of CreateTrainingJob."""
+def read_request(
+    request: Mapping[str, Any], arn: str, region: str, wait: Wait = lambda instance_type: 0.0
+) -> TrainingSpec:
+    """``request``: the members of CreateTrainingJob. ``wait``: what capacity there is."""
     algorithm = request["AlgorithmSpecification"]
     entrypoint = algorithm.get("ContainerEntrypoint") or []
     arguments = algorithm.get("ContainerArguments") or []
     output = request["OutputDataConfig"]
     checkpoints = request.get("CheckpointConfig")
-    hosts = _hosts(request["ResourceConfig"])
+    resources = request["ResourceConfig"]
+    selected = selected_instance(resources, wait)
+    hosts = _hosts(resources, selected)
+    stopping = request.get("StoppingCondition") or {}
+    tensorboard = request.get("TensorBoardOutputConfig")
+    waits = [wait(kind) for kind in {host.instance_type for host in hosts}]
     return TrainingSpec(
         name=request["TrainingJobName"],
         arn=arn,
@@ -118,22 +145,38 @@ def read_request(request: Mapping[str, Any], arn: str, region: str) -> TrainingS
         compressed=output.get("CompressionType", "GZIP") != "NONE",
         checkpoints=S3Location.parse(checkpoints["S3Uri"]) if checkpoints else None,
         checkpoint_path=(checkpoints or {}).get("LocalPath") or DEFAULT_CHECKPOINT_PATH,
-        max_runtime=(request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
+        max_runtime=stopping.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
         isolated_network=bool(request.get("EnableNetworkIsolation")),
+        max_wait=stopping.get("MaxWaitTimeInSeconds"),
+        max_pending=stopping.get("MaxPendingTimeInSeconds"),
+        spot=bool(request.get("EnableManagedSpotTraining")),
+        retries=(request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0),
+        metrics=tuple(
+            (metric["Name"], metric["Regex"]) for metric in algorithm.get("MetricDefinitions") or ()
+        ),
+        tensorboard=S3Location.parse(tensorboard["S3OutputPath"]) if tensorboard else None,
+        tensorboard_path=(tensorboard or {}).get("LocalPath") or DEFAULT_TENSORBOARD_PATH,
+        selected=selected,
+        capacity_in=None if None in waits else max((seconds for seconds in waits if seconds), default=0.0),
     )
 
 
-def selected_instance(resources: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Which of the InstancePreferences is taken: the first, since capacity never lacks here."""
+def selected_instance(resources: Mapping[str, Any], wait: Wait) -> tuple[str, int] | None:
+    """Which of the InstancePreferences is taken: the first that can be had now, else the one that can be had
+    soonest, else the first."""
     preferences = resources.get("InstancePreferences")
     if not preferences:
         return None
-    first = preferences[0]
-    return first["InstanceType"], first.get("InstanceCount") or resources.get("InstanceCount") or 1
+
+    def seconds(preference: Mapping[str, Any]) -> float:
+        found = wait(preference["InstanceType"])
+        return math.inf if found is None else found
+
+    chosen = min(preferences, key=seconds)
+    return chosen["InstanceType"], chosen.get("InstanceCount") or resources.get("InstanceCount") or 1
 
 
-def _hosts(resources: Mapping[str, Any]) -> tuple[HostSpec, ...]:
-    selected = selected_instance(resources)
+def _hosts(resources: Mapping[str, Any], selected: tuple[str, int] | None) -> tuple[HostSpec, ...]:
     if selected is not None:
         groups = [(DEFAULT_GROUP, *selected)]
     elif resources.get("InstanceGroups"):
@@ -158,4 +201,7 @@ def _channel(channel: Mapping[str, Any], default_mode: str) -> ChannelSpec:
         content_type=channel.get("ContentType"),
         shuffle_seed=(channel.get("ShuffleConfig") or {}).get("Seed"),
         groups=tuple(source.get("InstanceGroupNames") or ()),
+        attributes=tuple(source.get("AttributeNames") or ()),
+        gzipped=channel.get("CompressionType") == "Gzip",
+        wrapped=channel.get("RecordWrapperType") == "RecordIO",
     )

@@ -1,6 +1,9 @@
 """The life of a training job: a pure state machine with SageMaker's primary and secondary statuses.
 
-    InProgress   Starting -> Downloading -> Training -> Uploading        (Pending, Interrupted, Restarting)
+    InProgress   Starting -> Downloading -> Training -> Uploading
+                    `-> Pending -> Starting          capacity is waited for
+                 Training -> Interrupted -> Starting  a spot interruption; all begins again
+                 Training -> Restarting -> Starting   RetryStrategy, after an InternalServerError
     Stopping     Stopping
     Stopped      Stopped | MaxRuntimeExceeded | MaxWaitTimeExceeded
     Completed    Completed
@@ -17,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
-StopCause = Literal["user", "max_runtime", "max_wait"]
+StopCause = Literal["user", "max_runtime", "max_wait", "max_pending"]
 
 REASON_LIMIT: Final = 1024
 
@@ -36,10 +39,10 @@ _PRIMARY: Final[Mapping[str, str]] = {
 }
 _NEXT: Final[Mapping[str, frozenset[str]]] = {
     "Pending": frozenset({"Starting", "Stopping", "Failed"}),
-    "Starting": frozenset({"Pending", "Downloading", "Interrupted", "Stopping", "Failed"}),
+    "Starting": frozenset({"Pending", "Downloading", "Interrupted", "Restarting", "Stopping", "Failed"}),
     "Downloading": frozenset({"Training", "Interrupted", "Restarting", "Stopping", "Failed"}),
     "Training": frozenset({"Uploading", "Interrupted", "Restarting", "Stopping", "Failed"}),
-    "Uploading": frozenset({"Completed", "Stopping", "Failed"}),
+    "Uploading": frozenset({"Completed", "Restarting", "Stopping", "Failed"}),
     "Interrupted": frozenset({"Starting", "Restarting", "Stopping", "Failed"}),
     "Restarting": frozenset({"Starting", "Stopping", "Failed"}),
     "Stopping": frozenset({"Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
@@ -48,7 +51,10 @@ _END: Final[Mapping[StopCause, str]] = {
     "user": "Stopped",
     "max_runtime": "MaxRuntimeExceeded",
     "max_wait": "MaxWaitTimeExceeded",
+    # The documentation says only that the job is stopped; no status is named after it.
+    "max_pending": "Stopped",
 }
+_ON_HOSTS: Final = frozenset({"Downloading", "Training", "Uploading"})
 MESSAGES: Final[Mapping[str, str]] = {
     "Pending": "Waiting for capacity",
     "Starting": "Starting the training job",
@@ -67,6 +73,10 @@ MESSAGES: Final[Mapping[str, str]] = {
 """What StatusMessage says. AWS calls these texts subject to change."""
 
 
+NO_CAPACITY: Final = "Insufficient capacity error from EC2 while launching instances, retrying!"
+"""The StatusMessage of Starting while hosts cannot be had (API model, SecondaryStatusTransition)."""
+
+
 class IllegalTransition(RuntimeError):
     """A step SageMaker's statuses do not know; a fault of the endpoint, never of the job."""
 
@@ -81,7 +91,8 @@ class Transition:
 
 @dataclass(frozen=True)
 class JobState:
-    """Where a job stands. ``training_started`` and ``training_ended`` bound the billed time."""
+    """Where a job stands. ``training_started`` and ``training_ended`` bound the billed time, of which
+    ``billable_share`` is paid (less than 1 on spot)."""
 
     secondary: str
     transitions: tuple[Transition, ...]
@@ -91,6 +102,7 @@ class JobState:
     training_ended: float | None = None
     failure_reason: str | None = None
     stop_cause: StopCause | None = None
+    billable_share: float = 1.0
 
     @property
     def status(self) -> str:
@@ -102,10 +114,26 @@ class JobState:
 
     @property
     def training_seconds(self) -> int | None:
-        """Whole seconds, begun ones counted, from the first Downloading to the end. None until then."""
+        """Whole seconds, begun ones counted, that the job had hosts: all attempts together, without the time
+        between them. None until the job has ended, or when it never had any."""
         if self.training_started is None or self.training_ended is None:
             return None
-        return math.ceil(self.training_ended - self.training_started)
+        return math.ceil(self.seconds_in(_ON_HOSTS, self.training_ended))
+
+    @property
+    def billable_seconds(self) -> int | None:
+        seconds = self.training_seconds
+        return None if seconds is None else math.ceil(seconds * self.billable_share)
+
+    def seconds_in(self, statuses: frozenset[str], now: float) -> float:
+        """Seconds spent in any of ``statuses`` until ``now``; what follows as Stopping belongs to them."""
+        total = 0.0
+        counted = False
+        for step in self.transitions:
+            counted = step.status in statuses or (step.status == "Stopping" and counted)
+            if counted:
+                total += max(0.0, (now if step.end is None else step.end) - step.start)
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,9 +144,10 @@ class JobState:
         return cls(**{**document, "transitions": steps})
 
 
-def begin(now: float) -> JobState:
+def begin(now: float, billable_share: float = 1.0) -> JobState:
     """A job that was just accepted."""
-    return JobState("Starting", (Transition("Starting", now, None, MESSAGES["Starting"]),), now, now)
+    first = Transition("Starting", now, None, MESSAGES["Starting"])
+    return JobState("Starting", (first,), now, now, billable_share=billable_share)
 
 
 def move(state: JobState, secondary: str, now: float, message: str | None = None) -> JobState:
@@ -139,6 +168,16 @@ def move(state: JobState, secondary: str, now: float, message: str | None = None
         modified=now,
         training_started=started,
         training_ended=now if ended and started is not None else None,
+    )
+
+
+def tell(state: JobState, message: str, now: float) -> JobState:
+    """The job goes on as it is, with another StatusMessage."""
+    *earlier, step = state.transitions
+    return replace(
+        state,
+        transitions=(*earlier, replace(step, message=message)),
+        modified=max(now, state.modified),
     )
 
 

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from smlaunch.local.executors.base import HostExit
 from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
 
+INTERNAL = "InternalServerError: "
+"""How the reasons begin that RetryStrategy retries: the host's supervisor died, or could not be started, and
+no program of the job has an exit code of its own to tell; or the endpoint itself failed."""
+
 
 @dataclass(frozen=True)
 class HostReport:
@@ -39,9 +43,9 @@ def failure_reason(reports: Sequence[HostReport]) -> str | None:
     causes = [report for report in failed if not report.told or report.failure_time is not None]
     first = min(causes or failed, key=lambda report: (report.failed_at, report.label))
     if first.exit.how == "lost":
-        return f"InternalServerError: {first.exit.message}"
+        return INTERNAL + first.exit.message
     if first.exit.how == "not_started":
         if first.exit.code not in (126, 127):
-            return f"InternalServerError: {first.label}: {first.exit.message}"[:REASON_LIMIT]
+            return f"{INTERNAL}{first.label}: {first.exit.message}"[:REASON_LIMIT]
         return algorithm_error(first.exit.message, first.exit.code)
     return algorithm_error(first.failure[:REASON_LIMIT], first.exit.code)

@@ -8,11 +8,15 @@ if TYPE_CHECKING:
     from smlaunch.local.credentials import Keyring
     from smlaunch.local.dispatch import Service
     from smlaunch.local.log_store import LogStore
+    from smlaunch.local.metric_store import MetricStore
     from smlaunch.local.objects import ObjectStore
 
 
-def standard_services(objects: ObjectStore, logs: LogStore, keyring: Keyring) -> dict[str, Service]:
-    """S3, CloudWatch Logs, STS and IAM, by the names that clients sign for."""
+def standard_services(
+    objects: ObjectStore, logs: LogStore, metrics: MetricStore, keyring: Keyring
+) -> dict[str, Service]:
+    """S3, CloudWatch and its Logs, STS and IAM, by the names that clients sign for."""
+    from smlaunch.local.services.cloudwatch import CloudWatch, CloudWatchService
     from smlaunch.local.services.iam import NAMESPACE as IAM_NAMESPACE
     from smlaunch.local.services.iam import Iam
     from smlaunch.local.services.json_service import JsonService
@@ -25,6 +29,7 @@ def standard_services(objects: ObjectStore, logs: LogStore, keyring: Keyring) ->
     return {
         "s3": S3Service(objects),
         "logs": JsonService("logs", Logs(logs)),
+        "monitoring": CloudWatchService(CloudWatch(metrics)),
         "sts": QueryService(STS_NAMESPACE, Sts(keyring)),
         "iam": QueryService(IAM_NAMESPACE, Iam()),
     }

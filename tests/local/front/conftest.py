@@ -13,6 +13,7 @@ from botocore.config import Config
 from smlaunch.local.credentials import Credentials, Keyring
 from smlaunch.local.dispatch import Dispatch, Service
 from smlaunch.local.log_store import LogStore
+from smlaunch.local.metric_store import MetricStore
 from smlaunch.local.objects import ObjectStore
 from smlaunch.local.server import Server
 from smlaunch.local.services import standard_services
@@ -56,10 +57,11 @@ class Front:
         self.root = root
         self.objects = ObjectStore(root / "s3")
         self.logs = LogStore(root / "logs")
+        self.metrics = MetricStore(root / "metrics.sqlite")
         self.sagemaker = FakeSageMaker()
         keyring = Keyring(CREDENTIALS)
         services: dict[str, Service] = {
-            **standard_services(self.objects, self.logs, keyring),
+            **standard_services(self.objects, self.logs, self.metrics, keyring),
             "sagemaker": JsonService("sagemaker", self.sagemaker),
         }
         dispatch = Dispatch(keyring, services, **({"clock": clock} if clock else {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -50,9 +51,25 @@ def test_a_job_stopped_before_it_ran_has_no_training_time() -> None:
     assert (state.training_started, state.training_ended, state.training_seconds) == (None, None, None)
 
 
-def test_an_interruption_starts_again_and_counts_from_the_first_download() -> None:
+def test_the_time_between_two_attempts_is_no_training_time() -> None:
     state = walk("Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading")
-    assert states.finish(state, 200.0).training_seconds == 99
+    ended = states.finish(state, 110.0)  # 101 to 103, and 105 to 110
+    assert (ended.training_seconds, ended.billable_seconds) == (7, 7)
+    assert replace(ended, billable_share=0.3).billable_seconds == 3
+
+
+def test_a_stop_belongs_to_what_was_stopped() -> None:
+    running = states.stop(walk("Downloading", "Training"), "user", 110.0)
+    assert states.finish(running, 120.0).training_seconds == 19
+    waiting = states.stop(walk("Downloading", "Training", "Interrupted"), "max_wait", 110.0)
+    ended = states.finish(waiting, 120.0)
+    assert (ended.secondary, ended.training_seconds) == ("MaxWaitTimeExceeded", 2)
+
+
+def test_a_message_can_change_while_the_status_stays() -> None:
+    told = states.tell(states.begin(1.0), states.NO_CAPACITY, 2.0)
+    assert [(step.status, step.message) for step in told.transitions] == [("Starting", states.NO_CAPACITY)]
+    assert told.modified == 2.0
 
 
 @pytest.mark.parametrize("ended", sorted(ENDED))
@@ -88,7 +105,9 @@ def test_whatever_is_asked_the_record_stays_consistent(asked: list[tuple[str, fl
         assert earlier.status not in ENDED
     assert (steps[-1].end is not None) == state.ended == (state.secondary in ENDED)
     assert (state.training_ended is not None) == (state.ended and state.training_started is not None)
-    assert state.training_seconds is None or state.training_seconds >= 0
+    if state.training_seconds is not None:
+        assert 0 <= state.training_seconds <= steps[-1].start + 1
+        assert state.billable_seconds == state.training_seconds
     assert JobState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 

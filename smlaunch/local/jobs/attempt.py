@@ -1,0 +1,240 @@
+"""One attempt at a training job: hosts had, data in, programs run, output out. A job may need several."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from smlaunch.local import honesty
+from smlaunch.local.errors import ApiError
+from smlaunch.local.executors.base import (
+    Allocation,
+    CannotAllocate,
+    Executor,
+    HostExit,
+    HostProcess,
+    Place,
+    Program,
+)
+from smlaunch.local.faults import AttemptFaults
+from smlaunch.local.jobs import artifacts, channels, contract
+from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.control import JobControl, Stopping
+from smlaunch.local.jobs.listing import DataError
+from smlaunch.local.jobs.metrics import MetricReader
+from smlaunch.local.jobs.output import OutputPump
+from smlaunch.local.jobs.pipes import Pipes
+from smlaunch.local.jobs.ports import Logs, Metrics, Objects
+from smlaunch.local.jobs.spec import S3Location, TrainingSpec
+from smlaunch.local.jobs.verdict import INTERNAL, HostReport, failure_reason
+from smlaunch.local.jobs.watch import HostWatch
+from smlaunch.local.settings import Settings
+from smlaunch.local.store import JobStore
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What every job of an endpoint shares. ``credentials``: variables by which a script reaches it."""
+
+    store: JobStore
+    objects: Objects
+    logs: Logs
+    metrics: Metrics
+    executor: Executor
+    settings: Settings
+    credentials: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: ``reason`` is None unless it failed, ``interrupted`` when its hosts were taken
+    away. ``result``: what Describe is to show of it."""
+
+    reason: str | None = None
+    interrupted: bool = False
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Attempt:
+    """``run`` never raises; ``close`` gives the hosts back. ``request`` is read for remarks only."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        request: Mapping[str, Any],
+        rooms: Rooms,
+        control: JobControl,
+        faults: AttemptFaults,
+        reader: MetricReader,
+    ) -> None:
+        self._spec = spec
+        self._request = request
+        self._rooms = rooms
+        self._control = control
+        self._faults = faults
+        self._reader = reader
+        self._allocation: Allocation | None = None
+        labels = [host.label for host in spec.hosts]
+        self._output = OutputPump(spec.name, labels, rooms.logs, reader.feed if spec.metrics else None)
+
+    def run(self) -> Outcome:
+        try:
+            outcome = self._run()
+        except Stopping:
+            outcome = Outcome()  # nothing had been started: there is nothing to upload either
+        except (DataError, artifacts.UploadError) as error:
+            outcome = Outcome(f"ClientError: {error}")
+        except CannotAllocate as error:
+            outcome = Outcome(f"CapacityError: Unable to provision requested ML compute capacity: {error}")
+        except Exception as error:
+            # The endpoint's own fault: the job must say so, and the endpoint must go on.
+            traceback.print_exc()
+            outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
+        self._output.finish()
+        return outcome
+
+    def close(self) -> None:
+        if self._allocation is not None:
+            self._allocation.release()
+
+    def _run(self) -> Outcome:
+        spec = self._spec
+        # Names are unique per region only, and two regions' jobs may run at once.
+        self._allocation = allocation = self._rooms.executor.allocate(
+            f"{spec.name}.{spec.region}", [host.label for host in spec.hosts], spec.isolated_network
+        )
+        reports, interrupted = self._train(allocation)
+        stopping = self._control.is_stopping
+        if interrupted and not stopping:
+            return Outcome(interrupted=True)
+        reason = failure_reason(reports)
+        if reason is not None and not stopping:
+            return Outcome(reason)
+        # A stopped job is Stopped, however its hosts left, and what they saved is kept.
+        self._control.upload()
+        address = artifacts.upload(
+            *(spec, allocation.places, self._rooms.objects, self._rooms.settings),
+            allocation.places[0].tree.parent,
+            self._output.note,
+        )
+        return Outcome(result={"ModelArtifacts": {"S3ModelArtifacts": address}})
+
+    def _train(self, allocation: Allocation) -> tuple[list[HostReport], bool]:
+        """Data in, hosts up, until the last host has ended and its checkpoints are safe. Also whether the
+        hosts were taken away."""
+        self._control.go("Downloading")
+        places = allocation.places
+        for line in (*self._remarks(), *self._made_buckets(), *allocation.offer.notes):
+            self._output.note(places[0].label, line)
+        programs, syncs, pipes = self._prepare(allocation)
+        self._control.go("Training")
+        try:
+            pipes.start()
+            reports, interrupted = self._follow(allocation.start(programs), syncs)
+        finally:
+            pipes.finish()
+        if self._control.broken is not None and not self._control.is_stopping:
+            raise self._control.broken
+        return reports, interrupted
+
+    def _follow(
+        self, hosts: Sequence[HostProcess], syncs: Sequence[CheckpointSync]
+    ) -> tuple[list[HostReport], bool]:
+        self._output.start({host.place.label: host.output for host in hosts})
+        for sync in syncs:
+            sync.start()
+        watch = HostWatch(
+            hosts,
+            self._control,
+            self._rooms.settings,
+            self._runtime_end(),
+            self._faults if self._spec.spot else replace(self._faults, interrupted_after=None),
+            self._explained,
+        )
+        try:
+            reports = watch.run()
+        finally:
+            for sync in syncs:
+                sync.finish()
+        return reports, watch.interrupted
+
+    def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
+        spec, settings, places = self._spec, self._rooms.settings, allocation.places
+        for place in places:
+            contract.lay_out(spec, places, place)
+        data = channels.prepare(
+            spec, places, self._rooms.objects, settings, allocation.offer.views, self._control.check
+        )
+        pipes = Pipes(data.feeds, self._rooms.objects, self._control.break_off)
+        syncs = []
+        if spec.checkpoints is not None:
+            sync = self._sync(spec.checkpoints, spec.checkpoint_path, places)
+            sync.download(self._control.check)
+            syncs.append(sync)
+        if spec.tensorboard is not None:
+            # One way only: what an earlier attempt wrote stays where it is.
+            where = S3Location(
+                spec.tensorboard.bucket, spec.tensorboard.below(spec.name, "tensorboard-output")
+            )
+            syncs.append(self._sync(where, spec.tensorboard_path, places))
+        for place in places:
+            data.views[place.label].extend(view for sync in syncs for view in sync.views(place))
+        environment = contract.environment(
+            spec,
+            allocation.offer.environment,
+            settings.inherit_environment,
+            self._rooms.credentials,
+            os.environ,
+        )
+        programs = [Program(spec.command, environment, tuple(data.views[place.label])) for place in places]
+        return programs, syncs, pipes
+
+    def _sync(self, where: S3Location, path: str, places: Sequence[Place]) -> CheckpointSync:
+        return CheckpointSync(
+            where, path, places, self._rooms.objects, self._rooms.settings, self._output.note
+        )
+
+    def _remarks(self) -> list[str]:
+        """What differs from SageMaker for this very job, said once at the top of the first host's log."""
+        words = " ".join(self._spec.command)
+        instead = words if self._spec.given_entrypoint else "`train`, from the PATH,"
+        remarks = [
+            f"image {self._spec.image or '(none)'} is not run: {instead} runs on this machine's Python "
+            f"({self._rooms.executor.name}, isolation {self._rooms.executor.isolation})"
+        ]
+        told = honesty.without_effect(self._request)
+        told.pop("AlgorithmSpecification.TrainingImage", None)
+        return remarks + [f"{path}: {sentence}" for path, sentence in told.items()]
+
+    def _made_buckets(self) -> list[str]:
+        if not self._rooms.settings.make_buckets:
+            return []
+        spec = self._spec
+        wanted = {place.bucket for place in (spec.output, spec.checkpoints, spec.tensorboard) if place}
+        made = []
+        for bucket in sorted(wanted):
+            try:
+                if self._rooms.objects.create_bucket(bucket):
+                    made.append(bucket)
+            except ApiError as error:
+                raise artifacts.UploadError(f"{error.message} (bucket {bucket!r})") from None
+        return [f"bucket {bucket} was not there and has been made; SageMaker would fail" for bucket in made]
+
+    def _explained(self, ended: HostExit) -> HostExit:
+        """Adds what to do where a training image would have brought the program."""
+        if ended.how != "not_started" or self._spec.given_entrypoint:
+            return ended
+        hint = "this endpoint does not run images: give ContainerEntrypoint, or have `train` on the PATH"
+        return replace(ended, message=f"{ended.message} ({hint})")
+
+    def _runtime_end(self) -> float:
+        """On the monotonic clock. MaxRuntimeInSeconds covers all attempts together (API model)."""
+        counted = {"Training"}
+        if self._rooms.settings.max_runtime_from == "Downloading":
+            counted.add("Downloading")
+        used = self._control.state.seconds_in(frozenset(counted), time.time())
+        return time.monotonic() + self._spec.max_runtime - used

@@ -1,0 +1,133 @@
+"""Hosts from their start to the end of the last one: who failed, who is told to leave, when patience ends.
+
+Waits on events only: hosts that end, a request to stop, and the next deadline.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from smlaunch.local.executors.base import HostExit, HostProcess
+from smlaunch.local.faults import AttemptFaults
+from smlaunch.local.jobs import states
+from smlaunch.local.jobs.control import LONGEST_WAIT, JobControl
+from smlaunch.local.jobs.verdict import HostReport
+from smlaunch.local.settings import Settings
+from smlaunch.protocol.paths import Paths
+
+
+@dataclass
+class HostWatch:
+    """``runtime_end``: when MaxRuntime is over, on the monotonic clock. ``explain`` may add to how a host
+    ended. After ``run``, ``interrupted`` says that the hosts were taken away (managed spot)."""
+
+    hosts: Sequence[HostProcess]
+    control: JobControl
+    settings: Settings
+    runtime_end: float
+    faults: AttemptFaults
+    explain: Callable[[HostExit], HostExit]
+    interrupted: bool = False
+    _reports: list[HostReport] = field(default_factory=list)
+    _told: bool = False
+    _kill_at: float | None = None
+    _lost: set[str] = field(default_factory=set)
+
+    def run(self) -> list[HostReport]:
+        """How each host ended, in that order. The first that fails takes the others with it."""
+        self._left = {host.place.label: host for host in self.hosts}
+        self._interrupt_at, self._losses = self._planned()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control.woken, selectors.EVENT_READ)
+            for host in self.hosts:
+                selector.register(host.events, selectors.EVENT_READ, host)
+            while self._left:
+                for key, _ in selector.select(self._timeout()):
+                    if key.data is None:
+                        self.control.drain()
+                        continue
+                    ended = key.data.read()
+                    if ended is not None:
+                        selector.unregister(key.fd)
+                        self._ended(key.data, ended)
+                self._act(time.monotonic())
+        return self._reports
+
+    def _planned(self) -> tuple[float | None, dict[str, float]]:
+        now = time.monotonic()
+        after = self.faults.interrupted_after
+        losses = {
+            label: now + after
+            for pattern, after in self.faults.lost
+            for label in self._left
+            if fnmatchcase(label, pattern)
+        }
+        return None if after is None else now + after, losses
+
+    def _timeout(self) -> float | None:
+        deadlines = [self._kill_at, *self._losses.values()]
+        if not self._told:
+            deadlines += [self.runtime_end, self.control.wait_end, self._interrupt_at]
+        known = [at for at in deadlines if at is not None]
+        return min(max(0.0, min(known) - time.monotonic()), LONGEST_WAIT) if known else None
+
+    def _act(self, now: float) -> None:
+        for label in [label for label, at in self._losses.items() if now >= at]:
+            del self._losses[label]
+            if label in self._left:
+                self._lost.add(label)
+                self._left[label].kill()
+        if not self._told:
+            if self.control.wait_end is not None and now >= self.control.wait_end:
+                self.control.stop("max_wait")
+            elif now >= self.runtime_end:
+                self.control.stop("max_runtime")
+        grace = self._grace(now)
+        if grace is not None and (not self._told or self._kill_at is not None):
+            # Asked again with less patience: the nearer deadline counts.
+            self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
+            if not self._told:
+                self._told = True
+                for host in self._left.values():
+                    host.terminate()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            for host in self._left.values():
+                host.kill()
+
+    def _grace(self, now: float) -> float | None:
+        """How long the hosts may still take; None: nobody asks them to leave."""
+        if self.control.is_stopping:
+            return self.control.grace
+        if self.interrupted:
+            return self.settings.spot_notice_seconds
+        if self.control.broken or any(report.exit.code != 0 for report in self._reports):
+            return self.settings.failed_peer_grace_seconds
+        if self._interrupt_at is not None and now >= self._interrupt_at:
+            self.interrupted = True
+            return self.settings.spot_notice_seconds
+        return None
+
+    def _ended(self, host: HostProcess, ended: HostExit) -> None:
+        label = host.place.label
+        del self._left[label]
+        if label in self._lost:
+            ended = HostExit(ended.code, "lost", f"host {label} was lost, as the fault plan says")
+        self._reports.append(_report(host, self.explain(ended), self._told))
+
+
+def _report(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
+    """With the failure file, when the host's program wrote one."""
+    path = Path(Paths(str(host.place.tree)).failure)
+    now = time.time()
+    try:
+        text = path.read_text("utf-8", "replace")[: states.REASON_LIMIT]
+        written = path.stat().st_mtime
+    except OSError:
+        return HostReport(host.place.label, ended, now, told)
+    return HostReport(host.place.label, ended, now, told, text, written)
