@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,14 @@ VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
 def python_of(version: str) -> str | None:
     if version == "{}.{}".format(*sys.version_info):
         return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    installed = sorted((pyenv / "versions").glob(f"{version}.*/bin/python"))
+    if installed:
+        return str(installed[0])
     found = shutil.which(f"python{version}")
-    installed = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))
-    return str(installed[0]) if installed else found
+    # pyenv puts a name on the PATH for versions that it then refuses to run.
+    works = found is not None and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+    return found if works else None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
