@@ -44,7 +44,7 @@ class Keyring:
 
     def find(self, access_key: str, session_token: str | None, now: float) -> Identity | None:
         """None for a key or token not issued here, or run out. ``now``: seconds since the epoch."""
-        if session_token is None:
+        if not session_token:  # obstore sends an empty header for an AWS_SESSION_TOKEN that is set and empty
             if access_key != self._credentials.access_key:
                 return None
             return Identity(self._credentials.secret_key, f"arn:aws:iam::{ACCOUNT}:root")
