@@ -16,6 +16,9 @@ LIMIT = 1024
 ROOM = 960
 """What we write: the service's own prefix and the exit code it appends must fit in LIMIT too."""
 
+_CLASS = re.compile(r"^(?:AlgorithmError|InternalServerError): ")
+"""Reasons of these classes may be about one host."""
+
 _FIRST = re.compile(
     r"(?:rank (?P<rank>\d+) on )?(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*) "
     r"(?:exited with code (?P<code>\d+)|was killed by (?P<signal>SIG[A-Z0-9]+)|failed)"
@@ -64,7 +67,7 @@ def format_failure(
 
 def parse_failure(text: str) -> Failure:
     """Reads a FailureReason or a failure file; text that is not ours becomes the cause as it is."""
-    body = re.sub(r"^AlgorithmError: ", "", text.strip())
+    body = _CLASS.sub("", text.strip())
     stated = re.search(r", exit code: (\d+)\s*$", body)
     code = int(stated.group(1)) if stated else None
     if stated:

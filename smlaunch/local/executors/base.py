@@ -55,12 +55,14 @@ class Program:
 
 @dataclass(frozen=True)
 class HostExit:
-    """How a host ended. ``code`` is 128 + n after signal n. ``lost``: its supervisor was killed;
-    ``not_started``: the program could not be started, and ``message`` says why."""
+    """How a host ended. ``code`` is 128 + n after signal n, which ``signal`` names when it was the first
+    process's own end. ``lost``: its supervisor was killed; ``not_started``: the program could not be started,
+    and ``message`` says why."""
 
     code: int
     how: Literal["exited", "lost", "not_started"] = "exited"
     message: str = ""
+    signal: str = ""
 
 
 class HostProcess(Protocol):

@@ -7,7 +7,7 @@ counts precede lists. Loaded by the supervisor: it imports nothing, so that a ho
 from __future__ import annotations
 
 OWNER_VARIABLE = "SMLAUNCH_OWNER"
-"""In every host process's environment: owner/job/label. Finds what a killed supervisor left behind."""
+"""In every host process's environment: owner/job/label/. Finds what a killed supervisor left behind."""
 
 
 class ViewPlan:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,7 @@ class ProcessAllocation:
                 for part in ("ml", "tmp", "stage"):
                     (folder / place.label / part).mkdir(parents=True)
                 (folder / place.label / "tmp").chmod(0o1777)
-                self._hosts.append(_Host(place))
+                self._hosts.append(_Host(place, f"{self._owner}/{place.label}"))
         except OSError as error:
             self.release()
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
@@ -148,7 +149,7 @@ class ProcessAllocation:
             work.mkdir()
             mode = "read-only" if view.read_only else "shared" if view.shared else "own"
             views.append(ViewPlan(str(view.source), view.target, mode, str(upper), str(work)))
-        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{place.label}"}
+        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{place.label}/"}
         argv = list(program.argv)
         if self._level == "plain":
             environment[ROOT_VARIABLE] = place.root
@@ -181,10 +182,14 @@ class ProcessAllocation:
 
 
 class _Host:
-    """A supervisor and the three pipes to it: lifeline, report (``events``), and what the host prints."""
+    """A supervisor and the three pipes to it: lifeline, report (``events``), and what the host prints.
 
-    def __init__(self, place: Place) -> None:
+    ``mark`` is in the environment of all its processes.
+    """
+
+    def __init__(self, place: Place, mark: str) -> None:
         self.place = place
+        self._mark = mark
         lifeline, self._lifeline = os.pipe()
         self.events, report = os.pipe()
         self.output, output = os.pipe()
@@ -232,13 +237,18 @@ class _Host:
         if not self._text:
             self._text = os.read(self.events, 4096)
             if not self._text:
-                return HostExit(137, "lost", f"the supervisor of host {self.place.label} was killed")
+                # Without a namespace its processes run on: its peers must not go on talking to them, nor
+                # its output stay open.
+                sweep.end_marked(self._mark + "/")
+                return HostExit(137, "lost", "the process that watches over the host was killed")
         *lines, _ = self._text.split(b"\n")
         self._text = b""
         for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
             if word == "exit":
                 return HostExit(int(rest))
+            if word == "killed":
+                return HostExit(128 + int(rest), signal=_signal_name(int(rest)))
             if word == "error":
                 step, code, message = rest.split(" ", 2)
                 where = "" if step == "program" else "the host could not be isolated: "
@@ -253,6 +263,8 @@ class _Host:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGCONT)  # one that was stopped would never see it
 
     def reap(self) -> bool:
         """After ``kill``. Closes what is still open. False when the supervisor did not end by itself."""
@@ -275,6 +287,13 @@ def told(level: str, isolated_network: bool = False) -> Iterator[str]:
     )
     if isolated_network:
         yield "isolation plain: EnableNetworkIsolation is without effect, the network can be reached"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"SIG{number}"
 
 
 def _link_prefix(owner: str) -> str:

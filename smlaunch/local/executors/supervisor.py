@@ -2,7 +2,7 @@
 
     endpoint ── lifeline, plan, report ──► supervisor ── fork ──► first process (pid 1 of its namespace)
 
-The report is lines of text: ``started PID``, ``exit CODE``, or ``error STEP CODE MESSAGE``.
+The report is lines of text: ``started PID``, ``exit CODE``, ``killed SIGNAL``, ``error STEP CODE MESSAGE``.
 
 The lifeline is a pipe whose other end only the endpoint holds. When it closes, on purpose or because the
 endpoint died, the host dies. When the supervisor dies, the kernel kills the first process with it.
@@ -54,7 +54,7 @@ def main(lifeline: int, report: int) -> None:
 
         kill_children()
     code = os.waitstatus_to_exitcode(status)
-    _say(report, b"exit %d" % (code if code >= 0 else 128 - code))
+    _say(report, b"exit %d" % code if code >= 0 else b"killed %d" % -code)
     os._exit(0)  # spares the interpreter's own leave-taking
 
 

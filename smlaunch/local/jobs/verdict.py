@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from smlaunch.local.executors.base import HostExit
 from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
+from smlaunch.protocol.failure import format_failure
+
+_SILENT = "its first process, which left no word; often memory that ran out"
 
 INTERNAL = "InternalServerError: "
 """How the reasons begin that RetryStrategy retries: the host's supervisor died, or could not be started, and
@@ -43,9 +46,14 @@ def failure_reason(reports: Sequence[HostReport]) -> str | None:
     causes = [report for report in failed if not report.told or report.failure_time is not None]
     first = min(causes or failed, key=lambda report: (report.failed_at, report.label))
     if first.exit.how == "lost":
-        return INTERNAL + first.exit.message
+        return INTERNAL + format_failure(first.label, None, None, first.exit.message)
     if first.exit.how == "not_started":
         if first.exit.code not in (126, 127):
-            return f"{INTERNAL}{first.label}: {first.exit.message}"[:REASON_LIMIT]
-        return algorithm_error(first.exit.message, first.exit.code)
-    return algorithm_error(first.failure[:REASON_LIMIT], first.exit.code)
+            return INTERNAL + format_failure(first.label, None, None, first.exit.message)
+        text = format_failure(first.label, None, first.exit.code, first.exit.message)
+        return algorithm_error(text, first.exit.code)
+    text = first.failure
+    if not text and first.exit.signal:
+        # No program was left to say anything; a plain exit without a failure file stays in AWS's words.
+        text = format_failure(first.label, None, None, _SILENT, signal=first.exit.signal)
+    return algorithm_error(text[:REASON_LIMIT], first.exit.code)

@@ -110,9 +110,9 @@ def read_until(host: HostProcess, text: str) -> str:
     return seen
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
+def eventually(condition: Callable[[], bool], patience: float = _PATIENCE) -> bool:
     """For what no event tells, such as the end of a process that is nobody's child."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if condition():
             return True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from smlaunch.local.executors.base import HostExit
 from smlaunch.local.jobs.verdict import HostReport, failure_reason
+from smlaunch.protocol.failure import parse_failure
 
 
 def report(
@@ -36,6 +37,20 @@ def test_a_long_failure_file_keeps_its_head() -> None:
 
 def test_a_program_that_is_not_there_and_a_lost_supervisor() -> None:
     missing = HostReport("algo-1", HostExit(127, "not_started", "train: no such program"), 1.0, False)
-    assert failure_reason([missing]) == "AlgorithmError: train: no such program, exit code: 127"
-    lost = HostReport("algo-1", HostExit(137, "lost", "the supervisor of host algo-1 was killed"), 1.0, False)
-    assert failure_reason([lost]) == "InternalServerError: the supervisor of host algo-1 was killed"
+    assert failure_reason([missing]) == (
+        "AlgorithmError: algo-1 exited with code 127: train: no such program, exit code: 127"
+    )
+    lost = HostReport("algo-1", HostExit(137, "lost", "its supervisor was killed"), 1.0, False)
+    assert failure_reason([lost]) == "InternalServerError: algo-1 failed: its supervisor was killed"
+
+
+def test_a_first_process_that_was_killed_has_a_host_and_a_cause() -> None:
+    killed = HostReport("algo-2", HostExit(137, signal="SIGKILL"), 1.0, False)
+    reason = failure_reason([killed])
+    assert reason is not None
+    assert reason.startswith("AlgorithmError: algo-2 was killed by SIGKILL: its first process")
+    failure = parse_failure(reason)
+    assert (failure.host, failure.rank, failure.exit_code) == ("algo-2", None, 137)
+    # An exit that says nothing stays in AWS's words.
+    silent = HostReport("algo-2", HostExit(1), 1.0, False)
+    assert failure_reason([silent]) == "AlgorithmError: , exit code: 1"

@@ -1,0 +1,205 @@
+"""Every process of a running job, its client and its endpoint is killed in turn, in random order and at
+random moments: nothing survives that should not, and nothing hangs. At all levels.
+
+A seed that failed is run again by SMLAUNCH_CHAOS_SEED=N.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors.levels import LEVELS
+from tests.e2e.command import SMLAUNCH
+from tests.local.client import Client
+from tests.local.executors.conftest import eventually
+from tests.local.grounds import Grounds, grounds
+
+PATIENCE = 60.0
+"""For a slow machine; what is left after that hangs."""
+
+# Two ranks on each of two hosts; each has a child in a session of its own, and one that left its parent.
+TRAIN = """\
+import os, subprocess, sys, time
+subprocess.Popen(["setsid", "sleep", "1001"])
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.execvp("sleep", ["sleep", "1002"])
+    os._exit(0)
+os.wait()
+print("ready", os.environ["RANK"], flush=True)
+time.sleep(1000)
+"""
+SHAPE = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2", "--local")
+PROCESSES = 17
+"""The client, and on each of two hosts: supervisor, runtime, two ranks, four daemons."""
+
+
+class Round:
+    """A job, run by the command line on a standing endpoint or on one embedded in the command."""
+
+    def __init__(self, place: Grounds, embedded: bool) -> None:
+        self._place = place
+        self._embedded = embedded
+        source = place.home.parent / "train.py"
+        source.write_text(TRAIN)
+        words = [SMLAUNCH, "run", str(source), *SHAPE]
+        if embedded:
+            words += ["--isolation", place.level]
+        else:
+            place.start("standing")
+        self.client = subprocess.Popen(
+            place.command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=place.environment(),
+        )
+
+    def wait_until_ready(self) -> None:
+        assert self.client.stdout is not None
+        seen = b""
+        deadline = time.monotonic() + PATIENCE
+        while seen.count(b"ready") < 4:
+            left = deadline - time.monotonic()
+            assert select.select([self.client.stdout], [], [], max(0.0, left))[0], seen
+            part = os.read(self.client.stdout.fileno(), 1 << 16)
+            assert part, seen
+            seen += part
+        self._place.learn_owners()
+
+    def victims(self) -> dict[str, int]:
+        """Every process there is to kill, by a name that says what it is."""
+        counted: Counter[str] = Counter()
+        found = {"client": self.client.pid}
+        if not self._embedded:
+            found["endpoint"] = self._place.info.pid
+        for seen in self._place.processes():
+            role = {"first": "runtime", "below": "rank"}.get(seen.role, seen.role)
+            if role == "rank" and _is_daemon(seen.pid):
+                role = "daemon"
+            name = f"{role} on {seen.label}"
+            counted[name] += 1
+            found[f"{name}, {counted[name]}"] = seen.pid
+        return found
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        return b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def one_round(level: str, embedded: bool, chance: random.Random, victim: str | None = None) -> list[str]:
+    """Kills one of the processes, any or the one named; returns the names of all there were. What is left
+    afterwards is looked for by ``grounds``."""
+    with grounds(level) as place:
+        playing = Round(place, embedded)
+        try:
+            playing.wait_until_ready()
+            wanted = PROCESSES if embedded else PROCESSES + 1
+            assert eventually(lambda: len(playing.victims()) == wanted), playing.victims()
+            found = playing.victims()
+            name = victim or chance.choice(sorted(found))
+            os.kill(found[name], signal.SIGKILL)
+            if name == "client" and not embedded:
+                _another_client_stops_the_job(place)
+            elif name.startswith("daemon"):
+                # Nobody needs it: the job goes on.
+                assert playing.client.poll() is None
+                playing.client.send_signal(signal.SIGINT)
+                if not embedded:
+                    playing.client.communicate(timeout=PATIENCE)
+                    _another_client_stops_the_job(place)
+            said, _ = playing.client.communicate(timeout=PATIENCE)
+            text = said.decode(errors="replace")
+            assert playing.client.returncode == _expected(name, embedded), text
+            assert "Traceback (most recent call last)" not in text
+            assert eventually(place.nothing_runs), place.processes()
+            return sorted(found)
+        finally:
+            playing.client.kill()
+            playing.client.communicate()
+
+
+def _expected(victim: str, embedded: bool) -> int:
+    """The client's exit code; see the table in smlaunch/errors.py."""
+    kind = victim.partition(" ")[0]
+    codes = {"client": -signal.SIGKILL, "endpoint": 4, "supervisor": 4, "runtime": 1, "rank": 1}
+    return codes.get(kind, 5 if embedded else 130)
+
+
+def _another_client_stops_the_job(place: Grounds) -> None:
+    client = Client(place.info)
+    (job,) = client.sagemaker.list_training_jobs()["TrainingJobSummaries"]
+    assert job["TrainingJobStatus"] == "InProgress"
+    client.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
+    assert client.wait(job["TrainingJobName"])["TrainingJobStatus"] == "Stopped"
+
+
+def new_seed() -> int:
+    return int(os.environ.get("SMLAUNCH_CHAOS_SEED", time.time_ns() % 1_000_000))
+
+
+@pytest.mark.parametrize(("level", "embedded"), [("full", False), ("user", True), ("plain", False)])
+def test_any_process_is_killed(level: str, embedded: bool) -> None:
+    seed = new_seed()
+    print("seed", seed)
+    one_round(level, embedded, random.Random(seed))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "standing"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
+    seed = new_seed()
+    chance = random.Random(seed)
+    began = time.monotonic()
+    names = one_round(level, embedded, chance, "client")
+    chance.shuffle(names)
+    for name in names:
+        if name != "client":
+            print(f"seed {seed}: {level} {'embedded' if embedded else 'standing'}: {name}", flush=True)
+            one_round(level, embedded, chance, name)
+    print(f"{len(names)} processes killed in turn in {time.monotonic() - began:.0f} s", flush=True)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("level", LEVELS)
+def test_kills_at_random_moments(level: str) -> None:
+    """Before, while and after hosts start: one, or several at once, of whatever runs then."""
+    seed = new_seed()
+    chance = random.Random(seed)
+    for number in range(int(os.environ.get("SMLAUNCH_CHAOS_ROUNDS", "20"))):
+        embedded = chance.random() < 0.5
+        with grounds(level) as place:
+            playing = Round(place, embedded)
+            try:
+                time.sleep(chance.uniform(0.0, 2.5))
+                place.learn_owners()
+                found = playing.victims()
+                names = chance.sample(sorted(found), chance.randint(1, min(3, len(found))))
+                print(f"seed {seed} round {number}: {level}, {names} of {len(found)}", flush=True)
+                for name in names:
+                    try:
+                        os.kill(found[name], signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue  # went with one before it
+                time.sleep(chance.uniform(0.0, 1.0))
+                if not embedded:
+                    place.kill()
+                playing.client.kill()
+                playing.client.communicate(timeout=PATIENCE)
+            finally:
+                playing.client.kill()
+                playing.client.communicate()

@@ -1,0 +1,226 @@
+"""Failures of every kind: the right cause, host, rank and exit code, in FailureReason and `show --json`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.local import standing
+from smlaunch.local.endpoint import EndpointInfo
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir
+from tests.conftest import IS_ROOT
+from tests.e2e.command import smlaunch
+from tests.local.client import Client
+from tests.local.grounds import Seen, processes_of
+
+SECONDS = 10.0
+"""Within which a failure that was seen must be told."""
+
+
+class Bench:
+    """A standing endpoint, and jobs of two hosts with two ranks each, made by the command line."""
+
+    def __init__(self, home: Path, source: Path) -> None:
+        self.home = home
+        self.info: EndpointInfo
+        self.client: Client
+        self._source = source
+
+    def start(self) -> None:
+        self.info = standing.start(self.home, settings=Settings(close_grace_seconds=1))
+        self.client = Client(self.info)
+
+    def submit(self, name: str, script: str, *options: str) -> None:
+        """Returns when the job was accepted."""
+        folder = self._source / name
+        folder.mkdir()
+        (folder / "train.py").write_text(
+            "import os, signal, sys, time\nRANK = int(os.environ['RANK'])\n" + script
+        )
+        shape = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2")
+        ran = smlaunch("run", folder / "train.py", *shape, "--local", "--detach", "--name", name, *options)
+        assert ran.code == 0, ran.text
+
+    def job_of(self, run: str) -> str:
+        jobs = self.client.sagemaker.list_training_jobs(NameContains=f"{run}-s")["TrainingJobSummaries"]
+        (name,) = (str(job["TrainingJobName"]) for job in jobs)
+        return name
+
+    def processes(self) -> list[Seen]:
+        return processes_of({lock.stem for lock in StateDir(self.home).owners.glob("*.lock")})
+
+    def failure(self, run: str, since: float | None = None) -> dict[str, Any]:
+        """What `show --json` says, once the job has failed; that must be soon after ``since``."""
+        job = self.job_of(run)
+        ended = self.client.wait(job, patience=30)
+        now = time.monotonic()
+        assert ended["TrainingJobStatus"] == "Failed", (ended, self.client.lines(job))
+        if since is not None:
+            assert now - since < SECONDS
+        shown = smlaunch("show", run, "--local", "--json").json()
+        failure: dict[str, Any] = shown["jobs"][0]["failure"]
+        assert failure["cause"] in ended["FailureReason"]
+        failure["reason"] = ended["FailureReason"]
+        failure["run_exit_code"] = shown["exit_code"]
+        return failure
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("failures")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMLAUNCH_HOME", str(folder / "home"))
+        for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        built = Bench(folder / "home", folder)
+        built.start()
+        yield built
+        standing.stop(folder / "home")
+
+
+def who(failure: dict[str, Any]) -> tuple[str, int, int]:
+    return failure["host"], failure["rank"], failure["exit_code"]
+
+
+WAITS = "print('ready', RANK, flush=True)\ntime.sleep(1000)\n"
+
+
+def started(bench: Bench, run: str, *options: str, script: str = WAITS) -> str:
+    bench.submit(run, script, *options)
+    job = bench.job_of(run)
+    bench.client.wait_for_line(job, "ready", count=4)
+    return job
+
+
+def test_a_rank_that_raises(bench: Bench) -> None:
+    bench.submit("raises", "if RANK == 3: raise ValueError('planted')\n" + WAITS)
+    failure = bench.failure("raises")
+    assert who(failure) == ("algo-2", 3, 1)
+    assert failure["cause"] == "ValueError: planted"
+    assert "Traceback" in failure["traceback"]
+    assert failure["run_exit_code"] == 1
+
+
+def test_a_rank_that_is_killed(bench: Bench) -> None:
+    started(bench, "killed", script="print('pid', os.getpid())\n" + WAITS)
+    victims = [seen for seen in bench.processes() if seen.variables.get("RANK") == "2"]
+    began = time.monotonic()
+    os.kill(victims[0].pid, signal.SIGKILL)
+    failure = bench.failure("killed", began)
+    assert who(failure) == ("algo-2", 2, 137)
+    assert "killed by SIGKILL" in failure["reason"]
+
+
+def test_a_rank_that_leaves_early_while_its_peers_wait(bench: Bench) -> None:
+    """With 0 that is no failure by itself; the peers that miss it fail, and name who had left."""
+    script = """
+import socket
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if RANK == 0:
+    server = socket.create_server(address)
+    waiting = [server.accept()[0] for _ in range(3)]
+    time.sleep(0.2)
+    sys.exit(0)
+while True:
+    try: leader = socket.create_connection(address); break
+    except OSError: time.sleep(0.02)
+if not leader.recv(1): raise RuntimeError("connection closed by peer")
+"""
+    bench.submit("early", script)
+    failure = bench.failure("early")
+    assert failure["exit_code"] == 1
+    assert failure["rank"] in (1, 2, 3)
+    assert failure["host"] == ("algo-1" if failure["rank"] == 1 else "algo-2")
+    assert "connection closed by peer" in failure["cause"]
+
+
+@pytest.mark.parametrize("role", ["first", "supervisor"])
+def test_a_host_whose_runtime_or_supervisor_dies(bench: Bench, role: str) -> None:
+    run = f"dead-{role}"
+    started(bench, run)
+    victim = next(seen for seen in bench.processes() if seen.role == role and seen.label == "algo-2")
+    began = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    failure = bench.failure(run, began)
+    assert (failure["host"], failure["rank"]) == ("algo-2", None)
+    if role == "first":
+        assert failure["exit_code"] == 137
+        assert "AlgorithmError: algo-2 was killed by SIGKILL" in failure["reason"]
+        assert failure["run_exit_code"] == 1
+    else:
+        assert failure["reason"].startswith(
+            "InternalServerError: algo-2 failed: the process that watches over"
+        )
+        assert failure["run_exit_code"] == 4
+    assert bench.processes() == []
+
+
+def test_the_earliest_of_two_failing_hosts_is_the_reason(bench: Bench) -> None:
+    """algo-2 fails first but takes its time to leave; algo-1 fails after it and is gone before it."""
+    script = """
+def slowly(*_): time.sleep(2); os._exit(9)
+if RANK == 3: raise ValueError("first")
+if RANK == 2: signal.signal(signal.SIGTERM, slowly); time.sleep(1000)
+time.sleep(0.7)
+raise KeyError("second")
+"""
+    bench.submit("two", script)
+    failure = bench.failure("two")
+    assert who(failure) == ("algo-2", 3, 1)
+    assert failure["cause"] == "ValueError: first"
+
+
+def test_memory_that_ran_out_for_the_program(bench: Bench) -> None:
+    script = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))\n"
+    bench.submit("memory", script + "if RANK == 1: bytearray(1 << 30)\n" + WAITS)
+    failure = bench.failure("memory")
+    assert who(failure) == ("algo-1", 1, 1)
+    assert failure["cause"] == "MemoryError"
+
+
+def test_an_entry_that_is_not_in_the_source(bench: Bench) -> None:
+    algorithm = {"TrainingImage": "image:1", "TrainingInputMode": "File"}
+    entry = ["python3", "/opt/ml/input/data/program/not-there.py"]
+    bench.client.create(
+        "no-script", "", hosts=2, AlgorithmSpecification={**algorithm, "ContainerEntrypoint": entry}
+    )
+    assert bench.client.wait("no-script")["FailureReason"] == "AlgorithmError: , exit code: 2"
+    assert any("not-there.py" in line for line in bench.client.printed("no-script")["algo-1"])
+    bench.client.create("no-image-entry", "", hosts=2, AlgorithmSpecification=algorithm)
+    reason = bench.client.wait("no-image-entry")["FailureReason"]
+    assert reason.startswith("AlgorithmError: algo-")
+    assert (
+        "exited with code 127: train: No such file or directory (this endpoint does not run images" in reason
+    )
+    assert reason.endswith(", exit code: 127")
+
+
+def channel(name: str) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://tests/{name}/"}
+    return {"InputDataConfig": [{"ChannelName": name, "DataSource": {"S3DataSource": source}}]}
+
+
+def test_a_channel_whose_object_is_gone(bench: Bench) -> None:
+    bench.client.put("gone/one", b"x")
+    bench.client.put("gone/two", b"x")
+    (bench.home / "s3" / "tests" / "gone" / "one").unlink()
+    job = bench.client.run("gone", "print('never')", **channel("gone"))
+    assert job["TrainingJobStatus"] == "Failed", job
+    assert job["FailureReason"].startswith("ClientError: Data download failed:")
+    assert "gone/one" in job["FailureReason"]
+
+
+@pytest.mark.skipif(IS_ROOT, reason="root may read everything")
+def test_a_channel_whose_object_may_not_be_read(bench: Bench) -> None:
+    bench.client.put("closed/one", b"x")
+    (bench.home / "s3" / "tests" / "closed" / "one").chmod(0)
+    job = bench.client.run("closed", "print('never')", **channel("closed"))
+    assert job["FailureReason"].startswith("ClientError: Data download failed:")
+    assert "closed/one" in job["FailureReason"]
