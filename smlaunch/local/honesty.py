@@ -178,10 +178,10 @@ def refusals(request: Mapping[str, Any], anywhere: bool = True) -> list[tuple[st
         ("CheckpointConfig", _CONTRACT),
         ("TensorBoardOutputConfig", _CONTRACT - {"output"}),
     ):
-        path = (request.get(member) or {}).get("LocalPath")
-        problem = None if path is None else _path_problem(path, taken, anywhere)
+        local = (request.get(member) or {}).get("LocalPath")
+        problem = None if local is None else _path_problem(local, taken, anywhere)
         if problem is not None:
-            found.append((f"{member}.LocalPath", f"{path}: {problem}"))
+            found.append((f"{member}.LocalPath", f"{local}: {problem}"))
     metrics = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     for index, metric in enumerate(metrics):
         problem = _regex_problem(metric["Regex"])
@@ -249,8 +249,8 @@ def _path_problem(path: str, taken: Collection[str], anywhere: bool) -> str | No
         return "a directory of the system cannot be covered; take one of its own"
     if not anywhere:
         return (
-            "at isolation level plain only a directory below /opt/ml/ can be had; take /opt/ml/checkpoints, or "
-            "another level (`smlaunch doctor` says which work here)"
+            "at isolation level plain only a directory below /opt/ml/ can be had; take /opt/ml/checkpoints, "
+            "or another level (`smlaunch doctor` says which work here)"
         )
     return None
 

@@ -33,11 +33,13 @@ class Settings:
 
     checkpoint_sync_order: SyncOrder = "oldest-first"
     """In which order the changes that one scan found are uploaded, by time of modification. Not documented:
-    a program that takes its last file (a COMMIT) for a sign that all others are there must stand every order."""
+    a program that takes its last file (a COMMIT) for a sign that all others are there must stand every
+    order."""
 
     checkpoint_sync_loss: float = 0.0
     """The part of changes, from 0 to 1, that never reach S3, for tests. Which ones, ``checkpoint_sync_seed``
-    says. Seen in accounts is a sync that stops without a word; a file that changes again has another chance."""
+    says. Seen in accounts is a sync that stops without a word; a file that changes again has another
+    chance."""
 
     checkpoint_sync_seed: int = 0
     """What the order ``shuffled`` and the loss are drawn with: the same job loses the same changes."""

@@ -3,174 +3,103 @@
 Small channels are copied, large ones that are exactly a directory of the object store are shown through a
 view, so that a hundred thousand files cost nothing. Never a hard link: a script that writes into its input
 must not touch the store. Objects below a shown prefix should not be replaced while the job runs: on SageMaker
-they would not be seen, here they may be.
+they would not be seen, here they may be. Pipe mode is in pipes.py, what an address means in listing.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from smlaunch.local.executors.base import Place, View
+from smlaunch.local.jobs.copying import copy_file
+from smlaunch.local.jobs.listing import DataError, Item, Listing, Record, listing_of, records_of
+from smlaunch.local.jobs.pipes import Feed
 from smlaunch.local.jobs.ports import Objects
-from smlaunch.local.jobs.sharding import shard, shuffled
+from smlaunch.local.jobs.sharding import Order
 from smlaunch.local.jobs.spec import ChannelSpec, S3Location, TrainingSpec
-from smlaunch.local.settings import ShardingRule
+from smlaunch.local.settings import Settings
 
 _COPY_FILES = 64
 _COPY_BYTES = 8 << 20
 """Up to this a copy is made at once: a true snapshot, and no dearer than a mount."""
 
 
-class DataError(Exception):
-    """A channel's data cannot be had: the job fails with a ClientError, in AWS's words where known."""
-
-
 @dataclass(frozen=True)
-class Item:
-    """One object of a channel and where it goes below the channel's directory."""
+class Prepared:
+    """``views``: what each host, by its label, is to be given. ``feeds``: the channels in Pipe mode."""
 
-    key: str
-    relative: str
-    size: int
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A channel's objects in one bucket. ``folder``: the prefix ending in ``/`` when all of them, and nothing
-    else, lie below it by their own names."""
-
-    bucket: str
-    items: tuple[Item, ...]
-    folder: str | None
+    views: Mapping[str, list[View]]
+    feeds: Sequence[Feed]
 
 
 def prepare(
     spec: TrainingSpec,
     places: Sequence[Place],
     objects: Objects,
-    rule: ShardingRule,
+    settings: Settings,
     views: bool,
     check: Callable[[], None],
-) -> dict[str, list[View]]:
-    """Lays out all channels; returns the views each host (by label) is to be given.
+) -> Prepared:
+    """Lays out all channels. ``views``: whether hosts can be given any.
 
     ``check`` is called between files and raises to give up. Raises DataError.
     """
     shown: dict[str, list[View]] = {place.label: [] for place in places}
+    feeds: list[Feed] = []
     own = _written_by(spec)
     for channel in spec.channels:
-        listing = listing_of(channel, objects)
         labels = spec.hosts_of(channel)
         receivers = [place for place in places if place.label in labels]
-        for place in receivers:
-            _folder(place, channel).mkdir(parents=True, exist_ok=True)
+        order = Order(
+            hosts=len(receivers),
+            sharded=channel.sharded,
+            rule=settings.sharding,
+            seed=channel.shuffle_seed,
+            reshard=settings.reshard_between_epochs,
+        )
+        if channel.mode == "Pipe":
+            feeds += _feeds(channel, receivers, objects, order, settings)
+            continue
+        listing = listing_of(channel, objects)
+        read_only = channel.mode == "FastFile"
+        target = f"input/data/{channel.name}"
         source = None
         if views and not channel.sharded and not any(_overlap(listing, place) for place in own):
             source = _viewable(listing, objects)
-        if source is not None:
-            target = f"input/data/{channel.name}"
-            for label in labels:
-                shown[label].append(View(source, target, read_only=channel.mode == "FastFile"))
-            continue
-        for place, items in zip(receivers, _shares(listing, channel, len(receivers), rule), strict=True):
-            _copy(items, listing.bucket, objects, _folder(place, channel), channel, check)
-    return shown
+        for number, place in enumerate(receivers):
+            folder = place.tree / target
+            if source is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                shown[place.label].append(View(source, target, read_only=read_only))
+                continue
+            items = order.share(listing.items, lambda item: item.key, number)
+            if not items and settings.empty_shard == "absent":
+                continue
+            _copy(items, listing.bucket, folder, channel, check)
+            if read_only:
+                _forbid_writing(folder)
+                if views:
+                    # Modes alone do not hold root back: the directory over itself, read-only.
+                    shown[place.label].append(View(folder, target, read_only=True))
+    return Prepared(shown, feeds)
 
 
-def listing_of(channel: ChannelSpec, objects: Objects) -> Listing:
-    """Raises DataError when there is nothing below the prefix, or a manifest names what is not there."""
-    where = S3Location.parse(channel.uri)
-    try:
-        if channel.data_type == "ManifestFile":
-            return _manifest(channel, where, objects)
-        found = [(entry.key, entry.size) for entry in objects.list(where.bucket, where.key)]
-    except KeyError:
-        found = []
-    items = [
-        Item(key, _plain(channel, key, _relative(key, where.key)), size)
-        for key, size in found
-        if not key.endswith("/")  # a folder marker
-    ]
-    if not found:
-        raise DataError(
-            f'Data download failed:No S3 objects found under S3 URL "{channel.uri}" given in input '
-            f'data source "{channel.name}". Please ensure that the bucket exists and that objects exist '
-            "under that prefix, in the endpoint's own S3"
-        )
-    base = where.key if not where.key or where.key.endswith("/") else where.key + "/"
-    whole = all(item.key.startswith(base) for item in items)
-    return Listing(where.bucket, tuple(items), base if whole else None)
+def _feeds(
+    channel: ChannelSpec, receivers: Sequence[Place], objects: Objects, order: Order, settings: Settings
+) -> Iterator[Feed]:
+    records = records_of(channel, objects)
+    for number, place in enumerate(receivers):
+        epoch = partial(_epoch, order, records, number)
+        if epoch(0) or settings.empty_shard == "empty":
+            yield Feed(channel, place.tree / "input" / "data", epoch)
 
 
-def _relative(key: str, prefix: str) -> str:
-    """Where an object goes: below the prefix's directory; a prefix that is an object's whole key, or ends
-    within a name, keeps that name."""
-    if key.startswith(prefix) and (not prefix or prefix.endswith("/")):
-        return key[len(prefix) :]
-    if key.startswith(prefix + "/"):
-        return key[len(prefix) + 1 :]
-    return key[prefix.rfind("/") + 1 :]
-
-
-def _plain(channel: ChannelSpec, key: str, relative: str) -> str:
-    """As a path that stays where it should: keys may hold ``//``, ``.`` and ``..``."""
-    parts = [part for part in relative.split("/") if part not in ("", ".")]
-    if ".." in parts or not parts:
-        raise DataError(
-            f"Data download failed:the key {key!r} of channel {channel.name} cannot be a file below the "
-            "channel's directory"
-        )
-    return "/".join(parts)
-
-
-def _manifest(channel: ChannelSpec, where: S3Location, objects: Objects) -> Listing:
-    try:
-        text = objects.path(where.bucket, where.key).read_text("utf-8")
-    except KeyError:
-        raise DataError(
-            f"Data download failed:NoSuchKey: the manifest {channel.uri} of channel {channel.name} does not "
-            "exist"
-        ) from None
-    problem = f"Data download failed:the manifest {channel.uri} of channel {channel.name} is not valid: "
-    try:
-        head, *names = json.loads(text)
-        prefix = S3Location.parse(head["prefix"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            problem + f'a JSON array that begins with {{"prefix": "s3://..."}} is needed ({error!r})'
-        ) from None
-    if not names or not all(isinstance(name, str) for name in names):
-        raise DataError(problem + "after the prefix come the objects' names, as strings, at least one")
-    items = []
-    for name in names:
-        key = prefix.key + name
-        try:
-            size = objects.path(prefix.bucket, key).stat().st_size
-        except KeyError:
-            raise DataError(
-                f"Data download failed:NoSuchKey: s3://{prefix.bucket}/{key}, named by the manifest of "
-                f"channel {channel.name}, does not exist"
-            ) from None
-        items.append(Item(key, _plain(channel, key, name), size))
-    return Listing(prefix.bucket, tuple(items), None)
-
-
-def _shares(
-    listing: Listing, channel: ChannelSpec, hosts: int, rule: ShardingRule
-) -> Iterator[Sequence[Item]]:
-    if not channel.sharded:
-        return iter([listing.items] * hosts)
-    by_key: Mapping[str, Item] = {item.key: item for item in listing.items}
-    keys = list(by_key)
-    if channel.shuffle_seed is not None:
-        keys = shuffled(keys, channel.shuffle_seed)
-    return ([by_key[key] for key in share] for share in shard(keys, hosts, rule))
+def _epoch(order: Order, records: Sequence[Record], host: int, epoch: int) -> Sequence[Record]:
+    return order.share(records, lambda record: record.name, host, epoch)
 
 
 def _viewable(listing: Listing, objects: Objects) -> Path | None:
@@ -208,28 +137,26 @@ def _overlap(listing: Listing, written: S3Location) -> bool:
     return mine.startswith(listing.folder) or listing.folder.startswith(mine)
 
 
-def _folder(place: Place, channel: ChannelSpec) -> Path:
-    return place.tree / "input" / "data" / channel.name
-
-
 def _copy(
     items: Sequence[Item],
     bucket: str,
-    objects: Objects,
     folder: Path,
     channel: ChannelSpec,
     check: Callable[[], None],
 ) -> None:
-    made = {folder}
+    """Words instead of paths: with 100,000 files, building those would take as long as the copying."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {str(folder)}
     for item in items:
         check()
-        target = folder / item.relative
+        target = f"{folder}/{item.relative}"
+        parent = target.rpartition("/")[0]
         try:
-            if target.parent not in made:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                made.add(target.parent)
-            copy_file(objects.path(bucket, item.key), target)
-        except KeyError:
+            if parent not in made:
+                Path(parent).mkdir(parents=True, exist_ok=True)
+                made.add(parent)
+            copy_file(item.body, target)
+        except FileNotFoundError:
             raise DataError(
                 f"Data download failed:NoSuchKey: s3://{bucket}/{item.key} of channel {channel.name} was "
                 "deleted while it was being read"
@@ -241,21 +168,8 @@ def _copy(
             ) from None
 
 
-_FICLONE = 0x40049409
-_LINUX = sys.platform == "linux"
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Contents only. Shares the blocks where the file system can (btrfs, xfs), else copies in the kernel."""
-    if _LINUX:
-        import fcntl
-
-        with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-            try:
-                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-            except OSError:  # another disk, or a file system that cannot (ext4)
-                copied = 0
-                while sent := os.sendfile(writer.fileno(), reader.fileno(), copied, 1 << 30):
-                    copied += sent
-        return
-    shutil.copyfile(source, target)
+def _forbid_writing(folder: Path) -> None:
+    for current, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            Path(current, name).chmod(0o444)
+        Path(current).chmod(0o555)

@@ -1,25 +1,29 @@
 """The checkpoint directory: S3 to every host before the start, then every change of a host back to S3.
 
 As on SageMaker (developer guide, model-checkpoints) all hosts share one prefix, a file deleted on a host is
-deleted in S3, and two hosts that write the same name overwrite each other. A file is uploaded once two scans
-saw it the same and nobody has it open for writing; after the hosts have ended, everything is.
+deleted in S3, and of two hosts that write the same name the last writer wins. A file is uploaded once two
+scans saw it the same and nobody has it open for writing; after the hosts have ended, everything is. Interval,
+order and loss are settings: a program must not depend on any of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import sys
+import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from smlaunch.local.executors.base import Place
-from smlaunch.local.jobs.channels import DataError, copy_file
+from smlaunch.local.executors.base import Place, View
+from smlaunch.local.jobs.copying import copy_file
+from smlaunch.local.jobs.leases import nobody_writes
+from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
+from smlaunch.local.settings import Settings
 
 
 class _Stamp(NamedTuple):
@@ -30,8 +34,14 @@ class _Stamp(NamedTuple):
     inode: int
 
 
+class _Change(NamedTuple):
+    modified_ns: int
+    label: str
+    name: str
+
+
 class CheckpointSync:
-    """``note(label, text)`` tells a host's log what a person should know. ``interval`` is in seconds."""
+    """``local_path`` is the host's. ``note(label, text)`` tells a host's log what a person should know."""
 
     def __init__(
         self,
@@ -39,20 +49,26 @@ class CheckpointSync:
         local_path: str,
         places: Sequence[Place],
         objects: Objects,
-        interval: float,
+        settings: Settings,
         note: Callable[[str, str], None],
     ) -> None:
         self._where = where
+        self._local_path = local_path
         self._objects = objects
-        self._interval = interval
+        self._settings = settings
         self._note = note
-        relative = os.path.relpath(local_path, CONTRACT_ROOT)
-        self._folders: Mapping[str, Path] = {place.label: place.tree / relative for place in places}
+        self._folders: Mapping[str, Path] = {place.label: _folder(place, local_path) for place in places}
         self._synced: dict[str, dict[str, _Stamp]] = {label: {} for label in self._folders}
         self._seen: dict[str, dict[str, _Stamp]] = {label: {} for label in self._folders}
+        self._changes: Counter[tuple[str, str]] = Counter()
         self._noted: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+
+    def views(self, place: Place) -> Iterator[View]:
+        """What shows the directory to the host, where it is none of the contract's."""
+        if _below_contract(self._local_path) is None:
+            yield View(self._folders[place.label], os.path.normpath(self._local_path), shared=True)
 
     def download(self, check: Callable[[], None]) -> None:
         """Everything below the prefix to every host; ``check`` raises to give up. Raises DataError."""
@@ -65,13 +81,16 @@ class CheckpointSync:
             ) from None
         for label, folder in self._folders.items():
             folder.mkdir(parents=True, exist_ok=True)
+            made = {folder}
             for key in found:
                 check()
                 relative = key[len(prefix) :]
                 if not relative or relative.endswith("/") or not _stays_below(relative):
                     continue
                 target = folder / relative
-                target.parent.mkdir(parents=True, exist_ok=True)
+                if target.parent not in made:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    made.add(target.parent)
                 copy_file(self._objects.path(self._where.bucket, key), target)
                 self._synced[label][relative] = _stamp(target.stat())
 
@@ -83,33 +102,72 @@ class CheckpointSync:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._scan(final=True)
+        if self._settings.checkpoint_last_sync:
+            self._scan(final=True)
 
     def _run(self) -> None:
         # A clock and no event on purpose: SageMaker syncs by itself too, and inotify loses files.
-        while not self._ended.wait(self._interval):
+        while not self._ended.wait(self._settings.checkpoint_sync_seconds):
             self._scan(final=False)
 
     def _scan(self, final: bool) -> None:
-        for label, folder in self._folders.items():
-            there = dict(self._files(label, folder))
-            synced, seen = self._synced[label], self._seen[label]
-            changed = [name for name, stamp in there.items() if synced.get(name) != stamp]
-            # Oldest first: a COMMIT that was written last is uploaded last.
-            for name in sorted(changed, key=lambda name: there[name].modified_ns):
-                path = folder / name
-                if not final and (seen.get(name) != there[name] or not _nobody_writes(path)):
-                    continue
-                if self._upload(label, name, path):
-                    synced[name] = there[name]
-            for name in synced.keys() - there.keys():
-                self._objects.delete(self._where.bucket, self._where.below(name))
+        there = {label: dict(self._files(label, folder)) for label, folder in self._folders.items()}
+        written = set()
+        for label, name in self._ordered(self._ready(there, final)):
+            if self._is_lost(label, name) or self._upload(label, name):
+                self._synced[label][name] = there[label][name]
+                written.add(name)
+        for label, synced in self._synced.items():
+            for name in synced.keys() - there[label].keys():
+                # Another host has written it since: that is the later of the two.
+                if name not in written and not self._is_lost(label, name):
+                    self._objects.delete(self._where.bucket, self._where.below(name))
                 del synced[name]
-            self._seen[label] = there
+        self._seen = there
 
-    def _upload(self, label: str, name: str, path: Path) -> bool:
+    def _ready(self, there: Mapping[str, Mapping[str, _Stamp]], final: bool) -> Iterator[_Change]:
+        """What can be uploaded now: of the same name on several hosts the last one written."""
+        latest: dict[str, _Change] = {}
+        for label, files in there.items():
+            synced, seen = self._synced[label], self._seen[label]
+            for name, stamp in files.items():
+                if synced.get(name) == stamp:
+                    continue
+                settled = seen.get(name) == stamp and nobody_writes(self._folders[label] / name)
+                if not final and not settled:
+                    continue
+                change = _Change(stamp.modified_ns, label, name)
+                other = latest.get(name)
+                if other is not None:
+                    loser = min(change, other)
+                    self._synced[loser.label][name] = there[loser.label][name]
+                latest[name] = change if other is None else max(change, other)
+        yield from latest.values()
+
+    def _ordered(self, changes: Iterator[_Change]) -> list[tuple[str, str]]:
+        order = self._settings.checkpoint_sync_order
+        if order == "shuffled":
+            ready = sorted(changes, key=lambda change: self._draw("order", change.label, change.name))
+        else:
+            # Oldest first: a COMMIT that was written last is uploaded last.
+            ready = sorted(changes, reverse=order == "newest-first")
+        return [(change.label, change.name) for change in ready]
+
+    def _is_lost(self, label: str, name: str) -> bool:
+        loss = self._settings.checkpoint_sync_loss
+        if not loss:
+            return False
+        self._changes[label, name] += 1
+        return self._draw("loss", label, name, str(self._changes[label, name])) < loss
+
+    def _draw(self, *words: str) -> float:
+        """From 0 to 1, by the seed and what it is for, whenever it happens to be drawn."""
+        seed = "\0".join((str(self._settings.checkpoint_sync_seed), *words))
+        return random.Random(seed).random()  # noqa: S311 - a fault plan, not a secret
+
+    def _upload(self, label: str, name: str) -> bool:
         try:
-            self._objects.put_file(self._where.bucket, self._where.below(name), path)
+            self._objects.put_file(self._where.bucket, self._where.below(name), self._folders[label] / name)
         except FileNotFoundError:
             return False  # deleted meanwhile: the next scan sees it
         except (OSError, KeyError) as error:
@@ -119,11 +177,12 @@ class CheckpointSync:
 
     def _files(self, label: str, folder: Path) -> list[tuple[str, _Stamp]]:
         found = []
+        top = str(folder)
         waiting = [""]
         while waiting:
             below = waiting.pop()
             # A directory that vanished between two looks holds nothing.
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder / below) as entries:
+            with contextlib.suppress(FileNotFoundError), os.scandir(f"{top}/{below}") as entries:
                 for entry in entries:
                     name = below + entry.name
                     if entry.is_symlink():
@@ -141,31 +200,23 @@ class CheckpointSync:
             self._note(label, text)
 
 
+def _below_contract(path: str) -> str | None:
+    """Relative to /opt/ml; None for a place elsewhere."""
+    relative = os.path.relpath(path, CONTRACT_ROOT)
+    return None if relative.split("/")[0] == ".." else relative
+
+
+def _folder(place: Place, path: str) -> Path:
+    """Where this process finds a host's directory."""
+    relative = _below_contract(path)
+    if relative is not None:
+        return place.tree / relative
+    return place.tree.parent / "elsewhere" / os.path.normpath(path).lstrip("/")
+
+
 def _stamp(stat: os.stat_result) -> _Stamp:
     return _Stamp(stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def _stays_below(relative: str) -> bool:
     return not relative.startswith("/") and ".." not in relative.split("/")
-
-
-def _nobody_writes(path: Path) -> bool:
-    """A read lease is granted only while no process has the file open for writing (Linux; true elsewhere)."""
-    if sys.platform != "linux":
-        return True
-    import fcntl
-
-    try:
-        with path.open("rb", buffering=0) as file:
-            # If a writer comes in the moment we hold the lease, we are told by a signal. The default one,
-            # SIGIO, would end this process; SIGURG is ignored.
-            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # not our file, or a file system without leases: the two scans must do
-    return True

@@ -51,8 +51,10 @@ def input_data_config(spec: TrainingSpec, label: str) -> dict[str, dict[str, str
         entry = {
             "TrainingInputMode": channel.mode,
             "S3DistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
-            "RecordWrapperType": "None",
+            "RecordWrapperType": "RecordIO" if channel.wrapped else "None",
         }
+        if channel.gzipped:
+            entry["CompressionType"] = "Gzip"
         if channel.content_type:
             entry["ContentType"] = channel.content_type
         channels[channel.name] = entry

@@ -103,8 +103,8 @@ class JobControl:
                 self.drain()
 
     def break_off(self, error: Exception) -> None:
-        """The job cannot go on, whatever its hosts do; the first error is kept in ``broken``. From any thread,
-        while hosts run."""
+        """The job cannot go on, whatever its hosts do; the first error is kept in ``broken``. From any
+        thread, while hosts run."""
         with self._lock:
             self.broken = self.broken or error
             os.write(self._waker, b".")

@@ -80,6 +80,11 @@ class JobManager:
         os.close(self._close_seen)
         self.owner.close()
 
+    @property
+    def shows_anywhere(self) -> bool:
+        """Whether the hosts here can be shown a directory at any path."""
+        return self._rooms.executor.shows_anywhere
+
     def _stop_own(self, arn: str, message: str | None = None, grace: float | None = None) -> None:
         with self._lock:
             runner = self._running.get(arn)

@@ -50,8 +50,8 @@ class S3Location:
 @dataclass(frozen=True)
 class ChannelSpec:
     """``data_type``: S3Prefix, ManifestFile or AugmentedManifestFile. ``mode``: File, FastFile or Pipe.
-    ``groups``: empty means all. The last three belong to Pipe mode: the attributes of an augmented manifest in
-    the order asked for, whether objects are to be decompressed, and whether to be wrapped as RecordIO."""
+    ``groups``: empty means all. The last three belong to Pipe mode: the attributes of an augmented manifest
+    in the order asked for, whether objects are to be decompressed, and whether to be wrapped as RecordIO."""
 
     name: str
     uri: str

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from smlaunch.local.executors.base import Place, View
 from smlaunch.local.jobs import channels
-from smlaunch.local.jobs.channels import DataError
+from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.objects import ObjectStore
-from smlaunch.local.settings import ShardingRule
+from smlaunch.local.settings import Settings, ShardingRule
 from tests.local.jobs.conftest import channel, spec, tree
 
 
@@ -22,11 +23,15 @@ def prepare(
     objects: ObjectStore,
     places: list[Place],
     *wanted: dict[str, Any],
-    rule: ShardingRule = "round-robin",
     views: bool = False,
+    settings: Settings | None = None,
     **changes: Any,
-) -> dict[str, list[View]]:
-    return channels.prepare(spec(wanted, **changes), places, objects, rule, views, lambda: None)
+) -> Mapping[str, list[View]]:
+    found = channels.prepare(
+        spec(wanted, **changes), places, objects, settings or Settings(), views, lambda: None
+    )
+    assert found.feeds == []
+    return found.views
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_sharded_each_object_is_on_one_host(
     names = [f"part-{number:02}" for number in range(7)]
     fill(objects, *(f"s/{name}" for name in names))
     sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
-    prepare(objects, places, sharded, rule=rule, views=True)
+    prepare(objects, places, sharded, views=True, settings=Settings(sharding=rule))
     shares = [set(tree(place.tree / "input/data/s")) for place in places]
     assert shares[0] | shares[1] == set(names)
     assert not shares[0] & shares[1]
@@ -73,6 +78,13 @@ def test_a_host_without_a_share_has_an_empty_directory(objects: ObjectStore, pla
     fill(objects, "s/only")
     prepare(objects, places, channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key"))
     assert [tree(place.tree / "input/data/s") for place in places] == [{"only": "<s/only>"}, {}]
+
+
+def test_a_host_without_a_share_may_have_no_directory(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "s/only")
+    sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
+    prepare(objects, places, sharded, settings=Settings(empty_shard="absent"))
+    assert [(place.tree / "input/data/s").exists() for place in places] == [True, False]
 
 
 def test_a_manifest_names_its_objects(objects: ObjectStore, places: list[Place]) -> None:
@@ -134,6 +146,24 @@ def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, places: l
             View(source, "input/data/fast", read_only=True),
         ]
         assert tree(place.tree / "input/data/big") == {}
+
+
+def test_fast_file_shows_whole_folders_only(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "train/a.csv", "trainer/c.csv")
+    prepare(objects, places, channel("train", "s3://data/train", InputMode="FastFile"))
+    assert tree(places[0].tree / "input/data/train") == {"a.csv": "<train/a.csv>"}
+    with pytest.raises(DataError, match="No S3 objects found"):
+        prepare(objects, places, channel("cut", "s3://data/tra", InputMode="FastFile"))
+
+
+def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, places: list[Place]) -> None:
+    fill(objects, "few/a", "few/deep/b")
+    few = channel("few", "s3://data/few/", InputMode="FastFile")
+    views = prepare(objects, places, few, views=True)
+    for place in places:
+        folder = place.tree / "input/data/few"
+        assert views[place.label] == [View(folder, "input/data/few", read_only=True)]
+        assert {path.stat().st_mode & 0o222 for path in [folder, *folder.rglob("*")]} == {0}
 
 
 @pytest.mark.parametrize("uri", ["s3://data/", "s3://data/out/job", "s3://data/ckpt/"])

@@ -4,21 +4,29 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smlaunch.local.executors.base import Place
-from smlaunch.local.jobs.channels import DataError
 from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.spec import S3Location
 from smlaunch.local.objects import ObjectStore
+from smlaunch.local.settings import Settings
 from tests.local.jobs.conftest import tree
 
 
 class Bench:
     """A sync whose scans the test calls by hand."""
 
-    def __init__(self, objects: ObjectStore, places: list[Place], path: str = "/opt/ml/checkpoints") -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        places: list[Place],
+        path: str = "/opt/ml/checkpoints",
+        **settings: Any,
+    ) -> None:
         self.notes: list[str] = []
         self.objects = objects
         self.folders = [place.tree / path.removeprefix("/opt/ml/") for place in places]
@@ -27,7 +35,7 @@ class Bench:
             path,
             places,
             objects,
-            60.0,
+            Settings(checkpoint_sync_seconds=60.0, **settings),
             lambda label, text: self.notes.append(text),
         )
         self.sync.download(lambda: None)
@@ -153,3 +161,107 @@ except subprocess.TimeoutExpired:
     path.write_text("x")
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "survived 0\n")
+
+
+def write(path: Path, text: str, second: int) -> None:
+    path.write_text(text)
+    os.utime(path, ns=(second * 10**9, second * 10**9))
+
+
+@pytest.mark.parametrize("order", ["oldest-first", "newest-first", "shuffled"])
+@pytest.mark.parametrize("winner", [0, 1])
+def test_the_last_writer_wins(objects: ObjectStore, places: list[Place], order: str, winner: int) -> None:
+    bench = Bench(objects, places, checkpoint_sync_order=order)
+    for host in (0, 1):
+        write(bench.folders[host] / "shared", f"of host {host}", 100 + (host == winner))
+    bench.scan(3)
+    assert bench.stored() == {"ckpt/shared": f"of host {winner}"}
+    # The other one changes it again: it is the last one now.
+    write(bench.folders[1 - winner] / "shared", "again", 200)
+    bench.scan(2)
+    assert bench.stored() == {"ckpt/shared": "again"}
+
+
+def test_a_name_that_one_host_deletes_and_another_writes_is_there(bench: Bench) -> None:
+    (bench.folders[0] / "step-1" / "part").unlink()
+    write(bench.folders[1] / "step-1" / "part", "newer", 2**31)
+    bench.sync.finish()
+    assert bench.stored() == {"ckpt/step-1/part": "newer"}
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("oldest-first", ["a", "b", "c", "d"]), ("newest-first", ["d", "c", "b", "a"]), ("shuffled", None)],
+)
+def test_the_order_of_uploads_is_a_setting(
+    objects: ObjectStore,
+    places: list[Place],
+    monkeypatch: pytest.MonkeyPatch,
+    order: str,
+    expected: list[str] | None,
+) -> None:
+    uploaded: list[str] = []
+    monkeypatch.setattr(objects, "put_file", lambda bucket, key, source, move=False: uploaded.append(key[-1]))
+    orders = []
+    for seed in (0, 0, 1):
+        bench = Bench(objects, places, checkpoint_sync_order=order, checkpoint_sync_seed=seed)
+        for second, name in enumerate("abcd"):
+            write(bench.folders[0] / name, name, 1000 + second)
+        bench.scan(2)
+        orders.append(uploaded[:])
+        uploaded.clear()
+    assert orders[0] == orders[1]
+    if expected is None:
+        assert orders[0] != orders[2]
+    else:
+        assert orders[0] == orders[2] == expected
+
+
+def test_lost_changes_are_lost_until_the_file_changes_again(
+    objects: ObjectStore, places: list[Place]
+) -> None:
+    def kept(seed: int) -> set[str]:
+        bench = Bench(objects, places[:1], checkpoint_sync_loss=0.5, checkpoint_sync_seed=seed)
+        for number in range(40):
+            write(bench.folders[0] / f"{number:02}", "first", 1000)
+        bench.scan(2)
+        found = set(bench.stored())
+        bench.sync.finish()
+        assert set(bench.stored()) == found, "the last sync brings nothing back"
+        for number in range(40):
+            write(bench.folders[0] / f"{number:02}", "second", 2000)
+        bench.scan(2)
+        assert "second" in bench.stored().values()
+        assert "first" in bench.stored().values()
+        for path in bench.folders[0].iterdir():
+            path.unlink()
+        bench.scan()
+        assert 0 < len(bench.stored()) < 40, "deletes are changes too"
+        for entry in list(objects.list("data", "ckpt/")):
+            objects.delete("data", entry.key)
+        return found
+
+    first, again, other = kept(0), kept(0), kept(1)
+    assert first == again != other
+    assert 8 < len(first) < 32
+
+
+def test_the_last_sync_may_not_happen(objects: ObjectStore, places: list[Place]) -> None:
+    bench = Bench(objects, places, checkpoint_last_sync=False)
+    (bench.folders[0] / "late").write_text("x")
+    bench.sync.finish()
+    assert bench.stored() == {}
+
+
+def test_a_path_outside_the_contract_is_shown_to_the_host(objects: ObjectStore, places: list[Place]) -> None:
+    sync = CheckpointSync(
+        S3Location("data", "ckpt"), "/home/me/../me/ckpt/", places, objects, Settings(), lambda *note: None
+    )
+    objects.put_bytes("data", "ckpt/part", b"one")
+    sync.download(lambda: None)
+    for place in places:
+        (view,) = sync.views(place)
+        assert view.target == "/home/me/ckpt"
+        assert view.shared
+        assert not view.source.is_relative_to(place.tree)
+        assert tree(view.source) == {"part": "one"}
