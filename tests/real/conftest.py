@@ -1,4 +1,4 @@
-"""One standing endpoint, started as its users start it, and other people's clients in their own environments."""
+"""One standing endpoint, started as users start it, and other people's clients in their environments."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Client:
             "max_runtime": 600,
         }
         document.write_text(json.dumps({**defaults, **job}))
-        command = [program(environment, "python"), HERE / "clients" / script, document]
+        command = [program(environment, "python"), str(HERE / "clients" / script), str(document)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, env=dict(place.variables), cwd=folder, stdout=output, stderr=output

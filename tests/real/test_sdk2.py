@@ -1,5 +1,5 @@
-"""The official SDK, version 2: the PyTorch estimator, whose jobs run the training toolkit's `train`, found on the
-hosts' PATH as it would be in a training image. Each job on two hosts, two ranks on each where torchrun starts them.
+"""The official SDK, version 2: the PyTorch estimator, whose jobs run the training toolkit's `train`, found on
+the hosts' PATH as it would be in a training image. Each job runs on two hosts.
 
 The toolkit, like the image around it, passes no SIGTERM on: see test_sdk3.
 """

@@ -1,8 +1,10 @@
-"""The official SDK, version 2, as a client: the PyTorch estimator, whose jobs need the training toolkit's ``train``.
+"""The official SDK, version 2, as a client: the PyTorch estimator.
+
+Its jobs need the training toolkit's ``train``.
 
     python sdk2.py JOB.json
 
-Prints one line of JSON: the job's name and what the client raised. The job's own end is for the reader to ask.
+Prints one line of JSON: the job's name and what the client raised. The job's end is for the reader to ask.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The official SDK, version 3, as a client: ModelTrainer with its own drivers, on the endpoint of the environment.
+"""The official SDK, version 3, as a client: ModelTrainer with its own drivers.
 
     python sdk3.py JOB.json
 
-Prints one line of JSON: the job's name and what the client raised. The job's own end is for the reader to ask.
+Prints one line of JSON: the job's name and what the client raised. The job's end is for the reader to ask.
 """
 
 import json
