@@ -5,6 +5,9 @@ mapping.to_env_vars: names in upper case behind ``SM_``, text as it is, None as 
 compact JSON with sorted keys. Where the toolkit is told by its own hyperparameters what this runtime knows
 from job.json, the same variable holds the same kind of value: the entry point, the source directory, and
 that the ranks of this group train together.
+
+The drivers of SageMaker's SDK v3 (sagemaker.train.container_drivers, environment.py) have some names of their
+own for the same things; those are set as well. docs/environment.md says what remains different, and why.
 """
 
 import json
@@ -14,7 +17,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 from smlaunch.protocol.paths import Paths
 from smlaunch.runtime import accelerators, programs
 from smlaunch.runtime.arguments import Hyperparameters
-from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.cluster import Cluster, natural_key
 from smlaunch.runtime.problems import Unusable
 
 _LOG_LEVEL = 20
@@ -56,9 +59,12 @@ def sagemaker_variables(
     machine: Machine,
     entry_point: Optional[str],
     distributed: bool,
+    port: int,
     environ: Mapping[str, str],
 ) -> Dict[str, str]:
-    """``entry_point`` is relative to the source; ``distributed``: the group is one process group."""
+    """``entry_point`` is relative to the source; ``distributed``: the group is one process group, which meets
+    at ``port`` of its leader.
+    """
     groups = {group["instance_group_name"]: group for group in resource_config.get("instance_groups") or ()}
     own_group = groups.get(cluster.group)
     topology = resource_config.get("topology") or []
@@ -118,6 +124,8 @@ def sagemaker_variables(
     if topology:
         facts["topology"] = topology
     facts.update(("channel_" + name, paths.channel(name)) for name in channels)
+    facts.update(_drivers_own(paths, cluster, entry_point, port))
+    facts.update(("hp_" + key.replace("-", "_"), value) for key, value in hyperparameters.values.items())
     facts.update(("hp_" + key, value) for key, value in hyperparameters.values.items())
     variables = {"SM_" + name.upper(): _text(value) for name, value in facts.items()}
     variables.update(
@@ -126,6 +134,19 @@ def sagemaker_variables(
         SAGEMAKER_REGION=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "",
     )
     return variables
+
+
+def _drivers_own(paths: Paths, cluster: Cluster, entry_point: Optional[str], port: int) -> Dict[str, Any]:
+    return {
+        "current_host_rank": sorted(cluster.all_hosts, key=natural_key).index(cluster.current),
+        "entry_script": entry_point,
+        "host_count": len(cluster.all_hosts),
+        "input_data_dir": paths.data,
+        "master_addr": cluster.leader,
+        "master_port": port,
+        "output_failure": paths.failure,
+        "source_dir": paths.code,
+    }
 
 
 def _model_parallel(environ: Mapping[str, str]) -> Any:

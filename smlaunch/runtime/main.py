@@ -90,6 +90,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
     unresolved = image.make_hostname_resolve(cluster.current, os.environ)
     if unresolved is not None:
         _say("warning: " + unresolved)
+    port = _port(spec, os.environ)
     rank_environment = dict(os.environ)
     rank_environment.update(image.cuda_variables(os.environ))
     rank_environment.update(
@@ -102,6 +103,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
             machine,
             commands.entry_point(spec),
             spec.ranks.rendezvous,
+            port,
             os.environ,
         )
     )
@@ -111,7 +113,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
         hyperparameters=hyperparameters,
         python=python,
         per_host=_per_host(spec, machine),
-        port=_port(spec, os.environ),
+        port=port,
     )
     if resolution is not None:
         resolution.wait()

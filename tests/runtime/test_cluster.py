@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from smlaunch.runtime.cluster import natural_key
 from smlaunch.runtime.cluster.training import cluster_of
-from tests.runtime.host import Host
+from tests.runtime.host import Host, finish
 
 MakeHost = Callable[..., Host]
 
@@ -102,3 +104,45 @@ def test_no_platform_at_all_is_told_as_such(host: MakeHost, tmp_path: Any) -> No
     assert result.exit_code == 2
     assert "resourceconfig.json: No such file" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+MEETS = """
+import json, os, socket
+env = os.environ
+world, rank = int(env["WORLD_SIZE"]), int(env["RANK"])
+address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+if rank == 0:
+    with socket.create_server(address) as server:
+        said = [rank] + [int(server.accept()[0].recv(9)) for _ in range(world - 1)]
+    print(json.dumps({"met": sorted(said), "group": env["SM_CURRENT_INSTANCE_GROUP"]}))
+else:
+    while True:
+        try:
+            peer = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            pass
+    peer.sendall(b"%d" % rank)
+"""
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_each_group_meets_on_its_own(host: MakeHost, order: tuple[int, ...]) -> None:
+    """Three hosts in two groups, told in any order; the second group has no first host."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    names = ["127.0.0.1", "127.0.0.2", "127.0.0.10"]
+    shuffled = [names[index] for index in order]
+    config = {"instance_groups": groups(cpu=names[:1], gpu=[name for name in shuffled if name != names[0]])}
+    hosts = [
+        host(MEETS, name=f"host-{name}", hosts=shuffled, current=name, resource_config=config)
+        for name in names
+    ]
+    started = [made.start(per_host=2, port=port) for made in hosts]
+    results = [finish(process) for process in started]
+    assert [result.exit_code for result in results] == [0, 0, 0], [result.stderr for result in results]
+    told = [json.loads(line.partition("] ")[2]) for result in results for line in result.lines]
+    assert sorted(told, key=lambda document: str(document["group"])) == [
+        {"met": [0, 1], "group": "cpu"},
+        {"met": [0, 1, 2, 3], "group": "gpu"},
+    ]

@@ -18,8 +18,8 @@ GROUPS = [
 
 
 def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
-    """Agrees with a run of the toolkit itself (commit 33839372) on the same files. Meant to differ are:
-    numbers among the arguments keep their text, and the leader is the first host in natural order.
+    """And the names that only SDK v3's drivers have; tests/real compares with both, really run. Meant to
+    differ are: numbers among the arguments keep their text, and the leader is the first in natural order.
     """
     resource_config = {
         "current_group_name": "train",
@@ -55,6 +55,15 @@ def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
         "SM_CHANNEL_MY-VAL": f"{root}/input/data/my-val",
         "SM_CHANNEL_TRAIN": f"{root}/input/data/train",
         "SM_CURRENT_HOST": "algo-2",
+        "SM_CURRENT_HOST_RANK": "1",
+        "SM_ENTRY_SCRIPT": "train.py",
+        "SM_HOST_COUNT": "3",
+        "SM_HP_MY_KEY": "x",
+        "SM_INPUT_DATA_DIR": f"{root}/input/data",
+        "SM_MASTER_ADDR": "algo-2",
+        "SM_MASTER_PORT": "29500",
+        "SM_OUTPUT_FAILURE": f"{root}/output/failure",
+        "SM_SOURCE_DIR": f"{root}/code",
         "SM_CURRENT_INSTANCE_GROUP": "train",
         "SM_CURRENT_INSTANCE_GROUP_HOSTS": '["algo-3","algo-2"]',
         "SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge",

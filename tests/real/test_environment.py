@@ -1,0 +1,115 @@
+"""The effective environment of a rank, compared with what AWS's own two launchers give the same script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.real import environment_differences as explained
+from tests.real.conftest import program
+from tests.real.launchers import by_drivers, by_smlaunch, by_toolkit
+from tests.real.platform import HOSTS, Machine, Told
+
+pytestmark = pytest.mark.root
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Three:
+    toolkit: Told
+    drivers: Told
+    ours: Told
+
+
+@pytest.fixture(scope="module", params=["plain", "torchrun"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Three:
+    distributed = request.param == "torchrun"
+    python = Path(program("toolkit", "python3"))
+    packages = next(Path(program("sdk3", "python3")).parents[1].glob("lib/python3*/site-packages"))
+    image = {"SAGEMAKER_TRAINING_MODULE": "pytorch_container:main"} if distributed else {}
+
+    def machine(name: str) -> Machine:
+        # Alone its ranks meet nobody: the drivers' master is algo-1 whoever is there.
+        hosts = HOSTS[1:] if distributed else HOSTS
+        return Machine(tmp_path_factory.mktemp(name), python, hosts, "algo-2", image)
+
+    return Three(
+        by_toolkit(machine("toolkit"), distributed),
+        by_drivers(machine("drivers"), distributed, packages),
+        by_smlaunch(machine("smlaunch"), distributed),
+    )
+
+
+def data(env: Mapping[str, str]) -> dict[str, Any]:
+    """By name; JSON as what it means, SM_TRAINING_ENV key by key."""
+    values: dict[str, Any] = {}
+    for name, text in env.items():
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if name == "SM_TRAINING_ENV":
+            values.update((f"{name}.{key}", part) for key, part in value.items())
+        else:
+            values[name] = value if isinstance(value, (dict, list)) else text
+    return values
+
+
+def different(theirs: Told, ours: Told) -> set[str]:
+    """What they set that we do not set to the same."""
+    own = data(ours.env)
+    return {name for name, value in data(theirs.env).items() if own.get(name, _ABSENT) != value}
+
+
+SEEN: dict[str, set[str]] = {"toolkit": set(), "drivers": set(), "ours": set()}
+
+
+def test_nothing_differs_from_the_toolkit_but_what_is_explained(told: Three) -> None:
+    found = different(told.toolkit, told.ours)
+    SEEN["toolkit"] |= found
+    assert found - explained.TOOLKIT.keys() == set()
+
+
+def test_nothing_differs_from_the_drivers_but_what_is_explained(told: Three) -> None:
+    found = different(told.drivers, told.ours)
+    SEEN["drivers"] |= found
+    assert found - explained.DRIVERS.keys() == set()
+
+
+def test_nothing_is_ours_alone_but_what_is_explained(told: Three) -> None:
+    alone = told.ours.env.keys() - told.toolkit.env.keys() - told.drivers.env.keys()
+    SEEN["ours"] |= alone
+    assert alone - explained.OURS.keys() == set()
+
+
+def test_arguments_are_as_the_table_says(told: Three) -> None:
+    for column, launcher in enumerate((told.ours, told.toolkit, told.drivers)):
+        rows = [cells[column] for cells in explained.command_words().values()]
+        for words in (shlex.split(row.strip("`")) for row in rows if row.startswith("`")):
+            at = launcher.argv.index(words[0])
+            assert launcher.argv[at : at + 2] == words
+    assert told.ours.argv[::2] == told.toolkit.argv[::2]
+
+
+def test_every_explanation_is_needed() -> None:
+    """Runs last: both ways of launching have been seen."""
+    if not SEEN["drivers"]:
+        pytest.skip("the launchers were not run")
+    for name, table in (
+        ("toolkit", explained.TOOLKIT),
+        ("drivers", explained.DRIVERS),
+        ("ours", explained.OURS),
+    ):
+        assert table.keys() - SEEN[name] == set(), name
+
+
+def test_the_document_says_the_same() -> None:
+    assert (ROOT / "docs" / "environment.md").read_text() == explained.render()
