@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from smlaunch.protocol.failure import parse_failure
 from smlaunch.protocol.launch_spec import Ref
 from smlaunch.runtime.outcome import Ended, Outcome
 from smlaunch.runtime.torchrun import _by_rank
+from tests.e2e.command import smlaunch
 from tests.runtime.host import Host, Result, finish
 
 MakeHost = Callable[..., Host]
@@ -207,3 +209,47 @@ dist.all_reduce(torch.ones(1))
         if launcher == "runtime":
             assert first.endswith("; rank 1 had left with exit code 0")
         assert "in <module>" in made.failure
+
+
+class TestThroughTheCommand:
+    pytestmark = with_torch
+
+    TRAIN = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([1.0 + dist.get_rank()])
+dist.all_reduce(total)
+print("total", total.item(), "on", os.environ["SM_CURRENT_HOST"], flush=True)
+if os.environ["RANK"] == os.environ.get("FAILS"):
+    raise ValueError("planted")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+    @pytest.mark.parametrize("fails", [None, "2"])
+    def test_two_hosts_on_this_machine(self, home: Path, tmp_path: Path, fails: str | None) -> None:
+        folder = tmp_path / "source"
+        folder.mkdir()
+        (folder / "train.py").write_text(self.TRAIN)
+        job = {
+            "entry": "train.py",
+            "launcher": "torchrun",
+            "compute": {"hosts": 2, "processes_per_host": 2},
+            "environment": {} if fails is None else {"FAILS": fails},
+        }
+        (folder / "job.yaml").write_text(json.dumps(job))
+        ran = smlaunch("run", folder / "job.yaml", "--local", "--json")
+        (done,) = ran.json()["jobs"]
+        if fails is None:
+            assert (ran.code, done["status"]) == (0, "Completed"), ran.text
+            assert {f"[{rank}] total 10.0 on algo-{1 + rank // 2}" for rank in range(4)} <= told_in(ran.err)
+        else:
+            assert ran.code == 1, ran.text
+            failure = done["failure"]
+            assert (failure["cause"], failure["host"]) == ("ValueError: planted", "algo-2")
+            assert (failure["rank"], failure["exit_code"]) == (2, 1)
+
+
+def told_in(text: str) -> set[str]:
+    """Lines of the hosts' logs, without the host's name."""
+    return {line.partition(" ")[2] for line in text.splitlines()}
