@@ -180,7 +180,9 @@ class Attempt:
             where = S3Location(
                 spec.tensorboard.bucket, spec.tensorboard.below(spec.name, "tensorboard-output")
             )
-            syncs.append(self._sync(where, spec.tensorboard_path, places))
+            sync = self._sync(where, spec.tensorboard_path, places)
+            sync.make_folders()
+            syncs.append(sync)
         for place in places:
             data.views[place.label].extend(view for sync in syncs for view in sync.views(place))
         environment = contract.environment(

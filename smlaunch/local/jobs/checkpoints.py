@@ -70,6 +70,11 @@ class CheckpointSync:
         if _below_contract(self._local_path) is None:
             yield View(self._folders[place.label], os.path.normpath(self._local_path), shared=True)
 
+    def make_folders(self) -> None:
+        """The directory on every host, empty."""
+        for folder in self._folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+
     def download(self, check: Callable[[], None]) -> None:
         """Everything below the prefix to every host; ``check`` raises to give up. Raises DataError."""
         prefix = self._where.below("")

@@ -1,0 +1,105 @@
+"""The warm pool's rule and its statuses, without a clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.local.jobs import states, warm_pool
+from smlaunch.local.store import JobRecord, JobStore
+
+RESOURCES = {"InstanceType": "a", "InstanceCount": 2, "VolumeSizeInGB": 1, "KeepAlivePeriodInSeconds": 60}
+REQUEST: dict[str, Any] = {"RoleArn": "role", "ResourceConfig": RESOURCES}
+
+
+def ended(name: str, at: float, request: dict[str, Any] = REQUEST, pool: bool = True) -> JobRecord:
+    state = states.fail(states.begin(at - 1), "AlgorithmError", at)
+    result = {"WarmPoolStatus": {"Status": "Available"}} if pool else {}
+    return JobRecord("training-job", "r", name, f"arn:{name}", "me", request, state, result)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"RoleArn": "another"},
+        {"ResourceConfig": {**RESOURCES, "InstanceType": "b"}},
+        {"ResourceConfig": {**RESOURCES, "InstanceCount": 3}},
+        {"ResourceConfig": {**RESOURCES, "VolumeSizeInGB": 2}},
+        {"ResourceConfig": {**RESOURCES, "VolumeKmsKeyId": "key"}},
+        {"VpcConfig": {"Subnets": ["s"], "SecurityGroupIds": ["g"]}},
+        {"EnableNetworkIsolation": True},
+        {"EnableInterContainerTrafficEncryption": True},
+    ],
+)
+def test_what_must_be_the_same(change: dict[str, Any]) -> None:
+    assert warm_pool.matches(REQUEST, dict(REQUEST))
+    assert not warm_pool.matches(REQUEST, {**REQUEST, **change})
+
+
+def test_what_may_differ() -> None:
+    other = {"ResourceConfig": {**RESOURCES, "KeepAlivePeriodInSeconds": 5}, "EnableNetworkIsolation": False}
+    assert warm_pool.matches(REQUEST, {**REQUEST, **other, "HyperParameters": {"a": "b"}})
+
+
+@given(st.floats(0, 200))
+def test_a_pool_ends_after_its_time(age: float) -> None:
+    found = warm_pool.status(ended("job", 100.0), 100.0 + age)
+    assert found is not None
+    assert found["Status"] == ("Available" if 100.0 + age - 100.0 < 60 else "Terminated")
+    assert age - 1e-6 <= found["ResourceRetainedBillableTimeInSeconds"] <= age + 1 or age >= 60
+    assert found["ResourceRetainedBillableTimeInSeconds"] <= 60
+
+
+def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.create(ended("first", 100.0))
+    store.create(ended("other", 100.0, {**REQUEST, "RoleArn": "x"}))
+    newcomer = ended("next", 120.0, pool=False)
+    taken = warm_pool.take(store, newcomer, 110.0)
+    assert taken is not None
+    assert taken.result["WarmPoolStatus"] == {
+        "Status": "Reused",
+        "ReusedByJob": "next",
+        "ResourceRetainedBillableTimeInSeconds": 10,
+    }
+    assert warm_pool.take(store, newcomer, 110.0) is None
+    store.close()
+
+
+def test_what_leaves_no_pool(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs.sqlite")
+    running = replace(ended("job", 100.0, pool=False), state=states.begin(1.0))
+    store.create(running)
+    store.create(ended("kept", 100.0))
+    at_end = {"Status": "Available"}, {"Status": "Terminated"}
+    available, terminated = ({"WarmPoolStatus": status} for status in at_end)
+
+    def end(reason: str | None, limit: int | None) -> dict[str, Any]:
+        return warm_pool.at_end(store, "arn:job", reason, limit, 110.0)
+
+    assert end(None, None) == end("AlgorithmError: x", None) == end("ClientError: y", 4) == available
+    assert end("InternalServerError: z", None) == end(None, 3) == end(None, 0) == terminated
+    store.close()
+
+
+def test_another_retention() -> None:
+    record = ended("job", 100.0)
+    longer = warm_pool.retain(record, 600, 130.0)
+    assert longer is not None
+    assert warm_pool.status(longer, 500.0) == {
+        "Status": "Available",
+        "ResourceRetainedBillableTimeInSeconds": 400,
+    }
+    gone = warm_pool.retain(record, 0, 130.0)
+    assert gone is not None
+    assert warm_pool.status(gone, 130.0) == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 30,
+    }
+    assert warm_pool.retain(record, 600, 200.0) is None
+    assert warm_pool.retain(ended("cold", 100.0, pool=False), 600, 110.0) is None

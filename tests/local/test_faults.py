@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.faults import (
+    AttemptFaults,
+    FaultPlan,
+    HostLost,
+    NoCapacity,
+    SpotInterruption,
+    Throttle,
+    read,
+)
+
+FAULTS = (
+    SpotInterruption(after=(1.0, 9.0), jobs="a*", attempts=(1, 3), away=2.0, probability=0.5),
+    HostLost(after=1.0, hosts="algo-*", probability=0.5),
+    NoCapacity(instance_types="ml.p5.*", seconds=(1.0, 2.0)),
+    NoCapacity(instance_types="ml.p4*"),
+)
+
+
+@given(st.integers(), st.text(), st.integers(1, 9))
+def test_the_same_seed_gives_the_same_faults(seed: int, job: str, attempt: int) -> None:
+    found = FaultPlan(seed, FAULTS).of(job, attempt)
+    assert found == FaultPlan(seed, FAULTS).of(job, attempt)
+    if found.interrupted_after is not None:
+        assert job.startswith("a")
+        assert attempt in (1, 3)
+        assert 1.0 <= found.interrupted_after <= 9.0
+        assert found.away == 2.0
+    if attempt > 1:
+        assert found.capacity.lacking == found.lost == ()
+
+
+def test_capacity_by_instance_type() -> None:
+    capacity = FaultPlan(1, FAULTS).of("job", 1).capacity
+    assert capacity.wait("ml.m5.large") == 0
+    assert capacity.wait("ml.p4d.24xlarge") is None
+    wait = capacity.wait("ml.p5.48xlarge")
+    assert wait is not None
+    assert 1.0 <= wait <= 2.0
+
+
+def test_another_seed_gives_other_faults() -> None:
+    drawn = {FaultPlan(seed, FAULTS).of("another", 1).interrupted_after for seed in range(20)}
+    assert None in drawn
+    assert len(drawn) > 5
+
+
+def test_throttling_is_counted_and_shared() -> None:
+    plan = FaultPlan(1, (Throttle("Describe*", share=0.25, first=2),))
+    refused = [plan.throttles("DescribeTrainingJob", call) for call in range(1, 401)]
+    assert refused[:2] == [True, True]
+    assert 60 < sum(refused) < 140
+    assert not any(plan.throttles("CreateTrainingJob", call) for call in range(1, 50))
+
+
+def test_an_empty_plan_does_nothing() -> None:
+    assert FaultPlan().of("job", 1) == AttemptFaults()
+
+
+def test_a_plan_is_read() -> None:
+    text = json.dumps(
+        {
+            "seed": 7,
+            "faults": [
+                {"fault": "spot-interruption", "after": [1, 2], "attempts": [1, 2]},
+                {"fault": "no-capacity", "seconds": None},
+            ],
+        }
+    )
+    plan = read(text, "here")
+    assert plan == FaultPlan(7, (SpotInterruption((1, 2), attempts=(1, 2)), NoCapacity()))
+
+
+def test_every_mistake_is_named() -> None:
+    document = {
+        "seed": "x",
+        "faults": [
+            {"fault": "nothing"},
+            {"fault": "host-lost"},
+            {"fault": "host-lost", "after": -1, "hots": "algo-1"},
+            {"fault": "throttle", "share": 2},
+            {"fault": "spot-interruption", "after": [5, 1], "attempts": [0]},
+        ],
+    }
+    with pytest.raises(EndpointError) as raised:
+        read(json.dumps(document), "plan.json")
+    text = str(raised.value)
+    for part in (
+        "plan.json is no fault plan: seed: 'x'",
+        "faults[0].fault: one of spot-interruption, host-lost",
+        "faults[1].after: it is needed",
+        "faults[2].hots: unknown",
+        "faults[2].after: -1 is no number of seconds",
+        "faults[3].share: 2 is no share",
+        "faults[4].after",
+        "faults[4].attempts",
+    ):
+        assert part in text
+    with pytest.raises(EndpointError, match="is not JSON"):
+        read("{", "plan.json")
+    with pytest.raises(EndpointError, match="must be an object"):
+        read("[]", "plan.json")
