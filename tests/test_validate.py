@@ -35,6 +35,8 @@ REQUEST: dict[str, Any] = {
     ],
 }
 CHANNEL = REQUEST["InputDataConfig"][0]
+RESOURCES = REQUEST["ResourceConfig"]
+RULE = {"RuleConfigurationName": "a", "RuleEvaluatorImage": "image"}
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -115,6 +117,35 @@ def test_a_good_request_passes() -> None:
         ("Tags", [{"Key": "größe", "Value": "Ⅷ 例"}], []),
         ("Tags", [{"Key": "a!", "Value": ""}], [("Tags[0].Key", "pattern")]),
         ("InputDataConfig.0.CompressionType", "Gzip", [("InputDataConfig[0].CompressionType", "service")]),
+        ("ResourceConfig.VolumeKmsKeyId", "key", []),
+        (
+            "ResourceConfig",
+            {**RESOURCES, "InstanceType": "ml.g5.xlarge", "VolumeKmsKeyId": "key"},
+            [("ResourceConfig.VolumeKmsKeyId", "service")],
+        ),
+        (
+            "ResourceConfig.KeepAlivePeriodInSeconds",
+            21601,
+            [("ResourceConfig.KeepAlivePeriodInSeconds", "max")],
+        ),
+        (
+            "StoppingCondition.MaxPendingTimeInSeconds",
+            1799,
+            [("StoppingCondition.MaxPendingTimeInSeconds", "min")],
+        ),
+        ("RetryStrategy", {"MaximumRetryAttempts": 31}, [("RetryStrategy.MaximumRetryAttempts", "max")]),
+        ("DebugRuleConfigurations", [RULE, RULE], [("DebugRuleConfigurations", "service")]),
+        ("ProfilerRuleConfigurations", [RULE, RULE], [("ProfilerRuleConfigurations", "service")]),
+        (
+            "DebugHookConfig",
+            {"S3OutputPath": "s3://b/x", "CollectionConfigurations": [{"CollectionName": "a"}] * 2},
+            [("DebugHookConfig.CollectionConfigurations", "service")],
+        ),
+        (
+            "InputDataConfig.0.DataSource.S3DataSource.ModelAccessConfig",
+            {"AcceptEula": False},
+            [("InputDataConfig[0].DataSource.S3DataSource.ModelAccessConfig.AcceptEula", "service")],
+        ),
     ],
 )
 def test_one_broken_rule(path: str, value: Any, expected: list[tuple[str, str]]) -> None:
@@ -152,6 +183,15 @@ def test_instance_groups_and_preferences() -> None:
         assert found(changed("ResourceConfig", resources)) == expected
     request = changed("ResourceConfig", {"InstancePreferences": [counted], "InstanceType": "ml.m5.large"})
     assert found(request) == [("ResourceConfig.InstanceType", "service")]
+
+
+def test_a_training_plan_stands_in_one_place() -> None:
+    plan = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/p"
+    preference = {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [plan]}
+    resources = {"InstancePreferences": [preference], "InstanceCount": 1}
+    assert found(changed("ResourceConfig", resources)) == []
+    expected = [("ResourceConfig.InstancePreferences[0].TrainingPlanArns", "service")]
+    assert found(changed("ResourceConfig", {**resources, "TrainingPlanArn": plan})) == expected
 
 
 def test_all_problems_come_at_once_and_read_well() -> None:

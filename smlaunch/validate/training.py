@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from smlaunch.catalog.instances import find
 from smlaunch.validate.violation import Violation
 
 DEFAULT_MAX_RUNTIME = 86_400
@@ -32,6 +33,7 @@ def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
     yield from _resources(request)
     yield from _stopping(request)
     yield from _channels(request)
+    yield from _named_rules(request)
     yield from _tags(request.get("Tags") or ())
 
 
@@ -77,9 +79,25 @@ def _resources(request: Mapping[str, Any]) -> Iterator[Violation]:
             yield Violation((*steps, "InstanceCount"), 0, "min", 1)
     if resources.get("VolumeSizeInGB") == 0:
         yield Violation((*at, "VolumeSizeInGB"), 0, "min", 1)
+    yield from _volume_key(at, resources, [entry for _, entry in counted])
     for field in ("SelectedInstanceType", "SelectedInstanceCount"):
         if resources.get(field) is not None:
             yield _rule((*at, field), resources[field], f"{field} is an answer of the service, not a request")
+
+
+def _volume_key(
+    at: Steps, resources: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]
+) -> Iterator[Violation]:
+    """A volume's key is refused for types with disks of their own, as far as the catalog knows them."""
+    key = resources.get("VolumeKmsKeyId")
+    if not key:
+        return
+    kinds = sorted({entry["InstanceType"] for entry in entries if entry.get("InstanceType")})
+    for kind in kinds:
+        known = find(kind)
+        if known is not None and known.nvme_gb > 0:
+            text = f"VolumeKmsKeyId cannot be given with an instance type that has local storage, as {kind}"
+            yield _rule((*at, "VolumeKmsKeyId"), key, text)
 
 
 def _preferences(
@@ -99,9 +117,13 @@ def _preferences(
         text = "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
         yield _rule((*at, "InstancePreferences"), preferences, text)
     for index, entry in enumerate(preferences):
-        if len(entry.get("TrainingPlanArns") or ()) > 1:
-            steps = (*at, "InstancePreferences", index, "TrainingPlanArns")
-            yield Violation(steps, entry["TrainingPlanArns"], "max_items", 1)
+        plans = entry.get("TrainingPlanArns") or ()
+        steps = (*at, "InstancePreferences", index, "TrainingPlanArns")
+        if len(plans) > 1:
+            yield Violation(steps, plans, "max_items", 1)
+        if plans and resources.get("TrainingPlanArn"):
+            text = "TrainingPlanArns of a preference cannot be given with ResourceConfig.TrainingPlanArn"
+            yield _rule(steps, plans, text)
 
 
 def _stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
@@ -143,6 +165,10 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Violation]:
         if source.get("FileSystemDataSource") and not request.get("VpcConfig"):
             yield _rule((*at, "DataSource"), source, "FileSystemDataSource needs VpcConfig")
         s3 = source.get("S3DataSource") or {}
+        eula = (s3.get("ModelAccessConfig") or {}).get("AcceptEula")
+        if eula is False:
+            steps = (*at, "DataSource", "S3DataSource", "ModelAccessConfig", "AcceptEula")
+            yield _rule(steps, eula, "AcceptEula must be True for the model to be loaded")
         mode = channel.get("InputMode") or default_mode
         yield from _mode(at, channel, s3, mode)
         chosen = s3.get("InstanceGroupNames") or ()
@@ -176,6 +202,13 @@ def _mode(
     if data_type == "AugmentedManifestFile" and not s3.get("AttributeNames"):
         text = "S3DataType AugmentedManifestFile needs AttributeNames"
         yield _rule((*steps, "AttributeNames"), s3.get("AttributeNames"), text)
+
+
+def _named_rules(request: Mapping[str, Any]) -> Iterator[Violation]:
+    for field in ("DebugRuleConfigurations", "ProfilerRuleConfigurations"):
+        yield from _unique((field,), "RuleConfigurationName", request.get(field) or ())
+    collections = (request.get("DebugHookConfig") or {}).get("CollectionConfigurations") or ()
+    yield from _unique(("DebugHookConfig", "CollectionConfigurations"), "CollectionName", collections)
 
 
 def _tags(tags: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
