@@ -110,6 +110,7 @@ def one_round(level: str, embedded: bool, chance: random.Random, victim: str | N
             found = playing.victims()
             name = victim or chance.choice(sorted(found))
             os.kill(found[name], signal.SIGKILL)
+            place.killed = name == "endpoint" or (name == "client" and embedded)
             if name == "client" and not embedded:
                 _another_client_stops_the_job(place)
             elif name.startswith("daemon"):
@@ -196,6 +197,7 @@ def test_kills_at_random_moments(level: str) -> None:
                     except ProcessLookupError:
                         continue  # went with one before it
                 time.sleep(chance.uniform(0.0, 1.0))
+                place.killed = True
                 if not embedded:
                     place.kill()
                 playing.client.kill()

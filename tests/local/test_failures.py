@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,12 @@ from typing import Any
 import pytest
 
 from smlaunch.local import standing
-from smlaunch.local.endpoint import EndpointInfo
+from smlaunch.local.endpoint import Endpoint, EndpointInfo
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
-from tests.conftest import IS_ROOT
 from tests.e2e.command import smlaunch
 from tests.local.client import Client
-from tests.local.grounds import Seen, processes_of
+from tests.local.grounds import Seen, grounds, processes_of
 
 SECONDS = 10.0
 """Within which a failure that was seen must be told."""
@@ -66,7 +66,7 @@ class Bench:
             assert now - since < SECONDS
         shown = smlaunch("show", run, "--local", "--json").json()
         failure: dict[str, Any] = shown["jobs"][0]["failure"]
-        assert failure["cause"] in ended["FailureReason"]
+        assert failure["cause"] in ended["FailureReason"], ended
         failure["reason"] = ended["FailureReason"]
         failure["run_exit_code"] = shown["exit_code"]
         return failure
@@ -217,10 +217,41 @@ def test_a_channel_whose_object_is_gone(bench: Bench) -> None:
     assert "gone/one" in job["FailureReason"]
 
 
-@pytest.mark.skipif(IS_ROOT, reason="root may read everything")
-def test_a_channel_whose_object_may_not_be_read(bench: Bench) -> None:
-    bench.client.put("closed/one", b"x")
-    (bench.home / "s3" / "tests" / "closed" / "one").chmod(0)
-    job = bench.client.run("closed", "print('never')", **channel("closed"))
-    assert job["FailureReason"].startswith("ClientError: Data download failed:")
-    assert "closed/one" in job["FailureReason"]
+def test_a_channel_whose_object_may_not_be_read() -> None:
+    with grounds("plain") as place:  # by an ordinary user: root may read everything
+        client = Client(place.start())
+        client.put("closed/one", b"x")
+        (place.home / "s3" / "tests" / "closed" / "one").chmod(0)
+        job = client.run("closed", "print('never')", **channel("closed"))
+        assert job["FailureReason"].startswith("ClientError: Data download failed:"), job
+        assert "closed/one" in job["FailureReason"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """40 MB, for the state directory and all hosts of an endpoint."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+FILLS = """
+with open(ROOT + "/model/big", "wb", buffering=0) as file:
+    while True: file.write(bytes(1 << 16))
+"""
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_for_the_endpoint_too(small_disk: Path) -> None:
+    """The job fails with a reason although the endpoint cannot write either, and gives its room back."""
+    with Endpoint(small_disk / "home", settings=Settings(close_grace_seconds=1)) as info:
+        client = Client(info)
+        for name in ("first", "second"):
+            job = client.run(name, FILLS, hosts=2)
+            assert job["TrainingJobStatus"] == "Failed", job
+            assert "exit code: 1" in job["FailureReason"]
+            lines = [line for lines in client.printed(name).values() for line in lines]
+            assert any("No space left on device" in line or "were lost" in line for line in lines), lines
+        assert client.run("after", "print('room again')")["TrainingJobStatus"] == "Completed"

@@ -7,6 +7,7 @@ Starting ── capacity? ──► Attempt ──► end
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,9 +79,13 @@ class JobRunner:
                 break
             number += 1
         try:
-            self._end(outcome)
-            if attempt is not None:
-                attempt.close()
+            try:
+                self._end(outcome)
+            except sqlite3.OperationalError:
+                # A full disk, most likely by what the hosts wrote: once that is gone the end can be told.
+                attempt = _closed(attempt)
+                self._end(outcome)
+            _closed(attempt)
         finally:
             self._control.close()
             self._ended(self)
