@@ -115,24 +115,26 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
         per_host=_per_host(spec, machine),
         port=port,
     )
+    by_torchrun = spec.ranks.launcher == TORCHRUN
+    ranks = [] if by_torchrun else commands.rank_commands(spec, host, rank_environment)
     if resolution is not None:
         resolution.wait()
     supervisor = Supervisor(
         signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds
     )
     memory_kills = memory.out_of_memory_kills()
-    if spec.ranks.launcher == TORCHRUN:
+    if by_torchrun:
         from smlaunch.runtime import torchrun
 
         outcome = torchrun.run(spec, host, rank_environment, supervisor)
     else:
-        outcome = supervisor.run(commands.rank_commands(spec, host, rank_environment))
+        outcome = supervisor.run(ranks)
     _report_failure(paths, cluster.current, outcome, memory_kills)
     return outcome.exit_code
 
 
 def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> None:
-    if outcome.exit_code == 0 or (outcome.first_failure is None and outcome.hang is None):
+    if outcome.exit_code == 0:
         return
     from smlaunch.runtime import failure
 

@@ -117,14 +117,14 @@ class Supervisor:
             os.close(write_end)
         stream = Stream(read_end, command.prefix, self._output)
         process = _Process(command, pid, stream)
+        self._processes.append(process)
+        self._by_pid[pid] = process
         self._streams.append(stream)
         for outlet in command.outlets:
             # Opened for writing too: so it never ends before its first writer has come.
             descriptor = os.open(outlet.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             process.rank_streams[outlet.rank] = Stream(descriptor, outlet.prefix, self._output)
-        self._streams.extend(process.rank_streams.values())
-        self._processes.append(process)
-        self._by_pid[pid] = process
+            self._streams.append(process.rank_streams[outlet.rank])
 
     def _look_after(self) -> None:
         wakeup = self._signals.wakeup

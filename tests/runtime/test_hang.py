@@ -12,6 +12,7 @@ import pytest
 from smlaunch.protocol.failure import LIMIT, parse_failure
 from smlaunch.runtime import hang
 from tests.runtime.host import Host
+from tests.runtime.test_ranks import python_of
 
 MakeHost = Callable[..., Host]
 
@@ -43,6 +44,17 @@ def test_a_hang_shows_where_every_rank_was(host: MakeHost) -> None:
     for rank, place in enumerate(("waits_for_nobody", "waits_elsewhere", "waits_for_nobody")):
         assert [line for line in result.lines if line.startswith(f"[{rank}] ") and place in line]
     assert "smlaunch: algo-1 failed: hang: no output" in result.stderr
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_the_oldest_and_the_newest_python_show_their_stacks(host: MakeHost, version: str) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    made = host("import signal\ndef waits(): signal.pause()\nwaits()", python=python)
+    assert made.run(hang_seconds=SECONDS).exit_code == 124
+    assert "\nrank 0:\n  File " in made.failure
+    assert "line 2 in waits" in made.failure
 
 
 def test_who_had_left_is_told(host: MakeHost) -> None:
