@@ -122,7 +122,19 @@ def test_every_hostile_name_arrives_exactly(host: MakeHost) -> None:
     assert told["argv"][::2] == ["--" + name if len(name) > 1 else "-" + name for name in options]
     assert set(told["hps"]) == set(NAMES)
     # What cannot be a variable's name is left out of the variables, and only there.
-    assert set(told["variables"]) == {"SM_HP_" + name.upper() for name in NAMES if "=" not in name}
+    names = {*NAMES, *(name.replace("-", "_") for name in NAMES)}
+    assert set(told["variables"]) == {"SM_HP_" + name.upper() for name in names if "=" not in name}
+
+
+def test_a_dash_becomes_an_underscore_too_unless_that_is_another_name(host: MakeHost) -> None:
+    """The toolkit keeps the dash, SDK v3's drivers do not, and a shell can only read the latter."""
+    told = host(TELL, hyperparameters={"a-b": "dash", "a_b": "line", "c-d": "dash"}).run().documents()[0]
+    assert told["variables"] == {
+        "SM_HP_A-B": "dash",
+        "SM_HP_A_B": "line",
+        "SM_HP_C-D": "dash",
+        "SM_HP_C_D": "dash",
+    }
 
 
 def test_every_hostile_value_arrives_through_the_environment(host: MakeHost) -> None:
