@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
@@ -110,6 +110,11 @@ class AttemptFaults:
 class FaultPlan:
     seed: int = 0
     faults: tuple[Fault, ...] = field(default=())
+
+    def to_json(self) -> str:
+        """What ``read`` reads."""
+        faults = [{"fault": fault.name, **asdict(fault)} for fault in self.faults]
+        return json.dumps({"seed": self.seed, "faults": faults})
 
     def of(self, job: str, attempt: int) -> AttemptFaults:
         """``attempt`` counts from 1."""

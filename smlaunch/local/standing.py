@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.faults import from_environment, read
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir, default_root, publish
 
@@ -43,11 +44,14 @@ def start(
             f"an endpoint stands already at {there.url} (pid {there.pid}, home {state.root}); "
             "`smlaunch local stop` ends it"
         )
+    chosen = settings or Settings()
     orders = {
         "home": str(state.root),
         "isolation": isolation,
         "executor": executor,
-        "settings": asdict(settings or Settings()),
+        "settings": asdict(replace(chosen, faults=None)),
+        # Read here, where a mistake can be told and a relative path means what the person meant.
+        "faults": (chosen.faults or from_environment(os.environ)).to_json(),
         "port": port,
     }
     ready, ready_end = os.pipe()
@@ -154,7 +158,11 @@ def _serve(ready: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _noted)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    chosen = {**orders["settings"], "inherit_environment": tuple(orders["settings"]["inherit_environment"])}
+    chosen = {
+        **orders["settings"],
+        "inherit_environment": tuple(orders["settings"]["inherit_environment"]),
+        "faults": read(orders["faults"], "the fault plan"),
+    }
     endpoint = Endpoint(
         state.root,
         isolation=orders["isolation"],

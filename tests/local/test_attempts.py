@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smlaunch.errors import EndpointError
+from smlaunch.local import standing
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
 from tests.local.client import Client
@@ -190,3 +191,16 @@ def test_a_fault_plan_that_cannot_be_read_is_told_at_the_start(
     monkeypatch.setenv("SMLAUNCH_FAULTS", str(tmp_path / "absent.json"))
     with pytest.raises(EndpointError, match=r"SMLAUNCH_FAULTS=.*absent\.json"):
         Endpoint(tmp_path / "home", isolation="plain").start()
+
+
+def test_a_standing_endpoint_takes_the_plan_of_who_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(FAULTS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMLAUNCH_FAULTS", "plan.json")
+    info = standing.start(tmp_path / "home", isolation="plain")
+    try:
+        assert Client(info).run("starved-there", "")["FailureReason"].startswith("CapacityError")
+    finally:
+        standing.stop(tmp_path / "home")

@@ -79,6 +79,11 @@ def test_a_plan_is_read() -> None:
     assert plan == FaultPlan(7, (SpotInterruption((1, 2), attempts=(1, 2)), NoCapacity()))
 
 
+def test_a_plan_comes_back_from_its_own_json() -> None:
+    plan = FaultPlan(9, (*FAULTS, Throttle("Describe*", share=0.5, first=1)))
+    assert read(plan.to_json(), "here") == plan
+
+
 def test_every_mistake_is_named() -> None:
     document = {
         "seed": "x",

@@ -110,6 +110,10 @@ class Attempt:
         reports, interrupted = self._train(allocation)
         stopping = self._control.is_stopping
         if interrupted and not stopping:
+            for place in allocation.places:
+                self._output.note(
+                    place.label, "spot interruption, as the fault plan says: this host is taken away"
+                )
             return Outcome(interrupted=True)
         reason = failure_reason(reports)
         if reason is not None and not stopping:
