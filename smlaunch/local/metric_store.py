@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS points (
-    namespace TEXT NOT NULL, name TEXT NOT NULL, dimensions TEXT NOT NULL, ms INTEGER NOT NULL,
-    count REAL NOT NULL, total REAL NOT NULL, low REAL NOT NULL, high REAL NOT NULL, unit TEXT NOT NULL
+CREATE TABLE IF NOT EXISTS series (
+    id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, dimensions TEXT NOT NULL,
+    UNIQUE (namespace, name, dimensions)
 );
-CREATE INDEX IF NOT EXISTS points_by_time ON points (namespace, name, dimensions, ms);
+CREATE TABLE IF NOT EXISTS points (
+    series INTEGER NOT NULL, ms INTEGER NOT NULL,
+    many REAL NOT NULL, total REAL NOT NULL, low REAL NOT NULL, high REAL NOT NULL, unit TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS points_by_time ON points (series, ms);
 """
 
 
@@ -47,6 +51,7 @@ class MetricStore:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._known: dict[tuple[str, str, str], int] = {}
         self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -69,10 +74,12 @@ class MetricStore:
 
     def add(self, namespace: str, dimensions: Mapping[str, str], samples: Iterable[Sample]) -> None:
         key = _key(dimensions)
-        rows = [(namespace, sample.name, key, *sample[1:]) for sample in samples]
+        held = list(samples)
         with self._lock:
+            ids = {name: self._series(namespace, name, key) for name in {sample.name for sample in held}}
+            rows = [(ids[sample.name], *sample[1:]) for sample in held]
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?,?,?)", rows)
+            self._connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
             self._connection.execute("COMMIT")
 
     def buckets(
@@ -86,7 +93,8 @@ class MetricStore:
     ) -> list[Bucket]:
         """What was put from ``start`` to before ``end`` (seconds), by periods, in order of time."""
         statement = """
-            SELECT ms / ? AS bucket, sum(count), sum(total), min(low), max(high), max(unit) FROM points
+            SELECT ms / ? AS bucket, sum(many), sum(total), min(low), max(high), max(unit)
+            FROM points JOIN series ON series.id = points.series
             WHERE namespace = ? AND name = ? AND dimensions = ? AND ms >= ? AND ms < ?
             GROUP BY bucket ORDER BY bucket"""
         # The first period begins at or before the start, as CloudWatch rounds it.
@@ -99,11 +107,21 @@ class MetricStore:
     def metrics(self, namespace: str | None, name: str | None) -> list[tuple[str, str, dict[str, str]]]:
         """Namespace, name and dimensions of all that was ever put, in that order."""
         statement = """
-            SELECT DISTINCT namespace, name, dimensions FROM points
+            SELECT namespace, name, dimensions FROM series
             WHERE (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY 1, 2, 3"""
         with self._lock:
             rows = self._connection.execute(statement, (namespace, name)).fetchall()
         return [(space, metric, json.loads(dimensions)) for space, metric, dimensions in rows]
+
+    def _series(self, namespace: str, name: str, dimensions: str) -> int:
+        """The number that stands for a metric; under the lock."""
+        words = (namespace, name, dimensions)
+        if words not in self._known:
+            insert = "INSERT OR IGNORE INTO series (namespace, name, dimensions) VALUES (?, ?, ?)"
+            self._connection.execute(insert, words)
+            select = "SELECT id FROM series WHERE namespace = ? AND name = ? AND dimensions = ?"
+            (self._known[words],) = self._connection.execute(select, words).fetchone()
+        return self._known[words]
 
 
 def _key(dimensions: Mapping[str, str]) -> str:
