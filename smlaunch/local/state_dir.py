@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
+from smlaunch.local import lifelines
 
 
 def default_root() -> Path:
@@ -82,14 +83,13 @@ class Owner:
     def __init__(self, state: StateDir) -> None:
         self.id = secrets.token_hex(6)
         self._state = state
+        # Locked under another name first: a lock file that can be had is that of a dead endpoint.
+        hidden = state.owners / f".{self.id}.new"
+        self._lock = lifelines.hold(_locked(hidden))
         self._mailbox = state.owners / f"{self.id}.mail"
         os.mkfifo(self._mailbox, 0o600)
         # Read and write, so that the last writer's leaving is not an end of file.
-        self.inbox = os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Locked under another name first: a lock file that can be had is that of a dead endpoint.
-        hidden = state.owners / f".{self.id}.new"
-        self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.inbox = lifelines.hold(os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         hidden.replace(state.owners / f"{self.id}.lock")
 
     @property
@@ -101,8 +101,18 @@ class Owner:
             self.hosts.rmdir()  # empty by now, or never made
         (self._state.owners / f"{self.id}.lock").unlink(missing_ok=True)
         self._mailbox.unlink(missing_ok=True)
-        os.close(self.inbox)
-        os.close(self._lock)
+        lifelines.close(self.inbox)
+        lifelines.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """Makes and locks ``path``. Until it is locked another endpoint may take it for a dead one's."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists():
+            return descriptor
+        os.close(descriptor)
 
 
 def send(state: StateDir, owner: str, message: str) -> bool:
@@ -120,7 +130,8 @@ def send(state: StateDir, owner: str, message: str) -> bool:
 
 def dead_owners(state: StateDir) -> Iterator[str]:
     """Endpoints that ended without saying so. Each is given to one caller only and forgotten afterwards."""
-    for path in sorted(state.owners.glob("*.lock")):
+    # One that died before it was ready, as .ID.new, had no jobs yet.
+    for path in sorted((*state.owners.glob("*.lock"), *state.owners.glob(".*.new"))):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -132,8 +143,9 @@ def dead_owners(state: StateDir) -> Iterator[str]:
                 continue
             if not path.exists():
                 continue  # another endpoint was faster
-            yield path.stem
-            path.with_suffix(".mail").unlink(missing_ok=True)
+            owner = path.stem.removeprefix(".")
+            yield owner
+            (state.owners / f"{owner}.mail").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)

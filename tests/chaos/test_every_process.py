@@ -186,7 +186,7 @@ def test_kills_at_random_moments(level: str) -> None:
         with grounds(level) as place:
             playing = Round(place, embedded)
             try:
-                time.sleep(chance.uniform(0.0, 2.5))
+                time.sleep(chance.uniform(0.0, 6.0))
                 place.learn_owners()
                 found = playing.victims()
                 names = chance.sample(sorted(found), chance.randint(1, min(3, len(found))))

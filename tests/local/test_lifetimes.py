@@ -33,9 +33,11 @@ sys.stdin.read()
 """
 
 
-def embedded_elsewhere(home: Path, level: str) -> tuple[subprocess.Popen[str], EndpointInfo]:
+def embedded_elsewhere(
+    home: Path, level: str, program: str = EMBEDDING
+) -> tuple[subprocess.Popen[str], EndpointInfo]:
     """An endpoint inside another process, which can be killed."""
-    command = [sys.executable, "-c", EMBEDDING, str(home), level]
+    command = [sys.executable, "-c", program, str(home), level]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, EndpointInfo.from_json(process.stdout.readline().encode())
@@ -65,6 +67,47 @@ def test_jobs_of_an_endpoint_that_died_are_closed_by_the_next(tmp_path: Path, le
         assert client.printed("lost")["algo-1"] == ["ready"]
         assert client.run("found", "print('again')")["TrainingJobStatus"] == "Completed"
         assert eventually(lambda: not (StateDir(tmp_path).hosts / owner).exists())
+
+
+FORKS = """
+import os, time
+if os.fork() == 0:
+    print("forked", os.getpid(), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
+    """As a data loader's workers are: the one that embeds the endpoint is killed, they live on."""
+    order = EMBEDDING.replace("sys.stdin.read()", f"sys.stdin.readline()\nexec({FORKS!r})\ntime.sleep(1000)")
+    process, info = embedded_elsewhere(tmp_path, "plain", order)
+    client = Client(info)
+    client.create("runs", SLEEPS, hosts=2)
+    client.wait_for_line("runs", "ready", count=2)
+    owner = owner_of(tmp_path)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("fork\n")
+    process.stdin.flush()
+    fork = int(process.stdout.readline().split()[1])
+    try:
+        process.kill()
+        process.wait()
+        assert eventually(lambda: sweep.marked(owner + "/") == [])
+        with Endpoint(tmp_path, isolation="plain") as again:
+            assert Client(again).describe("runs")["TrainingJobStatus"] == "Failed"
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        process.communicate()
+
+
+def test_what_an_endpoint_left_that_died_while_it_started(tmp_path: Path) -> None:
+    owners = StateDir(tmp_path).owners
+    (owners / ".0123456789ab.new").touch()
+    os.mkfifo(owners / "0123456789ab.mail")
+    with Endpoint(tmp_path, isolation="plain"):
+        assert len(list(owners.iterdir())) == 2
+    assert list(owners.iterdir()) == []
 
 
 def test_closing_stops_what_runs_and_what_waits(tmp_path: Path, level: str) -> None:

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from smlaunch.local import lifelines
 from smlaunch.local.executors import loopback, sweep
 from smlaunch.local.executors.base import (
     Allocation,
@@ -190,7 +191,8 @@ class _Host:
     def __init__(self, place: Place, mark: str) -> None:
         self.place = place
         self._mark = mark
-        lifeline, self._lifeline = os.pipe()
+        lifeline, ours = os.pipe()
+        self._lifeline = lifelines.hold(ours)
         self.events, report = os.pipe()
         self.output, output = os.pipe()
         _enlarge(self.output)
@@ -206,7 +208,8 @@ class _Host:
                 env={},
             )
         except BaseException:
-            for descriptor in (self._lifeline, self.events, self.output):
+            lifelines.close(self._lifeline)
+            for descriptor in (self.events, self.output):
                 os.close(descriptor)
             raise
         finally:
@@ -261,7 +264,7 @@ class _Host:
 
     def kill(self) -> None:
         if self._lifeline >= 0:
-            os.close(self._lifeline)
+            lifelines.close(self._lifeline)
             self._lifeline = -1
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGCONT)  # one that was stopped would never see it
