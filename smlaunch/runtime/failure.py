@@ -36,7 +36,12 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
         line, traceback = cause.line, _without_repeating(cause)
     else:
         line, traceback = _hint(process, out_of_memory), ""
-    left = [other.rank for other in outcome.processes if other.status == 0 and other.ended < process.began]
+    # Before its end, not its beginning: peers miss a process before the kernel tells us that it is gone.
+    left = [
+        other.rank
+        for other in outcome.processes
+        if other.status == 0 and not other.stopped and other.ended <= process.ended
+    ]
     line = "; ".join(filter(None, (line, _left(left))))
     return protocol.format_failure(
         host, process.rank, process.exit_code, line, traceback, signal=process.signal_name

@@ -289,3 +289,24 @@ def test_a_long_message_leaves_room_for_the_frames(host: MakeHost) -> None:
     failure = parse_failure(made.failure)
     assert failure.cause.endswith("x" * 600)
     assert "in work" in failure.traceback
+
+
+def test_who_had_left_in_peace_is_told_and_who_was_stopped_is_not(host: MakeHost) -> None:
+    train = """
+import os, signal, sys
+if os.environ["RANK"] == "0":
+    sys.exit(0)
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open("ready", "w").close()
+    signal.pause()
+while not os.path.exists("ready"):
+    pass
+import time
+time.sleep(0.5)
+raise ValueError("alone")
+"""
+    made = host(train)
+    assert made.run(per_host=3).exit_code == 1
+    first = made.failure.partition("\n")[0]
+    assert first == "rank 2 on algo-1 exited with code 1: ValueError: alone; rank 0 had left with exit code 0"
