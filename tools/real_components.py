@@ -7,6 +7,7 @@ AWS's training toolkit with its ``train``, an MPI) and smlaunch, as this checkou
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -51,9 +52,33 @@ def install(name: str) -> bool:
     return True
 
 
+def unpack_sshd() -> bool:
+    """An sshd for SDK v3's MPI driver: this machine's, else Debian's, unpacked and not installed."""
+    folder = HOME / "sshd"
+    daemon = folder / "usr" / "sbin" / "sshd"
+    if daemon.exists():
+        return True
+    daemon.parent.mkdir(parents=True, exist_ok=True)
+    own = Path("/usr/sbin/sshd")
+    if own.exists():
+        shutil.copy2(own, daemon)
+        return True
+    if shutil.which("apt-get") is None:
+        return False
+    download = ["apt-get", "download", "-qq", "openssh-server", "libwrap0"]
+    if subprocess.run(download, cwd=folder).returncode:
+        subprocess.run(["apt-get", "update", "-qq"])
+        if subprocess.run(download, cwd=folder).returncode:
+            return False
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", package, folder], check=True)
+    return daemon.exists()
+
+
 def main() -> None:
     with ThreadPoolExecutor(2) as pool:
         there = dict(zip(ENVIRONMENTS, pool.map(install, ENVIRONMENTS), strict=True))
+    there["sshd"] = unpack_sshd()
     failed = [name for name, installed in there.items() if not installed]
     if failed:
         sys.exit(f"could not be installed: {', '.join(failed)}")

@@ -68,7 +68,8 @@ def quiet(home: Path) -> dict[str, str]:
 
 
 def start_endpoint(home: Path, extra: Mapping[str, str], before: tuple[str, ...] = ()) -> Place:
-    """`smlaunch local start` of the environment that has what a training image would bring.
+    """`smlaunch local start` of the environment that has what a training image would bring; ``before`` is a
+    command that runs it.
 
     The environment is not activated: its own directory must come first on the hosts' PATH by itself.
     """
@@ -80,19 +81,17 @@ def start_endpoint(home: Path, extra: Mapping[str, str], before: tuple[str, ...]
         **extra,
     }
 
-    def ask(*words: str) -> Any:
-        done = subprocess.run(
-            [*before, smlaunch, "local", *words, "--json"], env=variables, capture_output=True, text=True
-        )
+    def ask(*command: str) -> Any:
+        done = subprocess.run([*command, "--json"], env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    info = ask("start")
+    info = ask(*before, smlaunch, "local", "start")
     return Place(
         info["bucket"],
         info["role"],
         home,
-        {**variables, **ask("env"), **quiet(home)},
+        {**variables, **ask(smlaunch, "local", "env"), **quiet(home)},
         info["isolation"],
     )
 

@@ -1,4 +1,4 @@
-"""The S3 of the endpoint under other people's clients: every cell of the table in docs/clients.md is a test here.
+"""The endpoint's S3 under other people's clients: every cell of the table in docs/clients.md is a test.
 
 Where there is no test there is a sentence. `python -m tests.real.test_s3_clients` prints the table as this
 module has it; a test compares it with the documentation.

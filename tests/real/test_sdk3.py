@@ -1,7 +1,7 @@
 """The official SDK, version 3: ModelTrainer with its own drivers, unmodified, each job on two hosts.
 
-Its jobs run `bash -c sm_train.sh` as the hosts' first process, and bash passes no SIGTERM on: a stopped job of
-its takes the 120 s after which SageMaker, and this endpoint, send SIGKILL. Those jobs therefore begin before all
+Its jobs run `bash -c sm_train.sh` as the hosts' first process, and bash passes no SIGTERM on: a stopped job
+takes the 120 s after which SageMaker, and this endpoint, send SIGKILL. Those jobs therefore begin before all
 others and end while the others run.
 """
 
