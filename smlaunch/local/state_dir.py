@@ -5,6 +5,7 @@ s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
 hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
+hosts/probe-*/           a host that only tries out an isolation level
 owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
 endpoint.json            where the standing endpoint listens (0600)
 credentials.json         the key that clients sign with (0600)
@@ -21,6 +22,9 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local import lifelines
+
+PROBE = "probe-"
+"""How a folder of hosts begins that only tries out a level; it is locked as long as that takes."""
 
 
 def default_root() -> Path:
@@ -147,5 +151,25 @@ def dead_owners(state: StateDir) -> Iterator[str]:
             yield owner
             (state.owners / f"{owner}.mail").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def nobodys_hosts(state: StateDir) -> Iterator[Path]:
+    """Folders of hosts whose endpoint is gone, however it went."""
+    # In this order: an endpoint has its lock before it makes a folder, and loses it after.
+    folders = [folder for folder in state.hosts.iterdir() if not folder.name.startswith(PROBE)]
+    living = {path.stem.removeprefix(".") for path in state.owners.iterdir() if path.suffix != ".mail"}
+    yield from (folder for folder in folders if folder.name not in living)
+    for folder in state.hosts.glob(f"{PROBE}*"):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # just done with
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        except BlockingIOError:
+            continue
         finally:
             os.close(descriptor)

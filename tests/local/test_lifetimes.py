@@ -105,8 +105,12 @@ def test_what_an_endpoint_left_that_died_while_it_started(tmp_path: Path) -> Non
     owners = StateDir(tmp_path).owners
     (owners / ".0123456789ab.new").touch()
     os.mkfifo(owners / "0123456789ab.mail")
+    hosts = StateDir(tmp_path).hosts
+    for name in ("0123456789ab", "of-one-that-closed", "probe-of-one-that-died"):
+        (hosts / name / "job" / "algo-1").mkdir(parents=True)
     with Endpoint(tmp_path, isolation="plain"):
         assert len(list(owners.iterdir())) == 2
+        assert eventually(lambda: list(hosts.iterdir()) == [])
     assert list(owners.iterdir()) == []
 
 

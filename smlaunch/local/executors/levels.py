@@ -11,10 +11,10 @@ another root, which SMLAUNCH_ML_ROOT names, and hosts are called by their loopba
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors.base import HostExit, Program, View
-from smlaunch.local.executors.processes import ProcessAllocation
+from smlaunch.local.executors.processes import ProcessAllocation, remove_tree
+from smlaunch.local.state_dir import PROBE, publish
 
 LEVELS = ("full", "user", "plain")
 _PROBE_SECONDS = 10
@@ -88,7 +89,9 @@ def probe(name: str, scratch: Path | None = None) -> Level:
 
 
 def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
-    folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
+    folder = Path(tempfile.mkdtemp(prefix=PROBE, dir=scratch))
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         (folder / "data").mkdir()
         allocation = ProcessAllocation(folder / "job", "probe", ["algo-1"], name, False, view)
@@ -110,7 +113,8 @@ def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
         finally:
             allocation.release()
     finally:
-        shutil.rmtree(folder)
+        remove_tree(folder)
+        os.close(lock)
 
 
 def _explain(message: str) -> str:
@@ -147,7 +151,5 @@ def _read(cache: Path) -> dict[str, Level]:
 
 
 def _write(cache: Path, known: dict[str, Level]) -> None:
-    from smlaunch.local.state_dir import publish
-
     document = {"fingerprint": _fingerprint(), "levels": [asdict(level) for level in known.values()]}
     publish(cache, json.dumps(document).encode())

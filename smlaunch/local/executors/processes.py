@@ -36,6 +36,7 @@ _HOST_SCRIPT = Path(__file__).with_name("host.py")
 _CONTRACT_ROOT = "/opt/ml"
 _PIPE_BYTES = 1 << 20
 _SHORT_LINKS = Path(tempfile.gettempdir())
+_REMOVALS = 3
 _ROOM_FOR_SOCKETS = 50
 """Characters of a TMPDIR that leave enough for what programs put below it."""
 
@@ -331,11 +332,17 @@ def _visible_below_tmp(environment: Mapping[str, str]) -> list[str]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a host's files, whatever modes its programs, or an overlay, left behind."""
-    if not folder.exists():
-        return
-    for current, names, _ in os.walk(folder):
-        for inner in (Path(current, name) for name in names):
-            if not inner.is_symlink() and not os.access(inner, os.R_OK | os.W_OK | os.X_OK):
-                inner.chmod(0o700)
-    shutil.rmtree(folder)
+    """Removes a host's files, whatever modes its programs, or an overlay, left behind. Two processes may be
+    at it, and one that was just killed may have made its last file meanwhile: so it is tried again."""
+    for left in reversed(range(_REMOVALS)):
+        if not folder.exists():
+            return
+        try:
+            for current, names, _ in os.walk(folder):
+                for inner in (Path(current, name) for name in names):
+                    if not inner.is_symlink() and not os.access(inner, os.R_OK | os.W_OK | os.X_OK):
+                        inner.chmod(0o700)
+            shutil.rmtree(folder)
+        except OSError:
+            if not left:
+                raise

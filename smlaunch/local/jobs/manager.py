@@ -51,6 +51,13 @@ class JobManager:
         elif not state_dir.send(self._state, record.owner, f"stop {record.arn}"):
             self.recover()
 
+    def settle(self, arn: str) -> None:
+        """Waits until nothing is left of a job that has ended: its status comes before its hosts are gone."""
+        with self._lock:
+            runner = self._running.get(arn)
+        if runner is not None:
+            runner.join()
+
     def recover(self) -> None:
         """Closes the jobs of endpoints that died, and ends and removes what those left."""
         for owner in state_dir.dead_owners(self._state):
@@ -61,9 +68,9 @@ class JobManager:
                     f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}); run it again"
                 )
                 self._rooms.store.save(record.arn, states.fail(record.state, reason, time.time()))
-            leftovers = self._state.hosts / owner
-            if leftovers.exists():
-                threading.Thread(target=_remove, args=(leftovers,), name="leftovers").start()
+        leftovers = list(state_dir.nobodys_hosts(self._state))
+        if leftovers:
+            threading.Thread(target=_remove, args=(leftovers,), name="leftovers").start()
 
     def close(self) -> None:
         """Stops all jobs, waits until nothing of them is left, and tells other endpoints good-bye."""
@@ -130,7 +137,8 @@ class JobManager:
                     self._stop_own(arn)
 
 
-def _remove(folder: Path) -> None:
+def _remove(folders: list[Path]) -> None:
     from smlaunch.local.executors.processes import remove_tree
 
-    remove_tree(folder)
+    for folder in folders:
+        remove_tree(folder)
