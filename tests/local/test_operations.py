@@ -310,3 +310,10 @@ def test_instance_groups_have_their_own_channels(client: Client) -> None:
         shares.append(names["part"])
     assert [len(share) for share in shares] == [2, 2]
     assert sorted(shares[0] + shares[1]) == everything
+
+
+def test_a_name_can_be_used_again_at_once(client: Client) -> None:
+    for _ in range(5):
+        client.run("again", "")
+        client.sagemaker.delete_training_job(TrainingJobName="again")
+    assert client.sagemaker.list_training_jobs(NameContains="again")["TrainingJobSummaries"] == []

@@ -132,6 +132,7 @@ class SageMakerService:
                 f"Training job {name} retains a warm pool that is Available; update its "
                 "KeepAlivePeriodInSeconds to 0 first",
             )
+        self._jobs.settle(record.arn)  # a job of the same name may be created right after
         self._store.delete(record.arn)
         return {}
 
