@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.real)
+            item.add_marker(pytest.mark.timeout(400))  # a stopped SDK job takes 120 s alone
 
 
 def program(environment: str, name: str) -> str:
