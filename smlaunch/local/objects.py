@@ -20,8 +20,9 @@ import os
 import re
 import secrets
 import shutil
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,7 @@ from smlaunch.local.object_index import (
 __all__ = ["Attributes", "BucketInfo", "NoSuchBucket", "NoSuchKey", "ObjectInfo", "ObjectStore", "Page"]
 
 BLOCK = 1 << 20
+_SMALL = 1 << 16
 KEY_LIMIT = 1024
 _COMPONENT_LIMIT = 255
 _BUCKET_NAME = re.compile(r"(?!xn--|\d+\.\d+\.\d+\.\d+$)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
@@ -77,6 +79,7 @@ class ObjectStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._store = root / "_store"
+        self._root_length = len(os.fsencode(root))
         for folder in (self._store, self._store / "odd", self._store / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
         self._folds_case = _folds_case(self._store)
@@ -220,20 +223,32 @@ class ObjectStore:
         condition: Condition | None = None,
     ) -> ObjectInfo:
         """Makes ``body`` (a file on this disk, which is moved) the object ``key``, all at once."""
+        with self.index.writing() as db:
+            return self._publish(db, bucket, key, str(body), etag, attributes, condition)
+
+    def _publish(
+        self,
+        db: sqlite3.Connection,
+        bucket: str,
+        key: str,
+        body: str,
+        etag: str,
+        attributes: Attributes,
+        condition: Condition | None = None,
+    ) -> ObjectInfo:
+        """``body`` is a word and no path: this runs ten thousand times for one directory of checkpoints."""
         if len(key.encode()) > KEY_LIMIT:
             raise ApiError("KeyTooLongError", "Your key is too long", Key=key[:64])
-        with self.index.writing() as db:
-            find_bucket(db, bucket)
-            old = find_row(db, bucket, key)
-            if condition is not None:
-                condition(old.info if old else None)
-            size, inode, mtime_ns = stamp(body.stat())
-            file = self._place(bucket, key, body)
-            text = json.dumps(attributes)
-            row = Row(bucket, key.encode(), size, etag, time.time(), text, file, inode, mtime_ns)
-            write_row(db, row)
-            if old and old.file != file:
-                self._remove(bucket, old.file)
+        old = find_row(db, bucket, key)
+        if condition is not None:
+            condition(old.info if old else None)
+        size, inode, mtime_ns = stamp(os.stat(body))  # noqa: PTH116
+        file = self._place(bucket, key, body)
+        text = json.dumps(attributes)
+        row = Row(bucket, key.encode(), size, etag, time.time(), text, file, inode, mtime_ns)
+        write_row(db, row)
+        if old and old.file != file:
+            self._remove(bucket, old.file)
         return row.info
 
     def put_bytes(
@@ -257,6 +272,32 @@ class ObjectStore:
         if move:
             source.unlink()
         return info
+
+    def put_files(self, bucket: str, files: Sequence[tuple[str, Path]]) -> dict[str, Exception]:
+        """Many objects, of (key, file to copy), that become visible together; returns what failed, by key.
+
+        A commit costs more than a small file's copy, so this is for thousands of those.
+        """
+        failed: dict[str, Exception] = {}
+        folder = self._store / "incoming" / secrets.token_hex(12)
+        folder.mkdir()
+        try:
+            bodies = []
+            for number, (key, source) in enumerate(files):
+                body = f"{folder}/{number}"
+                try:
+                    bodies.append((key, body, copy_hashing(source, body)))
+                except OSError as error:
+                    failed[key] = error
+            with self.index.writing() as db:
+                for key, body, etag in bodies:
+                    try:
+                        self._publish(db, bucket, key, body, etag, {})
+                    except (ApiError, OSError) as error:
+                        failed[key] = error
+        finally:
+            shutil.rmtree(folder)
+        return failed
 
     def change(self, bucket: str, key: str, change: Callable[[Attributes], Attributes]) -> ObjectInfo:
         """Replaces an object's attributes and leaves its body alone."""
@@ -288,23 +329,24 @@ class ObjectStore:
         for path in (self._store / "incoming").iterdir():
             with suppress(FileNotFoundError):
                 old = time.time() - path.stat().st_mtime > _ABANDONED
-                if old and str(path.relative_to(self.root)) not in known:
+                if old and path.is_dir():
+                    shutil.rmtree(path)
+                elif old and str(path.relative_to(self.root)) not in known:
                     path.unlink()
 
     # Places
 
-    def _place(self, bucket: str, key: str, body: Path) -> str:
+    def _place(self, bucket: str, key: str, body: str) -> str:
         """Moves the body to where it belongs; returns that place, relative to the root."""
         if self._can_be_a_path(key):
-            target = self.root / bucket / key
             try:
-                _rename_making_parents(body, target)
+                _rename_making_parents(body, f"{self.root}/{bucket}/{key}")
             except (NotADirectoryError, IsADirectoryError, FileExistsError):
                 pass  # `a` beside `a/b`: the later one goes to the side folder
             else:
                 return f"{bucket}/{key}"
         name = hashlib.sha256(f"{bucket}/{key}".encode()).hexdigest()
-        body.replace(self._store / "odd" / name)
+        os.replace(body, self._store / "odd" / name)  # noqa: PTH105
         return f"_store/odd/{name}"
 
     def _can_be_a_path(self, key: str) -> bool:
@@ -312,11 +354,7 @@ class ObjectStore:
             as_bytes = os.fsencode(key)
         except UnicodeEncodeError:
             return False
-        if (
-            as_bytes != key.encode()
-            or b"\0" in as_bytes
-            or len(os.fsencode(self.root)) + len(as_bytes) > 3800
-        ):
+        if as_bytes != key.encode() or b"\0" in as_bytes or self._root_length + len(as_bytes) > 3800:
             return False
         if self._folds_case and not (key.isascii() and key == key.lower()):
             return False  # such a disk takes `A` for `a`
@@ -359,14 +397,31 @@ class ObjectStore:
             write_row(db, Row(row.bucket, row.key, size, etag, modified, text, row.file, inode, mtime_ns))
 
 
-def copy_hashing(source: Path, target: Path) -> str:
+def copy_hashing(source: str | Path, target: str | Path) -> str:
     """Copies a file's bytes and returns their MD5, which is the ETag."""
     digest = _md5()
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-        while block := reader.read(BLOCK):
-            digest.update(block)
-            writer.write(block)
+    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            size = _SMALL
+            while block := os.read(reader, size):
+                digest.update(block)
+                _write(writer, block)
+                if size == _SMALL and len(block) < size:
+                    break  # a small file, whole: most are
+                size = BLOCK
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
     return str(digest.hexdigest())
+
+
+def _write(writer: int, block: bytes) -> None:
+    left = memoryview(block)
+    while left:
+        left = left[os.write(writer, left) :]
 
 
 def _md5() -> Any:
@@ -387,13 +442,13 @@ def _common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
     return None if found < 0 else key[: found + len(delimiter)]
 
 
-def _rename_making_parents(source: Path, target: Path) -> None:
+def _rename_making_parents(source: str, target: str) -> None:
     try:
-        source.replace(target)
+        os.replace(source, target)  # noqa: PTH105
     except FileNotFoundError:
         # Nobody prunes the new folder in between: deletes do so inside a write transaction, as this is.
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(target)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, target)  # noqa: PTH105
 
 
 def _folds_case(folder: Path) -> bool:

@@ -25,6 +25,10 @@ from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
 from smlaunch.local.settings import Settings
 
+_TOGETHER = 256
+_TOGETHER_BYTES = 64 << 20
+"""At most so many files, of so many bytes, become visible in S3 at once."""
+
 
 class _Stamp(NamedTuple):
     """Says whether a file is still the same."""
@@ -118,8 +122,8 @@ class CheckpointSync:
     def _scan(self, final: bool) -> None:
         there = {label: dict(self._files(label, folder)) for label, folder in self._folders.items()}
         written = set()
-        for label, name in self._ordered(self._ready(there, final)):
-            if self._is_lost(label, name) or self._upload(label, name):
+        for some in self._batches(self._ordered(self._ready(there, final)), there):
+            for label, name in self._upload(some):
                 self._synced[label][name] = there[label][name]
                 written.add(name)
         for label, synced in self._synced.items():
@@ -138,8 +142,8 @@ class CheckpointSync:
             for name, stamp in files.items():
                 if synced.get(name) == stamp:
                     continue
-                settled = seen.get(name) == stamp and nobody_writes(self._folders[label] / name)
-                if not final and not settled:
+                settled = final or (seen.get(name) == stamp and nobody_writes(self._folders[label] / name))
+                if not settled:
                     continue
                 change = _Change(stamp.modified_ns, label, name)
                 other = latest.get(name)
@@ -170,15 +174,44 @@ class CheckpointSync:
         seed = "\0".join((str(self._settings.checkpoint_sync_seed), *words))
         return random.Random(seed).random()  # noqa: S311 - a fault plan, not a secret
 
-    def _upload(self, label: str, name: str) -> bool:
+    def _batches(
+        self, changes: Sequence[tuple[str, str]], there: Mapping[str, Mapping[str, _Stamp]]
+    ) -> Iterator[list[tuple[str, str]]]:
+        """What becomes visible in S3 together: small files by the hundred. One by one where the order is to
+        be seen."""
+        limit = _TOGETHER if self._settings.checkpoint_sync_order == "oldest-first" else 1
+        batch: list[tuple[str, str]] = []
+        size = 0
+        for label, name in changes:
+            if batch and (len(batch) == limit or size > _TOGETHER_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append((label, name))
+            size += there[label][name].size
+        if batch:
+            yield batch
+
+    def _upload(self, changes: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        """The ones that need not be looked at again: uploaded, or lost as the settings say."""
+        files = {
+            self._where.below(name): (label, name)
+            for label, name in changes
+            if not self._is_lost(label, name)
+        }
+        failed: Mapping[str, Exception]
         try:
-            self._objects.put_file(self._where.bucket, self._where.below(name), self._folders[label] / name)
-        except FileNotFoundError:
-            return False  # deleted meanwhile: the next scan sees it
+            failed = self._objects.put_files(
+                self._where.bucket,
+                [(key, self._folders[label] / name) for key, (label, name) in files.items()],
+            )
         except (OSError, KeyError) as error:
-            self._tell(label, name, f"checkpoint {name} could not be uploaded, will be tried again: {error}")
-            return False
-        return True
+            failed = dict.fromkeys(files, error)
+        for key, reason in failed.items():
+            label, name = files[key]
+            if not isinstance(reason, FileNotFoundError):  # deleted meanwhile: the next scan sees it
+                text = f"checkpoint {name} could not be uploaded, will be tried again: {reason}"
+                self._tell(label, name, text)
+        yield from (change for change in changes if self._where.below(change[1]) not in failed)
 
     def _files(self, label: str, folder: Path) -> list[tuple[str, _Stamp]]:
         found = []

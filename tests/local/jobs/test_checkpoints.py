@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,13 @@ def test_the_last_sync_takes_everything_at_once(bench: Bench) -> None:
 
 def test_a_commit_written_last_is_uploaded_last(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded: list[str] = []
-    put = bench.objects.put_file
+    put = bench.objects.put_files
 
-    def noting(bucket: str, key: str, source: Path, move: bool = False) -> object:
-        uploaded.append(key)
-        return put(bucket, key, source, move)
+    def noting(bucket: str, files: Sequence[tuple[str, Path]]) -> object:
+        uploaded.extend(key for key, _ in files)
+        return put(bucket, files)
 
-    monkeypatch.setattr(bench.objects, "put_file", noting)
+    monkeypatch.setattr(bench.objects, "put_files", noting)
     for second, name in enumerate(["z-part", "m-part", "COMMIT"]):
         path = bench.folders[0] / name
         path.write_text(name)
@@ -201,7 +202,12 @@ def test_the_order_of_uploads_is_a_setting(
     expected: list[str] | None,
 ) -> None:
     uploaded: list[str] = []
-    monkeypatch.setattr(objects, "put_file", lambda bucket, key, source, move=False: uploaded.append(key[-1]))
+
+    def noting(bucket: str, files: Sequence[tuple[str, Path]]) -> dict[str, Exception]:
+        uploaded.extend(key[-1] for key, _ in files)
+        return {}
+
+    monkeypatch.setattr(objects, "put_files", noting)
     orders = []
     for seed in (0, 0, 1):
         bench = Bench(objects, places, checkpoint_sync_order=order, checkpoint_sync_seed=seed)

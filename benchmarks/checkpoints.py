@@ -1,0 +1,77 @@
+"""A checkpoint directory of 10,000 files: the sync to S3 that a job ends with, against `cp -r` of the same
+tree on the same disk. Goal: at most twice the copy.
+
+    python benchmarks/checkpoints.py [FILES] [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+
+from harness import interleave, report
+
+from smlaunch.local.executors.base import Place
+from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.spec import S3Location
+from smlaunch.local.objects import ObjectStore
+from smlaunch.local.settings import Settings
+
+BYTES = 1000
+FOLDERS = 100
+GOAL = 2.0
+
+
+def fill(folder: Path, files: int) -> None:
+    for number in range(FOLDERS):
+        (folder / f"{number:03}").mkdir(parents=True)
+    for number in range(files):
+        (folder / f"{number % FOLDERS:03}" / f"{number:06}").write_bytes(bytes(BYTES))
+
+
+def main(files: int, rounds: int) -> bool:
+    numbers = count()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        place = Place("algo-1", "algo-1", "127.0.0.1", folder / "ml", "/opt/ml")
+        tree = place.tree / "checkpoints"
+        fill(tree, files)
+        store = ObjectStore(folder / "s3")
+        store.create_bucket("bench")
+
+        def copy() -> float:
+            target = folder / "copy"
+            started = time.perf_counter()
+            subprocess.run(["cp", "-r", tree, target], check=True)
+            seconds = time.perf_counter() - started
+            shutil.rmtree(target)
+            return seconds
+
+        def sync() -> float:
+            where = S3Location("bench", f"checkpoints-{next(numbers)}")
+            syncing = CheckpointSync(where, "/opt/ml/checkpoints", [place], store, Settings(), print_note)
+            started = time.perf_counter()
+            syncing.finish()
+            seconds = time.perf_counter() - started
+            found = sum(1 for _ in store.list(where.bucket, where.below("")))
+            assert found == files, f"{found} of {files} arrived"
+            return seconds
+
+        figures = interleave({"cp -r": copy, "sync to S3": sync}, rounds)
+        store.close()
+    print(f"{files} files of {BYTES} bytes in {FOLDERS} directories")
+    return report(figures, "cp -r", {"sync to S3": GOAL})
+
+
+def print_note(label: str, text: str) -> None:
+    print(f"{label}: {text}")
+
+
+if __name__ == "__main__":
+    given = [int(word) for word in sys.argv[1:]]
+    sys.exit(not main(*given, *(10_000, 5)[len(given) :]))
