@@ -120,7 +120,7 @@ class Endpoint:
         services = standard_services(objects, logs, metrics, keyring)
         services["sagemaker"] = JsonService("sagemaker", SageMakerService(store, jobs, settings))
         if settings.faults is not None and settings.faults.faults:
-            services = {name: Throttled(service, settings.faults) for name, service in services.items()}
+            services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
         dispatch = Dispatch(keyring, services)
         self._jobs, self._stores = jobs, (objects, store, metrics)
         try:

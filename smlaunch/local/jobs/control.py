@@ -114,8 +114,8 @@ class JobControl:
         os.read(self.woken, 4096)
 
     def end(self, reason: str | None, result: Mapping[str, Any]) -> JobState:
-        """The last status: Failed with ``reason``, else Completed or what the stop was for. Then no more
-        ``stop`` has an effect, and the descriptors are gone."""
+        """The last status: Failed with ``reason``, else Completed or what the stop was for. Then ``stop``
+        has no effect any more."""
         with self._lock:
             now = time.time()
             ended = (
@@ -125,6 +125,7 @@ class JobControl:
             return ended
 
     def close(self) -> None:
+        """After ``end``."""
         with self._lock:
             os.close(self._waker)
             os.close(self.woken)

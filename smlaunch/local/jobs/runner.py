@@ -7,9 +7,11 @@ Starting ── capacity? ──► Attempt ──► end
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +36,7 @@ class JobRunner:
         self._record = record
         self._rooms = rooms
         self._ended = ended
+        self._attempt: Attempt | None = None
         self._faults = rooms.settings.faults or FaultPlan()
         self._reader = MetricReader(read_request(record.request, record.arn, record.region), rooms.metrics)
         self._control = JobControl(
@@ -54,56 +57,62 @@ class JobRunner:
     # The job's thread
 
     def _run(self) -> None:
-        number = 1
-        retries: int | None = None
-        attempt: Attempt | None = None
-        while True:
-            faults = self._faults.of(self._record.name, number)
-            spec = self._spec(faults)
-            retries = spec.retries if retries is None else retries
-            outcome, attempt = self._try(spec, faults)
-            try:
-                if outcome.interrupted:
-                    attempt = _closed(attempt)
-                    self._control.go("Interrupted")
-                    self._control.wait(faults.away)
-                elif (outcome.reason or "").startswith(INTERNAL) and retries > 0:
-                    retries -= 1
-                    attempt = _closed(attempt)
-                    self._control.go("Restarting", f"Restarting after {outcome.reason}")
-                else:
-                    break
-                self._control.go("Starting")
-            except Stopping:
-                outcome = Outcome()  # stopped between two attempts: no host is left to upload anything
-                break
-            number += 1
+        try:
+            outcome = self._attempts()
+        except Stopping:
+            outcome = Outcome()  # stopped between two attempts: no host is left to upload anything
+        except Exception as error:
+            # The endpoint's own fault: the job must say so, and the endpoint must go on.
+            traceback.print_exc()
+            outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
         try:
             try:
                 self._end(outcome)
             except sqlite3.OperationalError:
                 # A full disk, most likely by what the hosts wrote: once that is gone the end can be told.
-                attempt = _closed(attempt)
+                self._give_back()
                 self._end(outcome)
-            _closed(attempt)
+            self._give_back()
         finally:
             self._control.close()
             self._ended(self)
 
-    def _try(self, spec: TrainingSpec, faults: AttemptFaults) -> tuple[Outcome, Attempt | None]:
-        try:
-            reason = self._wait_for_capacity(spec)
-        except Stopping:
-            return Outcome(), None
+    def _attempts(self) -> Outcome:
+        """One after the other, until one decides. Raises Stopping between two of them."""
+        retries = self._spec(AttemptFaults()).retries
+        for number in itertools.count(1):
+            faults = self._faults.of(self._record.name, number)
+            outcome = self._try(self._spec(faults), faults)
+            if outcome.interrupted:
+                self._give_back()
+                self._control.go("Interrupted")
+                self._control.wait(faults.away)
+            elif (outcome.reason or "").startswith(INTERNAL) and retries > 0:
+                retries -= 1
+                self._give_back()
+                self._control.go("Restarting", f"Restarting after {outcome.reason}")
+            else:
+                break
+            self._control.go("Starting")
+        return outcome
+
+    def _try(self, spec: TrainingSpec, faults: AttemptFaults) -> Outcome:
+        reason = self._wait_for_capacity(spec)
         if reason is not None:
-            return Outcome(reason), None
+            return Outcome(reason)
         if spec.selected is not None:
             kind, count = spec.selected
             chosen = {"SelectedInstanceType": kind, "SelectedInstanceCount": count}
             resources = {**self._record.request["ResourceConfig"], **chosen}
             self._rooms.store.merge(self.arn, {"ResourceConfig": resources})
-        attempt = Attempt(spec, self._record.request, self._rooms, self._control, faults, self._reader)
-        return attempt.run(), attempt
+        self._attempt = Attempt(spec, self._record.request, self._rooms, self._control, faults, self._reader)
+        return self._attempt.run()
+
+    def _give_back(self) -> None:
+        """The latest attempt's hosts; nothing when they are given back already."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
 
     def _spec(self, faults: AttemptFaults) -> TrainingSpec:
         record = self._record
@@ -147,10 +156,3 @@ def _wait_end(record: JobRecord, now: float) -> float | None:
     """When MaxWaitTimeInSeconds, counted from the creation, is over, on the monotonic clock."""
     seconds = (record.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
     return None if seconds is None else time.monotonic() + seconds - max(0.0, now - record.state.created)
-
-
-def _closed(attempt: Attempt | None) -> Attempt | None:
-    """Gives an attempt's hosts back: none is left."""
-    if attempt is not None:
-        attempt.close()
-    return None

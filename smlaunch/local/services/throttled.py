@@ -11,12 +11,19 @@ from smlaunch.local.errors import ApiError
 from smlaunch.local.faults import FaultPlan
 from smlaunch.local.messages import Payload, Request, Response
 
+_REFUSALS = {
+    "s3": ("SlowDown", "Please reduce your request rate.", 503),
+    "sts": ("Throttling", "Rate exceeded", 400),
+    "iam": ("Throttling", "Rate exceeded", 400),
+}
+
 
 class Throttled:
     """Operations are known by the header that names them, or by ``Action`` in the address; S3's have no name
     and match only a plan for ``*``. Calls are counted per operation."""
 
-    def __init__(self, service: Service, plan: FaultPlan) -> None:
+    def __init__(self, name: str, service: Service, plan: FaultPlan) -> None:
+        self._refusal = _REFUSALS.get(name, ("ThrottlingException", "Rate exceeded", 400))
         self._service = service
         self._plan = plan
         self._lock = threading.Lock()
@@ -28,7 +35,7 @@ class Throttled:
             self._calls[operation] += 1
             call = self._calls[operation]
         if self._plan.throttles(operation, call):
-            raise ApiError("ThrottlingException", "Rate exceeded")
+            raise ApiError(*self._refusal)
         return self._service.serve(request, payload)
 
     def error(self, error: ApiError, request_id: str) -> Response:
