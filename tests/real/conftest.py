@@ -180,11 +180,15 @@ class Client:
                 command, env=dict(place.variables), cwd=folder, stdout=output, stderr=output
             )
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
     def ended(self, timeout: float = 300) -> Ended:
         try:
             self._process.wait(timeout)
         finally:
-            self._process.kill()
+            self.kill()
         text = self._output.read_text()
         results = [line for line in text.splitlines() if line.startswith("result ")]
         assert results, text
@@ -204,12 +208,18 @@ Start = Callable[..., Client]
 
 
 @pytest.fixture(scope="session")
-def start_client(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start_client(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    started: list[Client] = []
+
     def start(version: int, name: str, **job: Any) -> Client:
         folder = tmp_path_factory.mktemp(name)
-        return Client(place, f"sdk{version}", f"sdk{version}.py", {"name": name, **job}, folder)
+        client = Client(place, f"sdk{version}", f"sdk{version}.py", {"name": name, **job}, folder)
+        started.append(client)
+        return client
 
-    return start
+    yield start
+    for client in started:
+        client.kill()  # only one whose test did not run is still there
 
 
 def wait_for_line(place: Place, job_prefix: str, text: str, count: int, patience: float = 60) -> str:
