@@ -3,6 +3,7 @@
 A client that embeds an endpoint may fork (multiprocessing, a data loader). A child that executes nothing
 keeps all descriptors, and would hold the hosts' lifelines and the lock that says the endpoint lives long
 after it was killed. So such a child closes them at its birth.
+"""
 
 from __future__ import annotations
 
