@@ -123,7 +123,7 @@ class CheckpointSync:
         there = {label: dict(self._files(label, folder)) for label, folder in self._folders.items()}
         written = set()
         for some in self._batches(self._ordered(self._ready(there, final)), there):
-            for label, name in self._upload(some):
+            for label, name in self._upload(some, final):
                 self._synced[label][name] = there[label][name]
                 written.add(name)
         for label, synced in self._synced.items():
@@ -191,8 +191,9 @@ class CheckpointSync:
         if batch:
             yield batch
 
-    def _upload(self, changes: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """The ones that need not be looked at again: uploaded, or lost as the settings say."""
+    def _upload(self, changes: Sequence[tuple[str, str]], final: bool) -> Iterator[tuple[str, str]]:
+        """The ones that need not be looked at again: uploaded, or lost as the settings say. In the end nobody
+        has a use for the files any more: they are moved."""
         files = {
             self._where.below(name): (label, name)
             for label, name in changes
@@ -200,10 +201,8 @@ class CheckpointSync:
         }
         failed: Mapping[str, Exception]
         try:
-            failed = self._objects.put_files(
-                self._where.bucket,
-                [(key, self._folders[label] / name) for key, (label, name) in files.items()],
-            )
+            named = [(key, self._folders[label] / name) for key, (label, name) in files.items()]
+            failed = self._objects.put_files(self._where.bucket, named, move=final)
         except (OSError, KeyError) as error:
             failed = dict.fromkeys(files, error)
         for key, reason in failed.items():

@@ -106,9 +106,9 @@ def test_a_commit_written_last_is_uploaded_last(bench: Bench, monkeypatch: pytes
     uploaded: list[str] = []
     put = bench.objects.put_files
 
-    def noting(bucket: str, files: Sequence[tuple[str, Path]]) -> object:
+    def noting(bucket: str, files: Sequence[tuple[str, Path]], move: bool = False) -> object:
         uploaded.extend(key for key, _ in files)
-        return put(bucket, files)
+        return put(bucket, files, move)
 
     monkeypatch.setattr(bench.objects, "put_files", noting)
     for second, name in enumerate(["z-part", "m-part", "COMMIT"]):
@@ -203,7 +203,7 @@ def test_the_order_of_uploads_is_a_setting(
 ) -> None:
     uploaded: list[str] = []
 
-    def noting(bucket: str, files: Sequence[tuple[str, Path]]) -> dict[str, Exception]:
+    def noting(bucket: str, files: Sequence[tuple[str, Path]], move: bool = False) -> dict[str, Exception]:
         uploaded.extend(key[-1] for key, _ in files)
         return {}
 
