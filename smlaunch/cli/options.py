@@ -86,6 +86,7 @@ job_options = _stacked(
     (
         click.argument("what", metavar="SCRIPT|JOB.yaml", type=click.Path()),
         option(_JOB, "--strategy", metavar="NAME", help="How to distribute (ddp, custom); default: chosen."),
+        option(_JOB, "--launcher", metavar="NAME", help="Who starts ranks: runtime (ours) or torchrun."),
         option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
         option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),
         option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter, as text; repeatable."),
@@ -109,6 +110,9 @@ job_options = _stacked(
         option(_DATA, "--output", metavar="S3URI", help="Where model and output are written."),
         option(_LIMITS, "--max-runtime", metavar="TIME", help="Such as 90m, 24h, 5d."),
         option(_LIMITS, "--max-wait", metavar="TIME", help="With --spot: running and waiting together."),
+        option(
+            _LIMITS, "--hang", metavar="TIME", help="Fail, with every rank's stack, when silent and idle."
+        ),
         option(_LIMITS, "--max-cost", metavar="USD", help="Refuse a plan that could cost more."),
     )
 )
@@ -171,13 +175,24 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
         "limits": {
             "max_runtime": options["max_runtime"],
             "max_wait": options["max_wait"],
+            "hang": options["hang"],
             "max_cost": _number(options["max_cost"]),
         },
         "hyperparameters": _pairs("--hp", options["hp"], problems),
         "environment": _pairs("--env", options["env"], problems),
         "inputs": _inputs(options["inputs"], problems),
     }
-    plain = ("strategy", "source", "requirements", "image", "name", "checkpoints", "output", "role")
+    plain = (
+        "strategy",
+        "launcher",
+        "source",
+        "requirements",
+        "image",
+        "name",
+        "checkpoints",
+        "output",
+        "role",
+    )
     changes.update({key: options[key] for key in plain})
     return _given(changes)
 
