@@ -198,6 +198,7 @@ def test_kills_at_random_moments(level: str) -> None:
                         continue  # went with one before it
                 time.sleep(chance.uniform(0.0, 1.0))
                 place.killed = True
+                place.supervisors_killed = any(name.startswith("supervisor") for name in names)
                 if not embedded:
                     place.kill()
                 playing.client.kill()
