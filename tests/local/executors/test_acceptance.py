@@ -46,7 +46,10 @@ others = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != str(os.
 found["pid_1"] = os.getpid() == 1 and not others
 found["own_tmp"] = not os.path.exists(outside["tmp"])
 found["own_shm"] = not os.path.exists(outside["shm"])
-found["own_tempdir"] = os.listdir(tempfile.gettempdir()) == []
+# Where programs come from stays visible, also when that lies below /tmp.
+kept = [sys.prefix, sys.base_prefix, os.environ.get("HOME", ""), *os.environ["PATH"].split(":")]
+entries = [os.path.join(tempfile.gettempdir(), name) for name in os.listdir(tempfile.gettempdir())]
+found["own_tempdir"] = all(any((place + "/").startswith(entry + "/") for place in kept) for entry in entries)
 open(tempfile.gettempdir() + "/mine", "w").write("x")
 data = ROOT + "/input/data/large/"
 before = open(data + "000").read()
