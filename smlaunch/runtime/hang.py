@@ -7,7 +7,7 @@ own time-outs are for that. CPU use is seen on Linux only; elsewhere output alon
 
 import os
 import signal
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Collection, Dict, List, NamedTuple, Sequence, Tuple
 
 from smlaunch.runtime import processes
 
@@ -29,13 +29,16 @@ class Hang(NamedTuple):
 
 
 class Watch:
-    """Times are of time.monotonic."""
+    """Times are of time.monotonic. ``agents``: processes that start ranks and are none themselves; one that
+    looks after its ranks ten times a second, as torchrun does, is not at work.
+    """
 
-    def __init__(self, seconds: float, now: float) -> None:
+    def __init__(self, seconds: float, now: float, agents: Collection[int] = ()) -> None:
         self.seconds = seconds
+        self._agents = agents
         self._step = seconds / _SAMPLES
         self._sampled = now
-        self._used = _cpu_seconds()
+        self._used = _cpu_seconds(agents)
         self._heard = False
         self._silent = 0
 
@@ -54,7 +57,7 @@ class Watch:
         """
         if now < self.due:
             return False
-        used = _cpu_seconds()
+        used = _cpu_seconds(self._agents)
         if self._heard or _is_busy(self._used, used, now - self._sampled):
             self._silent = 0
         else:
@@ -98,16 +101,21 @@ def _leave_no_core(pid: int) -> None:
         return
 
 
-def _cpu_seconds() -> Dict[int, float]:
-    """What each child of this process has used, with all that is below it."""
+def _cpu_seconds(agents: Collection[int]) -> Dict[int, float]:
+    """What each child of this process has used, with all that is below it; of an agent only what is below."""
     living = processes.living()
     per_second = os.sysconf("SC_CLK_TCK")
     own = os.getpid()
     return {
-        child: sum(living[pid].ticks for pid in (child, *processes.below(child, living))) / per_second
+        child: sum(living[pid].ticks for pid in _at_work(child, agents, living)) / per_second
         for child, seen in living.items()
         if seen.parent == own
     }
+
+
+def _at_work(child: int, agents: Collection[int], living: Dict[int, processes.Seen]) -> List[int]:
+    own = [] if child in agents else [child]
+    return own + processes.below(child, living)
 
 
 def _is_busy(before: Dict[int, float], after: Dict[int, float], elapsed: float) -> bool:

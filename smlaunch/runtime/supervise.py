@@ -87,7 +87,8 @@ class Supervisor:
                 self._start(command)
             orphans.adopt()
             if self._hang_seconds is not None:
-                self._watch = hang.Watch(self._hang_seconds, time.monotonic())
+                agents = {process.pid for process in self._processes if process.command.outlets}
+                self._watch = hang.Watch(self._hang_seconds, time.monotonic(), agents)
             self._look_after()
         finally:
             self._sweep()
