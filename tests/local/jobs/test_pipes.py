@@ -61,12 +61,14 @@ class Bench:
 
 @pytest.fixture
 def bench(objects: ObjectStore, places: list[Place]) -> Iterator[Bench]:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
     found = Bench(objects, places)
     yield found
     found.finish()
-    assert threading.active_count() == threads
+    for thread in set(threading.enumerate()) - before:
+        thread.join(_PATIENCE)  # those of the test's own readers may just be ending
+        assert not thread.is_alive(), thread
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # one connection to the store's index
 
 
