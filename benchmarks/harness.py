@@ -6,7 +6,11 @@ the ratio of medians: a slow minute of the machine then hits all of them alike.
 
 from __future__ import annotations
 
+import re
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -36,6 +40,16 @@ def interleave(measures: Mapping[str, Callable[[], float]], rounds: int = 7) -> 
             if turn:
                 samples[name].append(seconds)
     return {name: Figure(name, tuple(values)) for name, values in samples.items()}
+
+
+def first_line(command: list[str], environment: dict[str, str]) -> float:
+    """Seconds from starting ``command`` until the last of two ranks prints ``FIRST-LINE`` and its clock."""
+    started = time.time()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    times = [float(text) for text in re.findall(r"FIRST-LINE ([0-9.]+)", done.stdout + done.stderr)]
+    if done.returncode or len(times) != 2:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return max(times) - started
 
 
 def report(figures: Mapping[str, Figure], baseline: str, goals: Mapping[str, float] | None = None) -> bool:

@@ -11,27 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from harness import interleave, report
+from harness import first_line, interleave, report
 
 # One write: torchrun's ranks share a pipe, and print() would tear the line.
 SCRIPT = "import os, time; os.write(1, b'FIRST-LINE %f\\n' % time.time())\n"
 BIN = Path(sys.executable).parent
-
-
-def first_line(command: list[str], environment: dict[str, str]) -> float:
-    started = time.time()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    times = [float(text) for text in re.findall(r"FIRST-LINE ([0-9.]+)", done.stdout + done.stderr)]
-    if done.returncode or len(times) != 2:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return max(times) - started
 
 
 def main() -> None:

@@ -14,15 +14,12 @@ import argparse
 import io
 import json
 import os
-import re
-import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 
-from harness import interleave, report
+from harness import first_line, interleave, report
 
 from smlaunch.launch.bundle import build_runtime
 from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref
@@ -60,15 +57,6 @@ def make_host(root: Path, script: bytes, ranks: int, hyperparameters: dict[str, 
         json.dumps({"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"})
     )
     return [sys.executable, str(launch / RUNTIME_ARCHIVE)]
-
-
-def first_line(command: list[str], environment: dict[str, str]) -> float:
-    started = time.time()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    times = [float(text) for text in re.findall(r"FIRST-LINE ([0-9.]+)", done.stdout + done.stderr)]
-    if done.returncode or len(times) != 2:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return max(times) - started
 
 
 def main() -> None:
