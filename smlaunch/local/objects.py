@@ -45,6 +45,7 @@ from smlaunch.local.object_index import (
     stamp,
     write_row,
 )
+from smlaunch.local.spreading import spread
 
 __all__ = ["Attributes", "BucketInfo", "NoSuchBucket", "NoSuchKey", "ObjectInfo", "ObjectStore", "Page"]
 
@@ -82,6 +83,7 @@ class ObjectStore:
         self._root_length = len(os.fsencode(root))
         for folder in (self._store, self._store / "odd", self._store / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
+        spread(self._store / "incoming")
         self._folds_case = _folds_case(self._store)
         self.index = Index(self._store)
         self._sweep()

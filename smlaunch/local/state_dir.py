@@ -22,6 +22,7 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local import lifelines
+from smlaunch.local.spreading import spread
 
 PROBE = "probe-"
 """How a folder of hosts begins that only tries out a level; it is locked as long as that takes."""
@@ -53,6 +54,7 @@ class StateDir:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.objects, self.logs, self.hosts, self.owners):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            spread(self.hosts)
         except OSError as error:
             raise EndpointError(
                 f"the endpoint's state directory {self.root} cannot be made: {error.strerror}; "
