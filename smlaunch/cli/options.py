@@ -168,7 +168,7 @@ def read_job(what: str, options: dict[str, Any], script_arguments: list[str] | N
 
 @contextmanager
 def _without_pydantic_plugins() -> Iterator[None]:
-    """Looking for some reads the metadata of all installed distributions: 20 ms and more, for nothing here."""
+    """Looking for some reads the metadata of all installed distributions: 20 ms and more, for nothing."""
     name = "PYDANTIC_DISABLE_PLUGINS"
     before = os.environ.get(name)
     os.environ[name] = "__all__"
