@@ -1,0 +1,98 @@
+"""What a host tells its ranks about the segment they train: variables that the runtime sets for every rank.
+
+A script that does not read them trains all the same. ``smlaunch.train`` reads them for scripts that use it.
+"""
+
+from typing import Mapping, NamedTuple, Optional
+
+RUN = "SMLAUNCH_RUN"
+JOB = "SMLAUNCH_JOB"
+"""The training job's own name; segment and attempt are read from it where it is one of ours."""
+
+SEGMENT = "SMLAUNCH_SEGMENT"
+ATTEMPT = "SMLAUNCH_ATTEMPT"
+CHECKPOINTS = "SMLAUNCH_CHECKPOINTS"
+"""The directory on this host that checkpoints are kept in."""
+
+CHECKPOINTS_URI = "SMLAUNCH_CHECKPOINTS_URI"
+CARRIER = "SMLAUNCH_CARRIER"
+"""SYNC: the service keeps the directory and CHECKPOINTS_URI equal. DIRECT: ranks move their parts themselves."""
+
+KEEP = "SMLAUNCH_KEEP"
+INTERVAL = "SMLAUNCH_CHECKPOINT_INTERVAL"
+"""Seconds between two checkpoints; without it they follow from what a checkpoint costs."""
+
+FAILURE_SECONDS = "SMLAUNCH_FAILURE_SECONDS"
+"""Mean time between failures that the plan reckons with."""
+
+STOP_FILE = "SMLAUNCH_STOP_FILE"
+"""A file that appears on the host when its ranks are to leave: at the planned end, or on SIGTERM."""
+
+STOP_AT = "SMLAUNCH_STOP_AT"
+"""When the planned end is: seconds since the epoch."""
+
+STOP_AFTER = "SMLAUNCH_STOP_AFTER"
+"""In the request's Environment: seconds from the start of an attempt to its planned end."""
+
+UNTIL_STEP = "SMLAUNCH_UNTIL_STEP"
+"""In the request's Environment: the segment ends after this training step."""
+
+DETERMINISTIC = "SMLAUNCH_DETERMINISTIC"
+
+SYNC = "sync"
+DIRECT = "direct"
+CARRIERS = (SYNC, DIRECT)
+
+
+class Segment(NamedTuple):
+    """``checkpoints`` is None where nobody keeps any. Times in seconds; ``stop_at`` since the epoch."""
+
+    run: Optional[str] = None
+    job: Optional[str] = None
+    segment: int = 1
+    attempt: int = 1
+    checkpoints: Optional[str] = None
+    uri: Optional[str] = None
+    carrier: str = SYNC
+    keep: int = 3
+    interval: Optional[float] = None
+    failure_seconds: Optional[float] = None
+    stop_file: Optional[str] = None
+    stop_at: Optional[float] = None
+    until_step: Optional[int] = None
+    deterministic: bool = False
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Segment":
+        """Raises ValueError naming the variable that cannot be read."""
+        return cls(
+            run=environ.get(RUN) or None,
+            job=environ.get(JOB) or None,
+            segment=int(_number(environ, SEGMENT) or 1),
+            attempt=int(_number(environ, ATTEMPT) or 1),
+            checkpoints=environ.get(CHECKPOINTS) or None,
+            uri=environ.get(CHECKPOINTS_URI) or None,
+            carrier=environ.get(CARRIER) or SYNC,
+            keep=int(_number(environ, KEEP) or 3),
+            interval=_number(environ, INTERVAL),
+            failure_seconds=_number(environ, FAILURE_SECONDS),
+            stop_file=environ.get(STOP_FILE) or None,
+            stop_at=_number(environ, STOP_AT),
+            until_step=_whole(environ, UNTIL_STEP),
+            deterministic=environ.get(DETERMINISTIC) == "1",
+        )
+
+
+def _number(environ: Mapping[str, str], name: str) -> Optional[float]:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("{}: a number is needed, not {!r}".format(name, text)) from None
+
+
+def _whole(environ: Mapping[str, str], name: str) -> Optional[int]:
+    number = _number(environ, name)
+    return None if number is None else int(number)
