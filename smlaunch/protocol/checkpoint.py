@@ -100,8 +100,8 @@ def commit_content(manifest: bytes) -> bytes:
 def committed(files: Mapping[str, int], read: Read) -> Iterator[Manifest]:
     """Steps that are whole as far as names and sizes tell, newest first.
 
-    ``files``: paths below the checkpoint directory with their sizes in bytes. COMMIT and manifest are read and
-    verified; parts are only looked for, and are verified by hash when they are loaded.
+    ``files``: paths below the checkpoint directory with their sizes in bytes. COMMIT and manifest are read
+    and verified; parts are only looked for, and are verified by hash when they are loaded.
     """
     steps = {parse_step(path.split("/")[0]) for path in files if path.endswith("/" + COMMIT)}
     for step in sorted((step for step in steps if step is not None), reverse=True):

@@ -16,7 +16,7 @@ CHECKPOINTS = "SMLAUNCH_CHECKPOINTS"
 
 CHECKPOINTS_URI = "SMLAUNCH_CHECKPOINTS_URI"
 CARRIER = "SMLAUNCH_CARRIER"
-"""SYNC: the service keeps the directory and CHECKPOINTS_URI equal. DIRECT: ranks move their parts themselves."""
+"""SYNC: the service keeps the directory and CHECKPOINTS_URI equal. DIRECT: ranks move their own parts."""
 
 KEEP = "SMLAUNCH_KEEP"
 INTERVAL = "SMLAUNCH_CHECKPOINT_INTERVAL"
