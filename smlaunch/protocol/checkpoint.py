@@ -65,12 +65,15 @@ class Manifest(NamedTuple):
 
 class Outcome(NamedTuple):
     """``result``: FINISHED or CONTINUE. ``step``: the newest committed one when the segment ended; None where
-    the script keeps its own checkpoints. ``run`` and ``job`` say whose word this is."""
+    the script keeps its own checkpoints. ``run`` and ``job`` say whose word this is. ``closed``: the leader's
+    ranks have all left with 0 after it, so that whatever they do at their very end, such as saving the model,
+    is done as well; the host writes that, not the ranks."""
 
     result: str
     step: Optional[int] = None
     run: Optional[str] = None
     job: Optional[str] = None
+    closed: bool = False
 
     def to_bytes(self) -> bytes:
         return _dump({"version": VERSION, **self._asdict()})
@@ -123,6 +126,7 @@ def parse_outcome(content: bytes) -> Optional[Outcome]:
         step if isinstance(step, int) else None,
         _text(document.get("run")),
         _text(document.get("job")),
+        document.get("closed") is True,
     )
 
 

@@ -17,7 +17,10 @@ References that a host fills in
 import json
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-VERSION = "1.0"
+from smlaunch.protocol.segment import CARRIERS, SYNC
+
+VERSION = "1.1"
+"""1.1 adds ``run``, ``checkpoints``, ``margin_seconds`` and ``deterministic``."""
 
 REFERENCES = frozenset(
     (
@@ -66,6 +69,21 @@ class Ranks(NamedTuple):
     launcher: str = RUNTIME
 
 
+class CheckpointSpec(NamedTuple):
+    """Where checkpoints are kept: ``path`` on every host, as the contract names it (below /opt/ml), and
+    ``uri`` in S3. ``carrier``: one of segment.CARRIERS. ``keep``: committed steps that stay. Times in
+    seconds: ``interval_seconds`` None leaves the interval to what a checkpoint costs; ``failure_seconds`` is
+    the mean time between failures to reckon with then.
+    """
+
+    path: str
+    uri: Optional[str] = None
+    carrier: str = SYNC
+    keep: int = 3
+    interval_seconds: Optional[float] = None
+    failure_seconds: Optional[float] = None
+
+
 class LaunchSpec(NamedTuple):
     """``source`` names the archive inside the source channel; None when the image brings the program.
 
@@ -73,7 +91,8 @@ class LaunchSpec(NamedTuple):
     itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for
     the ranks that are stopped because another one failed: they wait for a peer that is gone, so it is
     short. ``hang_seconds``: for how long all ranks of a host may print nothing and use no CPU before that
-    counts as a hang; None waits for ever.
+    counts as a hang; None waits for ever. ``run``: the run this job is a segment of. ``margin_seconds``: what
+    lies between a segment's planned end and its time limit. ``deterministic``: ranks are asked to compute so.
     """
 
     ranks: Ranks
@@ -85,6 +104,10 @@ class LaunchSpec(NamedTuple):
     version: str = VERSION
     failure_grace_seconds: float = FAILURE_GRACE
     hang_seconds: Optional[float] = None
+    run: Optional[str] = None
+    checkpoints: Optional[CheckpointSpec] = None
+    margin_seconds: Optional[float] = None
+    deterministic: bool = False
 
     def to_json(self) -> str:
         document: Dict[str, Any] = {
@@ -103,6 +126,10 @@ class LaunchSpec(NamedTuple):
             "failure_grace_seconds": self.failure_grace_seconds,
             "hang_seconds": self.hang_seconds,
             "max_runtime_seconds": self.max_runtime_seconds,
+            "run": self.run,
+            "checkpoints": None if self.checkpoints is None else self.checkpoints._asdict(),
+            "margin_seconds": self.margin_seconds,
+            "deterministic": self.deterministic,
         }
         return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
 
@@ -135,6 +162,10 @@ class LaunchSpec(NamedTuple):
             version=version,
             failure_grace_seconds=_seconds_in(document, "failure_grace_seconds", FAILURE_GRACE),
             hang_seconds=_hang_in(document),
+            run=_text_in(document, "run"),
+            checkpoints=_checkpoints_in(document),
+            margin_seconds=_optional_seconds_in(document, "margin_seconds"),
+            deterministic=bool(document.get("deterministic", False)),
         )
 
 
@@ -157,6 +188,25 @@ def _ranks_in(document: Mapping[str, Any]) -> Ranks:
     if launcher == TORCHRUN and not rendezvous:
         raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
     return Ranks(tuple(words), pairs, per_host, rendezvous, launcher)
+
+
+def _checkpoints_in(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
+    value = document.get("checkpoints")
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        raise LaunchSpecError("checkpoints: an object with a path is needed, not {!r}".format(value))
+    carrier = value.get("carrier", SYNC)
+    if carrier not in CARRIERS:
+        raise LaunchSpecError("checkpoints.carrier: one of {}, not {!r}".format(", ".join(CARRIERS), carrier))
+    return CheckpointSpec(
+        path=value["path"],
+        uri=_text_in(value, "uri"),
+        carrier=carrier,
+        keep=_number_in(value, "keep", 3),
+        interval_seconds=_optional_seconds_in(value, "interval_seconds"),
+        failure_seconds=_optional_seconds_in(value, "failure_seconds"),
+    )
 
 
 def _word_out(word: Word) -> Any:
@@ -199,8 +249,12 @@ def _seconds_in(document: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
+def _optional_seconds_in(document: Mapping[str, Any], key: str) -> Optional[float]:
+    return None if document.get(key) is None else _seconds_in(document, key, 0.0)
+
+
 def _hang_in(document: Mapping[str, Any]) -> Optional[float]:
-    seconds = None if document.get("hang_seconds") is None else _seconds_in(document, "hang_seconds", 0.0)
+    seconds = _optional_seconds_in(document, "hang_seconds")
     if seconds == 0:
         raise LaunchSpecError("hang_seconds: more than 0 is needed; leave it out to wait for ever")
     return seconds

@@ -30,11 +30,16 @@ SOURCE_ARCHIVE = "source.tar.gz"
 RUNTIME_ARCHIVE = "runtime.pyz"
 LAUNCH_FILE = "job.json"
 
+IMPORTABLE = "importable"
+"""The folder inside RUNTIME_ARCHIVE that ranks may import from: it holds ``smlaunch`` and nothing else."""
+
+_CONTRACT = "/opt/ml"
+
 
 class Paths:
     """All paths are absolute strings."""
 
-    def __init__(self, root: str = "/opt/ml") -> None:
+    def __init__(self, root: str = _CONTRACT) -> None:
         self.root = root
         self.input = os.path.join(root, "input")
         self.config = os.path.join(root, "input", "config")
@@ -50,11 +55,17 @@ class Paths:
         self.checkpoints = os.path.join(root, "checkpoints")
         self.code = os.path.join(root, "code")
         self.overlay = os.path.join(root, "python")
+        self.own = os.path.join(root, "smlaunch")
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> "Paths":
         variables = os.environ if environ is None else environ
-        return cls(variables.get(ROOT_VARIABLE) or "/opt/ml")
+        return cls(variables.get(ROOT_VARIABLE) or _CONTRACT)
+
+    def here(self, path: str) -> str:
+        """A path as the contract names it (``/opt/ml/checkpoints``), where it is on this host."""
+        inside = path.startswith(_CONTRACT + "/")
+        return os.path.normpath(self.root + path[len(_CONTRACT) :] if inside else path)
 
     def channel(self, name: str) -> str:
         return os.path.join(self.data, name)

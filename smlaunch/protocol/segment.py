@@ -3,7 +3,7 @@
 A script that does not read them trains all the same. ``smlaunch.train`` reads them for scripts that use it.
 """
 
-from typing import Mapping, NamedTuple, Optional
+from typing import Dict, Mapping, NamedTuple, Optional
 
 RUN = "SMLAUNCH_RUN"
 JOB = "SMLAUNCH_JOB"
@@ -36,6 +36,10 @@ STOP_AFTER = "SMLAUNCH_STOP_AFTER"
 
 UNTIL_STEP = "SMLAUNCH_UNTIL_STEP"
 """In the request's Environment: the segment ends after this training step."""
+
+FROM_STEP = "SMLAUNCH_FROM_STEP"
+"""In the request's Environment: the newest committed step when the job was asked for. Whoever drives the run
+learns from it, at any later time, what each job added."""
 
 DETERMINISTIC = "SMLAUNCH_DETERMINISTIC"
 
@@ -81,6 +85,26 @@ class Segment(NamedTuple):
             until_step=_whole(environ, UNTIL_STEP),
             deterministic=environ.get(DETERMINISTIC) == "1",
         )
+
+    def to_environment(self) -> Dict[str, str]:
+        """The variables that ``from_environment`` reads; what is None has none."""
+        values = {
+            RUN: self.run,
+            JOB: self.job,
+            SEGMENT: self.segment,
+            ATTEMPT: self.attempt,
+            CHECKPOINTS: self.checkpoints,
+            CHECKPOINTS_URI: self.uri,
+            CARRIER: self.carrier,
+            KEEP: self.keep,
+            INTERVAL: self.interval,
+            FAILURE_SECONDS: self.failure_seconds,
+            STOP_FILE: self.stop_file,
+            STOP_AT: self.stop_at,
+            UNTIL_STEP: self.until_step,
+            DETERMINISTIC: "1" if self.deterministic else None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[float]:

@@ -9,7 +9,7 @@ import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from smlaunch.protocol.launch_spec import LaunchSpec, Ref, Word
-from smlaunch.protocol.paths import Paths
+from smlaunch.protocol.paths import IMPORTABLE, RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths
 from smlaunch.runtime import rendezvous
 from smlaunch.runtime.arguments import Hyperparameters
 from smlaunch.runtime.cluster import Cluster
@@ -96,8 +96,11 @@ def base_environment(host: Host, environ: Mapping[str, str]) -> Dict[str, str]:
     variables.setdefault("PYTHONUNBUFFERED", "1")
     # Stacks on SIGABRT, which ends a hang, and on SIGSEGV and its like.
     variables.setdefault("PYTHONFAULTHANDLER", "1")
-    # As in the toolkit, the source can be imported from wherever in it the entry point lies.
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (host.paths.code, environ.get("PYTHONPATH"))))
+    # As in the toolkit, the source can be imported from wherever in it the entry point lies. Last comes
+    # smlaunch.train as it travels with the job (importable.py).
+    ours = os.path.join(host.paths.channel(RUNTIME_CHANNEL), RUNTIME_ARCHIVE, IMPORTABLE)
+    parts = (host.paths.code, environ.get("PYTHONPATH"), ours)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return variables
 
 

@@ -5,6 +5,7 @@
     the leader's name               ->  resolved, meanwhile
     ranks                           ->  started, looked after (supervise.py)
     the first failure               ->  the failure file and the exit code
+    all left with 0                 ->  the outcome of the segment, beside its checkpoints
 
 Exit codes: that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the SIGTERM
 this host was sent, 0 when all left with 0; 124 after a hang; 2 when the job cannot run as it was sent, 70
@@ -12,6 +13,7 @@ when the runtime itself failed.
 """
 
 import os
+import time
 from typing import Dict, Mapping, Optional
 
 from smlaunch.protocol.launch_spec import AUTO, TORCHRUN, LaunchSpec, LaunchSpecError
@@ -22,7 +24,8 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
-from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory
+from smlaunch.protocol.segment import Segment
+from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, segments
 from smlaunch.runtime.cluster import Cluster, training
 from smlaunch.runtime.outcome import Outcome
 from smlaunch.runtime.problems import Unusable
@@ -36,12 +39,13 @@ _INTERNAL = 70
 
 def main(signals: Signals) -> int:
     """Returns the exit code. Raises Stopped when a stop came before there were processes to stop."""
+    began = time.time()
     paths = Paths.from_environment()
     host = None
     try:
         cluster, resource_config = training.read(paths.resource_config)
         host = cluster.current
-        return _run(paths, cluster, resource_config, signals)
+        return _run(paths, cluster, resource_config, signals, began)
     except Unusable as problem:
         signals.hold()
         _report_unusable(paths, host, str(problem))
@@ -55,8 +59,19 @@ def main(signals: Signals) -> int:
         return _INTERNAL
 
 
-def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], signals: Signals) -> int:
+def _run(
+    paths: Paths,
+    cluster: Cluster,
+    resource_config: Dict[str, object],
+    signals: Signals,
+    began: float,
+) -> int:
     spec = _read_launch_spec(os.path.join(paths.channel(RUNTIME_CHANNEL), LAUNCH_FILE))
+    segment = segments.segment_of(spec, paths, os.environ, began)
+    end = segments.end_of(segment, spec)
+    if segments.is_finished(segment):
+        _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
+        return 0
     resolution = None
     if spec.ranks.rendezvous and len(cluster.hosts) > 1:
         from smlaunch.runtime import names
@@ -107,6 +122,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
             os.environ,
         )
     )
+    rank_environment.update(segment.to_environment())
     host = commands.Host(
         cluster=cluster,
         paths=paths,
@@ -120,7 +136,7 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
     if resolution is not None:
         resolution.wait()
     supervisor = Supervisor(
-        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds
+        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds, end
     )
     memory_kills = memory.out_of_memory_kills()
     if by_torchrun:
@@ -130,7 +146,25 @@ def _run(paths: Paths, cluster: Cluster, resource_config: Dict[str, object], sig
     else:
         outcome = supervisor.run(ranks)
     _report_failure(paths, cluster.current, outcome, memory_kills)
+    if end.problem is not None:
+        _say("error: " + end.problem)
+    if outcome.exit_code == 0 and cluster.current == cluster.leader:
+        _leave_outcome(segment, end.told)
     return outcome.exit_code
+
+
+def _leave_outcome(segment: Segment, told: bool) -> None:
+    """The training itself is done: what cannot be written here must not make a failure of it. The client
+    takes a missing outcome for one to be continued.
+    """
+    if segment.checkpoints is None:
+        return
+    try:
+        result = segments.leave_outcome(segment, told)
+    except OSError as error:
+        _say("error: {}: the outcome cannot be written: {}".format(segment.checkpoints, error.strerror))
+        return
+    _say("segment {} of run {}: {}".format(segment.segment, segment.run, result))
 
 
 def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> None:

@@ -4,7 +4,9 @@ One loop waits for everything at once: signals, ends of processes, output of ran
 deadlines. It never sleeps and never asks a process whether it is still there.
 
     stop signal            passed on to each rank (not to its group: loader workers must not die before the
-                           rank that uses them), SIGKILL to the groups after ``grace_seconds``
+                           rank that uses them), SIGKILL to the groups after ``grace_seconds``; the stop
+                           file first, so that a rank finds it when it hears the signal
+    the planned end        the stop file; ranks that do not leave then are stopped as by a signal
     a rank fails           SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
     all ranks hang         SIGABRT to all, so that they show their stacks (hang.py), then as above
     an orphan ends         reaped
@@ -22,6 +24,7 @@ from smlaunch.runtime import hang, orphans
 from smlaunch.runtime.commands import Command
 from smlaunch.runtime.outcome import Ended, Outcome
 from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.segments import End
 from smlaunch.runtime.signals import STOP, Signals
 from smlaunch.runtime.streams import Output, Stream
 
@@ -55,7 +58,9 @@ class _Process:
 
 
 class Supervisor:
-    """Runs one set of commands. ``signals`` must be installed; it is left holding."""
+    """Runs one set of commands. ``signals`` must be installed; it is left holding. ``end``: of the segment
+    that they train.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Supervisor:
         grace_seconds: float,
         failure_grace_seconds: float,
         hang_seconds: Optional[float] = None,
+        end: Optional[End] = None,
     ) -> None:
         self._signals = signals
         self._output = output
@@ -74,6 +80,7 @@ class Supervisor:
         self._streams: List[Stream] = []
         self._kill_at: Optional[float] = None
         self._stopped_by: Optional[int] = None
+        self._end = end
         self._hang_seconds = hang_seconds
         self._watch: Optional[hang.Watch] = None
         self._hang: Optional[hang.Hang] = None
@@ -145,6 +152,7 @@ class Supervisor:
             self._reap()
             for number in self._signals.take():
                 self._answer(number)
+            self._end_when_due()
             self._kill_when_due()
             self._pump(ready)
             self._output.write()
@@ -180,9 +188,23 @@ class Supervisor:
                 return  # a second stop changes nothing: handlers of ranks must not run twice
             self._stopped_by = number
             self._kill_within(self._grace)
+            if self._end is not None:
+                self._end.tell()
         for process in self._processes:
             if process.running:
                 _send(process.pid, number)
+
+    def _end_when_due(self) -> None:
+        """Not where a stop or a failure ends everything already."""
+        end = self._end
+        if end is None or self._kill_at is not None:
+            return
+        now = time.monotonic()
+        if end.at is not None and now >= end.at:
+            end.tell()
+        if end.signal_at is not None and end.kill_at is not None and now >= end.signal_at:
+            self._kill_within(end.kill_at - now)
+            self._answer(signal.SIGTERM)
 
     def _reap(self) -> None:
         while True:
@@ -220,8 +242,9 @@ class Supervisor:
 
     def _milliseconds_left(self) -> Optional[int]:
         due = self._kill_at
-        if due is None and self._watch is not None:
-            due = self._watch.due
+        if due is None:
+            waits = [source.due for source in (self._watch, self._end) if source is not None]
+            due = min((at for at in waits if at is not None), default=None)
         if due is None or due == float("inf"):
             return None
         # poll takes no more than a C int.

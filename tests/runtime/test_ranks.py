@@ -87,7 +87,8 @@ def test_what_the_user_has_set_stays(host: MakeHost) -> None:
     told = made.run(per_host=2, env={"FROM_SPEC": Ref("rank", prefix="r", suffix="!")}).documents()
     for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "PYTHONUNBUFFERED"):
         assert told[0]["env"][name] == mine[name]
-    assert told[0]["env"]["PYTHONPATH"] == os.pathsep.join([made.paths.code, "/a"])
+    ours = f"{made.runtime}/importable"
+    assert told[0]["env"]["PYTHONPATH"] == os.pathsep.join([made.paths.code, "/a", ours])
     assert [document["env"]["FROM_SPEC"] for document in told] == ["r0!", "r1!"]
 
 
@@ -108,13 +109,12 @@ def test_the_port_may_come_from_the_host(host: MakeHost) -> None:
     assert (refused.exit_code, "SMLAUNCH_PORT" in refused.stderr) == (2, True)
 
 
-def test_ranks_do_not_see_the_zip_and_find_their_source(host: MakeHost) -> None:
-    """A smlaunch that the image has installed must be the one a script imports."""
+def test_ranks_do_not_see_the_runtime_and_find_their_source(host: MakeHost) -> None:
+    """Of the zip, only what gives way to an installed smlaunch (test_importable)."""
     made = host(TELL, source={"package/helper.py": "", "package/__init__.py": ""})
     told = made.run().documents()[0]
-    assert not [path for path in told["path"] if "runtime.pyz" in path]
+    assert [path for path in told["path"] if "runtime.pyz" in path] == [f"{made.runtime}/importable"]
     assert told["cwd"] == made.paths.code
-    assert "runtime.pyz" not in told["env"]["PYTHONPATH"]
 
 
 def test_a_module_and_a_script_in_a_folder_import_from_the_source(host: MakeHost) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,22 +22,22 @@ SHARED = {"SMLAUNCH_SHARED_PYTHON": "1", "PIP_NO_INPUT": "1", "PIP_CONFIG_FILE":
 TELL = "import planted, sys\nprint(planted.VALUE, sys.prefix)"
 
 
-def make_wheel(folder: str, value: int) -> None:
+def make_wheel(folder: str, modules: Mapping[str, str], name: str = "planted") -> None:
     """The smallest wheel there is."""
-    info = "planted-1.0.dist-info"
+    info = f"{name}-1.0.dist-info"
     files = {
-        "planted.py": f"VALUE = {value}\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n",
+        **modules,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(
-        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},"
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},"
         f"{len(text)}\n"
-        for name, text in files.items()
+        for path, text in files.items()
     )
-    with zipfile.ZipFile(Path(folder) / "planted-1.0-py3-none-any.whl", "w") as wheel:
-        for name, text in {**files, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
-            wheel.writestr(name, text)
+    with zipfile.ZipFile(Path(folder) / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for path, text in {**files, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
+            wheel.writestr(path, text)
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.11", "3.13"])
@@ -52,7 +52,7 @@ def test_a_wheelhouse_needs_no_network(host: MakeHost, version: str) -> None:
         source={"deps/requirements.txt": "planted==1.0\n"},
         environ=SHARED,
     )
-    make_wheel(made.paths.channel("wheelhouse"), 42)
+    make_wheel(made.paths.channel("wheelhouse"), {"planted.py": "VALUE = 42\n"})
     result = made.run(per_host=2, requirements="deps/requirements.txt")
     assert result.exit_code == 0, result.stdout + result.stderr
     said = [line for line in result.lines if line.startswith("[")]

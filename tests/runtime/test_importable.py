@@ -1,0 +1,137 @@
+"""``smlaunch.train`` in a rank: the zip's own where nothing else is there, else whatever is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smlaunch.protocol.launch_spec import Ref
+from tests.runtime.host import Host
+from tests.runtime.test_ranks import VERSIONS, python_of
+from tests.runtime.test_requirements import SHARED, make_wheel
+
+MakeHost = Callable[..., Host]
+
+ASK = """
+import json, smlaunch.train, smlaunch.protocol.checkpoint
+from smlaunch.protocol.segment import Segment
+print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
+"""
+# A Python without smlaunch: what is beside the tests' own interpreter does not count, nor a user's site.
+BARE = (Ref("python"), "-s", "-S", Ref("source", suffix="/train.py"))
+
+
+def asked(made: Host, **spec: object) -> list[str]:
+    result = made.run(**spec)
+    assert result.exit_code == 0, result.stderr + result.stdout
+    # Compiled code in the zip is of this Python's version only.
+    return [place.replace(".pyc", ".py") for place in result.documents()[0]]
+
+
+def modules_of(*rooms: str) -> dict[str, str]:
+    """An installed smlaunch: enough of it for what ASK imports."""
+    files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "protocol", *rooms)}
+    return {
+        **files,
+        "smlaunch/protocol/checkpoint.py": "",
+        "smlaunch/protocol/segment.py": "Segment = None\n",
+    }
+
+
+def installed_at(folder: Path, *rooms: str) -> Path:
+    """A directory that holds one, as site-packages do."""
+    for name, text in modules_of(*rooms).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_python_without_smlaunch_imports_it_from_the_zip(host: MakeHost, version: str) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    made = host(ASK, python=python)
+    top, train = asked(made, argv=BARE)
+    assert top == f"{made.runtime}/importable/smlaunch/__init__.py"
+    assert train.startswith(f"{made.runtime}/smlaunch/train/__init__.py")
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.11"])
+def test_an_installed_smlaunch_is_the_one(host: MakeHost, tmp_path: Path, version: str) -> None:
+    """Installed is what comes after PYTHONPATH; a rank's own start adds it, as ``site`` does."""
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    site = installed_at(tmp_path / "site-packages", "train")
+    made = host(f"import sys\nsys.path.append({str(site)!r})\n{ASK}", python=python)
+    assert asked(made, argv=BARE) == [
+        str(site / "smlaunch" / "__init__.py"),
+        str(site / "smlaunch" / "train" / "__init__.py"),
+    ]
+
+
+def test_one_that_is_installed_as_editable_is_the_one(host: MakeHost, tmp_path: Path) -> None:
+    """By a finder on sys.meta_path, as setuptools does it."""
+    site = installed_at(tmp_path / "checkout", "train")
+    finder = (
+        "import sys, importlib.machinery\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        return importlib.machinery.PathFinder.find_spec(name, [{str(site)!r}])\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    assert asked(host(finder + ASK), argv=BARE)[0] == str(site / "smlaunch" / "__init__.py")
+
+
+def test_an_older_one_without_train_gives_way(host: MakeHost, tmp_path: Path) -> None:
+    site = installed_at(tmp_path / "site-packages")
+    made = host(f"import sys\nsys.path.append({str(site)!r})\n{ASK}")
+    assert asked(made, argv=BARE)[0] == f"{made.runtime}/importable/smlaunch/__init__.py"
+
+
+def test_one_in_the_source_comes_first(host: MakeHost) -> None:
+    made = host(ASK, source=modules_of("train"))
+    assert asked(made)[0] == f"{made.paths.code}/smlaunch/__init__.py"
+
+
+def test_another_python_that_the_program_starts_sees_its_own(host: MakeHost, tmp_path: Path) -> None:
+    """The runtime cannot know which Python a shell script will start."""
+    site = installed_at(tmp_path / "site-packages", "train")
+    (tmp_path / "bin").mkdir()
+    other = tmp_path / "bin" / "other-python"
+    other.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -s -S -c "
+        f'"import sys; sys.path.append(\'{site}\'); exec(open(sys.argv[1]).read())" "$@"\n'
+    )
+    other.chmod(0o755)
+    made = host(ASK, source={"go.sh": f"exec {other} train.py\n"})
+    places = asked(made, argv=("bash", Ref("source", suffix="/go.sh")), rendezvous=False)
+    assert places[0] == str(site / "smlaunch" / "__init__.py")
+
+
+def test_workers_that_a_rank_spawns_find_it_too(host: MakeHost) -> None:
+    train = (
+        "import json, multiprocessing\n"
+        "def place(_):\n"
+        "    import smlaunch.train\n"
+        "    return smlaunch.train.__file__\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(json.dumps(pool.map(place, [0])))\n"
+    )
+    made = host(train)
+    assert asked(made, argv=BARE)[0].startswith(f"{made.runtime}/smlaunch/train/")
+
+
+def test_what_requirements_bring_is_the_one(host: MakeHost) -> None:
+    made = host(ASK, channels=["wheelhouse"], source={"requirements.txt": "smlaunch==1.0\n"}, environ=SHARED)
+    make_wheel(made.paths.channel("wheelhouse"), modules_of("train"), "smlaunch")
+    program = "import smlaunch.train; print(smlaunch.train.__file__)"
+    result = made.run(requirements="requirements.txt", argv=(Ref("python"), "-c", program))
+    assert result.exit_code == 0, result.stderr + result.stdout
+    assert result.lines[-1].startswith(f"[0] {made.paths.overlay}/lib/")

@@ -1,0 +1,249 @@
+"""What ranks are told about their segment, when it ends, and what is left to be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, OUTCOME, Outcome, parse_outcome
+from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, Ranks
+from smlaunch.protocol.segment import DIRECT, Segment
+from tests.runtime.host import Host, finish
+from tests.runtime.test_signals import ready
+
+MakeHost = Callable[..., Host]
+
+KEPT = CheckpointSpec("/opt/ml/checkpoints/", "s3://b/run/checkpoints/", keep=5, interval_seconds=90.0)
+JOB = "digits-s2-a3"
+TELL = "import json, os\nprint(json.dumps(dict(os.environ)))"
+WAITS = """
+import os, sys, time
+print("ready", flush=True)
+end = time.monotonic() + 30
+while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]) and time.monotonic() < end:
+    time.sleep(0.01)
+print("asked", flush=True)
+"""
+IGNORES_THE_FILE = """
+import os, signal, sys
+def leave(number, frame):
+    print("file", os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def segment_host(host: MakeHost, train: str, job: str = JOB, **settings: Any) -> Host:
+    environ = {"TRAINING_JOB_NAME": job, **settings.pop("environ", {})}
+    return host(train, environ=environ, **settings)
+
+
+def outcome_of(made: Host) -> Outcome | None:
+    path = Path(made.paths.checkpoints) / OUTCOME
+    return parse_outcome(path.read_bytes()) if path.exists() else None
+
+
+def leave_behind(made: Host, outcome: Outcome) -> None:
+    folder = Path(made.paths.checkpoints)
+    folder.mkdir()
+    (folder / OUTCOME).write_bytes(outcome.to_bytes())
+
+
+# ---- what ranks are told -------------------------------------------------------------------------------
+
+
+def test_every_rank_is_told_of_its_segment(host: MakeHost) -> None:
+    made = segment_host(host, TELL, environ={"SMLAUNCH_STOP_AFTER": "3600", "SMLAUNCH_UNTIL_STEP": "500"})
+    before = time.time()
+    told = made.run(per_host=2, run="digits", checkpoints=KEPT, deterministic=True).documents()
+    assert len(told) == 2
+    for environment in told:
+        segment = Segment.from_environment(environment)
+        assert segment.stop_at is not None
+        assert before + 3600 <= segment.stop_at <= time.time() + 3600
+        assert segment == Segment(
+            run="digits",
+            job=JOB,
+            segment=2,
+            attempt=3,
+            checkpoints=made.paths.checkpoints,
+            uri="s3://b/run/checkpoints/",
+            keep=5,
+            interval=90.0,
+            stop_file=f"{made.root}/smlaunch/stop",
+            stop_at=segment.stop_at,
+            until_step=500,
+            deterministic=True,
+        )
+    assert Path(made.paths.checkpoints).is_dir()
+
+
+def test_a_job_that_keeps_nothing_is_told_so(host: MakeHost) -> None:
+    told = host(TELL).run().documents()[0]
+    assert Segment.from_environment(told) == Segment(stop_file=told["SMLAUNCH_STOP_FILE"])
+
+
+def test_a_service_that_makes_its_own_names_says_the_segment_itself(host: MakeHost) -> None:
+    made = segment_host(
+        host, TELL, job="pipelines-x1y2", environ={"SMLAUNCH_SEGMENT": "4", "SMLAUNCH_ATTEMPT": "2"}
+    )
+    segment = Segment.from_environment(made.run(run="digits", checkpoints=KEPT).documents()[0])
+    assert (segment.run, segment.job) == ("digits", "pipelines-x1y2")
+    assert (segment.segment, segment.attempt) == (4, 2)
+
+
+@pytest.mark.parametrize("variable", ["SMLAUNCH_STOP_AFTER", "SMLAUNCH_UNTIL_STEP"])
+def test_a_variable_that_is_no_number_is_refused_by_name(host: MakeHost, variable: str) -> None:
+    result = host(TELL, environ={variable: "soon"}).run()
+    assert result.exit_code == 2
+    assert f"{variable}: a number" in result.stderr
+
+
+def test_the_order_survives_its_journey() -> None:
+    kept = CheckpointSpec("/opt/ml/checkpoints", "s3://b/p/", DIRECT, 4, 60.0, 86400.0)
+    spec = LaunchSpec(Ranks(("true",)), run="r", checkpoints=kept, margin_seconds=30.0, deterministic=True)
+    assert LaunchSpec.from_json(spec.to_json()) == spec
+    older = {"version": "1.0", "ranks": {"argv": ["true"]}}
+    assert LaunchSpec.from_json(json.dumps(older)).checkpoints is None
+    with pytest.raises(LaunchSpecError, match=r"checkpoints\.carrier: one of sync, direct"):
+        LaunchSpec.from_json(spec.to_json().replace('"direct"', '"pigeon"'))
+
+
+# ---- the planned end -----------------------------------------------------------------------------------
+
+
+def test_at_the_planned_end_ranks_leave_by_themselves(host: MakeHost) -> None:
+    made = segment_host(host, WAITS, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=40.0)
+    assert (result.exit_code, made.failure) == (0, "")
+    assert sorted(result.lines)[:2] == ["[0] asked", "[0] ready"]
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+    assert "segment 2 of run digits: continue" in result.stderr
+
+
+def test_ranks_that_stay_after_the_planned_end_are_stopped(host: MakeHost) -> None:
+    made = segment_host(host, IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0)
+    assert result.exit_code == 0
+    assert "[0] file True" in result.lines
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+
+
+def test_ranks_that_die_of_being_stopped_leave_no_outcome(host: MakeHost) -> None:
+    train = "import signal\nsignal.pause()"
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.3"})
+    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=0.4)
+    assert (result.exit_code, outcome_of(made)) == (143, None)
+
+
+def test_the_deaf_are_killed_before_the_time_limit(host: MakeHost) -> None:
+    train = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.5"})
+    assert made.run(run="digits", margin_seconds=1.0, grace_seconds=50.0).exit_code == 137
+
+
+def test_the_stop_file_is_there_before_the_signal(host: MakeHost) -> None:
+    made = segment_host(host, IGNORES_THE_FILE)
+    with made.start(per_host=2, run="digits", checkpoints=KEPT) as process:
+        ready(process, 2)
+        process.send_signal(signal.SIGTERM)
+        result = finish(process)
+    assert sorted(result.lines) == ["[0] file True", "[1] file True"]
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+
+
+def test_a_stop_file_of_an_attempt_before_does_not_count(host: MakeHost) -> None:
+    made = segment_host(host, "import os\nprint(os.path.exists(os.environ['SMLAUNCH_STOP_FILE']))")
+    (made.root / "smlaunch").mkdir()
+    (made.root / "smlaunch" / "stop").touch()
+    assert made.run().lines == ["[0] False"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_user_who_may_not_write_there_has_a_stop_file_all_the_same(host: MakeHost) -> None:
+    made = segment_host(host, WAITS, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    (made.root / "code").mkdir()
+    made.root.chmod(0o555)
+    try:
+        result = made.run(margin_seconds=40.0)
+    finally:
+        made.root.chmod(0o755)
+    assert "[0] asked" in result.lines
+
+
+# ---- how it has ended ----------------------------------------------------------------------------------
+
+
+def test_a_script_that_says_nothing_has_finished(host: MakeHost) -> None:
+    made = segment_host(host, "")
+    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
+    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True)
+
+
+def test_what_the_ranks_have_said_stands(host: MakeHost) -> None:
+    said = Outcome(CONTINUE, 120, "digits", JOB)
+    train = f"""
+import os
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "outcome.json"), "wb") as file:
+    file.write({said.to_bytes()!r})
+"""
+    made = segment_host(host, train)
+    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
+    assert outcome_of(made) == said._replace(closed=True)
+
+
+def test_a_failure_says_nothing(host: MakeHost) -> None:
+    made = segment_host(host, "raise SystemExit(3)")
+    assert made.run(run="digits", checkpoints=KEPT).exit_code == 3
+    assert outcome_of(made) is None
+
+
+def test_only_the_leader_says_it(host: MakeHost) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    made = segment_host(host, "", hosts=hosts, current=hosts[1])
+    assert made.run(run="digits", checkpoints=KEPT, rendezvous=False).exit_code == 0
+    assert outcome_of(made) is None
+
+
+def test_a_run_that_is_finished_ends_at_once(host: MakeHost) -> None:
+    made = segment_host(host, "print('trains')")
+    before = Outcome(FINISHED, 900, "digits", "digits-s1-a1", closed=True)
+    leave_behind(made, before)
+    result = made.run(run="digits", checkpoints=KEPT)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "smlaunch: run digits has trained to its end before: nothing is left to do\n"
+    assert outcome_of(made) == before
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        pytest.param(Outcome(FINISHED, 900, "other", "other-s1-a1", closed=True), id="another run's"),
+        pytest.param(Outcome(CONTINUE, 900, "digits", "digits-s1-a1", closed=True), id="to be continued"),
+        pytest.param(Outcome(FINISHED, 900, "digits", "digits-s2-a2"), id="model not saved"),
+    ],
+)
+def test_whatever_else_lies_there_lets_it_train(host: MakeHost, outcome: Outcome) -> None:
+    """The last: ranks said that they had finished, and the host was gone before they had left."""
+    made = segment_host(host, "print('trains')")
+    leave_behind(made, outcome)
+    result = made.run(run="digits", checkpoints=KEPT)
+    assert result.lines == ["[0] trains"]
+    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True)
+
+
+def test_an_outcome_that_cannot_be_written_is_no_failure_of_the_training(host: MakeHost) -> None:
+    train = "import os\nd = os.environ['SMLAUNCH_CHECKPOINTS']\nos.rmdir(d)\nopen(d, 'w').close()"
+    result = segment_host(host, train).run(run="digits", checkpoints=KEPT)
+    assert result.exit_code == 0
+    assert "the outcome cannot be written" in result.stderr
