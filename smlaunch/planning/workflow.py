@@ -63,6 +63,13 @@ class Variant:
         return None if text is None else int(text)
 
     @property
+    def least_seconds(self) -> float:
+        """A job shorter than this would spend most of its time on its start and its last checkpoint."""
+        if self.stop_after is None:
+            return 1.0
+        return max(1.0, min(2.0 * (self.max_runtime - self.stop_after), self.max_runtime / 2))
+
+    @property
     def spot(self) -> bool:
         return bool(self.request.get("EnableManagedSpotTraining"))
 
@@ -155,6 +162,7 @@ def request_for(
 ) -> dict[str, Any]:
     """The request of one job. For attempt 1 of a variant's first segment it is the plan's own, unchanged.
 
+    A known ``step`` stands in later requests' Environment, where it is read again to see what a job added.
     ``spot`` False asks for on-demand capacity instead; None is as planned. ``seconds_left``: the job may
     train no longer than this; its planned end moves with its limit, so that it still ends at a checkpoint.
     """
@@ -165,6 +173,8 @@ def request_for(
     request["Tags"] = [
         {"Key": tag["Key"], "Value": own.get(tag["Key"], tag["Value"])} for tag in request.get("Tags", [])
     ]
+    if step is not None and (segment, attempt) != (1, 1):
+        request.setdefault("Environment", {})[variables.FROM_STEP] = str(step)
     if spot is False:
         request.pop("EnableManagedSpotTraining", None)
         request["StoppingCondition"].pop("MaxWaitTimeInSeconds", None)
