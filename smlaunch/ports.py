@@ -73,9 +73,15 @@ class ObjectStorage(Protocol):
     def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
         """In key order, page by page as the caller goes on."""
 
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        """A small object's content; None when there is no such object (or bucket)."""
+
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
 
     def put_file(self, bucket: str, key: str, source: Path) -> None: ...
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        """Deletes objects in this order, at least by the thousand; what is not there is passed over."""
 
     def make_bucket(self, bucket: str, region: str) -> bool:
         """False when it was there already."""

@@ -21,6 +21,9 @@ from smlaunch.ports import UNREACHABLE, CallError, JobSummary, LogEvent, StoredO
 _MULTIPART_FROM = 8 << 20
 """Files from this size on go up in parallel parts, by s3transfer (whose import costs 30 ms)."""
 
+_DELETED_AT_ONCE = 1000
+"""DeleteObjects takes at most 1,000 keys (S3 API reference)."""
+
 _LOG_PAGE = 10_000
 """GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
 
@@ -115,6 +118,16 @@ class S3:
                 return
             params["ContinuationToken"] = page["NextContinuationToken"]
 
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        try:
+            answer = call("GetObject", self._client.get_object, Bucket=bucket, Key=key)
+        except CallError as error:
+            if error.code in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+                return None
+            raise
+        content: bytes = call("GetObject", answer["Body"].read)
+        return content
+
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         call("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
 
@@ -128,6 +141,14 @@ class S3:
         with TransferManager(self._client) as manager:
             upload = manager.upload(str(source), bucket, key)
             call("PutObject", upload.result)
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            rows = [{"Key": key} for key in keys[start : start + _DELETED_AT_ONCE]]
+            wanted = {"Objects": rows, "Quiet": True}
+            answer = call("DeleteObjects", self._client.delete_objects, Bucket=bucket, Delete=wanted)
+            for fault in answer.get("Errors", []):
+                raise CallError("DeleteObjects", fault["Code"], f"{fault['Key']}: {fault.get('Message', '')}")
 
     def make_bucket(self, bucket: str, region: str) -> bool:
         params: dict[str, Any] = {"Bucket": bucket}

@@ -105,6 +105,9 @@ class FakeStorage:
             if key.startswith(prefix):
                 yield StoredObject(key, len(content))
 
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        return self.objects.get(bucket, {}).get(key)
+
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         if bucket not in self.objects:
             raise CallError("PutObject", "NoSuchBucket", "The specified bucket does not exist", 404)
@@ -113,6 +116,10 @@ class FakeStorage:
 
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         self.put_bytes(bucket, key, source.read_bytes())
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.objects.get(bucket, {}).pop(key, None)
 
     def make_bucket(self, bucket: str, region: str) -> bool:
         new = bucket not in self.objects
