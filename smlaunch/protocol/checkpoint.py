@@ -29,7 +29,8 @@ CONTINUE = "continue"
 _DIGITS = 32
 _STEP = re.compile(r"step-(\d{12})")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"rank-\d{5}-of-\d{5}-[0-9a-f]{32}\.part")
+_PART = re.compile(r"rank-(\d{5})-of-\d{5}-[0-9a-f]{32}\.part")
+_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 Read = Callable[[str], bytes]
 """The content of a file by its path below the checkpoint directory; OSError or KeyError when it is gone."""
@@ -90,6 +91,16 @@ def parse_step(directory: str) -> Optional[int]:
 
 def part_name(rank: int, world_size: int, sha256: str) -> str:
     return "rank-{:05d}-of-{:05d}-{}.part".format(rank, world_size, sha256[:_DIGITS])
+
+
+def rank_of(name: str) -> Optional[int]:
+    """Whose part a file is; None for what is no part."""
+    match = _PART.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def is_manifest(name: str) -> bool:
+    return _MANIFEST.fullmatch(name) is not None
 
 
 def manifest_name(content: bytes) -> str:

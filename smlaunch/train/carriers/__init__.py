@@ -1,0 +1,1 @@
+"""How a checkpoint directory gets to S3 and back: one file per way, each a ``store.Carrier``."""

@@ -1,0 +1,43 @@
+"""Which steps a running segment may delete: a decision about numbers and times, without files."""
+
+from typing import Callable, Dict, Iterable, List
+
+
+class Kept:
+    """The steps one job has committed, and when. Only they are ever deleted from inside the job.
+
+    A delete in the directory is repeated in S3, where the steps that are to take the place of the deleted one
+    may not have arrived. A step counts only ``settle_seconds`` after its commit; with a save every minute and
+    five minutes to settle, the directory thus holds ``keep`` steps and five more.
+    """
+
+    def __init__(self, keep: int, settle_seconds: float, clock: Callable[[], float]) -> None:
+        """``keep``: at least 1. ``clock`` gives seconds."""
+        if keep < 1:
+            raise ValueError("keep: at least one checkpoint has to be kept, not {}".format(keep))
+        self._keep = keep
+        self._settle_seconds = settle_seconds
+        self._clock = clock
+        self._since: Dict[int, float] = {}
+
+    def found(self, steps: Iterable[int]) -> None:
+        """Steps that were there at the start: nobody knows since when, so they settle from now on."""
+        for step in steps:
+            self._since.setdefault(step, self._clock())
+
+    def committed(self, step: int) -> None:
+        """Again, when a step was saved a second time after a restart."""
+        self._since[step] = self._clock()
+
+    def deleted(self, step: int) -> None:
+        self._since.pop(step, None)
+
+    def to_delete(self, protected: Iterable[int] = ()) -> List[int]:
+        """Oldest first."""
+        now = self._clock()
+        settled = sorted(step for step, since in self._since.items() if now - since >= self._settle_seconds)
+        if len(settled) <= self._keep:
+            return []
+        oldest_kept = settled[-self._keep]
+        spared = set(protected)
+        return [step for step in sorted(self._since) if step < oldest_kept and step not in spared]
