@@ -18,6 +18,8 @@ _PUBLIC = {
     "Limits": "smlaunch.job",
     "Plan": "smlaunch.planning.plan",
     "Run": "smlaunch.launch.run",
+    "SegmentChange": "smlaunch.job",
+    "SegmentCompute": "smlaunch.job",
     "SmlaunchError": "smlaunch.errors",
     "Target": "smlaunch.launch.target",
     "launch": "smlaunch.launch.api",
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from smlaunch.job import Compute as Compute
     from smlaunch.job import Job as Job
     from smlaunch.job import Limits as Limits
+    from smlaunch.job import SegmentChange as SegmentChange
+    from smlaunch.job import SegmentCompute as SegmentCompute
     from smlaunch.launch.api import launch as launch
     from smlaunch.launch.api import plan as plan
     from smlaunch.launch.run import Run as Run

@@ -7,28 +7,38 @@ needs a look around (does the script exist, is the prefix empty) is the plan's b
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import unquote
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.protocol.launch_spec import AUTO
-from smlaunch.protocol.names import RUN_LIMIT, is_run_id
+from smlaunch.job_fields import (
+    ChannelName,
+    Count,
+    DataUri,
+    Dollars,
+    Duration,
+    Entry,
+    FilledText,
+    Flag,
+    Hyperparameter,
+    InstanceTypeName,
+    Path,
+    Processes,
+    RunId,
+    S3Uri,
+    Text,
+    VariableName,
+    Word,
+    as_mapping,
+)
+from smlaunch.job_fields import format_duration as format_duration
+from smlaunch.job_fields import parse_duration as parse_duration
 from smlaunch.suggest import did_you_mean, nearest
 
 StrategyName = Literal["custom", "ddp"]
@@ -39,192 +49,12 @@ LauncherName = Literal["runtime", "torchrun"]
 
 InputMode = Literal["File", "FastFile", "Pipe"]
 
+CarrierName = Literal["sync", "direct"]
+"""protocol.segment.CARRIERS; a test compares them."""
+
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
-_S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
-"""Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
-
-_DEEPEST = 32
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-# ---- durations -----------------------------------------------------------------------------------
-
-
-def parse_duration(text: str) -> int:
-    """Seconds in ``90m``, ``24h``, ``60d`` or ``1h30m``. Raises ValueError with what is wrong."""
-    match = _DURATION.fullmatch(text)
-    if match is None or not text:
-        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as 90m, 24h or 60d")
-    seconds = sum(int(n or 0) * size for n, size in zip(match.groups(), _UNITS.values(), strict=True))
-    if seconds < 1:
-        raise ValueError(f"{text!r} is no time at all; one second is the least")
-    return seconds
-
-
-def format_duration(seconds: int) -> str:
-    """The shortest exact text: 5400 is ``90m``, 86400 is ``24h``, 172800 is ``2d``."""
-    if seconds % 86400 == 0 and seconds > 86400:
-        return f"{seconds // 86400}d"
-    for unit in "hms":
-        if seconds % _UNITS[unit] == 0:
-            return f"{seconds // _UNITS[unit]}{unit}"
-    raise AssertionError("every whole number of seconds ends in s")
-
-
-# ---- field types ---------------------------------------------------------------------------------
-
-
-def _wrong(message: str) -> PydanticCustomError:
-    return PydanticCustomError("job", "{message}", {"message": message})
-
-
-def _sendable(text: str) -> str:
-    """Words end up as process arguments and UTF-8 JSON, which some Python strings cannot be."""
-    if "\0" in text:
-        raise _wrong("a NUL character cannot be passed to a process; take it out")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise _wrong(f"character {error.start} is half of a surrogate pair, which is not text") from None
-    return text
-
-
-def _whole_number_as_text(value: Any) -> Any:
-    """``3`` may stand for ``"3"``; ``0.10`` and ``true`` have more than one spelling and must be quoted."""
-    return str(value) if type(value) is int else value
-
-
-def _path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _not_empty(text: str) -> str:
-    if not text.strip():
-        raise _wrong("it is empty")
-    return text
-
-
-def _duration(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        example = f"{value}s" if type(value) is int else "90m"
-        raise _wrong(f"a duration with its unit is needed, such as {example} or 24h, not {value!r}")
-    try:
-        return format_duration(parse_duration(value))
-    except ValueError as error:
-        raise _wrong(str(error)) from None
-
-
-def _processes(value: Any) -> Any:
-    if value is None or value == AUTO or (type(value) is int and value >= 1):
-        return value
-    raise _wrong(f"a number from 1 or {AUTO!r} (one per accelerator) is needed, not {value!r}")
-
-
-def _s3_uri(text: str) -> str:
-    if not _S3.fullmatch(text):
-        raise _wrong(f"{text!r} is not an S3 address; write s3://bucket/prefix/")
-    return text
-
-
-def _data_uri(text: str) -> str:
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return text
-    if scheme.group().lower() == "file://":
-        return _path_of(text)
-    return _s3_uri(text)
-
-
-def _path_of(uri: str) -> str:
-    """The local path a ``file://`` address means (RFC 8089): no host but localhost, %XX for odd bytes."""
-    host, slash, path = uri[len("file://") :].partition("/")
-    if host.lower() not in ("", "localhost") or not slash:
-        raise _wrong(f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself")
-    local = unquote(slash + path)
-    if "\0" in local:
-        raise _wrong(f"{uri!r} holds a zero byte, which no path can")
-    return local
-
-
-def _entry(text: str) -> str:
-    if not text.endswith((".py", ".sh")):
-        raise _wrong(f"{text!r} is neither a .py nor a .sh script")
-    return text
-
-
-def _channel_name(text: str) -> str:
-    if not _CHANNEL.fullmatch(text):
-        raise _wrong("a channel's name is 1 to 64 letters, digits, dots, dashes and underscores")
-    return text
-
-
-def _variable(text: str) -> str:
-    if not _VARIABLE.fullmatch(text):
-        raise _wrong("a variable's name is letters, digits and underscores, and no digit first")
-    return text
-
-
-def _instance_type(text: str) -> str:
-    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
-        hint = f", did you mean 'ml.{text}'?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", text) else ""
-        raise _wrong(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
-    return text
-
-
-def _run_id(text: str) -> str:
-    if not is_run_id(text):
-        raise _wrong(
-            f"{text!r} cannot name a run: lower-case letters, digits and single dashes between them, "
-            f"{RUN_LIMIT} characters at most"
-        )
-    return text
-
-
-def _json_value(value: Any, depth: int = 0) -> Any:
-    """A copy made of JSON's own types. Tuples become lists, so that YAML gives back the same job."""
-    if depth > _DEEPEST:
-        raise _wrong(f"nested more than {_DEEPEST} levels deep, or within itself")
-    if isinstance(value, str):
-        return _sendable(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _wrong(f"{value} is not a JSON number; write it as text in quotes")
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item, depth + 1) for item in value]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise _wrong(f"key {key!r} inside it is not text; write it in quotes")
-        return {_sendable(key): _json_value(item, depth + 1) for key, item in value.items()}
-    raise _wrong(f"a {type(value).__name__} cannot be written as JSON; use text, numbers, lists or mappings")
-
-
-def _as_mapping(key: str, value: Any) -> Any:
-    """A bare string stands for the object whose first field it is: ``train: s3://bucket/data/``."""
-    return {key: _path(value)} if isinstance(value, (str, os.PathLike)) else value
-
-
-Text = Annotated[str, Field(strict=True), AfterValidator(_sendable)]
-ChannelName = Annotated[Text, AfterValidator(_channel_name)]
-VariableName = Annotated[Text, AfterValidator(_variable)]
-FilledText = Annotated[Text, AfterValidator(_not_empty)]
-Word = Annotated[Text, BeforeValidator(_whole_number_as_text)]
-Path = Annotated[FilledText, BeforeValidator(_path)]
-S3Uri = Annotated[Text, AfterValidator(_s3_uri)]
-Duration = Annotated[str | None, PlainValidator(_duration, json_schema_input_type=str | None)]
-Hyperparameter = Annotated[Any, PlainValidator(_json_value, json_schema_input_type=Any)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Flag = Annotated[bool, Field(strict=True)]
-Dollars = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 # ---- the tree ------------------------------------------------------------------------------------
@@ -260,7 +90,7 @@ class Channel(_Part):
     ``split``: None gives every host all of it; ``key`` gives every host a part of the objects.
     """
 
-    uri: Annotated[Path, AfterValidator(_data_uri)]
+    uri: DataUri
     mode: InputMode = "File"
     split: Literal["key"] | None = None
     content_type: FilledText | None = None
@@ -286,44 +116,89 @@ class Compute(_Part):
 
     ``processes_per_host``: a number, ``auto`` (one per accelerator, else one), or None to let the plan say.
     ``volume_gb``: the disk of each host, in GB (types with their own NVMe disk ignore it).
+    ``on_demand_fallback``: a segment that spot capacity does not come for is tried again on demand.
     ``price_per_hour``: US dollars for one host and hour, where the catalog knows none or an old one.
     """
 
     hosts: Count = 1
-    processes_per_host: Annotated[
-        int | Literal["auto"] | None,
-        PlainValidator(_processes, json_schema_input_type=int | Literal["auto"] | None),
-    ] = None
-    instance_type: Annotated[Text, AfterValidator(_instance_type)] | None = None
+    processes_per_host: Processes = None
+    instance_type: InstanceTypeName | None = None
     volume_gb: Count | None = None
     spot: Flag = False
+    on_demand_fallback: Flag = False
     price_per_hour: Dollars | None = None
 
 
 class Limits(_Part):
     """Where a run is ended whatever it does.
 
-    ``max_runtime``: training time. ``max_wait``: training time and waiting for spot capacity together, only
-    with spot. ``hang``: for how long all ranks of a host may print nothing and use no CPU; None leaves it to
-    the strategy. ``max_cost``: US dollars; a plan that could cost more is refused before anything starts.
+    ``max_runtime``: training time, of all segments together. ``segment``: training time of one job at most; a
+    run that may train longer is a chain of such segments, each going on from the checkpoints of the one
+    before. ``max_wait``: training time and waiting for spot capacity together, of one job, only with spot.
+    ``hang``: for how long all ranks of a host may print nothing and use no CPU; None leaves it to the
+    strategy. ``attempts``: jobs tried per segment without progress, 3 in a chain and 1 otherwise where it is
+    None. ``max_cost``: US dollars; a plan of one job that could cost more is refused before anything starts,
+    a chain ends at a checkpoint before it does.
     """
 
     max_runtime: Duration = None
+    segment: Duration = None
     max_wait: Duration = None
     hang: Duration = None
+    attempts: Count | None = None
     max_cost: Dollars | None = None
 
 
 class Checkpoints(_Part):
-    """An S3 prefix that is brought to ``local_path`` on every host before the start, and kept equal to it
-    while training (SageMaker's checkpoint sync: a file deleted locally is deleted in S3 too)."""
+    """What is kept of a training while it runs, in S3 and in ``local_path`` on every host.
 
-    uri: S3Uri
+    ``uri``: the S3 prefix, by default one of the run's own. ``interval``: between two checkpoints; None lets
+    it follow from what a checkpoint costs and how often hosts fail. ``keep``: newest ones that stay.
+    ``carrier``: ``sync`` brings the whole prefix to every host before its start and keeps both equal while
+    training (SageMaker's checkpoint sync: a file deleted locally is deleted in S3 too), ``direct`` lets every
+    rank move its own part; None lets the plan say.
+    """
+
+    uri: S3Uri | None = None
     local_path: FilledText = DEFAULT_CHECKPOINT_PATH
+    interval: Duration = None
+    keep: Annotated[int, Field(strict=True, ge=3)] = 3
+    carrier: CarrierName | None = None
 
     @_outermost
-    def __init__(self, uri: str, *, local_path: str = DEFAULT_CHECKPOINT_PATH) -> None:
-        _fill(self, {"uri": uri, "local_path": local_path})
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        local_path: str = DEFAULT_CHECKPOINT_PATH,
+        interval: str | None = None,
+        keep: int = 3,
+        carrier: CarrierName | None = None,
+    ) -> None:
+        fields = {"local_path": local_path, "interval": interval, "keep": keep, "carrier": carrier}
+        _fill(self, {"uri": uri, **fields})
+
+
+class SegmentCompute(_Part):
+    """What may differ in the machines of a segment; None leaves it as the job has it."""
+
+    hosts: Count | None = None
+    processes_per_host: Processes = None
+    instance_type: InstanceTypeName | None = None
+
+
+class SegmentChange(_Part):
+    """How one segment differs from the job: the first of the job's ``segments`` stands for the first segment,
+    and so on; the last one holds for all that follow.
+
+    ``hyperparameters`` are laid over the job's own. ``until_step``: the training step after which the next
+    change begins, however many segments that takes. ``length``: training time of such a segment at most.
+    """
+
+    hyperparameters: dict[FilledText, Hyperparameter] = {}
+    compute: SegmentCompute = SegmentCompute()
+    until_step: Count | None = None
+    length: Duration = None
 
 
 class Job(_Part):
@@ -335,22 +210,26 @@ class Job(_Part):
     ``launcher``: who starts a host's ranks, smlaunch's own runtime or PyTorch's torchrun.
     ``image``: a container image; without one the plan takes AWS's PyTorch image, of ``framework_version``
     where that is given. ``output``: the S3 prefix below which model and output are written.
+    ``deterministic``: ranks that use smlaunch.train compute bit by bit the same every time, or say why not.
+    ``segments``: changes of a chain's segments, in their order.
     """
 
-    entry: Annotated[Path, AfterValidator(_entry)]
+    entry: Entry
     strategy: StrategyName | None = None
     launcher: LauncherName = "runtime"
     args: tuple[Word, ...] = ()
     hyperparameters: dict[FilledText, Hyperparameter] = {}
     compute: Compute = Compute()
-    inputs: dict[ChannelName, Annotated[Channel, BeforeValidator(partial(_as_mapping, "uri"))]] = {}
+    inputs: dict[ChannelName, Annotated[Channel, BeforeValidator(partial(as_mapping, "uri"))]] = {}
     source: Path | None = None
     requirements: FilledText | None = None
     image: FilledText | None = None
     framework_version: FilledText | None = None
     environment: dict[VariableName, Word] = {}
     limits: Limits = Limits()
-    checkpoints: Annotated[Checkpoints | None, BeforeValidator(partial(_as_mapping, "uri"))] = None
+    deterministic: Flag = False
+    segments: tuple[SegmentChange, ...] = ()
+    checkpoints: Annotated[Checkpoints | None, BeforeValidator(partial(as_mapping, "uri"))] = None
     output: S3Uri | None = None
     role: FilledText | None = None
     network_isolation: Flag = False
@@ -358,7 +237,7 @@ class Job(_Part):
     subnets: tuple[FilledText, ...] = ()
     security_groups: tuple[FilledText, ...] = ()
     tags: dict[Text, Word] = {}
-    name: Annotated[Text, AfterValidator(_run_id)] | None = None
+    name: RunId | None = None
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Job:
@@ -379,7 +258,11 @@ class Job(_Part):
         """
         from smlaunch.job_file import merged, read_mapping
 
-        return cls.from_mapping(merged(read_mapping(path), changes or {}))
+        mapping = read_mapping(path)
+        if "checkpoints" in mapping:
+            # So that an interval of the command line joins the address of the file.
+            mapping["checkpoints"] = as_mapping("uri", mapping["checkpoints"])
+        return cls.from_mapping(merged(mapping, changes or {}))
 
     def to_mapping(self) -> dict[str, Any]:
         """What differs from the defaults, in plain types; ``from_mapping`` gives the same job back."""
@@ -400,6 +283,7 @@ _SECTIONS: Mapping[str, type[_Part]] = {
     "limits": Limits,
     "checkpoints": Checkpoints,
     "inputs": Channel,
+    "segments": SegmentChange,
 }
 
 _NEEDED = {
@@ -453,16 +337,19 @@ def _key_fault(detail: ErrorDetails) -> str:
 
 
 def _fields_at(location: list[int | str], model: type[BaseModel]) -> list[str]:
+    """Of the section that ``location`` leads into."""
     section = _SECTIONS.get(str(location[0])) if location and model is Job else model
+    if section is SegmentChange and "compute" in location[2:3]:
+        section = SegmentCompute
     return list((section or model).model_fields)
 
 
 def _known_keys(location: list[int | str], model: type[BaseModel]) -> str:
     name = str(location[-1])
-    siblings = _fields_at(location if len(location) > 1 else [], model)
+    siblings = _fields_at(location[:-1], model)
     if nearest(name, siblings) is None and model is Job:
         for section, part in _SECTIONS.items():
-            if name in part.model_fields and section != "inputs":
+            if name in part.model_fields and section not in ("inputs", "segments"):
                 return f", did you mean '{section}.{name}'?"
         if name in Job.model_fields:
             return f", did you mean {name!r} at the top of the job?"

@@ -12,18 +12,22 @@ from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
 from smlaunch.job import (
+    CarrierName,
     Channel,
     Checkpoints,
     Compute,
     Job,
     LauncherName,
     Limits,
+    SegmentChange,
+    SegmentCompute,
     StrategyName,
     format_duration,
     parse_duration,
 )
 from smlaunch.job_file import merged, parse_mapping
 from smlaunch.protocol.launch_spec import LAUNCHERS
+from smlaunch.protocol.segment import CARRIERS
 from smlaunch.strategies import REGISTRY, load
 
 
@@ -36,6 +40,7 @@ def problems(mapping: Any) -> list[str]:
 def test_strategy_names_are_those_of_the_registry() -> None:
     assert set(get_args(StrategyName)) == set(REGISTRY)
     assert get_args(LauncherName) == LAUNCHERS
+    assert get_args(CarrierName) == CARRIERS
     assert all(load(name).name == name for name in REGISTRY)
 
 
@@ -54,6 +59,19 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"compute": {"hosts": True}}, "compute.hosts: a whole number is needed, not true"),
     ({"compute": {"hosts": None}}, "compute.hosts: a whole number is needed, not nothing"),
     ({"compute": {"spot": "yes"}}, "compute.spot: true or false is needed, not 'yes'"),
+    ({"limits": {"segment": 3600}}, "limits.segment: a duration with its unit is needed, such as 3600s"),
+    ({"limits": {"attempts": 0}}, "limits.attempts: 0 is too small: at least 1"),
+    ({"checkpoints": {"keep": 2}}, "checkpoints.keep: 2 is too small: at least 3"),
+    ({"checkpoints": {"carrier": "mail"}}, "checkpoints.carrier: 'mail' is unknown; known: sync, direct"),
+    ({"checkpoints": {"intervall": "5m"}}, "checkpoints.intervall: unknown key, did you mean 'interval'?"),
+    ({"segments": {"length": "5m"}}, "segments: a list is needed"),
+    ({"segments": [{"length": "5"}]}, "segments[0].length: '5' is not a duration"),
+    ({"segments": [{}, {"lenght": "5m"}]}, "segments[1].lenght: unknown key, did you mean 'length'?"),
+    (
+        {"segments": [{"compute": {"spot": True}}]},
+        "segments[0].compute.spot: unknown key; known: hosts, processes_per_host, instance_type",
+    ),
+    ({"segments": [{"until_step": 0}]}, "segments[0].until_step: 0 is too small: at least 1"),
     ({"compute": 4}, "compute: a mapping is needed (keys: "),
     ({"compute": {"processes_per_host": 0}}, "compute.processes_per_host: a number from 1 or 'auto'"),
     (
@@ -240,6 +258,13 @@ def test_changes_lie_over_the_file_and_keep_their_own_paths(tmp_path: Path) -> N
     assert job.args == ("--fast",)
 
 
+def test_an_interval_of_the_command_line_joins_the_address_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("entry: train.py\ncheckpoints: s3://b/c/\n")
+    job = Job.from_file(file, {"checkpoints": {"interval": "5m"}})
+    assert job.checkpoints == Checkpoints("s3://b/c/", interval="5m")
+
+
 def test_merging_changes_nothing_it_was_handed() -> None:
     base, changes = {"a": {"b": 1}}, {"a": {"c": 2}}
     assert merged(base, changes) == {"a": {"b": 1, "c": 2}}
@@ -329,7 +354,23 @@ computes = st.builds(
     instance_type=st.sampled_from([None, "ml.m5.xlarge", "ml.p6-b200.48xlarge"]),
     volume_gb=st.one_of(st.none(), st.integers(1, 9999)),
     spot=st.booleans(),
+    on_demand_fallback=st.booleans(),
     price_per_hour=st.one_of(st.none(), st.floats(0.01, 99)),
+)
+checkpoints = st.builds(
+    Checkpoints,
+    st.sampled_from([None, "s3://b/c"]),
+    local_path=filled,
+    interval=st.sampled_from([None, "5m"]),
+    keep=st.integers(3, 9),
+    carrier=st.sampled_from([None, "sync", "direct"]),
+)
+segments = st.builds(
+    SegmentChange,
+    hyperparameters=st.dictionaries(filled, json_values, max_size=2),
+    compute=st.builds(SegmentCompute, hosts=st.sampled_from([None, 4])),
+    until_step=st.sampled_from([None, 1000]),
+    length=st.sampled_from([None, "12h"]),
 )
 jobs = st.builds(
     Job,
@@ -340,8 +381,16 @@ jobs = st.builds(
     compute=computes,
     inputs=st.dictionaries(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), channels, max_size=2),
     environment=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), texts, max_size=2),
-    limits=st.builds(Limits, max_runtime=st.sampled_from([None, "90m", "60d"]), max_cost=st.just(5.5)),
-    checkpoints=st.one_of(st.none(), st.builds(Checkpoints, st.just("s3://b/c"), local_path=filled)),
+    limits=st.builds(
+        Limits,
+        max_runtime=st.sampled_from([None, "90m", "60d"]),
+        segment=st.sampled_from([None, "24h"]),
+        attempts=st.sampled_from([None, 5]),
+        max_cost=st.just(5.5),
+    ),
+    checkpoints=st.one_of(st.none(), checkpoints),
+    deterministic=st.booleans(),
+    segments=st.lists(segments, max_size=3),
     tags=st.dictionaries(texts, texts, max_size=2),
 )
 

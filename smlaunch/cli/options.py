@@ -94,11 +94,25 @@ job_options = _stacked(
         option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter, as text; repeatable."),
         option(_JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."),
         option(_JOB, "--image", metavar="URI", help="Container image; default: AWS's PyTorch image."),
+        option(
+            _JOB,
+            "--deterministic",
+            is_flag=True,
+            default=None,
+            help="Ask smlaunch.train for the same bits every time.",
+        ),
         option(_JOB, "--name", metavar="NAME", help="The run's id; the same job and name attach to the run."),
         option(_HOSTS, "--hosts", metavar="N", help="How many machines."),
         option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks on each; a number or auto."),
         option(_HOSTS, "--instance-type", metavar="TYPE", help="Such as ml.g5.12xlarge."),
         option(_HOSTS, "--spot", is_flag=True, default=None, help="Managed spot capacity."),
+        option(
+            _HOSTS,
+            "--on-demand-fallback",
+            is_flag=True,
+            default=None,
+            help="On demand, where spot capacity does not come.",
+        ),
         option(
             _DATA,
             "--input",
@@ -108,14 +122,17 @@ job_options = _stacked(
             help="A channel: s3://... or a local path. May end in ,mode=File|FastFile|Pipe and ,split=key; "
             "repeatable.",
         ),
-        option(_DATA, "--checkpoints", metavar="S3URI", help="Kept in step with /opt/ml/checkpoints."),
+        option(_DATA, "--checkpoints", metavar="S3URI", help="Where checkpoints are kept."),
+        option(_DATA, "--checkpoint-interval", metavar="TIME", help="Between two; default: by their cost."),
         option(_DATA, "--output", metavar="S3URI", help="Where model and output are written."),
-        option(_LIMITS, "--max-runtime", metavar="TIME", help="Such as 90m, 24h, 5d."),
+        option(_LIMITS, "--max-runtime", metavar="TIME", help="Training time in all: 90m, 24h, 60d."),
+        option(_LIMITS, "--segment", metavar="TIME", help="Of one job; a longer run is a chain of them."),
+        option(_LIMITS, "--attempts", metavar="N", help="Jobs tried per segment without progress."),
         option(_LIMITS, "--max-wait", metavar="TIME", help="With --spot: running and waiting together."),
         option(
             _LIMITS, "--hang", metavar="TIME", help="Fail, with every rank's stack, when silent and idle."
         ),
-        option(_LIMITS, "--max-cost", metavar="USD", help="Refuse a plan that could cost more."),
+        option(_LIMITS, "--max-cost", metavar="USD", help="Refuse one job, or end a chain, that costs more."),
     )
 )
 
@@ -190,9 +207,13 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
             "processes_per_host": _number(options["processes_per_host"]),
             "instance_type": options["instance_type"],
             "spot": options["spot"],
+            "on_demand_fallback": options["on_demand_fallback"],
         },
+        "checkpoints": {"uri": options["checkpoints"], "interval": options["checkpoint_interval"]},
         "limits": {
             "max_runtime": options["max_runtime"],
+            "segment": options["segment"],
+            "attempts": _number(options["attempts"]),
             "max_wait": options["max_wait"],
             "hang": options["hang"],
             "max_cost": _number(options["max_cost"]),
@@ -208,7 +229,7 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
         "requirements",
         "image",
         "name",
-        "checkpoints",
+        "deterministic",
         "output",
         "role",
     )

@@ -104,7 +104,9 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
         max_runtime=max_runtime,
         spot=job.compute.spot,
         max_wait=max_wait,
-        checkpoints=None if job.checkpoints is None else (job.checkpoints.uri, job.checkpoints.local_path),
+        checkpoints=None
+        if job.checkpoints is None
+        else (job.checkpoints.uri or layout.checkpoints, job.checkpoints.local_path),
         environment=job.environment,
         network_isolation=job.network_isolation,
         encrypt_traffic=job.encrypt_traffic,

@@ -43,6 +43,10 @@ class Layout:
         return f"s3://{self.bucket}/smlaunch/data/{sha256}/"
 
     @property
+    def checkpoints(self) -> str:
+        return f"s3://{self.bucket}/smlaunch/{self.run}/checkpoints/"
+
+    @property
     def output(self) -> str:
         return f"s3://{self.bucket}/smlaunch/{self.run}/output/"
 

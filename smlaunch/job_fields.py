@@ -1,0 +1,211 @@
+"""What a job's fields may hold: durations, addresses, names, values, and what to say when one is wrong.
+
+Every check raises an error whose message is the rest of a line that begins with the field's path.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from smlaunch.protocol.launch_spec import AUTO
+from smlaunch.protocol.names import RUN_LIMIT, is_run_id
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+_S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+"""Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
+
+_DEEPEST = 32
+
+
+# ---- durations -----------------------------------------------------------------------------------
+
+
+def parse_duration(text: str) -> int:
+    """Seconds in ``90m``, ``24h``, ``60d`` or ``1h30m``. Raises ValueError with what is wrong."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as 90m, 24h or 60d")
+    seconds = sum(int(n or 0) * size for n, size in zip(match.groups(), _UNITS.values(), strict=True))
+    if seconds < 1:
+        raise ValueError(f"{text!r} is no time at all; one second is the least")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """The shortest exact text: 5400 is ``90m``, 86400 is ``24h``, 172800 is ``2d``."""
+    if seconds % 86400 == 0 and seconds > 86400:
+        return f"{seconds // 86400}d"
+    for unit in "hms":
+        if seconds % _UNITS[unit] == 0:
+            return f"{seconds // _UNITS[unit]}{unit}"
+    raise AssertionError("every whole number of seconds ends in s")
+
+
+# ---- field types ---------------------------------------------------------------------------------
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    return PydanticCustomError("job", "{message}", {"message": message})
+
+
+def _sendable(text: str) -> str:
+    """Words end up as process arguments and UTF-8 JSON, which some Python strings cannot be."""
+    if "\0" in text:
+        raise _wrong("a NUL character cannot be passed to a process; take it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _wrong(f"character {error.start} is half of a surrogate pair, which is not text") from None
+    return text
+
+
+def _whole_number_as_text(value: Any) -> Any:
+    """``3`` may stand for ``"3"``; ``0.10`` and ``true`` have more than one spelling and must be quoted."""
+    return str(value) if type(value) is int else value
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise _wrong("it is empty")
+    return text
+
+
+def _duration(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        example = f"{value}s" if type(value) is int else "90m"
+        raise _wrong(f"a duration with its unit is needed, such as {example} or 24h, not {value!r}")
+    try:
+        return format_duration(parse_duration(value))
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+
+
+def _processes(value: Any) -> Any:
+    if value is None or value == AUTO or (type(value) is int and value >= 1):
+        return value
+    raise _wrong(f"a number from 1 or {AUTO!r} (one per accelerator) is needed, not {value!r}")
+
+
+def _s3_uri(text: str) -> str:
+    if not _S3.fullmatch(text):
+        raise _wrong(f"{text!r} is not an S3 address; write s3://bucket/prefix/")
+    return text
+
+
+def _data_uri(text: str) -> str:
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return text
+    if scheme.group().lower() == "file://":
+        return _path_of(text)
+    return _s3_uri(text)
+
+
+def _path_of(uri: str) -> str:
+    """The local path a ``file://`` address means (RFC 8089): no host but localhost, %XX for odd bytes."""
+    host, slash, path = uri[len("file://") :].partition("/")
+    if host.lower() not in ("", "localhost") or not slash:
+        raise _wrong(f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself")
+    local = unquote(slash + path)
+    if "\0" in local:
+        raise _wrong(f"{uri!r} holds a zero byte, which no path can")
+    return local
+
+
+def _entry(text: str) -> str:
+    if not text.endswith((".py", ".sh")):
+        raise _wrong(f"{text!r} is neither a .py nor a .sh script")
+    return text
+
+
+def _channel_name(text: str) -> str:
+    if not _CHANNEL.fullmatch(text):
+        raise _wrong("a channel's name is 1 to 64 letters, digits, dots, dashes and underscores")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise _wrong("a variable's name is letters, digits and underscores, and no digit first")
+    return text
+
+
+def _instance_type(text: str) -> str:
+    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
+        hint = f", did you mean 'ml.{text}'?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", text) else ""
+        raise _wrong(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
+    return text
+
+
+def _run_id(text: str) -> str:
+    if not is_run_id(text):
+        raise _wrong(
+            f"{text!r} cannot name a run: lower-case letters, digits and single dashes between them, "
+            f"{RUN_LIMIT} characters at most"
+        )
+    return text
+
+
+def _json_value(value: Any, depth: int = 0) -> Any:
+    """A copy made of JSON's own types. Tuples become lists, so that YAML gives back the same job."""
+    if depth > _DEEPEST:
+        raise _wrong(f"nested more than {_DEEPEST} levels deep, or within itself")
+    if isinstance(value, str):
+        return _sendable(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(f"{value} is not a JSON number; write it as text in quotes")
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _wrong(f"key {key!r} inside it is not text; write it in quotes")
+        return {_sendable(key): _json_value(item, depth + 1) for key, item in value.items()}
+    raise _wrong(f"a {type(value).__name__} cannot be written as JSON; use text, numbers, lists or mappings")
+
+
+def as_mapping(key: str, value: Any) -> Any:
+    """A bare string stands for the object whose first field it is: ``train: s3://bucket/data/``."""
+    return {key: _path(value)} if isinstance(value, (str, os.PathLike)) else value
+
+
+Text = Annotated[str, Field(strict=True), AfterValidator(_sendable)]
+ChannelName = Annotated[Text, AfterValidator(_channel_name)]
+VariableName = Annotated[Text, AfterValidator(_variable)]
+FilledText = Annotated[Text, AfterValidator(_not_empty)]
+Word = Annotated[Text, BeforeValidator(_whole_number_as_text)]
+Path = Annotated[FilledText, BeforeValidator(_path)]
+S3Uri = Annotated[Text, AfterValidator(_s3_uri)]
+Duration = Annotated[str | None, PlainValidator(_duration, json_schema_input_type=str | None)]
+Hyperparameter = Annotated[Any, PlainValidator(_json_value, json_schema_input_type=Any)]
+Entry = Annotated[Path, AfterValidator(_entry)]
+DataUri = Annotated[Path, AfterValidator(_data_uri)]
+InstanceTypeName = Annotated[Text, AfterValidator(_instance_type)]
+RunId = Annotated[Text, AfterValidator(_run_id)]
+Processes = Annotated[
+    int | Literal["auto"] | None,
+    PlainValidator(_processes, json_schema_input_type=int | Literal["auto"] | None),
+]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Dollars = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
