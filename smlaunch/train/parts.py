@@ -161,7 +161,8 @@ class _Writer:
         if not view.contiguous:
             self._refuse(path, "its buffer is not contiguous; hand in a copy that is")
             return None
-        data = view.cast("B") if view.nbytes else memoryview(b"")  # a view with a zero in its shape has no cast
+        # A view with a zero in its shape has no cast.
+        data = view.cast("B") if view.nbytes else memoryview(b"")
         at = _aligned(self._end)
         self._end = at + data.nbytes
         self.buffers.append(data)

@@ -1,6 +1,6 @@
 """Which steps a running segment may delete: a decision about numbers and times, without files."""
 
-from typing import Callable, Dict, Iterable, List
+from typing import Callable, Dict, Iterable, List, Set
 
 
 class Kept:
@@ -19,11 +19,16 @@ class Kept:
         self._settle_seconds = settle_seconds
         self._clock = clock
         self._since: Dict[int, float] = {}
+        self._written: Set[int] = set()
 
     def found(self, steps: Iterable[int]) -> None:
         """Steps that were there at the start: nobody knows since when, so they settle from now on."""
         for step in steps:
             self._since.setdefault(step, self._clock())
+
+    def written(self, step: int) -> None:
+        """Something of it may be there; when it is never committed, that goes with the older steps."""
+        self._written.add(step)
 
     def committed(self, step: int) -> None:
         """Again, when a step was saved a second time after a restart."""
@@ -31,6 +36,7 @@ class Kept:
 
     def deleted(self, step: int) -> None:
         self._since.pop(step, None)
+        self._written.discard(step)
 
     def to_delete(self, protected: Iterable[int] = ()) -> List[int]:
         """Oldest first."""
@@ -40,4 +46,5 @@ class Kept:
             return []
         oldest_kept = settled[-self._keep]
         spared = set(protected)
-        return [step for step in sorted(self._since) if step < oldest_kept and step not in spared]
+        there = self._written.union(self._since)
+        return [step for step in sorted(there) if step < oldest_kept and step not in spared]

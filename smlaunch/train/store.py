@@ -14,7 +14,20 @@ import hashlib
 import os
 import shutil
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from smlaunch.protocol import checkpoint as protocol
 from smlaunch.protocol.checkpoint import Manifest, Outcome, Part
@@ -49,22 +62,31 @@ class NoRoom(Exception):
         self.needed = needed
         self.free = free
         super().__init__(
-            "{}: a checkpoint needs {:,} bytes here and {:,} are free; training goes on and the next save tries "
-            "again. Keep fewer checkpoints, save more rarely, or give the job a larger volume".format(
+            "{}: a checkpoint needs {:,} bytes here and {:,} are free; training goes on and the next save "
+            "tries again. Keep fewer checkpoints, save more rarely, or use a larger volume".format(
                 directory, needed, free
             )
         )
 
 
+class Behind(NamedTuple):
+    """An upload under way: ``size`` bytes are still to go, none has for ``still`` seconds."""
+
+    size: int
+    still: float
+
+
 class Carrier:
-    """How files get from the directory to S3 and back. This one leaves it to the platform, see
-    ``carriers.sync``; names are paths below the checkpoint directory."""
+    """How files get from the directory to S3 and back. Names are paths below the checkpoint directory.
+
+    This one does nothing: the directory is all there is.
+    """
 
     remote = False
     """S3 is what counts, not the directory: whatever is wanted is looked for there."""
 
     settle_seconds = SETTLE_SECONDS
-    """What is committed may be deleted after this time, since whatever follows it has arrived."""
+    """How long after its commit a step may still be on its way."""
 
     def listing(self) -> Mapping[str, int]:
         """Where ``remote``: all files that S3 has, with their sizes. OSError when it cannot be asked."""
@@ -78,11 +100,15 @@ class Carrier:
         """Where ``remote``: copies a file to ``path``. KeyError and OSError as ``read``."""
         raise KeyError(name)
 
-    def take(self, name: str, path: str) -> None:
+    def take(self, name: str, path: str, size: int) -> None:
         """Returns when S3 has the file, or when that is somebody else's business. OSError: it has not."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Files that have been deleted here. OSError: they are still there, which harms nobody."""
+
+    def behind(self) -> Optional[Behind]:
+        """How far uploads are behind; None where nobody can know. From any thread."""
+        return None
 
 
 class PartReader:
@@ -191,6 +217,7 @@ class Store:
         no sync uploads it again. Raises NoRoom and OSError; nothing half-written is left.
         """
         self._has_room(size)
+        self._kept.written(step)
         temporary = self._temporary("part")
         try:
             digest, written = _write_durably(temporary, chunks)
@@ -207,7 +234,7 @@ class Store:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        self.carrier.take(protocol.step_directory(step) + "/" + part.name, path)
+        self.carrier.take(protocol.step_directory(step) + "/" + part.name, path, part.size)
         return part
 
     def commit(self, step: int, parts: Sequence[Part], samples: Optional[int] = None) -> Manifest:
@@ -239,8 +266,8 @@ class Store:
         self._kept.committed(step)
 
     def retain(self, protected: Iterable[int] = ()) -> List[int]:
-        """Deletes this rank's parts of steps this job made that are older than the newest ``keep``; returns
-        these steps. ``protected`` ones stay.
+        """Deletes this rank's parts of steps this job made that are older than the newest ``keep``, committed
+        or not; returns these steps. ``protected`` ones stay.
 
         A step counts among the newest only ``carrier.settle_seconds`` after its commit: until then it may not
         have reached S3, where every delete here is repeated. Steps of other jobs are the driver's.
@@ -329,7 +356,7 @@ class Store:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        self.carrier.take(name, path)
+        self.carrier.take(name, path, len(content))
 
     def _has_room(self, size: int) -> None:
         free = _free(self.directory)

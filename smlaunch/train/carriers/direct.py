@@ -1,0 +1,195 @@
+"""Every rank moves its own parts to S3 and back, and no more than it needs.
+
+The platform's sync downloads the whole prefix to every host at each start: hosts x kept checkpoints x their
+size. Here a rank that starts lists the prefix, reads the manifests, and downloads the parts it opens. What
+has been taken is in S3 when ``take`` returns, so that a step counts as kept from its commit on.
+
+boto3 is the image's own; nothing else of smlaunch needs it.
+"""
+
+import sys
+import time
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from smlaunch.protocol.checkpoint import is_manifest, rank_of
+from smlaunch.train.store import Behind, Carrier
+
+_PART_BYTES = 16 << 20
+_AT_ONCE = 8
+_TRIES = 4
+_FIRST_WAIT = 1.0
+"""Seconds before the second try, doubled with each: botocore has tried each request ten times by then."""
+
+_DELETED_AT_ONCE = 1000
+"""DeleteObjects takes at most 1,000 keys (S3 API reference)."""
+
+_GONE = ("404", "NoSuchKey", "NotFound")
+
+
+class CannotCarry(OSError):
+    """S3 could not be reached, or refused, after all tries."""
+
+
+class Direct(Carrier):
+    """``uri``: ``s3://bucket/prefix/``. ``told`` hears about every try that failed."""
+
+    remote = True
+    settle_seconds = 0.0
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        client: Any = None,
+        told: Optional[Callable[[str], None]] = None,
+        wait: Callable[[float], object] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``client``: a boto3 S3 client; None makes one from the host's credentials."""
+        self._bucket, self._prefix = _place(uri)
+        self._client = client or boto3.client(
+            "s3", config=Config(retries={"mode": "standard", "max_attempts": 10}, connect_timeout=10)
+        )
+        self._told = told or _print
+        self._wait = wait
+        self._now = now
+        self._moving: Optional[_Moving] = None
+        self._transfer = TransferConfig(
+            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_AT_ONCE
+        )
+
+    def listing(self) -> Mapping[str, int]:
+        return self._call("list", self._prefix, self._listed)
+
+    def read(self, name: str) -> bytes:
+        key = self._prefix + name
+        content: bytes = self._call(
+            "read", name, lambda: self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        )
+        return content
+
+    def bring(self, name: str, path: str) -> None:
+        key = self._prefix + name
+        self._call(
+            "download",
+            name,
+            lambda: self._client.download_file(self._bucket, key, path, Config=self._transfer),
+        )
+
+    def take(self, name: str, path: str, size: int) -> None:
+        """S3 compares a checksum of each request it gets, and the length is compared at the end. What is
+        named by its content and there already is not sent again."""
+        file_name = name.rpartition("/")[2]
+        immutable = is_manifest(file_name) or rank_of(file_name) is not None
+        if immutable and self._size(name) == size:
+            return
+        self._moving = _Moving(size, self._now())
+        try:
+            self._call("upload", name, lambda: self._upload(name, path))
+            arrived = self._size(name)
+        finally:
+            self._moving = None
+        if arrived != size:
+            raise CannotCarry(
+                "{}: {:,} bytes were sent to s3://{} and {} are there".format(
+                    name, size, self._bucket, arrived
+                )
+            )
+
+    def delete(self, names: Sequence[str]) -> None:
+        keys = [{"Key": self._prefix + name} for name in names]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            rows = keys[start : start + _DELETED_AT_ONCE]
+            wanted = {"Objects": rows, "Quiet": True}
+            answer = self._call(
+                "delete", names[0], lambda: self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+            )
+            for fault in answer.get("Errors", []):
+                raise CannotCarry("{}: S3 did not delete it: {}".format(fault["Key"], fault["Code"]))
+
+    def behind(self) -> Optional[Behind]:
+        moving = self._moving
+        return Behind(0, 0.0) if moving is None else Behind(moving.left, self._now() - moving.at)
+
+    def _listed(self) -> Dict[str, int]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix
+        )
+        rows = (row for page in pages for row in page.get("Contents", []))
+        return {row["Key"][len(self._prefix) :]: int(row["Size"]) for row in rows}
+
+    def _size(self, name: str) -> Optional[int]:
+        """None when it is not there."""
+        key = self._prefix + name
+        try:
+            answer = self._call(
+                "look up", name, lambda: self._client.head_object(Bucket=self._bucket, Key=key)
+            )
+        except KeyError:
+            return None
+        return int(answer["ContentLength"])
+
+    def _upload(self, name: str, path: str) -> None:
+        # CRC32, since only the way needs it: whoever loads the part compares its sha256.
+        self._client.upload_file(
+            path,
+            self._bucket,
+            self._prefix + name,
+            ExtraArgs={"ChecksumAlgorithm": "CRC32"},
+            Config=self._transfer,
+            Callback=self._moved,
+        )
+
+    def _moved(self, count: int) -> None:
+        moving = self._moving
+        if moving is not None:
+            self._moving = _Moving(moving.left - count, self._now())
+
+    def _call(self, what: str, name: str, function: Callable[[], Any]) -> Any:
+        tries = 0
+        while True:
+            try:
+                return function()
+            except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
+                if _is_gone(error):
+                    raise KeyError(name) from error
+                tries += 1
+                text = "checkpoint {}: {} failed: {}".format(name, what, error)
+                if tries == _TRIES or _is_refused(error):
+                    raise CannotCarry(text) from error
+                pause = _FIRST_WAIT * 2 ** (tries - 1)
+                self._told("{}; trying again in {:.0f} s".format(text, pause))
+                self._wait(pause)
+
+
+class _Moving(NamedTuple):
+    left: int
+    at: float
+
+
+def _place(uri: str) -> Tuple[str, str]:
+    bucket, _, prefix = uri[len("s3://") :].partition("/")
+    if not uri.startswith("s3://") or not bucket:
+        raise ValueError("{!r} is no place in S3: s3://bucket/prefix/ is needed".format(uri))
+    return bucket, prefix.rstrip("/") + "/" if prefix.strip("/") else ""
+
+
+def _is_gone(error: Exception) -> bool:
+    return isinstance(error, ClientError) and str(error.response.get("Error", {}).get("Code")) in _GONE
+
+
+def _is_refused(error: Exception) -> bool:
+    """Asking again would not help: no permission, no such bucket."""
+    if not isinstance(error, ClientError):
+        return False
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return 400 <= status < 500 and status not in (408, 429)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
