@@ -27,8 +27,12 @@ class Kept:
             self._since.setdefault(step, self._clock())
 
     def written(self, step: int) -> None:
-        """Something of it may be there; when it is never committed, that goes with the older steps."""
+        """Something of it may be there; when it is never committed, that goes with the older steps.
+
+        Steps beyond it that were found at the start could not be loaded: they take nobody's place.
+        """
         self._written.add(step)
+        self._since = {found: since for found, since in self._since.items() if found <= step}
 
     def committed(self, step: int) -> None:
         """Again, when a step was saved a second time after a restart."""

@@ -9,6 +9,7 @@ boto3 is the image's own; nothing else of smlaunch needs it.
 
 import sys
 import time
+from functools import partial
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import boto3
@@ -64,7 +65,8 @@ class Direct(Carrier):
         )
 
     def listing(self) -> Mapping[str, int]:
-        return self._call("list", self._prefix, self._listed)
+        found: Dict[str, int] = self._call("list", self._prefix, self._listed)
+        return found
 
     def read(self, name: str) -> bytes:
         key = self._prefix + name
@@ -102,13 +104,9 @@ class Direct(Carrier):
             )
 
     def delete(self, names: Sequence[str]) -> None:
-        keys = [{"Key": self._prefix + name} for name in names]
-        for start in range(0, len(keys), _DELETED_AT_ONCE):
-            rows = keys[start : start + _DELETED_AT_ONCE]
-            wanted = {"Objects": rows, "Quiet": True}
-            answer = self._call(
-                "delete", names[0], lambda: self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
-            )
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            some = names[start : start + _DELETED_AT_ONCE]
+            answer = self._call("delete", some[0], partial(self._delete, some))
             for fault in answer.get("Errors", []):
                 raise CannotCarry("{}: S3 did not delete it: {}".format(fault["Key"], fault["Code"]))
 
@@ -122,6 +120,10 @@ class Direct(Carrier):
         )
         rows = (row for page in pages for row in page.get("Contents", []))
         return {row["Key"][len(self._prefix) :]: int(row["Size"]) for row in rows}
+
+    def _delete(self, names: Sequence[str]) -> Any:
+        rows = [{"Key": self._prefix + name} for name in names]
+        return self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": rows, "Quiet": True})
 
     def _size(self, name: str) -> Optional[int]:
         """None when it is not there."""
