@@ -76,6 +76,9 @@ class ObjectStorage(Protocol):
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         """A small object's content; None when there is no such object (or bucket)."""
 
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        """A large object's content, piece by piece. No such object is a CallError (``NoSuchKey``)."""
+
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
 
     def put_file(self, bucket: str, key: str, source: Path) -> None: ...

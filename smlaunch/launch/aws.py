@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ _MULTIPART_FROM = 8 << 20
 
 _DELETED_AT_ONCE = 1000
 """DeleteObjects takes at most 1,000 keys (S3 API reference)."""
+
+_CHUNK = 1 << 20
+"""Bytes that are read of a large object before they are handed on."""
 
 _LOG_PAGE = 10_000
 """GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
@@ -127,6 +131,12 @@ class S3:
             raise
         content: bytes = call("GetObject", answer["Body"].read)
         return content
+
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        body = call("GetObject", self._client.get_object, Bucket=bucket, Key=key)["Body"]
+        with closing(body):
+            while chunk := call("GetObject", body.read, amt=_CHUNK):
+                yield chunk
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         call("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)

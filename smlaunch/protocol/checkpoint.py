@@ -119,11 +119,28 @@ def committed(files: Mapping[str, int], read: Read) -> Iterator[Manifest]:
     """
     steps = {parse_step(path.split("/")[0]) for path in files if path.endswith("/" + COMMIT)}
     for step in sorted((step for step in steps if step is not None), reverse=True):
-        manifest = _manifest_of(step, files, read)
+        manifest = manifest_of(step, files, read)
         if manifest is not None and all(
             files.get(step_directory(step) + "/" + part.name) == part.size for part in manifest.parts
         ):
             yield manifest
+
+
+def manifest_of(step: int, files: Mapping[str, int], read: Read) -> Optional[Manifest]:
+    """What COMMIT says a step is made of, whether its parts are there or not; None when it says nothing."""
+    directory = step_directory(step) + "/"
+    try:
+        document = _load(read(directory + COMMIT))
+        name = document.get("manifest") if document is not None else None
+        if not isinstance(name, str) or directory + name not in files:
+            return None
+        content = read(directory + name)
+    except (OSError, KeyError):
+        return None
+    if manifest_name(content) != name:
+        return None
+    manifest = parse_manifest(content)
+    return manifest if manifest is not None and manifest.step == step else None
 
 
 def parse_outcome(content: bytes) -> Optional[Outcome]:
@@ -163,22 +180,6 @@ def parse_manifest(content: bytes) -> Optional[Manifest]:
         )
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _manifest_of(step: int, files: Mapping[str, int], read: Read) -> Optional[Manifest]:
-    directory = step_directory(step) + "/"
-    try:
-        document = _load(read(directory + COMMIT))
-        name = document.get("manifest") if document is not None else None
-        if not isinstance(name, str) or directory + name not in files:
-            return None
-        content = read(directory + name)
-    except (OSError, KeyError):
-        return None
-    if manifest_name(content) != name:
-        return None
-    manifest = parse_manifest(content)
-    return manifest if manifest is not None and manifest.step == step else None
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:
