@@ -19,7 +19,9 @@ from smlaunch.cli.pipes import forget_stdout
 from smlaunch.launch.evidence import split_rank
 from smlaunch.launch.follow import Event, LogLine, StateChange
 from smlaunch.launch.progress import Standing
+from smlaunch.launch.run import Run
 from smlaunch.launch.watch import Watch
+from smlaunch.protocol.names import parse_task_name
 from smlaunch.protocol.progress import MARK, PROGRESS, parse_line
 
 _REDRAW = 0.1
@@ -46,6 +48,7 @@ class Display:
     outlives_reader: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
+    _segment: str = ""
     _state: str = "Submitted"
     _since: float = field(default_factory=time.monotonic)
     _drawn_at: float = 0.0
@@ -56,6 +59,17 @@ class Display:
     @property
     def _live(self) -> bool:
         return self.err.isatty()
+
+    def begin(self, watch: Watch, run: Run) -> None:
+        """From here on it is about this job of the run."""
+        chain, name = run.chain, parse_task_name(watch.job)
+        self._state, self._since = "Submitted", time.monotonic()
+        if chain is None or name is None or chain.workflow.single:
+            return
+        planned = chain.workflow.segments
+        of_all = f"/{planned}" if planned is not None and planned >= name.segment else ""
+        again = f" attempt {name.attempt}" if name.attempt > 1 else ""
+        self._segment = f"segment {name.segment}{of_all}{again}"
 
     def show(self, events: Sequence[Event], watch: Watch) -> None:
         """One round of events, and the moving line under them."""
@@ -121,7 +135,8 @@ class Display:
         width = shutil.get_terminal_size().columns - 1
         elapsed = duration(int(now - self._since))
         standing = watch.progress.standing(time.time())
-        text = f"{self._state} {elapsed}" + (f"  {_moving(standing)}" if standing else "")
+        where = f"{self._segment}  " if self._segment else ""
+        text = f"{where}{self._state} {elapsed}" + (f"  {_moving(standing)}" if standing else "")
         self.err.write("\r\x1b[2K" + text[:width])
         self.err.flush()
         self._drawn = True
@@ -134,7 +149,8 @@ class Display:
         if standing.share != 1.0 and now - self._told_at < _PLAIN_EVERY:
             return
         self._told_step, self._told_at = standing.step, now
-        click.echo("progress " + ", ".join(_facts(standing)), file=self.err)
+        where = f"{self._segment}, " if self._segment else ""
+        click.echo("progress " + where + ", ".join(_facts(standing)), file=self.err)
 
 
 def duration(seconds: float) -> str:

@@ -21,9 +21,10 @@ from smlaunch.cli.display import Display, duration
 from smlaunch.cli.pipes import forget_stdout
 from smlaunch.cli.place import Place
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_STOPPED
-from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline
+from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline_of
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.watch import Watch
+from smlaunch.planning.reconcile import Finish
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,46 +59,64 @@ class Interrupts:
         self._seen.set()
 
 
-def follow_to_end(run: Run, place: Place, display: Display, *, as_json: bool, ours: bool = False) -> int:
+def follow_to_end(
+    run: Run, place: Place, display: Display, *, as_json: bool, ours: bool = False, whole: bool = False
+) -> int:
     """Follows the run, tells how it ended and where its results lie; the exit code.
 
-    ``ours``: the run lives on the endpoint in this process, and Ctrl-C stops it.
+    ``ours``: the run lives on the endpoint in this process, and Ctrl-C stops it. ``whole``: with the log of
+    all its jobs, from the first one on.
     """
     gc.freeze()
     gc.enable()
-    code, watch = _follow(run, place, display, ours)
-    if watch.seen:
-        result = RunOutcome(run.name, (watch.outcome(),))
+    code, result = _follow(run, place, display, ours, whole)
+    if result is not None:
         tell_outcome(result, place)
         try:
             if as_json:
                 click.echo(json.dumps({**result.to_dict(), "exit_code": code}, indent=2))
             else:
-                print_results(result.last, place)
+                print_results(result, place)
         except BrokenPipeError:
             forget_stdout()  # the exit code is still to be the run's
     return code
 
 
-def _follow(run: Run, place: Place, display: Display, ours: bool) -> tuple[int, Watch]:
+def _follow(
+    run: Run, place: Place, display: Display, ours: bool, whole: bool
+) -> tuple[int, RunOutcome | None]:
+    """The exit code, and what was seen of the run; None when nothing was."""
+    watch: Watch | None = None
+
+    def seen() -> RunOutcome | None:
+        return run.seen_by(watch) if watch is not None and watch.seen else None
+
     with Interrupts() as interrupts, answers_of(place.target):
-        watch = run.watch()
         try:
-            if _show(watch, display, interrupts.wait, lambda: interrupts.seen):
-                return watch.outcome().exit_code or 0, watch
+            for watch in run.watches(interrupts.wait, whole=whole):
+                display.begin(watch, run)
+                if not _show(watch, display, interrupts.wait, lambda: interrupts.seen) or interrupts.seen:
+                    break
+            if not interrupts.seen or _is_over(run, watch):
+                result = seen() or run.glance()
+                return result.exit_code or 0, result
             if not ours:
-                _say(display, f"\nleft; the run goes on. Back to it: smlaunch logs {run.name} -f{place.flag}")
-                _say(display, f"to stop it: smlaunch stop {run.name}{place.flag}")
-                return EXIT_INTERRUPTED, watch
+                _say_left(display, run, place)
+                return EXIT_INTERRUPTED, seen()
             _say(display, "\nstopping: every process was asked to end (SIGTERM); Ctrl-C again kills them")
             run.stop()
-            _show(watch, display, time.sleep, lambda: False)
-            return watch.outcome().exit_code or 0, watch
+            if watch is not None:
+                _show(watch, display, time.sleep, lambda: False)
+            result = run.glance()
+            if run.chain is not None and result.exit_code == EXIT_STOPPED:
+                _say(display, f"to go on with it: smlaunch resume {run.name}{place.flag}")
+            # None where it is not known yet what the segment left: no further one follows either way.
+            return EXIT_STOPPED if result.exit_code is None else result.exit_code, result
         except KeyboardInterrupt:
             if ours:
                 _say(display, "\nkilled")
-                return EXIT_STOPPED, watch
-            return EXIT_INTERRUPTED, watch
+                return EXIT_STOPPED, seen()
+            return EXIT_INTERRUPTED, seen()
         finally:
             display.close()
 
@@ -113,6 +132,22 @@ def _show(
     return watch.finished
 
 
+def _is_over(run: Run, watch: Watch | None) -> bool:
+    """Whether the run had ended by itself when the person asked to leave."""
+    if watch is None or not watch.finished:
+        return False
+    return run.chain is None or isinstance(run.chain.look(), Finish)
+
+
+def _say_left(display: Display, run: Run, place: Place) -> None:
+    name = f"{run.name}{place.flag}"
+    if run.chain is not None and run.chain.drives:
+        _say(display, f"\nleft; this segment goes on to its end. To drive the run on: smlaunch resume {name}")
+    else:
+        _say(display, f"\nleft; the run goes on. Back to it: smlaunch logs {run.name} -f{place.flag}")
+    _say(display, f"to stop it: smlaunch stop {name}")
+
+
 def _say(display: Display, text: str) -> None:
     display.close()
     click.echo(text, file=display.err)
@@ -121,38 +156,51 @@ def _say(display: Display, text: str) -> None:
 def tell_outcome(result: RunOutcome, place: Place) -> None:
     """How a run ended, on stderr: a failure's traceback first, then who, then the next step."""
     job = result.last
-    if job.status == "Failed":
+    if result.status == "Failed":
         if job.failure is not None and job.failure.traceback:
             click.echo(f"\n{job.failure.traceback}\n", err=True)
-        click.echo(click.style("failed: ", fg="red", bold=True) + headline(job), err=True)
-        click.echo(f"exit code {job.exit_code}; {_next_step(result, job, place)}", err=True)
-    elif job.finished:
-        colour = "green" if job.status == "Completed" else "yellow"
-        took = f" after {_took(job)}" if _took(job) else ""
-        click.echo(click.style(headline(job), fg=colour, bold=True) + took, err=True)
+        click.echo(click.style("failed: ", fg="red", bold=True) + headline_of(result), err=True)
+        click.echo(f"exit code {result.exit_code}; {_next_step(result, job, place)}", err=True)
+    elif result.exit_code is not None:
+        colour = "green" if result.status == "Completed" else "yellow"
+        took = _took(result)
+        click.echo(
+            click.style(headline_of(result), fg=colour, bold=True) + (f" after {took}" if took else ""),
+            err=True,
+        )
 
 
-def print_results(job: JobOutcome, place: Place) -> None:
+def print_results(result: RunOutcome, place: Place) -> None:
     """The last metrics and where the results lie, on stdout: a file on this machine where it is one."""
-    if job.metrics:
-        click.echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in job.metrics.items()))
-    for name, uri in (("model", job.model_artifacts), ("checkpoints", job.checkpoints)):
+    if result.metrics:
+        click.echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items()))
+    for name, uri in (("model", result.model_artifacts), ("checkpoints", result.last.checkpoints)):
         if uri:
             click.echo(f"{name}: {place.local_path(uri) or uri}")
 
 
 def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:
+    again = "run it again under another --name"
+    if result.chain:
+        again = f"smlaunch resume {result.run}{place.flag} tries again from the newest checkpoint"
     if job.failure_reason.startswith("ClientError"):
-        return "correct what is named above, and run it again under another --name"
+        return f"correct what is named above, and {again}"
     if job.failure_reason.startswith("CapacityError"):
-        return "there was no capacity; try another --instance-type, or later"
+        return f"there was no capacity; {again}" if result.chain else _NO_CAPACITY
     if job.failure_reason.startswith("InternalServerError"):
-        return "the service failed; run it again under another --name"
-    return f"the whole log: smlaunch logs {result.run}{place.flag}"
+        return f"the service failed; {again}"
+    whole = f"the whole log: smlaunch logs {result.run}{place.flag}"
+    return f"{whole}; {again}" if result.chain else whole
 
 
-def _took(job: JobOutcome) -> str:
-    if job.created is None or job.ended is None:
+_NO_CAPACITY = "there was no capacity; try another --instance-type, or later"
+
+
+def _took(result: RunOutcome) -> str:
+    """From the first job's creation to the last one's end, and what is billed for all together."""
+    created, ended = result.jobs[0].created, result.last.ended
+    if created is None or ended is None:
         return ""
-    billed = f", billed {duration(job.billable_seconds)}" if job.billable_seconds is not None else ""
-    return duration(job.ended - job.created) + billed
+    billed = [job.billable_seconds for job in result.jobs if job.billable_seconds is not None]
+    jobs = f" in {len(result.jobs)} jobs" if len(result.jobs) > 1 else ""
+    return duration(ended - created) + jobs + (f", billed {duration(sum(billed))}" if billed else "")

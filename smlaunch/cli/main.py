@@ -77,6 +77,8 @@ _COMMANDS = {
     "logs": ("smlaunch.cli.runs", "logs", "Print a run's log."),
     "wait": ("smlaunch.cli.runs", "wait", "Wait for a run and end with its exit code."),
     "stop": ("smlaunch.cli.runs", "stop", "Stop a run."),
+    "resume": ("smlaunch.cli.runs", "resume", "Go on with a run of several segments."),
+    "checkpoints": ("smlaunch.cli.checkpoints", "checkpoints", "List a run's checkpoints, or verify them."),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Say what works here, and why not what does not."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),

@@ -9,11 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import EndpointError, JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.launch.target import Target
     from smlaunch.local.endpoint import EndpointInfo
+    from smlaunch.local.faults import FaultPlan
     from smlaunch.planning.surroundings import EndpointFacts
 
 _LAST_GRACE = 1.0
@@ -52,8 +53,11 @@ class Place:
 
 
 @contextmanager
-def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Iterator[Place]:
-    """``options``: local, region, profile and, where the command has it, isolation.
+def open_place(
+    options: dict[str, Any], *, leaves_no_trace: bool = False, faults: str | None = None
+) -> Iterator[Place]:
+    """``options``: local, region, profile and, where the command has it, isolation. ``faults``: a file that
+    says what is to go wrong on an endpoint that is brought up here.
 
     ``leaves_no_trace``: the command must not write anything, so that an endpoint that has no state directory
     yet is brought up in a temporary one.
@@ -63,6 +67,8 @@ def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Ite
             raise JobError(
                 [Problem("--isolation", "hosts of a region are machines; it goes with --local only")]
             )
+        if faults is not None:
+            raise JobError([Problem("--faults", "a region has its own; it goes with --local only")])
         from smlaunch.launch.target import Target
 
         yield Place(Target.region(options["region"], options["profile"]))
@@ -75,25 +81,49 @@ def open_place(options: dict[str, Any], *, leaves_no_trace: bool = False) -> Ite
     standing = standing_endpoint(root)
     if standing is not None:
         _same_isolation(options.get("isolation"), standing.isolation)
+        if faults is not None:
+            raise JobError([Problem("--faults", _STANDING_FAULTS)])
         yield Place(target_of(standing, options["region"]), state=root)
         return
     if leaves_no_trace and not root.exists():
-        with TemporaryDirectory(prefix="smlaunch-") as folder, _embedded(Path(folder), options) as place:
+        with (
+            TemporaryDirectory(prefix="smlaunch-") as folder,
+            _embedded(Path(folder), options, faults) as place,
+        ):
             yield place
         return
-    with _embedded(root, options) as place:
+    with _embedded(root, options, faults) as place:
         yield place
 
 
+_STANDING_FAULTS = (
+    "the standing endpoint has its own; `smlaunch local stop` first, or give it the file in the variable "
+    "SMLAUNCH_FAULTS of `smlaunch local start`"
+)
+
+
 @contextmanager
-def _embedded(root: Path, options: dict[str, Any]) -> Iterator[Place]:
+def _embedded(root: Path, options: dict[str, Any], faults: str | None) -> Iterator[Place]:
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.settings import Settings
 
     # Closed with a job on it only when the person has lost patience: it has had its SIGTERM.
-    settings = Settings(close_grace_seconds=_LAST_GRACE)
+    settings = Settings(close_grace_seconds=_LAST_GRACE, faults=_faults(faults))
     with Endpoint(root, isolation=options.get("isolation"), settings=settings) as info:
         yield Place(target_of(info, options["region"]), embedded=True, state=root)
+
+
+def _faults(path: str | None) -> FaultPlan | None:
+    if path is None:
+        return None
+    from smlaunch.local.faults import read
+
+    try:
+        return read(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeError) as error:
+        raise JobError([Problem("--faults", f"{path} cannot be read: {error}")]) from None
+    except EndpointError as error:
+        raise JobError([Problem("--faults", str(error))]) from None
 
 
 def standing_endpoint(root: Path) -> EndpointInfo | None:

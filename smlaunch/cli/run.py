@@ -25,14 +25,27 @@ _ACT = "What to do"
 @job_options
 @launch_place_options
 @option(_ACT, "--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
-@option(_ACT, "--detach", is_flag=True, help="Return once the job is created.")
+@option(_ACT, "--detach", is_flag=True, help="Return once the (first) job is created.")
+@option(_ACT, "--faults", metavar="FILE", help="With --local: what is to go wrong on purpose (JSON).")
 @json_option
 @click.pass_context
-def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: bool, **options: Any) -> int:
+def run(
+    ctx: click.Context,
+    /,
+    what: str,
+    dry_run: bool,
+    detach: bool,
+    faults: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Plan, launch and follow a training job.
 
     The script's own output goes to stdout, states and progress to stderr. Arguments for the script go after
     a double dash: smlaunch run train.py --hosts 2 -- --epochs 3
+
+    A run of several segments is driven to its end: each is submitted when the one before has left its
+    checkpoint. Whatever becomes of this command, smlaunch resume goes on from there.
 
     Ctrl-C leaves a run that has a home of its own (exit code 130); with --local and no standing endpoint it
     stops the run, and a second one kills it.
@@ -46,7 +59,7 @@ def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: 
     from smlaunch.errors import JobError, Problem
     from smlaunch.launch.api import launch, prepare
 
-    with open_place(options, leaves_no_trace=dry_run) as place:
+    with open_place(options, leaves_no_trace=dry_run, faults=faults) as place:
         if detach and place.embedded and not dry_run:
             raise JobError([Problem("--detach", _NO_HOME)])
         prepared = prepare(job, place.target)
@@ -66,6 +79,8 @@ def run(ctx: click.Context, /, what: str, dry_run: bool, detach: bool, as_json: 
             else:
                 click.echo(name)
                 tell(f"follow it: smlaunch logs {name} -f{place.flag}")
+                if started.chain is not None:
+                    tell(f"drive it on after its first segment: smlaunch resume {name}{place.flag}")
             return 0
         log = sys.stderr if as_json else sys.stdout
         display = Display(prepared.plan.hosts, out=log, outlives_reader=True)

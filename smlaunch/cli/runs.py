@@ -1,4 +1,4 @@
-"""``smlaunch ls | show | logs | wait | stop``: runs that exist."""
+"""``smlaunch ls | show | logs | wait | stop | resume``: runs that exist."""
 
 from __future__ import annotations
 
@@ -50,33 +50,35 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.display import duration
     from smlaunch.cli.following import print_results
     from smlaunch.cli.place import open_place
-    from smlaunch.launch.outcome import RunOutcome, headline
-    from smlaunch.launch.run import Run, answers_of
+    from smlaunch.launch.outcome import headline, headline_of
+    from smlaunch.launch.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
-        found = Run.attach(run, place.target)
-        watch = found.watch()
-        with answers_of(place.target):
-            watch.glance()
-        result = RunOutcome(found.name, (*found.describe_earlier(), watch.outcome()))
+        result = Run.attach(run, place.target).glance()
         if as_json:
             click.echo(json.dumps(result.to_dict(), indent=2))
             return 0
-        job = result.last
-        rows = [("run", result.run), ("job", job.name), ("status", headline(job))]
-        if job.created is not None:
-            rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.created))))
-            rows.append(("took", duration((job.ended or time.time()) - job.created)))
-        if job.training_seconds is not None:
-            billed = f", billed {duration(job.billable_seconds)}" if job.billable_seconds is not None else ""
-            rows.append(("training", duration(job.training_seconds) + billed))
-        if job.exit_code is not None:
-            rows.append(("exit code", str(job.exit_code)))
+        job, jobs = result.last, result.jobs
+        rows = [("run", result.run), ("job", job.name), ("status", headline_of(result))]
+        if jobs[0].created is not None:
+            rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(jobs[0].created))))
+            rows.append(("took", duration((job.ended or time.time()) - jobs[0].created)))
+        trained = [each.training_seconds for each in jobs if each.training_seconds is not None]
+        billed = [each.billable_seconds for each in jobs if each.billable_seconds is not None]
+        if trained:
+            cost = f", billed {duration(sum(billed))}" if billed else ""
+            rows.append(("training", duration(sum(trained)) + cost))
+        if result.step is not None:
+            rows.append(("checkpoint", f"step {result.step}"))
+        if result.exit_code is not None:
+            rows.append(("exit code", str(result.exit_code)))
+        if len(jobs) > 1:
+            rows.extend((each.name, headline(each)) for each in jobs)
         for line in aligned(rows):
             click.echo(line)
         if job.failure is not None and job.failure.traceback:
             click.echo(f"\n{job.failure.traceback}\n")
-        print_results(job, place)
+        print_results(result, place)
     return 0
 
 
@@ -102,7 +104,8 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
             from smlaunch.cli.display import Display
             from smlaunch.cli.following import follow_to_end
 
-            return follow_to_end(found, place, Display(found.hosts(), host=host), as_json=False)
+            display = Display(found.hosts(), host=host)
+            return follow_to_end(found, place, display, as_json=False, whole=True)
         lines = sorted((line for line in found.logs() if host in (None, line.host)), key=lambda line: line.at)
     if as_json:
         click.echo(json.dumps({"run": found.name, "lines": [line._asdict() for line in lines]}, indent=2))
@@ -133,9 +136,10 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
 @place_options
 @json_option
 def stop(run: str, as_json: bool, **options: Any) -> int:
-    """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later. Returns at once."""
+    """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later; no further segment is started.
+    Returns at once."""
     from smlaunch.cli.place import open_place
-    from smlaunch.launch.outcome import headline
+    from smlaunch.launch.outcome import headline_of
     from smlaunch.launch.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
@@ -143,8 +147,32 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
-        click.echo(f"{result.run}: {headline(result.last)}")
+        click.echo(f"{result.run}: {headline_of(result)}")
     return 0
+
+
+@click.command(cls=GroupedCommand, short_help="Go on with a run of several segments.")
+@click.argument("run")
+@place_options
+@json_option
+def resume(run: str, as_json: bool, **options: Any) -> int:
+    """Go on with a run of several segments, from anywhere: follow the segment that runs, submit those that
+    come next, from the newest checkpoint, to the run's end.
+
+    A run that was stopped, or gave up, is tried again. A run that somebody else drives is only driven by two
+    then: no job is started twice.
+    """
+    from smlaunch.cli.display import Display
+    from smlaunch.cli.following import follow_to_end
+    from smlaunch.cli.place import open_place
+    from smlaunch.cli.telling import tell
+    from smlaunch.launch.run import Run
+
+    with open_place(options) as place:
+        found = Run.attach(run, place.target)
+        found.resume(told=tell)
+        display = Display(found.hosts(), out=sys.stderr if as_json else sys.stdout, outlives_reader=True)
+        return follow_to_end(found, place, display, as_json=as_json, ours=place.embedded)
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from smlaunch.errors import JobError
 from smlaunch.job import Job
+from smlaunch.launch.chain import Chain
+from smlaunch.launch.lineage import RunFolder
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.source import PackedSource, pack
 from smlaunch.launch.stage import stage
@@ -20,6 +22,7 @@ from smlaunch.launch.target import Target
 from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.planning.workflow import Variant, Workflow
 from smlaunch.ports import CallError
 from smlaunch.survey import survey
 
@@ -80,14 +83,29 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
 
 def _carry_out(prepared: Prepared, told: Told) -> Run:
     plan, target = prepared.plan, prepared.target
-    task = plan.tasks[0]
+    task, workflow = plan.tasks[0], workflow_of(plan)
+    folder = RunFolder.of(plan.surroundings.bucket, plan.run)
+    chain = None if workflow.single else Chain(workflow, folder, target, drives=True, told=told)
     with answers_of(target):
         # Looked for before the upload: what lies at the run's place belongs to the job that has the name.
         there = None if prepared.fresh else existing(task, plan.job_hash, target.control)
         if there is None:
             stage(plan, prepared.source, target.storage, told)
+        if chain is not None:
+            # Before the first job: from then on any other machine can go on with the run. Again when it is
+            # there: the same job may have been given other caps.
+            folder.save(workflow, target.storage)
+        if there is None:
             there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
-    return Run(plan.run, target, [task.name], attached=there.attached)
+    return Run(plan.run, target, [task.name], attached=there.attached, chain=chain)
+
+
+def workflow_of(plan: Plan) -> Workflow:
+    known: Workflow | None = getattr(plan, "workflow", None)
+    if known is not None:
+        return known
+    variant = Variant(1, plan.tasks[0].request, plan.cost.per_hour)
+    return Workflow(plan.run, plan.job_hash, (variant,))
 
 
 def _waiting(error: CallError, seconds: float) -> str:

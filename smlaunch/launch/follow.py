@@ -30,7 +30,8 @@ class Cadence:
     """How often to ask. Seconds. The wait grows by ``factor`` while nothing changes, and starts anew at news.
 
     ``settle``: how long the last log lines may still be on their way after a job has ended. ``patience``: how
-    long a service may fail to answer before following it is given up.
+    long a service may fail to answer before following it is given up. ``pace``: how long capacity, and files
+    on their way to S3, are waited for, as a share of the time it takes in a region.
     """
 
     first: float
@@ -38,6 +39,7 @@ class Cadence:
     factor: float
     settle: float
     patience: float
+    pace: float = 1.0
 
 
 class StateChange(NamedTuple):

@@ -18,27 +18,18 @@ from datetime import datetime
 from typing import Any
 
 from smlaunch.errors import (
-    EXIT_BAD_JOB,
-    EXIT_COMPLETED,
     EXIT_LIMIT,
     EXIT_SERVICE,
     EXIT_STOPPED,
-    EXIT_TRAINING_FAILED,
     LimitReached,
     ServiceError,
     SmlaunchError,
     StoppedByUser,
     TrainingFailed,
 )
+from smlaunch.planning.reconcile import Finish
+from smlaunch.planning.workflow import RULES, ending_of
 from smlaunch.protocol.failure import Failure, parse_failure
-
-_FAILED = {
-    "AlgorithmError": EXIT_TRAINING_FAILED,
-    "ClientError": EXIT_BAD_JOB,
-    "CapacityError": EXIT_SERVICE,
-    "InternalServerError": EXIT_SERVICE,
-}
-_CAPS = frozenset(("MaxRuntimeExceeded", "MaxWaitTimeExceeded"))
 
 
 @dataclass(frozen=True)
@@ -84,10 +75,18 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run as its newest job left it."""
+    """A run as its jobs left it, oldest first.
+
+    ``chain``: jobs may follow on one another, and the run ends with its ``verdict`` rather than with a job;
+    None while it goes on. ``step``: the newest checkpoint that is whole in S3, None when nobody looked or
+    there is none.
+    """
 
     run: str
     jobs: tuple[JobOutcome, ...]
+    chain: bool = False
+    verdict: Finish | None = None
+    step: int | None = None
 
     @property
     def last(self) -> JobOutcome:
@@ -95,11 +94,27 @@ class RunOutcome:
 
     @property
     def status(self) -> str:
-        return self.last.status
+        if not self.chain:
+            return self.last.status
+        if self.verdict is not None:
+            return self.verdict.status
+        return self.last.status if self.last.status == "Stopping" else "InProgress"
 
     @property
     def exit_code(self) -> int | None:
-        return self.last.exit_code
+        if not self.chain:
+            return self.last.exit_code
+        return None if self.verdict is None else self.verdict.exit_code
+
+    @property
+    def model_artifacts(self) -> str | None:
+        """Of a run that goes on there is no model yet, only what a segment left."""
+        return self.last.model_artifacts if not self.chain or self.exit_code is not None else None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The last ones that were told; a job that has only just begun has none."""
+        return next((job.metrics for job in reversed(self.jobs) if job.metrics), {})
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``run --json`` and ``show --json``."""
@@ -107,25 +122,26 @@ class RunOutcome:
             "run": self.run,
             "status": self.status,
             "exit_code": self.exit_code,
+            "because": headline_of(self),
             "jobs": [job.to_dict() for job in self.jobs],
-            "model_artifacts": self.last.model_artifacts,
+            "model_artifacts": self.model_artifacts,
             "checkpoints": self.last.checkpoints,
-            "metrics": dict(self.last.metrics),
+            "step": self.step,
+            "metrics": dict(self.metrics),
         }
 
     def error(self) -> SmlaunchError | None:
         """The exception for a run that did not complete; None when it did, or still runs."""
-        job = self.last
-        if not job.exit_code:
+        code = self.exit_code
+        if not code:
             return None
-        text = f"run {self.run}: {headline(job)}"
         kinds: dict[int, type[SmlaunchError]] = {
             EXIT_STOPPED: StoppedByUser,
             EXIT_LIMIT: LimitReached,
             EXIT_SERVICE: ServiceError,
         }
-        error = kinds.get(job.exit_code, TrainingFailed)(text)
-        error.exit_code = job.exit_code
+        error = kinds.get(code, TrainingFailed)(f"run {self.run}: {headline_of(self)}")
+        error.exit_code = code
         return error
 
 
@@ -156,6 +172,19 @@ def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None 
     )
 
 
+def headline_of(result: RunOutcome) -> str:
+    """How the run ended, or where it is, in one line."""
+    last = result.last
+    if not result.chain:
+        return headline(last)
+    if result.verdict is None:
+        return f"{last.name}: {headline(last)}"
+    failed = result.verdict.status == "Failed" and last.failure is not None and last.failure.host is not None
+    if failed:
+        return headline(last)
+    return result.verdict.sentence
+
+
 def headline(job: JobOutcome) -> str:
     """How the job ended, or where it is, in one line."""
     if job.status == "Failed":
@@ -184,13 +213,8 @@ def _failed_line(job: JobOutcome) -> str:
 
 
 def _exit_code(status: str, secondary: str, reason: str) -> int | None:
-    if status == "Completed":
-        return EXIT_COMPLETED
-    if status == "Stopped":
-        return EXIT_LIMIT if secondary in _CAPS else EXIT_STOPPED
-    if status == "Failed":
-        return _FAILED.get(reason.partition(":")[0].strip(), EXIT_TRAINING_FAILED)
-    return None
+    ending = ending_of(status, secondary, reason)
+    return None if ending is None else RULES[ending].exit_code
 
 
 def _failure(reason: str) -> Failure:

@@ -78,6 +78,12 @@ def is_young_role(error: CallError) -> bool:
     return error.code == "ValidationException" and _ROLE_NOT_YET.search(error.message) is not None
 
 
+def is_quota_in_use(error: CallError) -> bool:
+    """Whether the quota would do for this job, and only others hold it at the moment."""
+    numbers = _QUOTA.search(error.message) if error.code == "ResourceLimitExceeded" else None
+    return numbers is not None and float(numbers["delta"]) <= float(numbers["limit"])
+
+
 def retrying(
     action: Callable[[], Result],
     patience: Patience = Patience(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -9,8 +10,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.launch.chain import Chain, Wait
 from smlaunch.launch.follow import LOG_GROUP, TERMINAL, Event, LogLine, host_count, host_of
-from smlaunch.launch.outcome import JobOutcome, RunOutcome, outcome
+from smlaunch.launch.lineage import RunFolder
+from smlaunch.launch.outcome import RunOutcome, outcome
+from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
@@ -32,13 +36,25 @@ def answers_of(target: Target) -> Iterator[None]:
 
 
 class Run:
-    """``jobs``: names of the run's training jobs, oldest first. ``attached``: it existed before this call."""
+    """``attached``: it existed before this call. A run that was launched here is driven to its end by
+    ``wait`` and ``watches``; one that was attached to is only followed, until ``resume``."""
 
-    def __init__(self, name: str, target: Target, jobs: Sequence[str], *, attached: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        jobs: Sequence[str],
+        *,
+        attached: bool = False,
+        chain: Chain | None = None,
+    ) -> None:
         self.name = name
         self.target = target
-        self.jobs = tuple(jobs)
         self.attached = attached
+        self._jobs = list(jobs)
+        self._chain = chain
+        # What was launched here brought its chain, if it has one; for others it is looked for when needed.
+        self._looked_for_chain = chain is not None or not attached
 
     @classmethod
     def attach(cls, name: str, target: Target | None = None) -> Run:
@@ -61,47 +77,114 @@ class Run:
             task = parse_task_name(name)
             return cls(task.run if task else name, target, [name], attached=True)
 
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Names of the run's training jobs that are known, oldest first."""
+        return tuple(self._jobs)
+
+    @property
+    def chain(self) -> Chain | None:
+        """None for a run that is one job."""
+        if not self._looked_for_chain:
+            with answers_of(self.target):
+                self._chain = _chain_of(self.name, self._jobs[-1], self.target)
+            self._looked_for_chain = True
+        return self._chain
+
     def describe(self) -> RunOutcome:
         """Where the run is now."""
+        chain = self.chain
         with answers_of(self.target):
-            describe = self.target.control.describe
-            found = [outcome(retrying(partial(describe, job))) for job in self.jobs]
-        return RunOutcome(self.name, tuple(found))
+            if chain is None:
+                describe = self.target.control.describe
+                found = [outcome(retrying(partial(describe, job))) for job in self._jobs]
+                return RunOutcome(self.name, tuple(found))
+            chain.look()
+        return self._chain_outcome(chain)
 
-    def describe_earlier(self) -> list[JobOutcome]:
-        """All jobs but the newest."""
+    def glance(self) -> RunOutcome:
+        """Where the run is now, with the last metrics and a failure's whole traceback: a few requests more,
+        however long the log."""
+        chain = self.chain
+        watch = Watch(self.target, self._jobs[-1])
         with answers_of(self.target):
-            return [outcome(retrying(partial(self.target.control.describe, job))) for job in self.jobs[:-1]]
+            if chain is not None:
+                chain.look()
+                watch = Watch(self.target, chain.lineage.known[-1]["TrainingJobName"])
+            watch.glance()
+            if chain is not None:
+                return self._chain_outcome(chain, watch)
+            describe = self.target.control.describe
+            earlier = [outcome(retrying(partial(describe, job))) for job in self._jobs[:-1]]
+        return RunOutcome(self.name, (*earlier, watch.outcome()))
+
+    def seen_by(self, watch: Watch) -> RunOutcome:
+        """What following has shown; asks nothing. ``watch``: of the newest job."""
+        if self._chain is None:
+            return RunOutcome(self.name, (watch.outcome(),))
+        return self._chain_outcome(self._chain, watch)
 
     def hosts(self) -> int:
         """How many hosts the newest job has."""
         with answers_of(self.target):
-            return host_count(retrying(partial(self.target.control.describe, self.jobs[-1])))
+            return host_count(retrying(partial(self.target.control.describe, self._jobs[-1])))
 
-    def watch(self) -> Watch:
-        """To follow the run's newest job event by event; raises CallError where ``wait`` raises its error."""
-        return Watch(self.target, self.jobs[-1])
+    def watches(self, wait: Wait = time.sleep, *, whole: bool = False) -> Iterator[Watch]:
+        """One job after the other, each to be followed to its end before the next is asked for; submits what
+        comes next where the run is driven here. ``whole``: from the run's first job on, not only the newest.
+
+        Ends with the run, or when ``wait`` returns True. Raises CallError where ``wait()`` raises its error.
+        """
+        progress = Tracker()
+        followed: set[str] = set()
+        chain = None if whole or not self.attached else self.chain
+        if chain is None:
+            for job in self._jobs if whole else self._jobs[-1:]:
+                followed.add(job)
+                yield Watch(self.target, job, progress)
+        chain = self.chain
+        while chain is not None and (name := chain.next(wait)) is not None:
+            job = str(name)
+            if job in followed:  # left before its end: whoever watches it does not go on
+                return
+            followed.add(job)
+            if job not in self._jobs:
+                self._jobs.append(job)
+            yield Watch(self.target, job, progress)
 
     def wait(self, on_event: Callable[[Event], None] | None = None) -> RunOutcome:
-        """Follows the run to its end. Raises TrainingFailed, StoppedByUser, LimitReached or ServiceError when
-        it did not complete. ``on_event`` hears every state and log line."""
-        watch = self.watch()
+        """Follows the run to its end, and drives it there if it was launched here or resumed. Raises
+        TrainingFailed, StoppedByUser, LimitReached or ServiceError when it did not complete. ``on_event``
+        hears every state and log line."""
         with answers_of(self.target):
-            for events in watch.rounds():
-                for event in events:
-                    if on_event is not None:
-                        on_event(event)
+            for watch in self.watches():
+                for events in watch.rounds():
+                    for event in events:
+                        if on_event is not None:
+                            on_event(event)
         result = self.describe()
         error = result.error()
         if error is not None:
             raise error
         return result
 
+    def resume(self, told: Callable[[str], None] | None = None) -> None:
+        """Goes on with the run from where it is, also from a stop or a failure: ``wait`` drives it from now
+        on. Starts nothing yet. Raises JobError for an ended run of a single job: nothing can follow it."""
+        chain = self.chain
+        if chain is None:
+            if self.describe().exit_code is None:
+                return
+            text = f"{self.name} is a single job, and it has ended; launch it again under another --name"
+            raise JobError([Problem("", text)])
+        with answers_of(self.target):
+            chain.resume(told)
+
     def logs(self) -> Iterator[LogLine]:
         """Every line written so far, host by host as it was read; does not wait for more."""
         logs = self.target.logs
         with answers_of(self.target):
-            for job in self.jobs:
+            for job in self._jobs:
                 for stream in retrying(partial(logs.streams, LOG_GROUP, job + "/")):
                     token: str | None = None
                     before: str | None = ""
@@ -111,19 +194,43 @@ class Run:
                         yield from (LogLine(job, host_of(job, stream), at, text) for at, text in events)
 
     def stop(self) -> RunOutcome:
-        """Asks the run to stop and returns at once; hosts get SIGTERM and 120 seconds. A run that has ended
-        is left as it is."""
+        """Asks the run to stop and returns at once; hosts get SIGTERM and 120 seconds, and no further job is
+        started. A run that has ended is left as it is."""
         now = self.describe()
-        if now.status not in TERMINAL:
-            with answers_of(self.target):
+        if now.status in TERMINAL:
+            return now
+        with answers_of(self.target):
+            if self._chain is not None:
+                # First, so that whoever drives the run sees it before the job has ended.
+                self._chain.folder.want_stop(self.target.storage, True)
+            if now.last.status not in TERMINAL:
                 try:
-                    retrying(lambda: self.target.control.stop(self.jobs[-1]))
+                    retrying(lambda: self.target.control.stop(now.last.name))
                 except CallError as error:
                     # It ended between the two calls: what was asked for is the case.
                     if error.code != "ValidationException":
                         raise
-            now = self.describe()
-        return now
+        return self.describe()
+
+    def _chain_outcome(self, chain: Chain, watch: Watch | None = None) -> RunOutcome:
+        """``watch`` knows more about its own job than a description says."""
+        found = [outcome(answer) for answer in chain.lineage.known]
+        if watch is not None and watch.seen:
+            own = watch.outcome()
+            found = [own if job.name == own.name else job for job in found] or [own]
+        step = chain.kept.step or None
+        return RunOutcome(self.name, tuple(found), chain=True, verdict=chain.verdict, step=step)
+
+
+def _chain_of(run: str, job: str, target: Target) -> Chain | None:
+    """Of a run that was launched elsewhere, or earlier."""
+    if parse_task_name(job) is None:
+        return None
+    folder = RunFolder.found(run, retrying(partial(target.control.describe, job)))
+    workflow = None if folder is None else folder.load(target.storage)
+    if folder is None or workflow is None:
+        return None
+    return Chain(workflow, folder, target)
 
 
 class RunSummary(NamedTuple):

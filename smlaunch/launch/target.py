@@ -26,8 +26,9 @@ REGION_CADENCE = Cadence(first=2.0, longest=20.0, factor=1.5, settle=6.0, patien
 """A job takes minutes to start and DescribeTrainingJob shares the account's rate: ask seldom. CloudWatch
 shows a line some seconds after it was written."""
 
-ENDPOINT_CADENCE = Cadence(first=0.015, longest=0.25, factor=1.5, settle=0.0, patience=5.0)
-"""On loopback an answer costs about 4 ms of this machine's CPU, and the log is written before the state."""
+ENDPOINT_CADENCE = Cadence(first=0.015, longest=0.25, factor=1.5, settle=0.0, patience=5.0, pace=0.02)
+"""On loopback an answer costs about 4 ms of this machine's CPU, and the log is written before the state. What
+capacity there is, is this machine: it is there, or was taken away on purpose for a moment."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,12 @@ _NUMBER = re.compile(r"(\d+)$")
 
 
 class Watch:
-    def __init__(self, target: Target, job: str) -> None:
+    """``progress``: that of the run so far, where the job goes on with what an earlier one began."""
+
+    def __init__(self, target: Target, job: str, progress: Tracker | None = None) -> None:
+        self.job = job
         self.evidence = Evidence()
-        self.progress = Tracker()
+        self.progress = Tracker() if progress is None else progress
         self._target = target
         self._follower = Follower(target.control, target.logs, job, target.cadence)
 

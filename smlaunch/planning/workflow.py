@@ -103,6 +103,25 @@ class Workflow:
     policy: Policy = Policy()
     checkpoints: str | None = None
 
+    @property
+    def single(self) -> bool:
+        """Whether the run is one job, and ends as that job does."""
+        policy = self.policy
+        planned_end = any(variant.stop_after is not None for variant in self.variants)
+        return not (policy.chain or policy.attempts > 1 or policy.on_demand_fallback or planned_end)
+
+    @property
+    def segments(self) -> int | None:
+        """How many segments the training time fills, if each runs as long as it may; None when unbounded."""
+        total = self.policy.total_seconds
+        if not self.policy.chain or total is None:
+            return None if self.policy.chain else 1
+        count = 0
+        while total > 0:
+            count += 1
+            total -= variant_for(self, count).max_runtime
+        return count
+
     def to_json(self) -> str:
         """``chain.json``: all that is needed to go on with the run from another machine."""
         document = {"version": VERSION, **asdict(self)}

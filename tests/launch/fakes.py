@@ -15,7 +15,7 @@ REGION = "eu-west-1"
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
 BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"
-EAGER = Cadence(first=0.0, longest=0.0, factor=1.0, settle=0.0, patience=10.0)
+EAGER = Cadence(first=0.0, longest=0.0, factor=1.0, settle=0.0, patience=10.0, pace=0.0)
 
 
 def moment(second: float) -> datetime:
@@ -107,6 +107,13 @@ class FakeStorage:
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         return self.objects.get(bucket, {}).get(key)
+
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        content = self.get_bytes(bucket, key)
+        if content is None:
+            raise CallError("GetObject", "NoSuchKey", "The specified key does not exist.", 404)
+        for start in range(0, len(content), 1000):
+            yield content[start : start + 1000]
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         if bucket not in self.objects:

@@ -67,9 +67,11 @@ def test_the_document_has_its_documented_keys() -> None:
         "run",
         "status",
         "exit_code",
+        "because",
         "jobs",
         "model_artifacts",
         "checkpoints",
+        "step",
         "metrics",
     ]
     assert document["metrics"] == {"loss": 0.25, "acc": 0.5}
