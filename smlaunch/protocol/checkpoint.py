@@ -33,7 +33,8 @@ _PART = re.compile(r"rank-(\d{5})-of-\d{5}-[0-9a-f]{32}\.part")
 _MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 Read = Callable[[str], bytes]
-"""The content of a file by its path below the checkpoint directory; OSError or KeyError when it is gone."""
+"""The content of a file by its path below the checkpoint directory; FileNotFoundError or KeyError when it is
+gone. Any other error is no sign of a torn copy and ends the search: an older step is not taken for it."""
 
 
 class Part(NamedTuple):
@@ -135,7 +136,7 @@ def manifest_of(step: int, files: Mapping[str, int], read: Read) -> Optional[Man
         if not isinstance(name, str) or directory + name not in files:
             return None
         content = read(directory + name)
-    except (OSError, KeyError):
+    except (FileNotFoundError, KeyError):
         return None
     if manifest_name(content) != name:
         return None

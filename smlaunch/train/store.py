@@ -55,8 +55,16 @@ class Torn(Exception):
         super().__init__("{}: {}".format(path, why))
 
 
-class NoRoom(Exception):
-    """A checkpoint that does not fit; nothing of it was left. ``needed`` and ``free`` in bytes."""
+class NotSaved(OSError):
+    """A save that failed and left nothing half-written: training can go on, and the next one may succeed."""
+
+
+class CannotCarry(NotSaved):
+    """S3 could not be reached, or refused, after all tries. On reading it is an error like any other."""
+
+
+class NoRoom(NotSaved):
+    """A checkpoint that does not fit. ``needed``, at least, and ``free`` in bytes."""
 
     def __init__(self, directory: str, needed: int, free: int) -> None:
         self.needed = needed
@@ -89,22 +97,22 @@ class Carrier:
     """How long after its commit a step may still be on its way."""
 
     def listing(self) -> Mapping[str, int]:
-        """Where ``remote``: all files that S3 has, with their sizes. OSError when it cannot be asked."""
+        """Where ``remote``: all files that S3 has, with their sizes. Raises CannotCarry."""
         return {}
 
     def read(self, name: str) -> bytes:
-        """Where ``remote``: a small file's content. KeyError when it is gone, OSError as above."""
+        """Where ``remote``: a small file's content. KeyError when it is gone, CannotCarry."""
         raise KeyError(name)
 
     def bring(self, name: str, path: str) -> None:
-        """Where ``remote``: copies a file to ``path``. KeyError and OSError as ``read``."""
+        """Where ``remote``: copies a file to ``path``. Raises as ``read``."""
         raise KeyError(name)
 
     def take(self, name: str, path: str, size: int) -> None:
-        """Returns when S3 has the file, or when that is somebody else's business. OSError: it has not."""
+        """Returns when S3 has the file, or when that is somebody else's business. Raises CannotCarry."""
 
     def delete(self, names: Sequence[str]) -> None:
-        """Files that have been deleted here. OSError: they are still there, which harms nobody."""
+        """Files that have been deleted here. Raises CannotCarry: they are still there, which harms nobody."""
 
     def behind(self) -> Optional[Behind]:
         """How far uploads are behind; None where nobody can know. From any thread."""
@@ -214,7 +222,7 @@ class Store:
 
         ``chunks``: the content, as ``parts.Encoded.chunks`` gives it; ``size``: its bytes if known, looked at
         before anything is written. A part that is there already with the same content is left alone, so that
-        no sync uploads it again. Raises NoRoom and OSError; nothing half-written is left.
+        no sync uploads it again. Raises NotSaved (NoRoom, CannotCarry); nothing half-written is left.
         """
         self._has_room(size)
         self._kept.written(step)
@@ -222,15 +230,14 @@ class Store:
         try:
             digest, written = _write_durably(temporary, chunks)
             part = Part(self.rank, protocol.part_name(self.rank, self.world_size, digest), written, digest)
-            folder = self._step_folder(step)
+            folder = os.path.join(self.directory, protocol.step_directory(step))
             path = os.path.join(folder, part.name)
+            self._make_folder(folder)
             if self._whole(path, part) is None:
                 os.replace(temporary, path)
                 _sync_directory(folder)
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise NoRoom(self.directory, size, _free(self.directory)) from error
-            raise
+            raise self._not_saved(error, size, temporary) from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -241,7 +248,7 @@ class Store:
         """The leader's word that all parts of a step are durable; nothing counts before it.
 
         ``samples``: consumed by all ranks together since the start. Raises ValueError unless every rank has
-        one part and this is the leader; NoRoom and OSError as ``write`` does.
+        one part and this is the leader; NotSaved as ``write`` does.
         """
         if not self.leads:
             raise ValueError("rank {} does not lead: only rank 0 commits".format(self.rank))
@@ -255,7 +262,6 @@ class Store:
         manifest = Manifest(step, self.world_size, ordered, samples, self.job)
         content = manifest.to_bytes()
         directory = protocol.step_directory(step) + "/"
-        self._step_folder(step)
         self._publish(directory + protocol.manifest_name(content), content)
         self._publish(directory + protocol.COMMIT, protocol.commit_content(content))
         self.remember(step)
@@ -279,16 +285,14 @@ class Store:
         return gone
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """How this segment ended; the last write of the leader. Raises NoRoom and OSError."""
+        """How this segment ended; the last write of the leader. Raises NotSaved."""
         self._publish(protocol.OUTCOME, outcome.to_bytes())
 
     def read_outcome(self) -> Optional[Outcome]:
         """How the last segment ended; None when nobody has said."""
-        there = self.carrier.listing()
+        read = self.carrier.read if self.carrier.remote else self._read_here
         try:
-            content = (
-                self._read_here(protocol.OUTCOME) if there is None else self.carrier.read(protocol.OUTCOME)
-            )
+            content = read(protocol.OUTCOME)
         except (FileNotFoundError, KeyError):
             return None
         return protocol.parse_outcome(content)
@@ -312,7 +316,7 @@ class Store:
     def _bring(self, manifest: Manifest, part: Part, path: str) -> None:
         """From S3. Ranks of one host may both do it: whoever is last renames the same content in."""
         self._has_room(part.size)
-        self._step_folder(manifest.step)
+        self._make_folder(os.path.dirname(path))
         temporary = self._temporary("brought")
         name = protocol.step_directory(manifest.step) + "/" + part.name
         try:
@@ -347,28 +351,33 @@ class Store:
         path = os.path.join(self.directory, name)
         try:
             _write_durably(temporary, [content])
+            self._make_folder(os.path.dirname(path))
             os.replace(temporary, path)
             _sync_directory(os.path.dirname(path))
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise NoRoom(self.directory, len(content), _free(self.directory)) from error
-            raise
+            raise self._not_saved(error, len(content), temporary) from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         self.carrier.take(name, path, len(content))
+
+    def _not_saved(self, error: OSError, size: int, temporary: str) -> NotSaved:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # before looking how much is free without it
+        if error.errno not in _NO_ROOM:
+            return NotSaved("{}: the checkpoint could not be written: {}".format(self.directory, error))
+        free = _free(self.directory)
+        return NoRoom(self.directory, max(size, free + 1), free)
 
     def _has_room(self, size: int) -> None:
         free = _free(self.directory)
         if free < size + _SPARE:
             raise NoRoom(self.directory, size + _SPARE, free)
 
-    def _step_folder(self, step: int) -> str:
-        folder = os.path.join(self.directory, protocol.step_directory(step))
+    def _make_folder(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             _sync_directory(self.directory)
-        return folder
 
     def _read_here(self, name: str) -> bytes:
         with open(os.path.join(self.directory, name), "rb") as file:

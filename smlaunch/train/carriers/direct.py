@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from smlaunch.protocol.checkpoint import is_manifest, rank_of
-from smlaunch.train.store import Behind, Carrier
+from smlaunch.train.store import Behind, CannotCarry, Carrier
 
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
@@ -30,10 +30,6 @@ _DELETED_AT_ONCE = 1000
 """DeleteObjects takes at most 1,000 keys (S3 API reference)."""
 
 _GONE = ("404", "NoSuchKey", "NotFound")
-
-
-class CannotCarry(OSError):
-    """S3 could not be reached, or refused, after all tries."""
 
 
 class Direct(Carrier):
