@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from smlaunch.launch.lineage import Kept, Lineage, RunFolder, kept_at, outcome_place, seen
+from smlaunch.launch.checkpoints import Checkpoints
+from smlaunch.launch.lineage import Kept, Lineage, RunFolder, kept_at, seen
 from smlaunch.launch.retry import Patience, is_quota_in_use, retrying
 from smlaunch.launch.submit import submit
 from smlaunch.launch.target import Target
@@ -20,6 +21,7 @@ from smlaunch.planning.plan import Task
 from smlaunch.planning.reconcile import Action, Finish, LookAgain, Observed, Submit, WatchJob, decide
 from smlaunch.planning.workflow import Workflow
 from smlaunch.ports import CallError
+from smlaunch.protocol.checkpoint import OUTCOME
 from smlaunch.protocol.names import TaskName
 
 Wait = Callable[[float], object]
@@ -53,6 +55,8 @@ class Chain:
         self.drives = drives
         self.verdict: Finish | None = None
         self.kept = Kept()
+        uri = workflow.checkpoints
+        self._checkpoints = None if uri is None else Checkpoints(uri, target.storage)
         self._target = target
         self._told = told or _say_nothing
         self._clock = clock
@@ -105,7 +109,7 @@ class Chain:
         if not jobs or jobs[-1].ending is None:
             return observed
         # Only now: nothing that lies in S3 can change what is to be done about a job that runs.
-        self.kept = kept_at(self.workflow.checkpoints, storage)
+        self.kept = kept_at(self._checkpoints, storage)
         return replace(
             observed,
             now=self._clock(),
@@ -118,10 +122,12 @@ class Chain:
     def _submit(self, action: Submit, wait: Wait) -> bool:
         """False when ``wait`` said to leave before it could be done."""
         storage, control = self._target.storage, self._target.control
-        if action.clears_outcome and self.workflow.checkpoints is not None:
-            bucket, key = outcome_place(self.workflow.checkpoints)
-            retrying(partial(storage.delete, bucket, [key]))
-        name = action.name
+        name, kept = action.name, self._checkpoints
+        if kept is not None and action.clears_outcome:
+            retrying(partial(storage.delete, kept.bucket, [kept.prefix + OUTCOME]))
+        if kept is not None and name.segment > 1 and name.attempt == 1:
+            # Between two segments nobody writes: what all hosts would download for nothing can go.
+            kept.retain(self.workflow.policy.keep)
         task = Task(str(name), name.segment, name.attempt, OPERATION, action.request)
         under_way = (name.segment, name.attempt) != (1, 1)
         tries, waited = 0, 0.0

@@ -11,13 +11,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+from smlaunch.launch.checkpoints import Checkpoints
 from smlaunch.launch.follow import TERMINAL
 from smlaunch.launch.retry import retrying
 from smlaunch.launch.target import Target
 from smlaunch.planning.reconcile import JobSeen
 from smlaunch.planning.workflow import Workflow, ending_of
 from smlaunch.ports import CallError, ObjectStorage
-from smlaunch.protocol.checkpoint import OUTCOME, Outcome, committed, parse_outcome, parse_step
+from smlaunch.protocol.checkpoint import OUTCOME, Outcome, parse_step
 from smlaunch.protocol.names import TaskName, parse_task_name
 from smlaunch.protocol.paths import RUNTIME_CHANNEL
 from smlaunch.protocol.segment import FROM_STEP
@@ -76,41 +77,23 @@ class Kept(NamedTuple):
     opaque: bool = False
 
 
-def kept_at(uri: str | None, storage: ObjectStorage) -> Kept:
+def kept_at(checkpoints: Checkpoints | None, storage: ObjectStorage) -> Kept:
     """Reads names, sizes, manifests and the outcome: no part is downloaded."""
-    if uri is None:
+    if checkpoints is None:
         return Kept()
-    bucket, prefix = _place(uri)
+    outcome = checkpoints.outcome()
+    whole = checkpoints.committed()
+    if whole:
+        return Kept(whole[0].step, outcome)
     try:
-        rows = retrying(lambda: list(storage.list(bucket, prefix)))
+        rows = retrying(lambda: list(storage.list(checkpoints.bucket, checkpoints.prefix)))
     except CallError as error:
         if error.code != "NoSuchBucket":
             raise
-        return Kept()
-    files = {row.key[len(prefix) :]: row.size for row in rows}
-
-    def read(path: str) -> bytes:
-        content = retrying(lambda: storage.get_bytes(bucket, prefix + path))
-        if content is None:  # deleted since it was listed
-            raise KeyError(path)
-        return content
-
-    newest = next(committed(files, read), None)
-    said = retrying(lambda: storage.get_bytes(bucket, prefix + OUTCOME)) if OUTCOME in files else None
-    strange = any(path != OUTCOME and parse_step(path.split("/")[0]) is None for path in files)
-    outcome = None if said is None else parse_outcome(said)
-    return Kept(newest.step if newest else 0, outcome, opaque=strange and newest is None)
-
-
-def outcome_place(uri: str) -> tuple[str, str]:
-    """Bucket and key of outcome.json below a checkpoint prefix."""
-    bucket, prefix = _place(uri)
-    return bucket, prefix + OUTCOME
-
-
-def _place(uri: str) -> tuple[str, str]:
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return bucket, prefix.rstrip("/") + "/" if prefix.strip("/") else ""
+        return Kept(0, outcome)
+    paths = [row.key[len(checkpoints.prefix) :] for row in rows]
+    strange = any(path != OUTCOME and parse_step(path.split("/")[0]) is None for path in paths)
+    return Kept(0, outcome, opaque=strange)
 
 
 class Lineage:

@@ -231,7 +231,7 @@ class _Decision:
         request = request_for(
             self.workflow, segment, attempt, step=self.observed.step, spot=spot, seconds_left=left
         )
-        finished = self.outcome is not None and self.outcome.result == FINISHED
+        finished = self.outcome is not None and self.outcome.result == FINISHED and self.outcome.closed
         name = TaskName(self.workflow.run, segment, attempt)
         return Submit(name, request, because, not_before, clears_outcome=finished)
 

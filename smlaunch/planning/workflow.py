@@ -60,7 +60,7 @@ class Variant:
     def stop_after(self) -> int | None:
         """Seconds from its start after which an attempt ends itself; None when it has no planned end."""
         text = self.request.get("Environment", {}).get(variables.STOP_AFTER)
-        return None if text is None else int(text)
+        return None if text is None else int(float(text))
 
     @property
     def least_seconds(self) -> float:

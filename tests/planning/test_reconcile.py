@@ -306,7 +306,9 @@ class TestChain:
 
     def test_finished_and_then_failed_is_done_again_for_its_model(self) -> None:
         failed = seen(ending=Ending.SERVICE, reason="InternalServerError: gone")
-        action = submitted(decide(workflow(), look(failed, step=20, outcome=said(FINISHED, step=20))))
+        action = submitted(
+            decide(workflow(), look(failed, step=20, outcome=said(FINISHED, step=20)._replace(closed=True)))
+        )
         assert action.clears_outcome
 
     def test_scripts_with_checkpoints_of_their_own(self) -> None:
