@@ -69,7 +69,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"segments": [{}, {"lenght": "5m"}]}, "segments[1].lenght: unknown key, did you mean 'length'?"),
     (
         {"segments": [{"compute": {"spot": True}}]},
-        "segments[0].compute.spot: unknown key; known: hosts, processes_per_host, instance_type",
+        "segments[0].compute.spot: unknown key, did you mean 'compute.spot'?",
     ),
     ({"segments": [{"until_step": 0}]}, "segments[0].until_step: 0 is too small: at least 1"),
     ({"compute": 4}, "compute: a mapping is needed (keys: "),

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job, format_duration
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Cost
+from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import Surroundings
 
 
-def plan_cost(
-    job: Job,
-    instance: tuple[str, InstanceType | None],
-    max_runtime: int,
-    surroundings: Surroundings,
-    notes: Notes,
-) -> Cost:
-    """``max_runtime`` in seconds. Refuses the job when ``limits.max_cost`` cannot be kept to."""
-    if surroundings.target == "local":
-        return Cost(True, 0.0, 0.0, "it runs on this machine; nothing is billed")
+@dataclass(frozen=True)
+class Rate:
+    """US dollars per hour for ``hosts`` machines of type ``name`` together; None when nobody knows."""
+
+    name: str
+    hosts: int
+    per_hour: float | None
+    note: str
+
+
+def rate_of(job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings) -> Rate:
+    """A price that the job states counts on a local endpoint too: so a cap can be rehearsed."""
     name, known = instance
-    price = job.compute.price_per_hour
+    hosts, price = job.compute.hosts, job.compute.price_per_hour
+    if surroundings.target == "local":
+        if price is None:
+            return Rate(name, hosts, 0.0, "it runs on this machine; nothing is billed")
+        return Rate(name, hosts, price * hosts, "by compute.price_per_hour; nothing is really billed here")
     note = "by compute.price_per_hour"
     if price is None and known is not None and known.usd_per_hour is not None:
         price = known.usd_per_hour
@@ -32,27 +42,51 @@ def plan_cost(
     if job.compute.spot:
         note += "; spot is billed lower, by an amount nobody knows before"
     if price is None:
-        if job.limits.max_cost is not None:
-            notes.refuse(
-                "limits.max_cost",
-                f"the price of {name} is not known, so that no cap can be kept; give compute.price_per_hour",
-            )
-        return Cost(False, None, None, f"the price of {name} is not known; compute.price_per_hour states it")
-    per_hour = price * job.compute.hosts
-    at_most = per_hour * max_runtime / 3600
+        unknown = f"the price of {name} is not known; compute.price_per_hour states it"
+        return Rate(name, hosts, None, unknown)
+    return Rate(name, hosts, price * hosts, note)
+
+
+def plan_cost(job: Job, rates: Sequence[Rate], total: int, chain: bool, least: float, notes: Notes) -> Cost:
+    """``rates``: of every kind of segment; ``total``: seconds of training in all; ``least``: seconds of a
+    first segment below which it is worth nothing. Refuses the job when ``limits.max_cost`` cannot be kept to.
+    """
     cap = job.limits.max_cost
+    dearest = rates[0]
+    for rate in rates:
+        if rate.per_hour is None:
+            if cap is not None:
+                notes.refuse(
+                    "limits.max_cost",
+                    f"the price of {rate.name} is not known, so that no cap can be kept; give "
+                    "compute.price_per_hour",
+                )
+            return Cost(False, None, None, rate.note)
+        if rate.per_hour > (dearest.per_hour or 0.0):
+            dearest = rate
+    per_hour = dearest.per_hour or 0.0
+    at_most = per_hour * total / 3600
     if cap is not None and at_most > cap:
+        affordable = int(cap / per_hour * 3600)
+        if chain and affordable >= least:
+            notes.because(
+                "cost.capped-while-running",
+                f"All segments together could cost {dollars(at_most)}; the chain ends at a checkpoint before "
+                f"it has cost {dollars(cap)}.",
+            )
+            return Cost(True, per_hour, cap, dearest.note)
+        what = f"{dearest.hosts} x {dearest.name} for up to {format_duration(total)} may cost"
+        way_out = f"it pays for {span(affordable)}, too short for a segment; raise it" if chain else ""
         notes.refuse(
             "limits.max_cost",
-            f"{job.compute.hosts} x {name} for up to {format_duration(max_runtime)} may cost "
-            f"{dollars(at_most)}, more than {dollars(cap)}; {_way_out(int(cap / per_hour * 3600))}",
+            f"{what} {dollars(at_most)}, more than {dollars(cap)}; {way_out or _way_out(affordable)}",
         )
     elif cap is not None:
         notes.because(
             "cost.capped",
             f"At most {dollars(at_most)} until the time limit, below the cap of {dollars(cap)}.",
         )
-    return Cost(True, per_hour, at_most, note)
+    return Cost(True, per_hour, at_most, dearest.note)
 
 
 def _way_out(affordable: int) -> str:

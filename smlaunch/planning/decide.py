@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from smlaunch.errors import JobError
-from smlaunch.job import Job, format_duration, parse_duration
-from smlaunch.planning.choose import choose_image, choose_instance_type, choose_processes, choose_strategy
+from smlaunch.job import Job, format_duration
+from smlaunch.planning import segments
+from smlaunch.planning.carriers import plan_checkpoints
+from smlaunch.planning.choose import choose_strategy
+from smlaunch.planning.compile import Compiled, Compiler
 from smlaunch.planning.cost import plan_cost
 from smlaunch.planning.fields import dotted, field_of, members
 from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Plan, Segment, Task
-from smlaunch.planning.storage import Layout, plan_inputs, plan_launch_channels, plan_volume
+from smlaunch.planning.resumable import tell_worth
+from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
-from smlaunch.protocol.names import (
-    RUN_LIMIT,
-    TAG_ATTEMPT,
-    TAG_JOB,
-    TAG_RUN,
-    TAG_SEGMENT,
-    TaskName,
-    is_run_id,
-)
+from smlaunch.planning.workflow import Policy, Workflow, request_for, variant_for
+from smlaunch.protocol.launch_spec import CheckpointSpec
+from smlaunch.protocol.names import RUN_LIMIT, is_run_id
 from smlaunch.protocol.paths import WHEELHOUSE_CHANNEL
-from smlaunch.request import ENTRYPOINT, TrainingTask, create_training_job
+from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER, UNTIL_STEP
 from smlaunch.strategies import load
-from smlaunch.strategies.base import Setting
 from smlaunch.validate import check
 
 OPERATION = "CreateTrainingJob"
-DEFAULT_MAX_RUNTIME = 86400
-LONGEST_RUNTIME = 28 * 86400
-"""Seconds; both from the API reference of StoppingCondition."""
 
 TOOLKIT_PREFIX = "sagemaker_"
+
+DEFAULT_ATTEMPTS = 3
+"""Per segment of a chain; a single job is tried once."""
 
 _ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/")
 
@@ -52,72 +50,50 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     notes = Notes()
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
-    instance = choose_instance_type(job, notes)
-    per_host = choose_processes(job, strategy.name, instance, surroundings, notes)
-    image = choose_image(job, instance, surroundings, notes)
-    max_runtime = _max_runtime(job, notes)
-    max_wait = _max_wait(job, max_runtime, notes)
+    total = segments.total_seconds(job, notes)
+    limit = segments.longest_job(job, surroundings, total, notes)
+    chain = segments.is_chain(job, total, limit)
+    if chain:
+        shapes = segments.cut(job, surroundings, total, limit, notes)
+        if len(shapes) > 1 or total > shapes[0].length:
+            field, why = _cause_of_chain(job, limit)
+            tell_worth(job, surroundings, strategy, field, why, notes)
+    else:
+        shapes = segments.single(job, total)
     _check_network(job, notes)
     _check_names(job, notes)
 
-    setting = Setting(
-        entry=surroundings.source.entry,
-        args=job.args,
-        hosts=job.compute.hosts,
-        per_host=per_host,
-        environment=frozenset(job.environment),
-        requirements=job.requirements,
-        max_runtime=max_runtime,
-        hang=None if job.limits.hang is None else parse_duration(job.limits.hang),
-        launcher=job.launcher,
-        imports=surroundings.script.imports,
-        reads_resource_config=surroundings.script.reads_resource_config,
-    )
-    if setting.hang is None and strategy.hang is not None:
-        notes.because(
-            "limit.hang",
-            f"The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
-            f"{format_duration(strategy.hang)} is taken to hang, and fails with the stacks of its ranks.",
-        )
-    for problem in strategy.check_all(setting):
-        notes.refuse(problem.path, problem.message)
-    for sentence in strategy.advice(setting):
-        notes.warn(sentence + ".")
-
-    name = TaskName(run_id, segment=1, attempt=1)
-    spec = strategy.launch_spec(setting)
     layout = Layout(surroundings.bucket, run_id)
+    kept = plan_checkpoints(job, surroundings, layout, chain, shapes[0], notes)
+    _check_spot(job, kept, notes)
     channels, uploads = plan_inputs(job, surroundings, layout, notes)
-    own_channels, own_uploads = plan_launch_channels(str(name), spec, surroundings, layout)
     digest = job_hash(job, surroundings)
-    task = TrainingTask(
-        name=str(name),
-        role=surroundings.role or "",
-        image=image,
-        entrypoint=ENTRYPOINT,
-        hyperparameters=job.hyperparameters,
-        channels=(*channels, *own_channels),
-        output=job.output or layout.output,
-        instance_type=instance[0],
-        hosts=job.compute.hosts,
-        volume_gb=plan_volume(job, instance, surroundings, notes),
-        max_runtime=max_runtime,
-        spot=job.compute.spot,
-        max_wait=max_wait,
-        checkpoints=None
-        if job.checkpoints is None
-        else (job.checkpoints.uri or layout.checkpoints, job.checkpoints.local_path),
-        environment=job.environment,
-        network_isolation=job.network_isolation,
-        encrypt_traffic=job.encrypt_traffic,
-        subnets=job.subnets,
-        security_groups=job.security_groups,
-        tags={**job.tags, **_tags(name, digest)},
+    compiler = Compiler(run_id, digest, strategy, surroundings, layout, kept, tuple(channels), notes)
+    compiled = [compiler.compile(shape) for shape in shapes]
+    for before, after in pairwise(compiled):
+        _tell_difference(before, after, notes)
+    first = compiled[0]
+    workflow = Workflow(
+        run=run_id,
+        job_hash=digest,
+        variants=tuple(one.variant for one in compiled),
+        policy=Policy(
+            chain=chain,
+            attempts=job.limits.attempts or (DEFAULT_ATTEMPTS if chain else 1),
+            total_seconds=total if chain else None,
+            max_cost=job.limits.max_cost if chain else None,
+            on_demand_fallback=job.compute.on_demand_fallback,
+            keep=segments.keep_of(job),
+        ),
+        checkpoints=None if kept is None else kept.uri,
     )
-    request = create_training_job(task)
-    cost = plan_cost(job, instance, max_runtime, surroundings, notes)
-    _check_request(request, notes)
-    _tell_honesty(job, request, surroundings, notes)
+    planned, tasks, walls = _first_attempts(workflow, compiled, total, notes)
+    least = max(first.variant.least_seconds, segments.Costs.of(job, surroundings).start)
+    cost = plan_cost(job, [one.rate for one in compiled], total, chain, least, notes)
+    expected = segments.schedule(job, surroundings, walls, shapes[0], total, notes) if chain else None
+    for one in compiled:
+        _check_request(one.variant.request, notes)
+        _tell_honesty(job, one.variant.request, surroundings, notes)
     if notes.problems:
         raise JobError(notes.problems)
     return Plan(
@@ -126,17 +102,105 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
         job_hash=digest,
         surroundings=surroundings,
         strategy=strategy.name,
-        hosts=job.compute.hosts,
-        processes_per_host=per_host,
-        instance_type=instance[0],
-        image=image,
+        hosts=first.shape.job.compute.hosts,
+        processes_per_host=first.per_host,
+        instance_type=first.instance_type,
+        image=first.image,
         reasons=tuple(notes.reasons),
         warnings=tuple(notes.warnings),
-        tasks=(Task(str(name), name.segment, name.attempt, OPERATION, request, spec),),
-        uploads=(*own_uploads, *uploads),
-        segments=(Segment(1, max_runtime),),
+        tasks=tuple(tasks),
+        uploads=(*compiler.uploads, *uploads),
+        segments=tuple(planned),
         cost=cost,
+        workflow=workflow,
+        checkpoints=kept,
+        schedule=expected,
     )
+
+
+def _cause_of_chain(job: Job, limit: int) -> tuple[str, str]:
+    """The field that makes a run take several jobs, and the beginning of a sentence about it."""
+    if job.limits.segment is not None:
+        return "limits.segment", f"the run takes several jobs of {job.limits.segment}"
+    if job.segments:
+        return "segments", "the run takes several jobs"
+    longest = format_duration(limit)
+    return (
+        "limits.max_runtime",
+        f"{job.limits.max_runtime} is longer than the {longest} a training job may run",
+    )
+
+
+def _first_attempts(
+    workflow: Workflow, compiled: Sequence[Compiled], total: int, notes: Notes
+) -> tuple[list[Segment], list[Task], list[int]]:
+    """Every planned segment with the request of its first attempt, as the driver would send it if all goes
+    well and every segment takes its whole time; and how many seconds each takes then."""
+    planned: list[Segment] = []
+    tasks: list[Task] = []
+    walls: list[int] = []
+    left = total
+    while len(planned) < segments.MOST_SEGMENTS:
+        number = len(planned) + 1
+        variant = variant_for(workflow, number)
+        if planned and left < min(variant.least_seconds, variant.max_runtime):
+            break
+        one = next(one for one in compiled if one.variant is variant)
+        request = request_for(workflow, number, 1, seconds_left=left)
+        seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
+        stop_after = request.get("Environment", {}).get(STOP_AFTER)
+        compute = one.shape.job.compute
+        planned.append(
+            Segment(
+                number,
+                seconds,
+                None if stop_after is None else int(stop_after),
+                compute.hosts,
+                one.instance_type,
+                one.shape.until_step,
+            )
+        )
+        tasks.append(Task(request["TrainingJobName"], number, 1, OPERATION, request, one.spec))
+        walls.append(min(one.shape.wall, left))
+        left -= walls[-1]
+        if not workflow.policy.chain:
+            break
+    else:
+        notes.refuse(
+            "limits.segment",
+            f"{format_duration(total)} would take more than {segments.MOST_SEGMENTS} segments; make them "
+            "longer",
+        )
+    for one in compiled[len(planned) :]:
+        notes.warn(
+            f"segments[{one.shape.first - 1}] never begins unless an earlier one ends before its time: "
+            f"{format_duration(total)} in all are over before."
+        )
+    return planned, tasks, walls
+
+
+def _tell_difference(before: Compiled, after: Compiled, notes: Notes) -> None:
+    """Segments may differ, and then the run is not what one long job would have been."""
+    told = []
+    for name, old, new in (
+        ("hosts", before.shape.job.compute.hosts, after.shape.job.compute.hosts),
+        ("ranks per host", before.per_host, after.per_host),
+        ("instance type", before.instance_type, after.instance_type),
+    ):
+        if old != new:
+            told.append(f"{name} {old} -> {new}")
+    old_values, new_values = before.shape.job.hyperparameters, after.shape.job.hyperparameters
+    keys = [*old_values, *(key for key in new_values if key not in old_values)]
+    told += [
+        f"{key} {old_values.get(key)} -> {new_values.get(key)}"
+        for key in keys
+        if old_values.get(key) != new_values.get(key)
+    ]
+    if told:
+        notes.warn(
+            f"Segment {after.shape.first} differs ({', '.join(told)}): from there on the run is not "
+            "bit-identical with one that does not change."
+        )
 
 
 def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes: Notes) -> None:
@@ -166,47 +230,23 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
         )
 
 
-def _max_runtime(job: Job, notes: Notes) -> int:
-    if job.limits.max_runtime is None:
-        notes.because("limit.default", "The job states no limits.max_runtime; 24h is the API's default.")
-        return DEFAULT_MAX_RUNTIME
-    seconds = parse_duration(job.limits.max_runtime)
-    if seconds > LONGEST_RUNTIME:
-        notes.refuse(
-            "limits.max_runtime",
-            f"{job.limits.max_runtime} is longer than the 28d a training job may run; take 28d or less and "
-            "continue from checkpoints",
-        )
-    return min(seconds, LONGEST_RUNTIME)
-
-
-def _max_wait(job: Job, max_runtime: int, notes: Notes) -> int | None:
-    """Seconds; None without spot."""
-    stated = None if job.limits.max_wait is None else parse_duration(job.limits.max_wait)
-    if not job.compute.spot:
-        if stated is not None:
+def _check_spot(job: Job, kept: CheckpointSpec | None, notes: Notes) -> None:
+    if job.compute.spot:
+        if kept is None:
             notes.refuse(
-                "limits.max_wait", "it bounds the wait for spot capacity; set compute.spot, or leave it out"
+                "checkpoints",
+                "a spot job that is interrupted starts from zero without them; give an S3 prefix",
             )
-        return None
-    if job.checkpoints is None:
+        return
+    if job.limits.max_wait is not None:
         notes.refuse(
-            "checkpoints", "a spot job that is interrupted starts from zero without them; give an S3 prefix"
+            "limits.max_wait", "it bounds the wait for spot capacity; set compute.spot, or leave it out"
         )
-    if stated is None:
-        notes.because(
-            "spot.wait",
-            f"The job states no limits.max_wait: {format_duration(2 * max_runtime)}, twice the training "
-            "time, for training and waiting for capacity together.",
-        )
-        return 2 * max_runtime
-    if stated < max_runtime:
+    if job.compute.on_demand_fallback:
         notes.refuse(
-            "limits.max_wait",
-            f"{job.limits.max_wait} is shorter than the training time of {format_duration(max_runtime)} that "
-            "it includes; make it longer",
+            "compute.on_demand_fallback",
+            "it stands in for spot capacity that does not come; set compute.spot, or leave it out",
         )
-    return stated
 
 
 def _check_network(job: Job, notes: Notes) -> None:
@@ -228,18 +268,14 @@ def _check_names(job: Job, notes: Notes) -> None:
                 f"hyperparameters.{key}: names that begin with {TOOLKIT_PREFIX} are for AWS's toolkit; the "
                 "script gets them in SM_FRAMEWORK_PARAMS, not as arguments."
             )
+    for key in (STOP_AFTER, UNTIL_STEP, FROM_STEP):
+        if key in job.environment:
+            notes.refuse(
+                f"environment.{key}", "the plan sets it itself; use limits.segment or segments[].until_step"
+            )
     for key in job.tags:
         if key.startswith(("smlaunch:", "aws:")):
             notes.refuse(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
-
-
-def _tags(name: TaskName, digest: str) -> dict[str, str]:
-    return {
-        TAG_RUN: name.run,
-        TAG_SEGMENT: str(name.segment),
-        TAG_ATTEMPT: str(name.attempt),
-        TAG_JOB: digest,
-    }
 
 
 def _check_request(request: Mapping[str, Any], notes: Notes) -> None:

@@ -1,4 +1,4 @@
-"""The job's hash: what is run, and nothing of where, when, by whom or under which name."""
+"""The job's hash: what is run, and nothing of where, when, by whom, under which name or at what price."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from smlaunch.planning.surroundings import Surroundings
 
 _NOT_PART_OF_IT = {
     "": ("name", "role", "source", "entry"),
-    "compute": ("price_per_hour",),
-    "limits": ("max_cost",),
+    "compute": ("price_per_hour", "on_demand_fallback"),
+    "limits": ("max_cost", "attempts"),
 }
 
 

@@ -10,17 +10,21 @@ from smlaunch.planning.plan import Reason
 
 @dataclass
 class Notes:
-    """Grows while one plan is made. With any problem in it there is no plan."""
+    """Grows while one plan is made. With any problem in it there is no plan. What several segments have in
+    common is said once."""
 
     reasons: list[Reason] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def because(self, rule: str, sentence: str) -> None:
-        self.reasons.append(Reason(rule, sentence))
+        reason = Reason(rule, sentence)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
 
     def warn(self, sentence: str) -> None:
-        self.warnings.append(sentence)
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
 
     def refuse(self, path: str, message: str) -> None:
         problem = Problem(path, message)

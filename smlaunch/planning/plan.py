@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from smlaunch.job import Job
 from smlaunch.planning.surroundings import Surroundings
-from smlaunch.protocol.launch_spec import LaunchSpec
+from smlaunch.planning.workflow import Workflow
+from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,47 @@ class Task:
 
 @dataclass(frozen=True)
 class Segment:
-    """One of the sequential jobs of a run; ``max_runtime`` in seconds."""
+    """One of the sequential jobs of a run. Seconds: ``max_runtime`` until the service stops it,
+    ``stop_after`` from its start until it ends itself (None without a planned end). ``until_step``: it ends
+    after this training step at the latest."""
 
     index: int
     max_runtime: int
+    stop_after: int | None = None
+    hosts: int = 1
+    instance_type: str = ""
+    until_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a chain of segments is expected to come to. All times in seconds.
+
+    ``total``: the time that all its jobs train together, at most. ``segment``: of a whole segment from its
+    start until its planned end; ``start``: what of that goes by before it trains; ``gap``: until the next job
+    runs. ``stall``: what a checkpoint costs, every ``interval``; ``restart``: from a failure until training
+    goes on; ``mtbf``: mean time between failures. ``state_bytes``: one checkpoint's size, None where nobody
+    knows it yet, so that the stall is assumed. ``goodput``: the share of the total that is training which
+    counts; ``makespan``: from the first job's start to the last one's end.
+    """
+
+    total: int
+    segment: float
+    start: float
+    gap: float
+    stall: float
+    interval: float
+    restart: float
+    mtbf: float
+    goodput: float
+    makespan: float
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars. ``per_hour``: all hosts together; ``at_most``: until the time limit stops the run.
+    """US dollars. ``per_hour``: all hosts together, of the dearest segment; ``at_most``: until the time limit
+    stops the run, or its cost cap does.
     Both None when ``known`` is False; ``note`` says where the figure comes from, or why there is none."""
 
     known: bool
@@ -75,7 +108,10 @@ class Cost:
 @dataclass(frozen=True)
 class Plan:
     """``processes_per_host`` is ``auto`` where only the host can count its accelerators.
-    ``job_hash``: what is run (job, source, local data), and nothing of where, when or by which name."""
+    ``job_hash``: what is run (job, source, local data), and nothing of where, when or by which name.
+    ``tasks``: the first attempt of every planned segment; ``workflow`` is what drives them. Hosts, processes
+    and instance type are those of the first segment. ``schedule``: None for a single job.
+    ``checkpoints``: None where nobody keeps any."""
 
     run: str
     job: Job
@@ -92,6 +128,9 @@ class Plan:
     uploads: tuple[Upload, ...]
     segments: tuple[Segment, ...]
     cost: Cost
+    workflow: Workflow
+    checkpoints: CheckpointSpec | None = None
+    schedule: Schedule | None = None
 
     @property
     def requests(self) -> list[Mapping[str, Any]]:

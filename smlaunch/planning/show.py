@@ -6,14 +6,18 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from smlaunch.catalog import instances
 from smlaunch.job import Channel, Job, format_duration
 from smlaunch.planning.cost import dollars
-from smlaunch.planning.plan import Plan, Task, Upload
+from smlaunch.planning.plan import Plan, Schedule, Task, Upload
+from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import InputFacts
-from smlaunch.protocol.launch_spec import AUTO, RUNTIME, Ref, Word
+from smlaunch.protocol.launch_spec import AUTO, RUNTIME, CheckpointSpec, Ref, Word
+from smlaunch.protocol.segment import SYNC
 
 _WIDTH = 100
 
@@ -32,9 +36,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "reasons": [{"rule": reason.rule, "because": reason.because} for reason in plan.reasons],
         "warnings": list(plan.warnings),
-        "segments": [
-            {"index": segment.index, "max_runtime": segment.max_runtime} for segment in plan.segments
-        ],
+        "segments": [asdict(segment) for segment in plan.segments],
+        "schedule": None if plan.schedule is None else asdict(plan.schedule),
+        "checkpoints": None if plan.checkpoints is None else plan.checkpoints._asdict(),
         "parts": [
             {"channel": name, "hosts": plan.hosts, "objects": _facts(plan, name, channel).objects}
             for name, channel in plan.job.inputs.items()
@@ -91,9 +95,11 @@ def _ranks(plan: Plan) -> str:
 
 
 def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
-    (task,) = plan.tasks
+    task = plan.tasks[0]
     job, request = plan.job, task.request
     yield "job", task.name
+    if plan.schedule is not None:
+        yield "segments", _segments(plan)
     yield "command", _command(task)
     if job.hyperparameters:
         yield "hyperparameters", "  ".join(_pair(*item) for item in sorted(job.hyperparameters.items()))
@@ -109,23 +115,61 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "image", plan.image
     for name, channel in job.inputs.items():
         yield f"input {name}", _input(channel, _facts(plan, name, channel), plan.hosts)
-    if job.checkpoints is not None:
-        yield "checkpoints", f"{job.checkpoints.uri}, kept in step with {job.checkpoints.local_path}"
+    if plan.checkpoints is not None:
+        yield "checkpoints", _checkpoints(plan.checkpoints, plan)
     yield "output", f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/"
     network = list(_network(job))
     if network:
         yield "network", ", ".join(network)
     yield "role", request["RoleArn"]
-    stopping = request["StoppingCondition"]
-    limit = f"stopped after {format_duration(stopping['MaxRuntimeInSeconds'])} of training"
-    if "MaxWaitTimeInSeconds" in stopping:
-        limit += f", or {format_duration(stopping['MaxWaitTimeInSeconds'])} of training and waiting"
-    yield "time limit", limit
+    yield "time limit", _time_limit(plan, request["StoppingCondition"])
+    if plan.schedule is not None:
+        yield "expected", _expected(plan.schedule)
+    if job.deterministic:
+        yield "deterministic", "asked of smlaunch.train"
     if job.limits.hang is not None:
         yield "hang", f"after {job.limits.hang} without output and CPU use on a host"
     yield "cost", _cost(plan)
     if job.tags:
         yield "tags", "  ".join(_pair(*item) for item in job.tags.items())
+
+
+def _segments(plan: Plan) -> str:
+    """``60 x 24h + 5h; the first ends itself after 23h55m``."""
+    runs = [(span(length), len(list(of))) for length, of in groupby(s.max_runtime for s in plan.segments)]
+    told = " + ".join(length if count == 1 else f"{count} x {length}" for length, count in runs)
+    after = plan.segments[0].stop_after
+    return told if after is None else f"{told}; the first ends itself after {span(after)}"
+
+
+def _checkpoints(kept: CheckpointSpec, plan: Plan) -> str:
+    how = "kept in step with" if kept.carrier == SYNC else "each rank's part moved from and to"
+    often = ""
+    if kept.interval_seconds is not None:
+        often = f", one every {span(kept.interval_seconds)}"
+    elif plan.schedule is not None and plan.schedule.interval < plan.schedule.segment:
+        often = f", one every {span(plan.schedule.interval)} or as measured"
+    elif plan.schedule is not None:
+        often = ", one at each planned end or as measured"
+    return f"{kept.uri}, {how} {kept.path}{often}; the newest {kept.keep} stay"
+
+
+def _time_limit(plan: Plan, stopping: Mapping[str, int]) -> str:
+    wait = stopping.get("MaxWaitTimeInSeconds")
+    if plan.schedule is not None:
+        limit = f"{format_duration(plan.schedule.total)} of training in all"
+        with_wait = "; one segment is stopped after"
+    else:
+        limit = f"stopped after {format_duration(stopping['MaxRuntimeInSeconds'])} of training"
+        with_wait = ", or"
+    return limit if wait is None else f"{limit}{with_wait} {format_duration(wait)} of training and waiting"
+
+
+def _expected(schedule: Schedule) -> str:
+    return (
+        f"{schedule.goodput:.1%} of the time is training that counts; {span(schedule.makespan)} from the "
+        "first start to the last end, should every segment take its whole time"
+    )
 
 
 def _machines(plan: Plan, request: Mapping[str, Any]) -> str:
@@ -193,15 +237,16 @@ def _cost(plan: Plan) -> str:
 
 def _steps(plan: Plan) -> Iterator[str]:
     launch = [upload for upload in plan.uploads if upload.kind in ("runtime", "launch")]
-    if launch:
-        folder = launch[0].uri.rpartition("/")[0]
-        yield f"put the runtime and its orders, {_names(launch)}, at {folder}/"
+    for folder, uploads in groupby(launch, lambda upload: upload.uri.rpartition("/")[0]):
+        yield f"put the runtime and its orders, {_names(uploads)}, at {folder}/"
     for upload in plan.uploads:
         if upload.kind in ("source", "data"):
             amount = f" ({size(upload.bytes)})" if upload.bytes is not None else ""
             yield f"put the {upload.kind}, {upload.path}{amount}, at {_short(upload)}, unless it is there"
-    for task in plan.tasks:
-        yield f"send {task.operation} {task.name}"
+    first, last = plan.tasks[0], plan.tasks[-1]
+    yield f"send {first.operation} {first.name}"
+    if first is not last:
+        yield f"with each committed checkpoint at a job's end send the next, to {last.name} if none fails"
 
 
 def _names(uploads: Iterable[Upload]) -> str:

@@ -33,8 +33,10 @@ class Layout:
     bucket: str
     run: str
 
-    def launch(self, task: str) -> str:
-        return f"s3://{self.bucket}/smlaunch/{self.run}/{task}/launch/"
+    def launch(self, number: int = 1) -> str:
+        """One for all segments, unless later ones need another job.json."""
+        folder = "launch" if number == 1 else f"launch-{number}"
+        return f"s3://{self.bucket}/smlaunch/{self.run}/{folder}/"
 
     def source(self, sha256: str) -> str:
         return f"s3://{self.bucket}/smlaunch/source/{sha256}/"
@@ -120,11 +122,12 @@ def _advise(name: str, channel: Channel, facts: InputFacts, hosts: int, uri: str
 
 
 def plan_launch_channels(
-    task: str, spec: LaunchSpec, surroundings: Surroundings, layout: Layout
+    number: int, spec: LaunchSpec, surroundings: Surroundings, layout: Layout
 ) -> tuple[list[InputChannel], list[Upload]]:
-    """The two channels of smlaunch's own: the runtime with job.json, and the source."""
+    """The two channels of smlaunch's own: the runtime with job.json, and the source. ``number``: of the
+    job.json among those of the run."""
     source = surroundings.source
-    launch, code = layout.launch(task), layout.source(source.archive_sha256)
+    launch, code = layout.launch(number), layout.source(source.archive_sha256)
     channels = [InputChannel(RUNTIME_CHANNEL, launch), InputChannel(SOURCE_CHANNEL, code)]
     uploads = [
         Upload("runtime", launch + RUNTIME_ARCHIVE),

@@ -55,14 +55,28 @@ class ScriptFacts:
 
     ``imports``: dotted names it imports or reaches through an import: ``from torch import distributed`` and a
     use of ``torch.distributed.init_process_group`` after ``import torch`` both give ``torch.distributed``.
-    ``reads_resource_config``: the text ``resourceconfig.json`` stands in one of its strings.
+    ``reached``: the same of the source's modules that it imports, one through the other; only looked at for a
+    run of several segments.
+    ``reads_resource_config``: the text ``resourceconfig.json`` stands in one of its strings;
+    ``names_checkpoints``: the checkpoint directory or the variable with its path does.
     ``problem``: it is missing or cannot be parsed.
     """
 
     exists: bool = True
     imports: frozenset[str] = frozenset()
+    reached: frozenset[str] = frozenset()
     reads_resource_config: bool = False
+    names_checkpoints: bool = False
     problem: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What lies in the checkpoint prefix already, in bytes: all of it, and its newest step (None where there
+    is none of ours)."""
+
+    bytes: int = 0
+    step_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,8 @@ class Surroundings:
 
     ``role``: ARN of the execution role; ``role_problem`` says why there is none. ``inputs`` has one entry per
     channel of the job, by channel name. ``script`` and ``source`` are about the job's ``entry``.
+    ``longest_run``: seconds that the account's quota lets one job run; None where nobody asked, or where
+    ``longest_run_problem`` says why there was no answer. ``checkpoints``: None where nobody looked.
     """
 
     region: str
@@ -104,3 +120,6 @@ class Surroundings:
     inputs: Mapping[str, InputFacts] = field(default_factory=dict)
     endpoint: EndpointFacts = EndpointFacts()
     role_problem: str | None = None
+    longest_run: int | None = None
+    longest_run_problem: str | None = None
+    checkpoints: CheckpointFacts | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import RUNTIME, TORCHRUN, LaunchSpec, Ranks, Ref, Word
+from smlaunch.protocol.launch_spec import RUNTIME, TORCHRUN, CheckpointSpec, LaunchSpec, Ranks, Ref, Word
 from smlaunch.protocol.paths import SOURCE_ARCHIVE
 
 
@@ -19,7 +19,8 @@ class Setting:
 
     ``entry``: the script's path inside the source archive. ``per_host``: ranks, a number or ``auto``.
     ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
-    ``max_runtime`` and ``hang`` in seconds; ``hang`` None leaves it to the strategy.
+    ``max_runtime``, ``margin`` (between a planned end and that) and ``hang`` in seconds; ``hang`` None leaves
+    it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``.
     """
 
     entry: str
@@ -33,6 +34,10 @@ class Setting:
     launcher: str = RUNTIME
     imports: frozenset[str] = field(default_factory=frozenset)
     reads_resource_config: bool = False
+    run: str | None = None
+    checkpoints: CheckpointSpec | None = None
+    margin: int | None = None
+    deterministic: bool = False
 
 
 class Strategy:
@@ -47,6 +52,10 @@ class Strategy:
 
     hang: ClassVar[int | None] = None
     """Seconds without output and CPU use that count as a hang where the job does not say; None: none do."""
+
+    own_checkpoints: ClassVar[str | None] = None
+    """What a chain of segments is worth where the script does not use smlaunch.train, as a sentence; None: it
+    depends on the script alone."""
 
     def check_all(self, setting: Setting) -> list[Problem]:
         """``check``, and what holds for every strategy."""
@@ -82,4 +91,8 @@ class Strategy:
             requirements=setting.requirements,
             max_runtime_seconds=setting.max_runtime,
             hang_seconds=self.hang if setting.hang is None else setting.hang,
+            run=setting.run,
+            checkpoints=setting.checkpoints,
+            margin_seconds=setting.margin,
+            deterministic=setting.deterministic,
         )

@@ -1,0 +1,156 @@
+"""From a segment's shape to the exact request: machines, image, launch specification, limits, tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from smlaunch.job import Job, format_duration, parse_duration
+from smlaunch.planning.choose import choose_image, choose_instance_type, choose_processes
+from smlaunch.planning.cost import Rate, rate_of
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.plan import Upload
+from smlaunch.planning.segments import Shape
+from smlaunch.planning.storage import Layout, plan_launch_channels, plan_volume
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.planning.workflow import Variant
+from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec
+from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT, TaskName
+from smlaunch.protocol.segment import STOP_AFTER, SYNC, UNTIL_STEP
+from smlaunch.request import ENTRYPOINT, InputChannel, TrainingTask, create_training_job
+from smlaunch.strategies.base import Setting, Strategy
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A shape with all that was decided for it; ``variant`` holds its first segment's request."""
+
+    shape: Shape
+    instance_type: str
+    per_host: int | str
+    image: str
+    spec: LaunchSpec
+    rate: Rate
+    variant: Variant
+
+
+@dataclass
+class Compiler:
+    """Compiles the shapes of one run; ``uploads`` grows with what they need, nothing twice."""
+
+    run: str
+    digest: str
+    strategy: Strategy
+    surroundings: Surroundings
+    layout: Layout
+    kept: CheckpointSpec | None
+    channels: Sequence[InputChannel]
+    notes: Notes
+    uploads: list[Upload] = field(default_factory=list)
+    _numbers: dict[LaunchSpec, int] = field(default_factory=dict)
+
+    def compile(self, shape: Shape) -> Compiled:
+        job, surroundings, notes = shape.job, self.surroundings, self.notes
+        instance = choose_instance_type(job, notes)
+        per_host = choose_processes(job, self.strategy.name, instance, surroundings, notes)
+        image = choose_image(job, instance, surroundings, notes)
+        spec = self._spec(shape, per_host)
+        own_channels = self._launch_channels(spec)
+        name = TaskName(self.run, shape.first, attempt=1)
+        synced = self.kept is not None and self.kept.carrier == SYNC
+        rate = rate_of(job, instance, surroundings)
+        task = TrainingTask(
+            name=str(name),
+            role=surroundings.role or "",
+            image=image,
+            entrypoint=ENTRYPOINT,
+            hyperparameters=job.hyperparameters,
+            channels=(*self.channels, *own_channels),
+            output=job.output or self.layout.output,
+            instance_type=instance[0],
+            hosts=job.compute.hosts,
+            volume_gb=plan_volume(job, instance, surroundings, notes),
+            max_runtime=shape.length,
+            spot=job.compute.spot,
+            max_wait=_max_wait(job, shape.length, notes),
+            checkpoints=(self.kept.uri or "", self.kept.path) if self.kept is not None and synced else None,
+            environment={**job.environment, **_own_variables(shape)},
+            network_isolation=job.network_isolation,
+            encrypt_traffic=job.encrypt_traffic,
+            subnets=job.subnets,
+            security_groups=job.security_groups,
+            tags={
+                **job.tags,
+                TAG_RUN: name.run,
+                TAG_SEGMENT: str(name.segment),
+                TAG_ATTEMPT: str(name.attempt),
+                TAG_JOB: self.digest,
+            },
+        )
+        request = create_training_job(task)
+        variant = Variant(shape.first, request, rate.per_hour, shape.until_step)
+        return Compiled(shape, instance[0], per_host, image, spec, rate, variant)
+
+    def _spec(self, shape: Shape, per_host: int | str) -> LaunchSpec:
+        job, facts = shape.job, self.surroundings
+        setting = Setting(
+            entry=facts.source.entry,
+            args=job.args,
+            hosts=job.compute.hosts,
+            per_host=per_host,
+            environment=frozenset(job.environment),
+            requirements=job.requirements,
+            max_runtime=shape.length,
+            hang=None if job.limits.hang is None else parse_duration(job.limits.hang),
+            launcher=job.launcher,
+            imports=facts.script.imports,
+            reads_resource_config=facts.script.reads_resource_config,
+            run=self.run,
+            checkpoints=self.kept,
+            margin=shape.margin,
+            deterministic=job.deterministic,
+        )
+        if setting.hang is None and self.strategy.hang is not None:
+            self.notes.because(
+                "limit.hang",
+                f"The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
+                f"{format_duration(self.strategy.hang)} is taken to hang, and fails with the stacks of its "
+                "ranks.",
+            )
+        for problem in self.strategy.check_all(setting):
+            self.notes.refuse(problem.path, problem.message)
+        for sentence in self.strategy.advice(setting):
+            self.notes.warn(sentence + ".")
+        return self.strategy.launch_spec(setting)
+
+    def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
+        number = self._numbers.setdefault(spec, len(self._numbers) + 1)
+        channels, uploads = plan_launch_channels(number, spec, self.surroundings, self.layout)
+        self.uploads += [upload for upload in uploads if upload not in self.uploads]
+        return channels
+
+
+def _own_variables(shape: Shape) -> dict[str, str]:
+    values = {STOP_AFTER: shape.stop_after, UNTIL_STEP: shape.until_step}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _max_wait(job: Job, max_runtime: int, notes: Notes) -> int | None:
+    """Seconds; None without spot."""
+    if not job.compute.spot:
+        return None
+    if job.limits.max_wait is None:
+        notes.because(
+            "spot.wait",
+            f"The job states no limits.max_wait: {format_duration(2 * max_runtime)}, twice the training "
+            "time, for training and waiting for capacity together.",
+        )
+        return 2 * max_runtime
+    stated = parse_duration(job.limits.max_wait)
+    if stated < max_runtime:
+        notes.refuse(
+            "limits.max_wait",
+            f"{job.limits.max_wait} is shorter than the training time of {format_duration(max_runtime)} that "
+            "it includes; make it longer",
+        )
+    return stated
