@@ -1,0 +1,116 @@
+"""Whatever part of a checkpoint directory a sync has copied: the newest whole step is loaded, and only it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from smlaunch.protocol import checkpoint
+from smlaunch.protocol.checkpoint import Manifest, step_directory
+from smlaunch.train.store import Carrier, Store
+from tests.train.sync_model import Files, Model, Saved
+
+CHAOS = bool(os.environ.get("SMLAUNCH_CHAOS"))
+
+
+def looks(seed: int) -> Iterator[Model]:
+    """Models without end, each stopped at moments at which a reader looks."""
+    for number in itertools.count():
+        model = Model(Random(f"{seed} {number}"))
+        for _ in model.moments():
+            yield model
+
+
+def loaded(files: Files) -> tuple[Manifest, Files] | None:
+    """As ``Store.newest_whole`` does it, without a disk."""
+    sizes = {name: len(content) for name, content in files.items()}
+    for manifest in checkpoint.committed(sizes, files.__getitem__):
+        names = {part: f"{step_directory(manifest.step)}/{part.name}" for part in manifest.parts}
+        if all(hashlib.sha256(files[name]).hexdigest() == part.sha256 for part, name in names.items()):
+            return manifest, {name: files[name] for name in names.values()}
+    return None
+
+
+def check(found: tuple[Manifest, Files] | None, expected: Saved | None) -> None:
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    manifest, parts = found
+    assert manifest.step == expected.step
+    assert parts == {name: content for name, content in expected.files.items() if name.endswith(".part")}
+
+
+@pytest.mark.parametrize("cases", [10_000, pytest.param(200_000, marks=pytest.mark.chaos)])
+def test_any_copy_gives_the_newest_whole_step(cases: int) -> None:
+    steps: set[int | None] = set()
+    resaved = 0
+    for model in itertools.islice(looks(seed=1), cases):
+        expected = model.expected()
+        check(loaded(model.s3), expected)
+        steps.add(expected.step if expected else None)
+        resaved += expected is not None and sum(save.step == expected.step for save in model.saves) > 1
+    assert None in steps and len(steps) > 10, "the model has shown nothing, little and much"
+    assert resaved > cases // 20, "and steps that were saved again"
+
+
+@pytest.mark.parametrize("cases", [200, pytest.param(10_000, marks=pytest.mark.chaos)])
+def test_the_store_takes_the_same_step_from_a_real_directory(tmp_path: Path, cases: int) -> None:
+    for number, model in enumerate(itertools.islice(looks(seed=2), 0, cases * 7, 7)):
+        folder = tmp_path / str(number)
+        for name, content in model.s3.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        check(taken(Store(str(folder), 0, 1)), model.expected())
+
+
+class InMemory(Carrier):
+    """S3 with a torn copy in it."""
+
+    remote = True
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def listing(self) -> dict[str, int]:
+        return {name: len(content) for name, content in self._files.items()}
+
+    def read(self, name: str) -> bytes:
+        return self._files[name]
+
+    def bring(self, name: str, path: str) -> None:
+        Path(path).write_bytes(self._files[name])
+
+
+@pytest.mark.parametrize("cases", [100, pytest.param(10_000, marks=pytest.mark.chaos)])
+def test_so_does_one_that_fetches_what_it_opens(tmp_path: Path, cases: int) -> None:
+    for number, model in enumerate(itertools.islice(looks(seed=3), 0, cases * 7, 7)):
+        store = Store(str(tmp_path / str(number)), 0, 1, carrier=InMemory(model.s3))
+        check(taken(store), model.expected())
+
+
+def taken(store: Store) -> tuple[Manifest, Files] | None:
+    manifest = store.newest_whole()
+    if manifest is None:
+        return None
+    directory = step_directory(manifest.step)
+    names = [f"{directory}/{part.name}" for part in manifest.parts]
+    return manifest, {name: (Path(store.directory) / name).read_bytes() for name in names}
+
+
+def test_an_error_of_the_disk_is_not_taken_for_a_torn_copy(tmp_path: Path) -> None:
+    """An older step in place of one that cannot be read just now would lose work without a word."""
+    store = Store(str(tmp_path), 0, 1)
+    for step in (1, 2):
+        store.commit(step, [store.write(step, [b"content"])])
+    commit = tmp_path / step_directory(2) / checkpoint.COMMIT
+    commit.unlink()
+    commit.mkdir()
+    with pytest.raises(IsADirectoryError):
+        store.newest_whole()
