@@ -22,7 +22,6 @@ from smlaunch.launch.target import Target
 from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import SourceFacts
-from smlaunch.planning.workflow import Variant, Workflow
 from smlaunch.ports import CallError
 from smlaunch.survey import survey
 
@@ -83,7 +82,7 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
 
 def _carry_out(prepared: Prepared, told: Told) -> Run:
     plan, target = prepared.plan, prepared.target
-    task, workflow = plan.tasks[0], workflow_of(plan)
+    task, workflow = plan.tasks[0], plan.workflow
     folder = RunFolder.of(plan.surroundings.bucket, plan.run)
     chain = None if workflow.single else Chain(workflow, folder, target, drives=True, told=told)
     with answers_of(target):
@@ -98,14 +97,6 @@ def _carry_out(prepared: Prepared, told: Told) -> Run:
         if there is None:
             there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
     return Run(plan.run, target, [task.name], attached=there.attached, chain=chain)
-
-
-def workflow_of(plan: Plan) -> Workflow:
-    known: Workflow | None = getattr(plan, "workflow", None)
-    if known is not None:
-        return known
-    variant = Variant(1, plan.tasks[0].request, plan.cost.per_hour)
-    return Workflow(plan.run, plan.job_hash, (variant,))
 
 
 def _waiting(error: CallError, seconds: float) -> str:
