@@ -1,1 +1,7 @@
 """What a training script may import: checkpoints, resumable data, the stop that all ranks agree on."""
+
+from smlaunch.train.checkpointer import Checkpointer
+from smlaunch.train.order import ResumableOrder
+from smlaunch.train.rng import sample_seed
+
+__all__ = ["Checkpointer", "ResumableOrder", "sample_seed"]

@@ -194,6 +194,7 @@ class ResumableOrder:
     def state_dict(self) -> Dict[str, Any]:
         return {
             "length": self.length,
+            "batch_size": self.batch_size,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "tail": self.tail,

@@ -1,0 +1,47 @@
+"""Deterministic kernels: set, and then looked at again.
+
+Sources: PyTorch's notes on reproducibility; NVIDIA/nccl issues 157 (the algorithm, and with it the order of a
+sum, depends on the message's size) and 2360 (NVLS depends on the history of allocations).
+"""
+
+import os
+from typing import List, MutableMapping
+
+_WORKSPACES = (":4096:8", ":16:8")
+"""The two sizes for which cuBLAS promises the same result in every run."""
+
+
+def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
+    """Switches PyTorch to deterministic algorithms. Returns what cannot be promised, one sentence each.
+    RuntimeError when something that had to be set before is set otherwise."""
+    import torch
+
+    problems = []
+    workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
+    if workspace not in _WORKSPACES:
+        problems.append("CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(workspace, *_WORKSPACES))
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    if (
+        not torch.are_deterministic_algorithms_enabled()
+        or torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        problems.append("torch.use_deterministic_algorithms(True) had no effect, or only warns")
+    if torch.backends.cudnn.benchmark or not torch.backends.cudnn.deterministic:
+        problems.append("torch.backends.cudnn does not keep deterministic=True and benchmark=False")
+    if problems:
+        raise RuntimeError("deterministic: " + "; ".join(problems))
+    if not torch.cuda.is_available():
+        return []
+    notes = [
+        "kernels of other libraries (Triton, flash-attention, custom CUDA) are not checked",
+        "the same GPU model, driver and PyTorch are needed in every segment; nobody checks that",
+    ]
+    if torch.cuda.is_initialized() and workspace not in _WORKSPACES[:1]:
+        notes.append("CUDA was in use before: cuBLAS reads CUBLAS_WORKSPACE_CONFIG when it starts")
+    if "NCCL_ALGO" not in environ:
+        notes.append("NCCL chooses its algorithm by itself; NCCL_ALGO=Ring fixes the order of its sums")
+    if environ.get("NCCL_NVLS_ENABLE") != "0":
+        notes.append("NCCL_NVLS_ENABLE=0 is not set: NVLS sums depend on the history of allocations")
+    return notes
