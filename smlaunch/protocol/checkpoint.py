@@ -184,7 +184,8 @@ def parse_manifest(content: bytes) -> Optional[Manifest]:
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode("ascii")
+    # No newline at the end: however little is cut off, what is left does not parse.
+    return json.dumps(document, indent=1, sort_keys=True).encode("ascii")
 
 
 def _load(content: bytes) -> Optional[Dict[str, Any]]:

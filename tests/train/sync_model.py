@@ -27,7 +27,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Saved:
-    """One save of one step, as it was meant. ``files``: parts and manifest; ``commit``: what makes it count."""
+    """One save of a step, as it was meant. ``files``: parts and manifest; ``commit`` makes it count."""
 
     step: int
     commit: bytes
