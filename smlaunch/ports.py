@@ -1,4 +1,4 @@
-"""What survey and launch need from outside: four narrow ports. Adapters on botocore are in ``launch.aws``.
+"""What survey and launch need from outside: a few narrow ports. Adapters on botocore are in ``launch.aws``.
 
 Tests bring fakes. Every method raises ``CallError`` when the service answered with an error or could not be
 reached, and nothing else.
@@ -101,6 +101,13 @@ class LogReader(Protocol):
 
     def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
         """One page from ``token`` on (None: from the start), and the token to go on with."""
+
+
+class Quotas(Protocol):
+    """Service Quotas, as far as planning a run's segments needs it."""
+
+    def longest_training(self) -> int | None:
+        """Seconds that one training job of this account may run; None where the service does not list it."""
 
 
 class Identity(Protocol):

@@ -7,7 +7,7 @@ caller cannot even be identified.
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from smlaunch.job import Channel, Job
-from smlaunch.planning.surroundings import EndpointFacts, InputFacts, ScriptFacts, SourceFacts, Surroundings
-from smlaunch.ports import CallError, Identity, ObjectStorage
-from smlaunch.suggest import nearest
+from smlaunch.job import Channel, Job, parse_duration
+from smlaunch.planning.segments import DEFAULT_QUOTA
+from smlaunch.planning.surroundings import (
+    CheckpointFacts,
+    EndpointFacts,
+    InputFacts,
+    SourceFacts,
+    Surroundings,
+)
+from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
+from smlaunch.protocol.checkpoint import parse_step
+from smlaunch.scripts import near_path, reached_imports
+from smlaunch.scripts import read_script as read_script
 
 LISTING_CAP = 10_000
 """Objects counted per input: ten pages, about a second in a region. More are "at least" so many."""
@@ -53,11 +62,21 @@ class Place(Protocol):
     def storage(self) -> ObjectStorage: ...
     @property
     def identity(self) -> Identity: ...
+    @property
+    def quotas(self) -> Quotas: ...
 
 
 def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     caller = _Caller(place)
     role, role_problem = _role(job.role, place, caller)
+    script = read_script(Path(job.entry))
+    longest_run: tuple[int | None, str | None] = (None, None)
+    kept = None
+    if _may_take_several_jobs(job):
+        script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
+        kept = _kept(job, place.storage)
+        if place.kind == "aws" and _wants_a_long_job(job):
+            longest_run = _longest_run(place)
     return Surroundings(
         region=place.region_name,
         account=caller.account,
@@ -66,11 +85,60 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         role=role,
         role_problem=role_problem,
         source=source,
-        script=read_script(Path(job.entry)),
+        script=script,
         target=place.kind,
         inputs={name: _input(channel, place.storage) for name, channel in job.inputs.items()},
         endpoint=place.facts or EndpointFacts(),
+        longest_run=longest_run[0],
+        longest_run_problem=longest_run[1],
+        checkpoints=kept,
     )
+
+
+# ---- what a run of several jobs needs --------------------------------------------------------------------
+
+
+def _may_take_several_jobs(job: Job) -> bool:
+    """Only then is more looked at: every look is a request or a parsed file before the first line."""
+    longest = None if job.limits.max_runtime is None else parse_duration(job.limits.max_runtime)
+    asked = job.limits.segment is not None or bool(job.segments)
+    return asked or (longest is not None and longest > DEFAULT_QUOTA)
+
+
+def _wants_a_long_job(job: Job) -> bool:
+    """Longer than every account may run one."""
+    times = (job.limits.max_runtime, job.limits.segment)
+    stated = [parse_duration(text) for text in times if text is not None]
+    return min(stated, default=0) > DEFAULT_QUOTA
+
+
+def _longest_run(place: Place) -> tuple[int | None, str | None]:
+    """Seconds that the account lets one training job run, or None and why that is not known."""
+    try:
+        seconds = place.quotas.longest_training()
+    except CallError as error:
+        return None, f"{error.operation}: {error.code}"
+    return seconds, None if seconds is not None else "Service Quotas does not list it"
+
+
+def _kept(job: Job, storage: ObjectStorage) -> CheckpointFacts | None:
+    """What lies in the job's own checkpoint prefix. None where it names none, or it cannot be listed: then
+    the plan says that nobody knows."""
+    if job.checkpoints is None or job.checkpoints.uri is None:
+        return None
+    bucket = urlsplit(job.checkpoints.uri, allow_fragments=False).netloc
+    prefix = job.checkpoints.uri[len(f"s3://{bucket}/") :]
+    steps: dict[int, int] = {}
+    total = 0
+    try:
+        for stored in islice(storage.list(bucket, prefix), LISTING_CAP):
+            total += stored.size
+            step = parse_step(stored.key[len(prefix) :].lstrip("/").partition("/")[0])
+            if step is not None:
+                steps[step] = steps.get(step, 0) + stored.size
+    except CallError:
+        return None
+    return CheckpointFacts(total, steps[max(steps)] if steps else None)
 
 
 # ---- who, and as whom ------------------------------------------------------------------------------------
@@ -205,7 +273,7 @@ def local_files(path: Path) -> Iterator[LocalFile]:
 def _local_input(uri: str) -> InputFacts:
     path = Path(uri).expanduser()
     if not path.exists():
-        hint = _near_path(path)
+        hint = near_path(path)
         return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")
     digest, count, size = hashlib.sha256(), 0, 0
     try:
@@ -226,76 +294,3 @@ def _digest(path: Path) -> bytes:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.digest()
-
-
-def _near_path(path: Path) -> str:
-    """A clause naming the nearest thing in the deepest folder that does exist."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f" (nor does its folder {folder})"
-    match = nearest(path.name, (item.name for item in folder.iterdir()))
-    return f", did you mean {str(folder / match)!r}?" if match else ""
-
-
-# ---- the script ------------------------------------------------------------------------------------------
-
-
-def read_script(path: Path) -> ScriptFacts:
-    """Parses the script, runs nothing. A shell script has no imports."""
-    if not path.is_file():
-        what = f"{path} is a folder; name the script in it" if path.is_dir() else f"{path} does not exist"
-        return ScriptFacts(exists=False, problem=what + ("" if path.is_dir() else _near_path(path)))
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
-    if path.suffix != ".py":
-        return ScriptFacts(reads_resource_config=b"resourceconfig.json" in content)
-    try:
-        tree = ast.parse(content, filename=str(path))
-    except SyntaxError as error:
-        return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
-    except ValueError as error:  # NUL bytes, or an encoding that is none
-        return ScriptFacts(problem=f"{path} is not Python: {error}")
-    reads = any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and "resourceconfig.json" in node.value
-        for node in ast.walk(tree)
-    )
-    return ScriptFacts(imports=frozenset(_imports(tree)), reads_resource_config=reads)
-
-
-def _imports(tree: ast.Module) -> set[str]:
-    """Dotted names that are imported, or reached through something imported."""
-    found: set[str] = set()
-    bound: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.add(alias.name)
-                bound[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module)
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full)
-                bound[alias.asname or alias.name] = full
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            dotted = _dotted(node, bound)
-            if dotted:
-                # Of torch.distributed.init_process_group, torch.distributed is what others look for.
-                found.update(dotted.rsplit(".", cut)[0] for cut in range(dotted.count(".")))
-    return found
-
-
-def _dotted(node: ast.Attribute, bound: Mapping[str, str]) -> str | None:
-    names: list[str] = []
-    current: ast.expr = node
-    while isinstance(current, ast.Attribute):
-        names.append(current.attr)
-        current = current.value
-    if isinstance(current, ast.Name) and current.id in bound:
-        return ".".join([bound[current.id], *reversed(names)])
-    return None

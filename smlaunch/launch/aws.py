@@ -31,6 +31,9 @@ _CHUNK = 1 << 20
 _LOG_PAGE = 10_000
 """GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
 
+_LONGEST_TRAINING = "Longest run time for a training job"
+"""Its value is in seconds (SageMaker's quotas page: 432,000 by default)."""
+
 NO_CREDENTIALS = "NoCredentials"
 """The code of a CallError when the caller has no usable credentials at all."""
 
@@ -214,6 +217,24 @@ class CloudWatchLogs:
             raise
         events = [LogEvent(int(row["timestamp"]), str(row["message"])) for row in page.get("events", [])]
         return events, page.get("nextForwardToken", token)
+
+
+class ServiceQuotas:
+    """Quotas. The one wanted is looked for by its name: its code is nowhere documented."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def longest_training(self) -> int | None:
+        params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
+        while True:
+            page = call("ListServiceQuotas", self._client.list_service_quotas, **params)
+            for row in page.get("Quotas", []):
+                if row.get("QuotaName") == _LONGEST_TRAINING:
+                    return int(row["Value"])
+            if not page.get("NextToken"):
+                return None
+            params["NextToken"] = page["NextToken"]
 
 
 class Caller:

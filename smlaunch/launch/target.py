@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smlaunch.errors import AccountError
 from smlaunch.launch.follow import Cadence
-from smlaunch.ports import ControlPlane, Identity, LogReader, ObjectStorage
+from smlaunch.ports import ControlPlane, Identity, LogReader, ObjectStorage, Quotas
 
 if TYPE_CHECKING:
     from smlaunch.planning.surroundings import EndpointFacts
@@ -128,6 +128,12 @@ class Target:
         from smlaunch.launch.aws import CloudWatchLogs
 
         return CloudWatchLogs(self.client("logs"))
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        from smlaunch.launch.aws import ServiceQuotas
+
+        return ServiceQuotas(self.client("service-quotas"))
 
     @cached_property
     def identity(self) -> Identity:

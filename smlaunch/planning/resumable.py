@@ -63,7 +63,7 @@ def tell_worth(
     told = strategy.own_checkpoints or _library(script)
     if told is not None:
         notes.warn(f"Without smlaunch.train a chain is worth what the script makes of it: {told}.")
-    elif script.names_checkpoints:
+    elif script.names_checkpoints or _has(script, "smlaunch.protocol"):
         notes.warn(
             f"{entry} keeps checkpoints of its own: what it does not save begins anew in every segment; "
             "`smlaunch verify-resume` shows what that is."

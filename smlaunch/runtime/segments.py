@@ -110,8 +110,8 @@ def stop_after(environ: Mapping[str, str]) -> Optional[float]:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise Unusable("{}: a number of seconds above 0 is needed, not {!r}".format(names.STOP_AFTER, text))
+    if not 0 <= seconds < math.inf:
+        raise Unusable("{}: a number of seconds from 0 is needed, not {!r}".format(names.STOP_AFTER, text))
     return seconds
 
 

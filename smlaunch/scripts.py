@@ -1,0 +1,136 @@
+"""What reading a script shows, without running it: its imports, and the texts that tell how it works."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from smlaunch.job import DEFAULT_CHECKPOINT_PATH
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.protocol.segment import CHECKPOINTS
+from smlaunch.suggest import nearest
+
+
+def near_path(path: Path) -> str:
+    """A clause naming the nearest thing in the deepest folder that does exist."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f" (nor does its folder {folder})"
+    match = nearest(path.name, (item.name for item in folder.iterdir()))
+    return f", did you mean {str(folder / match)!r}?" if match else ""
+
+
+def read_script(path: Path) -> ScriptFacts:
+    """Parses the script, runs nothing. A shell script has no imports."""
+    if not path.is_file():
+        what = f"{path} is a folder; name the script in it" if path.is_dir() else f"{path} does not exist"
+        return ScriptFacts(exists=False, problem=what + ("" if path.is_dir() else near_path(path)))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
+    if path.suffix != ".py":
+        return ScriptFacts(
+            reads_resource_config=b"resourceconfig.json" in content,
+            names_checkpoints=any(text.encode() in content for text in _CHECKPOINT_TEXTS),
+        )
+    try:
+        tree = ast.parse(content, filename=str(path))
+    except SyntaxError as error:
+        return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
+    except ValueError as error:  # NUL bytes, or an encoding that is none
+        return ScriptFacts(problem=f"{path} is not Python: {error}")
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return ScriptFacts(
+        imports=frozenset(_imports(tree)),
+        reads_resource_config=any("resourceconfig.json" in text for text in texts),
+        names_checkpoints=any(word in text for text in texts for word in _CHECKPOINT_TEXTS),
+    )
+
+
+_CHECKPOINT_TEXTS = (DEFAULT_CHECKPOINT_PATH, CHECKPOINTS)
+_MOST_MODULES = 500
+
+
+def reached_imports(entry: Path, root: Path) -> frozenset[str]:
+    """What the source's own modules import that ``entry`` imports, directly or through one another. Looked
+    for where Python would: beside the script, and in the source's root. A module that cannot be parsed says
+    nothing."""
+    if entry.suffix != ".py" or not entry.is_file():
+        return frozenset()
+    folders = list(dict.fromkeys((entry.parent, root)))
+    found: set[str] = set()
+    pending, seen = [entry], {entry}
+    while pending and len(seen) <= _MOST_MODULES:
+        path = pending.pop()
+        try:
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        names = _imports(tree)
+        found |= names
+        places = [folder.joinpath(*name.split(".")) for name in names for folder in folders]
+        for module in _files([*places, *_relative(tree, path)], folders):
+            if module not in seen:
+                seen.add(module)
+                pending.append(module)
+    return frozenset(found)
+
+
+def _relative(tree: ast.Module, path: Path) -> Iterator[Path]:
+    """Where ``from .model import Net`` leads to from this file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(path.parents):
+            base = path.parents[node.level - 1].joinpath(*filter(None, (node.module or "").split(".")))
+            yield from (base, *(base / alias.name for alias in node.names))
+
+
+def _files(places: Iterable[Path], folders: Collection[Path]) -> Iterator[Path]:
+    """The modules at these places, packages on the way to them included."""
+    for place in places:
+        for part in (place, *place.parents):
+            if part in folders or not part.name:
+                break
+            yield from (file for file in (part.with_suffix(".py"), part / "__init__.py") if file.is_file())
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Dotted names that are imported, or reached through something imported."""
+    found: set[str] = set()
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.add(alias.name)
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module)
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full)
+                bound[alias.asname or alias.name] = full
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = _dotted(node, bound)
+            if dotted:
+                # Of torch.distributed.init_process_group, torch.distributed is what others look for.
+                found.update(dotted.rsplit(".", cut)[0] for cut in range(dotted.count(".")))
+    return found
+
+
+def _dotted(node: ast.Attribute, bound: Mapping[str, str]) -> str | None:
+    names: list[str] = []
+    current: ast.expr = node
+    while isinstance(current, ast.Attribute):
+        names.append(current.attr)
+        current = current.value
+    if isinstance(current, ast.Name) and current.id in bound:
+        return ".".join([bound[current.id], *reversed(names)])
+    return None
