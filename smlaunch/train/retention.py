@@ -22,9 +22,11 @@ class Kept:
         self._written: Set[int] = set()
 
     def found(self, steps: Iterable[int]) -> None:
-        """Steps that were there at the start: nobody knows since when, so they settle from now on."""
-        for step in steps:
-            self._since.setdefault(step, self._clock())
+        """Steps that were there before anything was written: nobody knows since when, so they settle from
+        now on."""
+        if not self._written:
+            for step in steps:
+                self._since.setdefault(step, self._clock())
 
     def written(self, step: int) -> None:
         """Something of it may be there; when it is never committed, that goes with the older steps.

@@ -160,7 +160,6 @@ class Store:
         self._scratch = _scratch_of(self.directory)
         self._sweep()
         self._kept = Kept(keep, self.carrier.settle_seconds, clock)
-        self._kept.found(manifest.step for manifest in self.committed() if job and manifest.job == job)
 
     @property
     def leads(self) -> bool:
@@ -173,8 +172,11 @@ class Store:
         and with several hosts no step that was saved since is whole from where it stands.
         """
         if self.carrier.remote:
-            return list(protocol.committed(self.carrier.listing(), self.carrier.read))
-        return list(protocol.committed(_files_below(self.directory), self._read_here))
+            found = list(protocol.committed(self.carrier.listing(), self.carrier.read))
+        else:
+            found = list(protocol.committed(_files_below(self.directory), self._read_here))
+        self._kept.found(manifest.step for manifest in found if self.job and manifest.job == self.job)
+        return found
 
     def newest_whole(
         self, ranks: Optional[Iterable[int]] = None, at_most: Optional[int] = None

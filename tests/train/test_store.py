@@ -254,6 +254,8 @@ def test_a_job_that_was_restarted_goes_on_deleting_its_own(tmp_path: Path) -> No
     for step in (1, 2, 3):
         before.save(step)
     after = Ranks(tmp_path, keep=2, job="run-s1-a1")
+    for store in after.stores:
+        store.newest_whole()
     after.retain()
     assert after.steps() == [3, 2, 1], "what was found has to settle too"
     after.save(4)

@@ -1,0 +1,253 @@
+"""Ranks that move their own parts: each brings what it opens, S3 is what counts, and trouble is told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from smlaunch.protocol.checkpoint import COMMIT, FINISHED, Outcome, step_directory
+from smlaunch.protocol.segment import DIRECT, SYNC, Segment
+from smlaunch.train.carriers import carrier_for
+from smlaunch.train.carriers.direct import Direct
+from smlaunch.train.carriers.sync import Sync
+from smlaunch.train.parts import Buffer, encode
+from smlaunch.train.store import Behind, CannotCarry, NotSaved, Store, Torn
+
+_NUMBERS = itertools.count()
+
+
+class Hosts:
+    """Two hosts with a rank each, and one place in S3."""
+
+    def __init__(self, s3: Any, folder: Path) -> None:
+        self.s3 = s3
+        self.folder = folder
+        self.prefix = f"direct/{next(_NUMBERS)}/"
+        self.said: list[str] = []
+        self.waited: list[float] = []
+        self._fresh = itertools.count()
+
+    def carrier(self, client: Any = None) -> Direct:
+        return Direct(
+            f"s3://tests/{self.prefix}",
+            client=client or self.s3,
+            told=self.said.append,
+            wait=self.waited.append,
+        )
+
+    def store(self, rank: int, host: str = "", **settings: Any) -> Store:
+        """Without a name the host is a fresh one."""
+        folder = self.folder / (host or f"fresh-{next(self._fresh)}") / "checkpoints"
+        settings.setdefault("carrier", self.carrier())
+        return Store(str(folder), rank, 2, **settings)
+
+    def save(self, *steps: int, size: int = 10, **settings: Any) -> list[Store]:
+        stores = [self.store(rank, f"algo-{rank + 1}", **settings) for rank in range(2)]
+        for step in steps:
+            parts = [store.write(step, content(step, store.rank, size)) for store in stores]
+            stores[0].commit(step, parts)
+            stores[1].remember(step)
+        return stores
+
+    def names(self) -> list[str]:
+        rows = self.s3.list_objects_v2(Bucket="tests", Prefix=self.prefix).get("Contents", [])
+        return [row["Key"].removeprefix(self.prefix) for row in rows]
+
+    def part(self, step: int, rank: int) -> str:
+        (name,) = [key for key in self.names() if key.startswith(f"{step_directory(step)}/rank-{rank:05d}")]
+        return self.prefix + name
+
+
+@pytest.fixture
+def hosts(s3: Any, tmp_path: Path) -> Hosts:
+    return Hosts(s3, tmp_path)
+
+
+class Flaky:
+    """A client whose method fails as often as is said, and counts its calls."""
+
+    def __init__(self, client: Any, method: str, error: Exception, times: int = 1 << 30) -> None:
+        self._client = client
+        self._method = method
+        self._error = error
+        self._times = times
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method:
+            return getattr(self._client, name)
+        return self._call
+
+    def _call(self, *given: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self._times:
+            self._times -= 1
+            raise self._error
+        return getattr(self._client, self._method)(*given, **named)
+
+
+def content(step: int, rank: int, size: int = 10) -> Iterator[bytes | memoryview]:
+    data = bytes([1 + rank]) * size
+    return encode({"step": step, "rank": rank, "data": Buffer("any", (size,), data)}).chunks()
+
+
+def answer(status: int, code: str) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        "PutObject",
+    )
+
+
+def files(store: Store) -> list[str]:
+    return sorted(path.name for path in Path(store.directory).rglob("*") if path.is_file())
+
+
+def test_a_fresh_host_brings_the_parts_it_opens_and_no_others(hosts: Hosts) -> None:
+    hosts.save(1, 2)
+    fresh = hosts.store(1)
+    newest = fresh.newest_whole(ranks=[1])
+    assert newest is not None and newest.step == 2
+    assert fresh.open(newest).tree()["rank"] == 1
+    assert [name[:10] for name in files(fresh)] == ["rank-00001"]
+    assert fresh.open(newest, 0).tree()["rank"] == 0, "what is shared by all is brought when it is opened"
+    assert [name[:10] for name in files(fresh)] == ["rank-00000", "rank-00001"]
+
+
+def test_a_large_part_goes_in_pieces_and_comes_back(hosts: Hosts) -> None:
+    hosts.save(1, size=(33 << 20) + 1)
+    head = hosts.s3.head_object(Bucket="tests", Key=hosts.part(1, 0))
+    assert head["ETag"].strip('"').endswith("-3"), "three pieces of 16 MiB"
+    tree = hosts.store(1).open(1).tree()
+    assert tree["data"].data == bytes([2]) * ((33 << 20) + 1)
+
+
+def test_the_commit_is_the_last_to_arrive(hosts: Hosts) -> None:
+    stores = [hosts.store(rank) for rank in range(2)]
+    parts = [store.write(1, content(1, store.rank)) for store in stores]
+    assert COMMIT not in "".join(hosts.names()) and hosts.store(0).committed() == []
+    flaky = Flaky(hosts.s3, "upload_file", answer(403, "AccessDenied"))
+    leader = hosts.store(0, carrier=hosts.carrier(flaky))
+    with pytest.raises(CannotCarry):
+        leader.commit(1, parts)
+    assert hosts.store(0).committed() == [], "a manifest that did not arrive is followed by no COMMIT"
+    stores[0].commit(1, parts)
+    assert [manifest.step for manifest in hosts.store(1).committed()] == [1]
+
+
+def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
+    hosts.save(1, 2, 3, 4)
+    whole = hosts.s3.get_object(Bucket="tests", Key=hosts.part(4, 0))["Body"].read()
+    hosts.s3.put_object(Bucket="tests", Key=hosts.part(4, 0), Body=whole[:-1])
+    hosts.s3.put_object(Bucket="tests", Key=hosts.part(3, 0), Body=b"x" + whole[1:])
+    hosts.s3.delete_object(Bucket="tests", Key=hosts.part(2, 0))
+    fresh = hosts.store(0)
+    assert [manifest.step for manifest in fresh.committed()] == [3, 1]
+    newest = fresh.newest_whole(ranks=[0])
+    assert newest is not None and newest.step == 1
+    with pytest.raises(Torn, match="what S3 has under this name is not what the manifest says"):
+        fresh.open(3)
+    assert len(files(fresh)) == 1
+
+
+def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
+    stores = hosts.save(1, 2, 3, 4, keep=2)
+    for store in reversed(stores):
+        store.retain()
+    assert {key.partition("/")[0] for key in hosts.names()} == {step_directory(3), step_directory(4)}
+
+
+def test_a_part_that_is_there_is_not_sent_again(hosts: Hosts) -> None:
+    hosts.save(1)
+    watched = Flaky(hosts.s3, "upload_file", Exception(), times=0)
+    hosts.store(0, carrier=hosts.carrier(watched)).write(1, content(1, 0))
+    assert watched.calls == 0
+
+
+def test_the_outcome_is_found_from_anywhere(hosts: Hosts) -> None:
+    assert hosts.store(0).read_outcome() is None
+    hosts.store(0).write_outcome(Outcome(FINISHED, 7))
+    assert hosts.store(1).read_outcome() == Outcome(FINISHED, 7)
+
+
+def test_a_failed_upload_is_told_and_tried_again(hosts: Hosts) -> None:
+    flaky = Flaky(hosts.s3, "upload_file", EndpointConnectionError(endpoint_url="there"), times=2)
+    hosts.store(0, carrier=hosts.carrier(flaky)).write(1, content(1, 0))
+    assert hosts.waited == [1.0, 2.0] and hosts.part(1, 0)
+    assert all("upload failed" in said and "trying again in" in said for said in hosts.said)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (EndpointConnectionError(endpoint_url="there"), 4),
+        (answer(503, "SlowDown"), 4),
+        (answer(403, "No"), 1),
+    ],
+)
+def test_an_upload_that_keeps_failing_costs_the_save_and_nothing_else(
+    hosts: Hosts, error: Exception, tries: int
+) -> None:
+    flaky = Flaky(hosts.s3, "upload_file", error)
+    store = hosts.store(0, carrier=hosts.carrier(flaky))
+    with pytest.raises(NotSaved, match="upload failed"):
+        store.write(1, content(1, 0))
+    assert flaky.calls == tries
+    assert [call for call in hosts.names() if "rank" in call] == []
+
+
+@pytest.mark.parametrize("method", ["get_object", "get_paginator", "download_file"])
+def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, method: str) -> None:
+    hosts.save(1, 2)
+    flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
+    fresh = hosts.store(0, carrier=hosts.carrier(flaky))
+    with pytest.raises(CannotCarry):
+        fresh.newest_whole(ranks=[0])
+
+
+def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
+    seconds = iter(range(100))
+    seen: list[Behind | None] = []
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(hosts.s3, name)
+
+        def upload_file(self, *given: Any, Callback: Callable[[int], None], **named: Any) -> None:  # noqa: N803
+            seen.append(carrier.behind())
+            Callback(6)
+            seen.append(carrier.behind())
+            hosts.s3.upload_file(*given, **named)
+
+    carrier = Direct("s3://tests/behind", client=Watching(), now=lambda: float(next(seconds)))
+    store = hosts.store(0, carrier=carrier)
+    store.write(1, [b"0123456789"])
+    assert [(some.size, some.still) for some in seen if some] == [(10, 1.0), (4, 1.0)]
+    assert carrier.behind() == Behind(0, 0.0)
+    assert Sync().behind() is None, "nobody sees the platform's sync from inside"
+
+
+def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
+    config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+    stranger = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
+        "s3", endpoint_url=hosts.s3.meta.endpoint_url, config=config
+    )
+    with pytest.raises(CannotCarry, match="list failed"):
+        hosts.store(0, carrier=hosts.carrier(stranger)).committed()
+    assert hosts.waited == []
+
+
+def test_the_segment_says_which_carrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert isinstance(carrier_for(Segment(carrier=SYNC)), Sync)
+    assert isinstance(carrier_for(Segment(carrier=DIRECT, uri="s3://bucket/here")), Direct)
+    with pytest.raises(ValueError, match=r"checkpoints\.uri"):
+        carrier_for(Segment(carrier=DIRECT))
+    with pytest.raises(ValueError, match="is no place in S3"):
+        Direct("bucket/here")
