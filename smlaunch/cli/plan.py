@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,16 +13,26 @@ from smlaunch.cli.options import (
     job_options,
     json_option,
     launch_place_options,
+    option,
     read_job,
 )
+from smlaunch.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from smlaunch.planning.plan import Plan
+    from smlaunch.planning.simulate import Simulation
+
+_WHAT = "What to say"
 
 
 @click.command(cls=JobCommand, short_help="Decide and explain; changes nothing anywhere.")
 @job_options
 @launch_place_options
+@option(_WHAT, "--simulate", "simulated", is_flag=True, help="Play a chain through under random failures.")
+@option(_WHAT, "--seed", type=int, default=0, show_default=True, help="Of --simulate's failures.")
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> int:
+def plan(ctx: click.Context, /, what: str, simulated: bool, seed: int, as_json: bool, **options: Any) -> int:
     """Decide everything about a run and say why: strategy, hosts, image, cost, and the exact request.
 
     Looks at the script, the data and the account; writes nothing anywhere.
@@ -35,12 +45,45 @@ def plan(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> int
     with open_place(options, leaves_no_trace=True) as place:
         prepared = prepare(job, place.target)
     notes = prepared.source.notes if prepared.source is not None else ()
+    simulation = _simulate(prepared.plan, seed) if simulated else None
     if as_json:
         document = prepared.plan.to_dict()
+        if simulation is not None:
+            document["simulation"] = simulation.to_dict()
         document["warnings"] = [*notes, *document["warnings"]]
         click.echo(json.dumps(document, indent=2))
         return 0
     click.echo(str(prepared.plan))
     for note in notes:
         click.echo(f"warning: {note}")
+    if simulation is not None:
+        click.echo(f"\n{simulation}")
     return 0
+
+
+def _simulate(plan: Plan, seed: int) -> Simulation:
+    """Raises JobError for a plan that has nothing to play through."""
+    import random
+
+    from smlaunch.planning.simulate import Chain, simulate
+
+    expected = plan.schedule
+    if expected is None:
+        raise JobError(
+            [
+                Problem(
+                    "--simulate", "the run is one job; with --segment TIME it is a chain, which has segments"
+                )
+            ]
+        )
+    chain = Chain(
+        work=expected.total * expected.goodput,
+        segment=expected.segment,
+        start=expected.start,
+        interval=expected.interval,
+        stall=expected.stall,
+        restart=expected.restart,
+        mtbf=expected.mtbf,
+        gap=expected.gap,
+    )
+    return simulate(chain, random.Random(seed).random)  # noqa: S311  no secret is made of it
