@@ -1,0 +1,182 @@
+"""Two hosts save and are killed under the endpoint's own sync, which shuffles, loses and comes late: every
+copy of S3, and every host that begins again, finds the newest whole checkpoint.
+
+A seed that failed is run again by SMLAUNCH_CHAOS_SEED=N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.settings import Settings
+from smlaunch.protocol.checkpoint import (
+    COMMIT,
+    Manifest,
+    Part,
+    commit_content,
+    manifest_name,
+    part_name,
+    step_directory,
+)
+from tests.local.client import Client
+from tests.train.sync_model import Files, Saved
+from tests.train.test_torn_copies import check, loaded
+
+HOSTS = 2
+STEPS = 400
+SIZE = 20_000
+
+# Contents follow from step, rank and job, so that the leader can commit without a word from the other host:
+# a COMMIT is often there long before the parts it speaks of.
+SCRIPT = f"""
+import hashlib, random, signal
+from smlaunch.protocol.checkpoint import Part, part_name
+from smlaunch.train.carriers.sync import Sync
+from smlaunch.train.store import Store
+job = os.environ["TRAINING_JOB_NAME"]
+config = json.load(open(ROOT + "/input/config/resourceconfig.json"))
+rank = sorted(config["hosts"]).index(config["current_host"])
+store = Store(ROOT + "/checkpoints", rank, {HOSTS}, keep=2, job=job, carrier=Sync(settle_seconds=0.1))
+newest = store.newest_whole()
+if newest is not None:
+    for other in range({HOSTS}):
+        store.open(newest, other)
+print("loaded", newest and newest.step, newest and newest.job, flush=True)
+draw = random.Random(job + str(rank))
+signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.1, 0.8))
+
+def content(step, rank):
+    return ("%d %d %s " % (step, rank, job)).encode() * {SIZE // 20}
+
+def part(step, rank):
+    digest = hashlib.sha256(content(step, rank)).hexdigest()
+    return Part(rank, part_name(rank, {HOSTS}, digest), len(content(step, rank)), digest)
+
+for step in range(1 + (newest.step if newest else 0), {STEPS}):
+    store.write(step, [content(step, rank)])
+    if rank == 0:
+        store.commit(step, [part(step, other) for other in range({HOSTS})])
+    else:
+        store.remember(step)
+    store.retain()
+    time.sleep(draw.uniform(0, 0.02))
+"""
+
+
+def saved(step: int, job: str) -> Saved:
+    """What a job's save of a step consists of, computed anew."""
+    files: Files = {}
+    parts = []
+    for rank in range(HOSTS):
+        content = f"{step} {rank} {job} ".encode() * (SIZE // 20)
+        digest = hashlib.sha256(content).hexdigest()
+        parts.append(Part(rank, part_name(rank, HOSTS, digest), len(content), digest))
+        files[f"{step_directory(step)}/{parts[-1].name}"] = content
+    manifest = Manifest(step, HOSTS, tuple(parts), None, job).to_bytes()
+    files[f"{step_directory(step)}/{manifest_name(manifest)}"] = manifest
+    return Saved(step, commit_content(manifest), files)
+
+
+def expected(files: Files, jobs: list[str]) -> tuple[Saved, str] | None:
+    """The newest step of which everything is there that one of the jobs has written, and that job."""
+    steps = {int(name[len("step-") :].partition("/")[0]) for name in files if name.startswith("step-")}
+    for step in sorted(steps, reverse=True):
+        for job in jobs:
+            save = saved(step, job)
+            commit = files.get(f"{step_directory(step)}/{COMMIT}")
+            if commit == save.commit and all(files.get(name) == save.files[name] for name in save.files):
+                return save, job
+    return None
+
+
+class Chain:
+    """Jobs one after the other on one prefix, on an endpoint of its own."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        draw = Random(number)
+        self.settings = Settings(
+            checkpoint_sync_seconds=draw.choice((0.02, 0.1, 0.3)),
+            checkpoint_sync_order="shuffled",
+            checkpoint_sync_loss=draw.choice((0.0, 0.05, 0.2)),
+            checkpoint_sync_seed=number,
+            checkpoint_last_sync=draw.random() < 0.3,
+            failed_peer_grace_seconds=0.2,
+        )
+        self.folder = folder
+        self.jobs: list[str] = []
+        self.looks = 0
+        self.whole = 0
+
+    def run(self, jobs: int) -> None:
+        with Endpoint(self.folder, isolation="plain", settings=self.settings) as info:
+            client = Client(info)
+            for _ in range(jobs):
+                self._job(client)
+
+    def _job(self, client: Client) -> None:
+        before = expected(self._copy(client), self.jobs)
+        name = f"life-{len(self.jobs)}"
+        place = {"S3Uri": "s3://tests/ckpt/", "LocalPath": "/opt/ml/checkpoints"}
+        self.jobs.append(name)
+        client.create(name, SCRIPT, hosts=HOSTS, CheckpointConfig=place)
+        while client.describe(name)["TrainingJobStatus"] == "InProgress":
+            self._look(client)
+        self._look(client)
+        printed = client.printed(name)
+        words = f"loaded {before[0].step} {before[1]}" if before else "loaded None None"
+        assert {label: lines[:1] for label, lines in printed.items()} == {
+            f"algo-{number}": [words] for number in range(1, 1 + HOSTS)
+        }, printed
+        self.looks += HOSTS
+
+    def _look(self, client: Client) -> None:
+        files = self._copy(client)
+        found = expected(files, self.jobs)
+        check(loaded(files), found[0] if found else None)
+        self.looks += 1
+        self.whole += found is not None
+
+    def _copy(self, client: Client) -> Files:
+        """Name by name, while the sync goes on: one more torn copy."""
+        return {
+            key.removeprefix("ckpt/"): body for key in client.keys("ckpt/") for body in _body(client.s3, key)
+        }
+
+
+def _body(s3: Any, key: str) -> Iterator[bytes]:
+    try:
+        yield s3.get_object(Bucket="tests", Key=key)["Body"].read()
+    except s3.exceptions.NoSuchKey:  # deleted since it was listed
+        return
+
+
+@pytest.mark.real
+def test_a_few_chains(tmp_path: Path) -> None:
+    chains = [Chain(tmp_path / str(number), number) for number in range(3)]
+    for chain in chains:
+        chain.run(jobs=3)
+    assert sum(chain.looks for chain in chains) >= 30 and sum(chain.whole for chain in chains) >= 10
+
+
+@pytest.mark.chaos
+def test_many_chains(tmp_path: Path) -> None:
+    given = os.environ.get("SMLAUNCH_CHAOS_SEED")
+    numbers = [int(given)] if given else range(40)
+    chains = []
+    for number in numbers:
+        chains.append(Chain(tmp_path / str(number), number))
+        try:
+            chains[-1].run(jobs=4)
+        except AssertionError as error:
+            raise AssertionError(f"SMLAUNCH_CHAOS_SEED={number}: {error}") from error
+    looks, whole = sum(chain.looks for chain in chains), sum(chain.whole for chain in chains)
+    print(f"{looks} looks at S3 and starts of hosts, {whole} of them with a whole checkpoint")
+    assert given or looks >= 400
