@@ -1,7 +1,6 @@
-"""Train a small network on handwritten digits, resumable at any step: cut it anywhere, and it ends with the
-same weights.
+"""Train a small network on handwritten digits, resumable at any step: cut it anywhere, it ends the same.
 
-    smlaunch run entrypoints/train_resumable.py --strategy ddp --hosts 2 --processes-per-host 2 --segment 2m \\
+    smlaunch run entrypoints/train_resumable.py --strategy ddp --processes-per-host 3 --segment 2m \\
         --input train=demo-data/train --input test=demo-data/test --local
     python entrypoints/train_resumable.py --train demo-data/train --test demo-data/test
 
@@ -15,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +114,8 @@ def main() -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(args.seed)
     bare = network().to(device)
-    torch.manual_seed(args.seed + 1 + rank)  # dropout differs from rank to rank
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # dropout differs from rank to rank
+        seed(args.seed + 1 + rank)
     model = DistributedDataParallel(bare) if world_size > 1 else bare
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     digits = Digits(args.train, augment=True)
