@@ -1,14 +1,17 @@
-"""docs/runtime.md stands on tests that exist."""
+"""docs/runtime.md and docs/chains.md stand on tests that exist."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.conftest import ROOT
 
 
-def test_every_test_it_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "runtime.md").read_text()))
+@pytest.mark.parametrize("page", ["runtime.md", "chains.md"])
+def test_every_test_it_names_is_there(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / page).read_text()))
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert named
     assert named - set(re.findall(r"def (test_\w+)\(", sources)) == set()
