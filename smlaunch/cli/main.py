@@ -79,6 +79,11 @@ _COMMANDS = {
     "stop": ("smlaunch.cli.runs", "stop", "Stop a run."),
     "resume": ("smlaunch.cli.runs", "resume", "Go on with a run of several segments."),
     "checkpoints": ("smlaunch.cli.checkpoints", "checkpoints", "List a run's checkpoints, or verify them."),
+    "verify-resume": (
+        "smlaunch.cli.verify_resume",
+        "verify_resume",
+        "Prove that a script resumes exactly, on this machine.",
+    ),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Say what works here, and why not what does not."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),
