@@ -60,7 +60,11 @@ class NotSaved(OSError):
 
 
 class CannotCarry(NotSaved):
-    """S3 could not be reached, or refused, after all tries. On reading it is an error like any other."""
+    """An upload that S3 did not take, after all tries."""
+
+
+class Unreachable(RuntimeError):
+    """S3 could not be read, after all tries. No sign of a torn copy: nothing older is taken in its place."""
 
 
 class NoRoom(NotSaved):
@@ -97,11 +101,11 @@ class Carrier:
     """How long after its commit a step may still be on its way."""
 
     def listing(self) -> Mapping[str, int]:
-        """Where ``remote``: all files that S3 has, with their sizes. Raises CannotCarry."""
+        """Where ``remote``: all files that S3 has, with their sizes. Raises Unreachable."""
         return {}
 
     def read(self, name: str) -> bytes:
-        """Where ``remote``: a small file's content. KeyError when it is gone, CannotCarry."""
+        """Where ``remote``: a small file's content. KeyError when it is gone, Unreachable."""
         raise KeyError(name)
 
     def bring(self, name: str, path: str) -> None:
@@ -112,7 +116,7 @@ class Carrier:
         """Returns when S3 has the file, or when that is somebody else's business. Raises CannotCarry."""
 
     def delete(self, names: Sequence[str]) -> None:
-        """Files that have been deleted here. Raises CannotCarry: they are still there, which harms nobody."""
+        """Files that have been deleted here. What cannot be deleted is told and stays: it harms nobody."""
 
     def behind(self) -> Optional[Behind]:
         """How far uploads are behind; None where nobody can know. From any thread."""

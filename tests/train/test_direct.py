@@ -18,7 +18,7 @@ from smlaunch.train.carriers import carrier_for
 from smlaunch.train.carriers.direct import Direct
 from smlaunch.train.carriers.sync import Sync
 from smlaunch.train.parts import Buffer, encode
-from smlaunch.train.store import Behind, CannotCarry, NotSaved, Store, Torn
+from smlaunch.train.store import Behind, CannotCarry, NotSaved, Store, Torn, Unreachable
 
 _NUMBERS = itertools.count()
 
@@ -163,6 +163,14 @@ def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
     assert {key.partition("/")[0] for key in hosts.names()} == {step_directory(3), step_directory(4)}
 
 
+def test_what_s3_does_not_delete_is_told_and_costs_nothing(hosts: Hosts) -> None:
+    stores = hosts.save(
+        1, 2, keep=1, carrier=hosts.carrier(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
+    )
+    assert stores[0].retain() == [1]
+    assert "delete failed" in hosts.said[0] and "it stays in S3" in hosts.said[0]
+
+
 def test_a_part_that_is_there_is_not_sent_again(hosts: Hosts) -> None:
     hosts.save(1)
     watched = Flaky(hosts.s3, "upload_file", Exception(), times=0)
@@ -207,7 +215,7 @@ def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, me
     hosts.save(1, 2)
     flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
     fresh = hosts.store(0, carrier=hosts.carrier(flaky))
-    with pytest.raises(CannotCarry):
+    with pytest.raises(Unreachable):
         fresh.newest_whole(ranks=[0])
 
 
@@ -238,7 +246,7 @@ def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
     stranger = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
         "s3", endpoint_url=hosts.s3.meta.endpoint_url, config=config
     )
-    with pytest.raises(CannotCarry, match="list failed"):
+    with pytest.raises(Unreachable, match="list failed"):
         hosts.store(0, carrier=hosts.carrier(stranger)).committed()
     assert hosts.waited == []
 

@@ -10,7 +10,7 @@ boto3 is the image's own; nothing else of smlaunch needs it.
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from smlaunch.protocol.checkpoint import is_manifest, rank_of
-from smlaunch.train.store import Behind, CannotCarry, Carrier
+from smlaunch.train.store import Behind, CannotCarry, Carrier, Unreachable
 
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
@@ -61,13 +61,16 @@ class Direct(Carrier):
         )
 
     def listing(self) -> Mapping[str, int]:
-        found: Dict[str, int] = self._call("list", self._prefix, self._listed)
+        found: Dict[str, int] = self._call("list", self._prefix, self._listed, Unreachable)
         return found
 
     def read(self, name: str) -> bytes:
         key = self._prefix + name
         content: bytes = self._call(
-            "read", name, lambda: self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            "read",
+            name,
+            lambda: self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read(),
+            Unreachable,
         )
         return content
 
@@ -77,6 +80,7 @@ class Direct(Carrier):
             "download",
             name,
             lambda: self._client.download_file(self._bucket, key, path, Config=self._transfer),
+            Unreachable,
         )
 
     def take(self, name: str, path: str, size: int) -> None:
@@ -102,9 +106,13 @@ class Direct(Carrier):
     def delete(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), _DELETED_AT_ONCE):
             some = names[start : start + _DELETED_AT_ONCE]
-            answer = self._call("delete", some[0], partial(self._delete, some))
+            try:
+                answer = self._call("delete", some[0], partial(self._delete, some))
+            except CannotCarry as error:
+                self._told("{}; it stays in S3".format(error))
+                continue
             for fault in answer.get("Errors", []):
-                raise CannotCarry("{}: S3 did not delete it: {}".format(fault["Key"], fault["Code"]))
+                self._told("checkpoint {}: S3 did not delete it: {}".format(fault["Key"], fault["Code"]))
 
     def behind(self) -> Optional[Behind]:
         moving = self._moving
@@ -148,7 +156,9 @@ class Direct(Carrier):
         if moving is not None:
             self._moving = _Moving(moving.left - count, self._now())
 
-    def _call(self, what: str, name: str, function: Callable[[], Any]) -> Any:
+    def _call(
+        self, what: str, name: str, function: Callable[[], Any], failure: Type[Exception] = CannotCarry
+    ) -> Any:
         tries = 0
         while True:
             try:
@@ -159,7 +169,7 @@ class Direct(Carrier):
                 tries += 1
                 text = "checkpoint {}: {} failed: {}".format(name, what, error)
                 if tries == _TRIES or _is_refused(error):
-                    raise CannotCarry(text) from error
+                    raise failure(text) from error
                 pause = _FIRST_WAIT * 2 ** (tries - 1)
                 self._told("{}; trying again in {:.0f} s".format(text, pause))
                 self._wait(pause)
