@@ -108,7 +108,7 @@ class Chain:
             checkpoint_sync_loss=draw.choice((0.0, 0.05, 0.2)),
             checkpoint_sync_seed=number,
             checkpoint_last_sync=draw.random() < 0.3,
-            failed_peer_grace_seconds=0.2,
+            failed_peer_grace_seconds=1.0,
         )
         self.folder = folder
         self.jobs: list[str] = []
@@ -130,12 +130,13 @@ class Chain:
         while client.describe(name)["TrainingJobStatus"] == "InProgress":
             self._look(client)
         self._look(client)
-        printed = client.printed(name)
+        said = client.printed(name).values()
+        # A host whose peer was killed at once may be gone before it has said anything.
+        loads = [lines[0] for lines in said if lines]
         words = f"loaded {before[0].step} {before[1]}" if before else "loaded None None"
-        assert {label: lines[:1] for label, lines in printed.items()} == {
-            f"algo-{number}": [words] for number in range(1, 1 + HOSTS)
-        }, printed
-        self.looks += HOSTS
+        assert loads and set(loads) == {words}, (before and before[0].step, list(said))
+        self.looks += len(loads)
+        self.whole += len(loads) * (before is not None)
 
     def _look(self, client: Client) -> None:
         files = self._copy(client)
