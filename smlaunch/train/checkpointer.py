@@ -235,14 +235,15 @@ class Checkpointer:
                 self._complete = self._is_complete(epochs, steps)
                 if self._complete or self._leaving:
                     return
-                before = self.steps_done
+                before, handed = self.steps_done, False
                 for batch in self._epoch_of(loader):
+                    handed = True
                     yield batch
                     if self._place == self._settled:
                         self._complete = self._is_complete(epochs, steps)
                         if self._complete or self._leaving:
                             return
-                if self.steps_done == before and self._place != self._settled:
+                if handed and self.steps_done == before:
                     raise RuntimeError("a whole epoch went by without a call of step()")
         finally:
             self._over = True

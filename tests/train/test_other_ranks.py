@@ -1,0 +1,77 @@
+"""Resuming sharded state, and on another number of ranks: allowed, told, and no sample lost or used twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.train.ranks import ENTRYPOINTS, run
+
+pytestmark = pytest.mark.torch
+
+SHARDED = Path(__file__).with_name("sharded_script.py")
+
+
+def job(folder: Path, script: Path, arguments: list[str], ranks: int, until: int | None = None) -> str:
+    number = len(list(folder.glob("job-*"))) + 1
+    environment = {
+        "SMLAUNCH_CHECKPOINTS": str(folder / "checkpoints"),
+        "SMLAUNCH_TRACE": str(folder / f"trace-{number}"),
+        "SMLAUNCH_JOB": f"job-{number}",
+        "SM_MODEL_DIR": str(folder / "model"),
+        "SMLAUNCH_UNTIL_STEP": "" if until is None else str(until),
+    }
+    return run(script, arguments, ranks, folder / f"job-{number}", environment)
+
+
+def weights(text: str) -> str:
+    found = re.search(r"weights sha256 (\w+)", text)
+    assert found, text
+    return found.group(1)
+
+
+def test_fully_sharded_state_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    whole = job(tmp_path / "whole", SHARDED, ["14"], 3)
+    job(tmp_path / "cut", SHARDED, ["14"], 3, until=3)
+    job(tmp_path / "cut", SHARDED, ["14"], 3, until=9)
+    assert weights(job(tmp_path / "cut", SHARDED, ["14"], 3)) == weights(whole)
+
+
+def test_sharded_state_is_dealt_out_anew_to_other_ranks(tmp_path: Path) -> None:
+    """Weights and optimizer state are the same to the last bit after the change, before a further step."""
+    before = job(tmp_path, SHARDED, ["14"], 3, until=5)
+    for ranks in (2, 4, 1):
+        after = job(tmp_path, SHARDED, ["5"], ranks)
+        assert weights(after) == weights(before)
+        assert f"not bit-identical: 3 ranks before, {ranks} now" in after or ranks != 2
+    assert "finished" in job(tmp_path, SHARDED, ["14"], 2)
+
+
+def test_an_epoch_goes_on_with_other_ranks(tmp_path: Path) -> None:
+    """DDP on 3, 2 and 4 ranks: the steps are the unsplit run's, sample for sample."""
+    arguments = ["--epochs=2", "--workers=0"]
+    job(tmp_path / "whole", ENTRYPOINTS / "train_resumable.py", arguments, 1)
+    folder = tmp_path / "cut"
+    job(folder, ENTRYPOINTS / "train_resumable.py", arguments, 3, until=3)
+    said = job(folder, ENTRYPOINTS / "train_resumable.py", arguments, 2, until=9)
+    assert "not bit-identical: 3 ranks before, 2 now" in said
+    said = job(folder, ENTRYPOINTS / "train_resumable.py", arguments, 4)
+    assert "not bit-identical: 2 ranks before, 4 now" in said
+    assert weights(said)
+    assert steps_of(folder) == steps_of(tmp_path / "whole")
+
+
+def steps_of(folder: Path) -> dict[int, list[int]]:
+    """The samples of every step, over all ranks."""
+    steps: dict[int, list[int]] = {}
+    for path in folder.glob("trace-*/*.jsonl"):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if "samples" in row:
+                steps.setdefault(row["step"], []).extend(row["samples"])
+    return {step: sorted(samples) for step, samples in steps.items()}
