@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import boto3
@@ -17,6 +19,7 @@ from smlaunch.protocol.segment import DIRECT, SYNC, Segment
 from smlaunch.train.carriers import carrier_for
 from smlaunch.train.carriers.direct import Direct
 from smlaunch.train.carriers.sync import Sync
+from smlaunch.train.carriers.watch import Watch
 from smlaunch.train.parts import Buffer, encode
 from smlaunch.train.store import Behind, CannotCarry, NotSaved, Store, Torn, Unreachable
 
@@ -220,7 +223,7 @@ def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, me
 
 
 def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
-    seconds = iter(range(100))
+    clock = itertools.count(step=0.5)
     seen: list[Behind | None] = []
 
     class Watching:
@@ -233,12 +236,26 @@ def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
             seen.append(carrier.behind())
             hosts.s3.upload_file(*given, **named)
 
-    carrier = Direct("s3://tests/behind", client=Watching(), now=lambda: float(next(seconds)))
+    carrier = Direct("s3://tests/behind", client=Watching(), now=lambda: float(next(clock)))
     store = hosts.store(0, carrier=carrier)
     store.write(1, [b"0123456789"])
-    assert [(some.size, some.still) for some in seen if some] == [(10, 1.0), (4, 1.0)]
+    assert [(some.size, some.still) for some in seen if some] == [(10, 0.5), (4, 0.5)]
     assert carrier.behind() == Behind(0, 0.0)
     assert Sync().behind() is None, "nobody sees the platform's sync from inside"
+
+
+def test_an_upload_that_does_not_move_is_told() -> None:
+    heard = Event()
+    said: list[str] = []
+
+    def told(text: str) -> None:
+        said.append(text)
+        heard.set()
+
+    with Watch("step-1/part", 1000, told, time.monotonic, still_seconds=0.01) as watch:
+        watch.moved(400)
+        assert heard.wait(30)
+    assert "checkpoint step-1/part: its upload does not move: 600 bytes are to go" in said[0]
 
 
 def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:

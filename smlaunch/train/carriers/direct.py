@@ -10,7 +10,7 @@ boto3 is the image's own; nothing else of smlaunch needs it.
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -18,6 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from smlaunch.protocol.checkpoint import is_manifest, rank_of
+from smlaunch.train.carriers.watch import Watch
 from smlaunch.train.store import Behind, CannotCarry, Carrier, Unreachable
 
 _PART_BYTES = 16 << 20
@@ -33,7 +34,8 @@ _GONE = ("404", "NoSuchKey", "NotFound")
 
 
 class Direct(Carrier):
-    """``uri``: ``s3://bucket/prefix/``. ``told`` hears about every try that failed."""
+    """``uri``: ``s3://bucket/prefix/``. ``told`` hears about every try that failed, and
+    about uploads that do not move."""
 
     remote = True
     settle_seconds = 0.0
@@ -55,7 +57,7 @@ class Direct(Carrier):
         self._told = told or _print
         self._wait = wait
         self._now = now
-        self._moving: Optional[_Moving] = None
+        self._watch: Optional[Watch] = None
         self._transfer = TransferConfig(
             multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_AT_ONCE
         )
@@ -90,12 +92,13 @@ class Direct(Carrier):
         immutable = is_manifest(file_name) or rank_of(file_name) is not None
         if immutable and self._size(name) == size:
             return
-        self._moving = _Moving(size, self._now())
-        try:
-            self._call("upload", name, lambda: self._upload(name, path))
-            arrived = self._size(name)
-        finally:
-            self._moving = None
+        with Watch(name, size, self._told, self._now) as watch:
+            self._watch = watch
+            try:
+                self._call("upload", name, lambda: self._upload(name, path, watch))
+                arrived = self._size(name)
+            finally:
+                self._watch = None
         if arrived != size:
             raise CannotCarry(
                 "{}: {:,} bytes were sent to s3://{} and {} are there".format(
@@ -115,8 +118,8 @@ class Direct(Carrier):
                 self._told("checkpoint {}: S3 did not delete it: {}".format(fault["Key"], fault["Code"]))
 
     def behind(self) -> Optional[Behind]:
-        moving = self._moving
-        return Behind(0, 0.0) if moving is None else Behind(moving.left, self._now() - moving.at)
+        watch = self._watch
+        return Behind(0, 0.0) if watch is None else watch.behind()
 
     def _listed(self) -> Dict[str, int]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -140,7 +143,8 @@ class Direct(Carrier):
             return None
         return int(answer["ContentLength"])
 
-    def _upload(self, name: str, path: str) -> None:
+    def _upload(self, name: str, path: str, watch: Watch) -> None:
+        watch.begin()
         # CRC32, since only the way needs it: whoever loads the part compares its sha256.
         self._client.upload_file(
             path,
@@ -148,13 +152,8 @@ class Direct(Carrier):
             self._prefix + name,
             ExtraArgs={"ChecksumAlgorithm": "CRC32"},
             Config=self._transfer,
-            Callback=self._moved,
+            Callback=watch.moved,
         )
-
-    def _moved(self, count: int) -> None:
-        moving = self._moving
-        if moving is not None:
-            self._moving = _Moving(moving.left - count, self._now())
 
     def _call(
         self, what: str, name: str, function: Callable[[], Any], failure: Type[Exception] = CannotCarry
@@ -173,11 +172,6 @@ class Direct(Carrier):
                 pause = _FIRST_WAIT * 2 ** (tries - 1)
                 self._told("{}; trying again in {:.0f} s".format(text, pause))
                 self._wait(pause)
-
-
-class _Moving(NamedTuple):
-    left: int
-    at: float
 
 
 def _place(uri: str) -> Tuple[str, str]:
