@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.train.ranks import ENTRYPOINTS, Ranks, run
+
+pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 

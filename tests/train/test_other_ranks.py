@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.train.ranks import ENTRYPOINTS, run
+
+pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 

@@ -1,0 +1,309 @@
+"""What a script may expect of the Checkpointer, on one rank, and what it hears when something cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.protocol import checkpoint as protocol
+from smlaunch.train import Checkpointer, ResumableOrder, sample_seed, store
+from smlaunch.train.interval import FIRST_SECONDS, Interval
+from smlaunch.train.stopping import StopWish
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("SMLAUNCH_") or name == "WORLD_SIZE"]:
+        monkeypatch.delenv(name)
+    former = signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)  # many tests share few processors
+    yield
+    assert signal.getsignal(signal.SIGTERM) == former
+
+
+class Sum:
+    """Something with state that is no tensor."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"total": 0, "seen": [], "mean": np.zeros(3), "count": np.int64(0)}
+
+    def add(self, samples: list[int]) -> None:
+        self.state["total"] += sum(samples)
+        self.state["seen"].append(tuple(samples))
+        self.state["mean"] += random.random()
+        self.state["count"] += np.int64(len(samples))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+class Numbers:
+    """Sample i is i, with what the global generators give for it."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float, int]:
+        return index, random.random(), np.random.random(), float(torch.rand(())), sample_seed() % 1000
+
+
+def train(folder: Path, until: int | None = None, epochs: int = 3, per_step: int = 1, **more: Any) -> Sum:
+    total = Sum()
+    order = ResumableOrder(10, 3, seed=1)
+    with Checkpointer(order=order, total=total, directory=str(folder), **more) as run:
+        loader = order.loader(Numbers(), collate_fn=list)
+        taken: list[int] = []
+        for number, batch in enumerate(run.batches(loader, epochs=epochs), 1):
+            taken += [index for index, *_ in batch]
+            if number % per_step == 0:
+                total.add(taken)
+                taken = []
+                run.step()
+                if run.steps_done == until:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    assert run.finished == (outcome(folder)["result"] == "finished")
+    return total
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / protocol.OUTCOME).read_text())
+    return document
+
+
+@pytest.mark.parametrize("per_step", [1, 2])
+def test_state_of_any_kind_goes_on(tmp_path: Path, per_step: int) -> None:
+    random.seed(1)
+    whole = train(tmp_path / "whole", per_step=per_step)
+    random.seed(1)
+    first = train(tmp_path / "cut", until=3, per_step=per_step)
+    assert outcome(tmp_path / "cut")["step"] == len(first.state["seen"]) < len(whole.state["seen"])
+    random.seed(99)  # given back
+    second = train(tmp_path / "cut", per_step=per_step)
+    assert second.state["mean"].tolist() == whole.state["mean"].tolist()
+    assert isinstance(second.state["count"], np.int64)
+    assert {**second.state, "mean": 0} == {**whole.state, "mean": 0}
+
+
+def test_a_finished_training_has_nothing_to_do(tmp_path: Path) -> None:
+    done = train(tmp_path)
+    again = train(tmp_path)
+    assert again.state["seen"] == done.state["seen"]
+    assert outcome(tmp_path)["result"] == "finished"
+
+
+def test_loading_samples_leaves_the_generators_alone() -> None:
+    loader = ResumableOrder(10, 10).loader(Numbers(), collate_fn=list)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    (first,) = loader
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert (
+        len({draws for _, *draws in ((index, *map(str, rest)) for index, *rest in first) for draws in draws})
+        > 30
+    )
+    by_worker = {
+        row[0]: row for batch in ResumableOrder(10, 3).loader(Numbers(), collate_fn=list) for row in batch
+    }
+    assert {row[0]: row for row in first} == by_worker
+
+
+def test_sample_seed_is_for_samples() -> None:
+    with pytest.raises(RuntimeError, match="__getitem__"):
+        sample_seed()
+
+
+def test_a_handler_of_the_scripts_own_is_called_too(tmp_path: Path) -> None:
+    heard = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        train(tmp_path, until=2)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert heard == [signal.SIGTERM]
+    assert outcome(tmp_path)["result"] == "continue"
+
+
+def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
+    file = tmp_path / "stop"
+    wish = StopWish(str(file), 1000.0, clock=lambda: 900.0)
+    assert wish.reason(needed=50) is None
+    assert wish.time_left() == 100
+    assert wish.reason(needed=100) == "the planned end of the segment"
+    file.touch()
+    assert wish.reason() == "the host's stop file"
+
+
+def test_without_a_directory_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    order = ResumableOrder(10, 5)
+    with Checkpointer(order=order) as run:
+        for _ in run.batches(order.loader(Numbers(), collate_fn=list), steps=3):
+            run.step(loss=torch.ones(()))
+    assert run.finished
+    said = capsys.readouterr().out
+    assert "no checkpoint directory is given: nothing is kept" in said
+    assert "smlaunch: progress step=3 steps=3 loss=1\n" in said
+
+
+def test_a_loader_of_ones_own_is_skipped_to_its_place(tmp_path: Path) -> None:
+    def job(until: int) -> list[int]:
+        used = []
+        with Checkpointer(directory=str(tmp_path), every_steps=1) as run:
+            for batch in run.batches(range(4), epochs=2):
+                used.append(batch)
+                run.step()
+                if run.steps_done == until:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        return used
+
+    first, second = job(until=4), job(until=99)
+    assert first + second == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert 4 <= len(first) <= 6
+
+
+def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"one: a dict has no state_dict.*\n.*two: a int has no state_dict"):
+        Checkpointer(one={}, two=3)
+    with pytest.raises(TypeError, match="shared: nothing is registered as ema"):
+        Checkpointer(shared=["ema"])
+    total = Sum()
+    total.state = {"hook": print}
+    with (
+        pytest.raises(RuntimeError, match=r"step 1 cannot be made: .*\n.*own\.total\.hook: a builtins"),
+        Checkpointer(total=total, directory=str(tmp_path), every_steps=1) as run,
+    ):
+        for _ in run.batches(range(9), steps=9):
+            run.step()
+
+
+def test_a_checkpoint_of_another_script_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, until=2)
+    with (
+        pytest.raises(ValueError, match="holds the state of total too"),
+        Checkpointer(order=ResumableOrder(10, 3, seed=1), directory=str(tmp_path)),
+    ):
+        pass
+    with (
+        pytest.raises(
+            ValueError, match=r"ema: the checkpoint of step \d has no such state; .* order, rng, total"
+        ),
+        Checkpointer(total=Sum(), order=ResumableOrder(10, 3, seed=1), ema=Sum(), directory=str(tmp_path)),
+    ):
+        pass
+    with (
+        pytest.raises(
+            ValueError, match=r"order: the state of step \d does not fit: .* seed: 1 was kept, 2 is given"
+        ),
+        Checkpointer(total=Sum(), order=ResumableOrder(10, 3, seed=2), directory=str(tmp_path)),
+    ):
+        pass
+
+
+def test_a_full_disk_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "_free", lambda directory: 1000)
+    with Checkpointer(total=Sum(), directory=str(tmp_path), every_steps=2) as run:
+        for _ in run.batches(range(9), steps=6):
+            run.step()
+            if run.steps_done == 4:
+                run._keeper.finish()  # type: ignore[union-attr]
+                monkeypatch.undo()
+    assert "step 2 was not kept: rank 0: " in capsys.readouterr().out
+    assert outcome(tmp_path)["step"] == 6
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000000006"]
+
+
+def test_ranks_that_do_not_know_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match=r"WORLD_SIZE is 4, and torch.distributed is not initialised"):
+        Checkpointer(directory=str(tmp_path)).__enter__()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1), capturable=False, amsgrad=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+    ],
+)
+def test_models_and_optimizers_of_many_kinds(tmp_path: Path, make: Any) -> None:
+    def job(folder: Path, until: int) -> dict[str, Any]:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.Flatten(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(16, 2).to(torch.bfloat16).float(),
+        )
+        optimizer = make(model.parameters())
+        generator = torch.Generator().manual_seed(1)
+        plain = random.Random(2)
+        modern = np.random.default_rng(3)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        with Checkpointer(
+            model=model,
+            optimizer=optimizer,
+            scheduler=schedule,
+            generator=generator,
+            plain=plain,
+            modern=modern,
+            directory=str(folder),
+            every_steps=2,
+        ) as run:
+            for _ in run.batches(range(100), steps=8):
+                inputs = torch.randn(3, 1, 4, 4, generator=generator) * plain.random() + modern.random()
+
+                def closure(inputs: Any = inputs) -> Any:
+                    optimizer.zero_grad()
+                    loss = model(inputs.float()).square().mean()
+                    loss.backward()
+                    return loss
+
+                schedule.step(optimizer.step(closure))
+                run.step()
+                if run.steps_done == until:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        return {**model.state_dict(), "drawn": torch.rand(3), "plain": torch.tensor(plain.random())}
+
+    whole = job(tmp_path / "whole", 99)
+    job(tmp_path / "cut", 3)
+    again = job(tmp_path / "cut", 99)
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+
+
+def test_the_interval_follows_from_what_a_save_costs() -> None:
+    interval = Interval(None, failure_seconds=86400, start=0)
+    assert interval.seconds == FIRST_SECONDS
+    for _ in range(9):
+        interval.step_taken(1.0, saving=False)
+    interval.save_began(60)
+    interval.step_taken(1.5, saving=True)
+    told = interval.save_ended(stall=0.5, write=3)
+    assert told is not None
+    assert "a save costs 1.00 s" in told
+    assert interval.seconds == pytest.approx((2 * 1.0 * 86400) ** 0.5, rel=0.01)
+    assert not interval.due(60 + 400, None)
+    assert interval.due(60 + 420, None)
+    assert not interval.due(60 + 420, time_left=100), "the planned end saves anyway"
+    assert interval.save_ended(stall=1.0, write=3) is None, "no news"
+    assert Interval(7, None, 0).seconds == 7
