@@ -16,8 +16,6 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
-from smlaunch.protocol.paths import IMPORTABLE
-
 _ROOMS = ("protocol", "runtime", "train")
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest a zip can say."""
@@ -38,9 +36,6 @@ def build_runtime() -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, source in (("__main__.py", _MAIN), ("smlaunch/__init__.py", b"")):
             _add(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
-        shim = package / "runtime" / "importable.py"
-        name = f"{IMPORTABLE}/smlaunch/__init__.py"
-        _add(archive, name, shim.read_bytes(), _cached_code(shim, name))
         for path in _modules(package):
             name = f"smlaunch/{path.relative_to(package).as_posix()}"
             _add(archive, name, path.read_bytes(), _cached_code(path, name))

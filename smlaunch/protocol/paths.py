@@ -30,9 +30,6 @@ SOURCE_ARCHIVE = "source.tar.gz"
 RUNTIME_ARCHIVE = "runtime.pyz"
 LAUNCH_FILE = "job.json"
 
-IMPORTABLE = "importable"
-"""The folder inside RUNTIME_ARCHIVE that ranks may import from: it holds ``smlaunch`` and nothing else."""
-
 _CONTRACT = "/opt/ml"
 
 

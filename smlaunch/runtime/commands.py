@@ -9,7 +9,7 @@ import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from smlaunch.protocol.launch_spec import LaunchSpec, Ref, Word
-from smlaunch.protocol.paths import IMPORTABLE, RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths
+from smlaunch.protocol.paths import Paths
 from smlaunch.runtime import rendezvous
 from smlaunch.runtime.arguments import Hyperparameters
 from smlaunch.runtime.cluster import Cluster
@@ -37,7 +37,9 @@ class Command(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Everything about this host that a word may refer to."""
+    """Everything about this host that a word may refer to. ``importable``: a folder that ranks find
+    smlaunch.train in.
+    """
 
     cluster: Cluster
     paths: Paths
@@ -45,6 +47,7 @@ class Host(NamedTuple):
     python: str
     per_host: int
     port: int
+    importable: str = ""
 
     def values(self, local_rank: int) -> Dict[str, str]:
         return {
@@ -98,8 +101,7 @@ def base_environment(host: Host, environ: Mapping[str, str]) -> Dict[str, str]:
     variables.setdefault("PYTHONFAULTHANDLER", "1")
     # As in the toolkit, the source can be imported from wherever in it the entry point lies. Last comes
     # smlaunch.train as it travels with the job (importable.py).
-    ours = os.path.join(host.paths.channel(RUNTIME_CHANNEL), RUNTIME_ARCHIVE, IMPORTABLE)
-    parts = (host.paths.code, environ.get("PYTHONPATH"), ours)
+    parts = (host.paths.code, environ.get("PYTHONPATH"), host.importable)
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return variables
 

@@ -25,7 +25,7 @@ from smlaunch.protocol.paths import (
     Paths,
 )
 from smlaunch.protocol.segment import Segment
-from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, segments
+from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
 from smlaunch.runtime.cluster import Cluster, training
 from smlaunch.runtime.outcome import Outcome
 from smlaunch.runtime.problems import Unusable
@@ -67,7 +67,8 @@ def _run(
     began: float,
 ) -> int:
     spec = _read_launch_spec(os.path.join(paths.channel(RUNTIME_CHANNEL), LAUNCH_FILE))
-    segment = segments.segment_of(spec, paths, os.environ, began)
+    folder = own.folder(paths)
+    segment = segments.segment_of(spec, paths, folder, os.environ, began)
     end = segments.end_of(segment, spec)
     if segments.is_finished(segment):
         _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
@@ -130,6 +131,7 @@ def _run(
         python=python,
         per_host=_per_host(spec, machine),
         port=port,
+        importable=own.importable(folder, paths),
     )
     by_torchrun = spec.ranks.launcher == TORCHRUN
     ranks = [] if by_torchrun else commands.rank_commands(spec, host, rank_environment)

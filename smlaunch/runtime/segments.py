@@ -62,9 +62,9 @@ class End:
             self.problem = "{}: the stop file cannot be made: {}".format(self._file, error.strerror)
 
 
-def segment_of(spec: LaunchSpec, paths: Paths, environ: Mapping[str, str], now: float) -> Segment:
-    """``environ`` is the request's; ``now``: seconds since the epoch when the host began. Makes the
-    directories the ranks are told of. Raises Unusable.
+def segment_of(spec: LaunchSpec, paths: Paths, own: str, environ: Mapping[str, str], now: float) -> Segment:
+    """``own``: the runtime's own folder, for the stop file. ``environ`` is the request's; ``now``: seconds
+    since the epoch when the host began. Makes the directories the ranks are told of. Raises Unusable.
     """
     try:
         given = Segment.from_environment(environ)
@@ -78,7 +78,7 @@ def segment_of(spec: LaunchSpec, paths: Paths, environ: Mapping[str, str], now: 
     segment = given._replace(
         run=spec.run or given.run,
         job=job or given.job,
-        stop_file=_fresh_stop_file(paths),
+        stop_file=_fresh_stop_file(own),
         stop_at=None if after is None else now + after,
         deterministic=spec.deterministic or given.deterministic,
     )
@@ -167,24 +167,12 @@ def _replace(path: str, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _fresh_stop_file(paths: Paths) -> str:
-    """Where nothing is copied away from, and where other hosts of the same machine do not look."""
-    try:
-        file = os.path.join(paths.own, "stop")
-        os.makedirs(paths.own, exist_ok=True)
-        if os.path.exists(file):  # of an attempt that ran here before
-            os.unlink(file)
-        _touch(file + _LATER)
-    except OSError:  # an image whose user may not write there
-        import tempfile
-
-        file = os.path.join(tempfile.mkdtemp(prefix="smlaunch-"), "stop")
-        _touch(file + _LATER)
+def _fresh_stop_file(own: str) -> str:
+    file = os.path.join(own, "stop")
+    if os.path.exists(file):  # of an attempt that ran here before
+        os.unlink(file)
+    os.close(os.open(file + _LATER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     return file
-
-
-def _touch(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def _directory(path: str) -> str:

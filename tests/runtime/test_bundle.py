@@ -33,7 +33,7 @@ def test_it_holds_protocol_and_runtime_and_nothing_else() -> None:
         for path in (package / room).rglob("*.py")
     }
     sources = {name for name in names if name.endswith(".py")}
-    assert sources == expected | {"__main__.py", "smlaunch/__init__.py", "importable/smlaunch/__init__.py"}
+    assert sources == expected | {"__main__.py", "smlaunch/__init__.py"}
     assert {name for name in names if name.endswith(".pyc")} == {name + "c" for name in sources}
 
 

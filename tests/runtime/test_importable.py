@@ -56,7 +56,7 @@ def test_a_python_without_smlaunch_imports_it_from_the_zip(host: MakeHost, versi
         pytest.skip(f"no Python {version} on this machine")
     made = host(ASK, python=python)
     top, train = asked(made, argv=BARE)
-    assert top == f"{made.runtime}/importable/smlaunch/__init__.py"
+    assert top == f"{made.root}/smlaunch/importable/smlaunch/__init__.py"
     assert train.startswith(f"{made.runtime}/smlaunch/train/__init__.py")
 
 
@@ -91,7 +91,7 @@ def test_one_that_is_installed_as_editable_is_the_one(host: MakeHost, tmp_path: 
 def test_an_older_one_without_train_gives_way(host: MakeHost, tmp_path: Path) -> None:
     site = installed_at(tmp_path / "site-packages")
     made = host(f"import sys\nsys.path.append({str(site)!r})\n{ASK}")
-    assert asked(made, argv=BARE)[0] == f"{made.runtime}/importable/smlaunch/__init__.py"
+    assert asked(made, argv=BARE)[0] == f"{made.root}/smlaunch/importable/smlaunch/__init__.py"
 
 
 def test_one_in_the_source_comes_first(host: MakeHost) -> None:

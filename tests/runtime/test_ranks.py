@@ -87,7 +87,7 @@ def test_what_the_user_has_set_stays(host: MakeHost) -> None:
     told = made.run(per_host=2, env={"FROM_SPEC": Ref("rank", prefix="r", suffix="!")}).documents()
     for name in ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "PYTHONUNBUFFERED"):
         assert told[0]["env"][name] == mine[name]
-    ours = f"{made.runtime}/importable"
+    ours = f"{made.root}/smlaunch/importable"
     assert told[0]["env"]["PYTHONPATH"] == os.pathsep.join([made.paths.code, "/a", ours])
     assert [document["env"]["FROM_SPEC"] for document in told] == ["r0!", "r1!"]
 
@@ -110,10 +110,11 @@ def test_the_port_may_come_from_the_host(host: MakeHost) -> None:
 
 
 def test_ranks_do_not_see_the_runtime_and_find_their_source(host: MakeHost) -> None:
-    """Of the zip, only what gives way to an installed smlaunch (test_importable)."""
+    """Only what gives way to an installed smlaunch (test_importable)."""
     made = host(TELL, source={"package/helper.py": "", "package/__init__.py": ""})
     told = made.run().documents()[0]
-    assert [path for path in told["path"] if "runtime.pyz" in path] == [f"{made.runtime}/importable"]
+    assert not [path for path in told["path"] if "runtime.pyz" in path]
+    assert [path for path in told["path"] if "importable" in path] == [f"{made.root}/smlaunch/importable"]
     assert told["cwd"] == made.paths.code
 
 
