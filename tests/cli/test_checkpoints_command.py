@@ -19,6 +19,53 @@ for step in (10, 20):
 store.write(30, encode({"step": 30}).chunks())
 """
 
+CARRIES = """\
+import os
+from pathlib import Path
+from smlaunch.protocol.checkpoint import Part, part_name
+from smlaunch.protocol.segment import Segment
+from smlaunch.train.carriers import carrier_for
+from smlaunch.train.store import Store
+import hashlib
+segment = Segment.from_environment(os.environ)
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = Store(segment.checkpoints, rank, world_size, job=segment.job, carrier=carrier_for(segment))
+newest = store.newest_whole([rank])
+there = sorted(path.name[:10] for path in Path(store.directory).rglob("rank-*"))
+print("rank", rank, "began with", newest and newest.step, there, flush=True)
+
+def content(step, rank):
+    return b"%d %d " % (step, rank) * 1000
+
+# Ranks that cannot talk: each knows what the others have written, and the leader commits unseen.
+for step in (1, 2):
+    store.write(step + (newest.step if newest else 0), [content(step, rank)])
+    digests = [hashlib.sha256(content(step, other)).hexdigest() for other in range(world_size)]
+    parts = [Part(r, part_name(r, world_size, d), len(content(step, r)), d) for r, d in enumerate(digests)]
+    if rank == 0:
+        store.commit(step + (newest.step if newest else 0), parts)
+"""
+JOB = """\
+entry: carries.py
+strategy: ddp
+compute: {hosts: 2, processes_per_host: 1}
+checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", carrier: direct}
+"""
+
+
+def test_hosts_that_carry_their_own_parts(standing: Shell) -> None:
+    """Two hosts, one after the other two more: each downloads its own part and no other."""
+    (standing.folder / "carries.py").write_text(CARRIES)
+    (standing.folder / "carries.yaml").write_text(JOB)
+    for name, began in (("carried-1", "None []"), ("carried-2", "2 ['rank-0000{}']")):
+        done = standing("run", "carries.yaml", "--local", "--name", name)
+        assert done.code == 0, done.err
+        said = sorted(line.partition("rank ")[2] for line in done.out.splitlines() if "began with" in line)
+        assert said == [f"{rank} began with {began.format(rank)}" for rank in range(2)]
+    uri = "s3://sagemaker-us-east-1-000000000000/carried/"
+    verified = standing("checkpoints", "verify", uri, "--local")
+    assert verified.out.splitlines() == [f"step {step}: verified" for step in (4, 3, 2, 1)]
+
 
 def test_list_and_verify(standing: Shell) -> None:
     script = standing.folder / "saves.py"

@@ -105,7 +105,7 @@ class Chain:
         self.settings = Settings(
             checkpoint_sync_seconds=draw.choice((0.02, 0.1, 0.3)),
             checkpoint_sync_order="shuffled",
-            checkpoint_sync_loss=draw.choice((0.0, 0.05, 0.2)),
+            checkpoint_sync_loss=draw.choice((0.0, 0.0, 0.05)),
             checkpoint_sync_seed=number,
             checkpoint_last_sync=draw.random() < 0.3,
             failed_peer_grace_seconds=1.0,
