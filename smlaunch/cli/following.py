@@ -163,11 +163,10 @@ def tell_outcome(result: RunOutcome, place: Place) -> None:
         click.echo(f"exit code {result.exit_code}; {_next_step(result, job, place)}", err=True)
     elif result.exit_code is not None:
         colour = "green" if result.status == "Completed" else "yellow"
-        took = _took(result)
-        click.echo(
-            click.style(headline_of(result), fg=colour, bold=True) + (f" after {took}" if took else ""),
-            err=True,
-        )
+        took, ended = _took(result), click.style(headline_of(result), fg=colour, bold=True)
+        # A sentence of its own where it says more than a word.
+        after = f" ({took})" if result.verdict is not None and result.exit_code else f" after {took}"
+        click.echo(ended + (after if took else ""), err=True)
 
 
 def print_results(result: RunOutcome, place: Place) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.protocol.names import parse_task_name
 
 
 @click.command(cls=GroupedCommand, short_help="List runs, newest first.")
@@ -35,7 +36,8 @@ def ls(limit: int, as_json: bool, **options: Any) -> int:
     table = [("RUN", "STATUS", "CREATED", "TOOK")]
     for row in rows:
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created))
-        table.append((row.run, row.status, created, duration((row.ended or now) - row.created)))
+        took = duration((row.ended or now) - row.created)
+        table.append((row.run, row.status + _which(row.job), created, took))
     for line in aligned(table):
         click.echo(line)
     return 0
@@ -91,6 +93,7 @@ def show(run: str, as_json: bool, **options: Any) -> int:
 def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any) -> int:
     """Print a run's log, all hosts merged by time. Lines begin with the host where there are several."""
     from smlaunch.cli.place import open_place
+    from smlaunch.cli.telling import tell
     from smlaunch.errors import JobError, Problem
     from smlaunch.launch.run import Run
 
@@ -99,7 +102,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
             [Problem("--json", "one document cannot be written before the run has ended; leave out -f")]
         )
     with open_place(options, leaves_no_trace=True) as place:
-        found = Run.attach(run, place.target)
+        found = Run.attach(run, place.target, told=tell)
         if follow:
             from smlaunch.cli.display import Display
             from smlaunch.cli.following import follow_to_end
@@ -124,10 +127,11 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.place import open_place
+    from smlaunch.cli.telling import tell
     from smlaunch.launch.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
-        found = Run.attach(run, place.target)
+        found = Run.attach(run, place.target, told=tell)
         return follow_to_end(found, place, Display(1, lines=False), as_json=as_json)
 
 
@@ -169,10 +173,19 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.launch.run import Run
 
     with open_place(options) as place:
-        found = Run.attach(run, place.target)
-        found.resume(told=tell)
+        found = Run.attach(run, place.target, told=tell)
+        found.resume()
         display = Display(found.hosts(), out=sys.stderr if as_json else sys.stdout, outlives_reader=True)
         return follow_to_end(found, place, display, as_json=as_json, ours=place.embedded)
+
+
+def _which(job: str) -> str:
+    """Whose status it is, where a run has had more than one job: the run may go on after it."""
+    task = parse_task_name(job)
+    if task is None or (task.segment, task.attempt) == (1, 1):
+        return ""
+    again = f", attempt {task.attempt}" if task.attempt > 1 else ""
+    return f" (segment {task.segment}{again})"
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

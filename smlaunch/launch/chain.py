@@ -63,10 +63,9 @@ class Chain:
         self._forgiven: TaskName | None = None
         self._due_since: dict[TaskName, float] = {}
 
-    def resume(self, told: Callable[[str], None] | None = None) -> None:
+    def resume(self) -> None:
         """Drives from here on, whatever the newest job ended with: a person has asked for it."""
         self.drives = True
-        self._told = told or self._told
         self.folder.want_stop(self._target.storage, False)
         known = self.lineage.descriptions()
         newest = max(known, default=None)

@@ -47,18 +47,23 @@ class Run:
         *,
         attached: bool = False,
         chain: Chain | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.target = target
         self.attached = attached
         self._jobs = list(jobs)
+        self._told = told
         self._chain = chain
         # What was launched here brought its chain, if it has one; for others it is looked for when needed.
         self._looked_for_chain = chain is not None or not attached
 
     @classmethod
-    def attach(cls, name: str, target: Target | None = None) -> Run:
-        """Finds a run by its id, or any training job by its name. Raises JobError when there is none."""
+    def attach(
+        cls, name: str, target: Target | None = None, told: Callable[[str], None] | None = None
+    ) -> Run:
+        """Finds a run by its id, or any training job by its name. Raises JobError when there is none.
+        ``told`` hears, in a sentence, what following it may bring up."""
         target = target or Target.region()
         with answers_of(target):
             found = sorted(
@@ -67,7 +72,7 @@ class Run:
                 if (task := parse_task_name(summary.name)) is not None and task.run == name
             )
             if found:
-                return cls(name, target, [job for _, job in found], attached=True)
+                return cls(name, target, [job for _, job in found], attached=True, told=told)
             try:
                 target.control.describe(name)
             except CallError as error:
@@ -75,7 +80,7 @@ class Run:
                     raise
                 raise _no_run(name, target) from error
             task = parse_task_name(name)
-            return cls(task.run if task else name, target, [name], attached=True)
+            return cls(task.run if task else name, target, [name], attached=True, told=told)
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -87,7 +92,7 @@ class Run:
         """None for a run that is one job."""
         if not self._looked_for_chain:
             with answers_of(self.target):
-                self._chain = _chain_of(self.name, self._jobs[-1], self.target)
+                self._chain = _chain_of(self.name, self._jobs[-1], self.target, self._told)
             self._looked_for_chain = True
         return self._chain
 
@@ -168,7 +173,7 @@ class Run:
             raise error
         return result
 
-    def resume(self, told: Callable[[str], None] | None = None) -> None:
+    def resume(self) -> None:
         """Goes on with the run from where it is, also from a stop or a failure: ``wait`` drives it from now
         on. Starts nothing yet. Raises JobError for an ended run of a single job: nothing can follow it."""
         chain = self.chain
@@ -178,7 +183,7 @@ class Run:
             text = f"{self.name} is a single job, and it has ended; launch it again under another --name"
             raise JobError([Problem("", text)])
         with answers_of(self.target):
-            chain.resume(told)
+            chain.resume()
 
     def logs(self) -> Iterator[LogLine]:
         """Every line written so far, host by host as it was read; does not wait for more."""
@@ -222,7 +227,7 @@ class Run:
         return RunOutcome(self.name, tuple(found), chain=True, verdict=chain.verdict, step=step)
 
 
-def _chain_of(run: str, job: str, target: Target) -> Chain | None:
+def _chain_of(run: str, job: str, target: Target, told: Callable[[str], None] | None) -> Chain | None:
     """Of a run that was launched elsewhere, or earlier."""
     if parse_task_name(job) is None:
         return None
@@ -230,11 +235,12 @@ def _chain_of(run: str, job: str, target: Target) -> Chain | None:
     workflow = None if folder is None else folder.load(target.storage)
     if folder is None or workflow is None:
         return None
-    return Chain(workflow, folder, target)
+    return Chain(workflow, folder, target, told=told)
 
 
 class RunSummary(NamedTuple):
-    """One row of ``smlaunch ls``. Times are seconds since the epoch."""
+    """One row of ``smlaunch ls``: a run, by its newest job. Times are seconds since the epoch; ``created`` is
+    the first job's."""
 
     run: str
     job: str
@@ -251,6 +257,7 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
             task = parse_task_name(summary.name)
             name = task.run if task else summary.name
             if name in rows:
+                rows[name] = rows[name]._replace(created=min(rows[name].created, summary.created))
                 continue
             if len(rows) == limit:
                 break

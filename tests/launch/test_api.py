@@ -61,6 +61,28 @@ def test_a_launch_uploads_everything_the_request_names(job: Job, target: Target)
     assert {len(content) for key, content in keys.items() if key.endswith(".bin")} == {10, 20}
 
 
+def test_a_run_of_one_job_keeps_nothing_beside_what_the_job_needs(job: Job, target: Target) -> None:
+    run = launch(job, target)
+    assert run.chain is None
+    keys = storage(target).objects[BUCKET]
+    own = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
+    assert own == {"runtime.pyz", "job.json"}
+
+
+def test_a_chain_is_written_down_before_its_first_job(job: Job, target: Target) -> None:
+    source = Path(job.entry)
+    source.write_text("import smlaunch.train")
+    longer = Job.from_mapping({**job.to_mapping(), "limits": {"max_runtime": "2d", "segment": "1d"}})
+
+    def refuse(request: object) -> str:
+        raise CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
+
+    control(target).create = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(AccountError):
+        launch(longer, target)
+    assert "smlaunch/demo/chain.json" in storage(target).objects[BUCKET]
+
+
 def test_what_is_there_is_not_sent_again(job: Job, target: Target) -> None:
     launch(job, target)
     first = len(storage(target).puts)
