@@ -12,6 +12,7 @@ ranks have agreed to leave, with everything kept.
 docs/resume.md says what breaks exactness, and what of it is taken care of here.
 """
 
+import math
 import os
 import time
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
@@ -127,7 +128,9 @@ class Checkpointer:
                 voice.say("the first step after a restart may round differently: " + problem)
         self._trace = Trace.of(os.environ, self._segment.job, group.rank)
         self._stop = StopWish(self._segment.stop_file, self._segment.stop_at)
-        self._interval = Interval(self._segment.interval, self._segment.failure_seconds, time.monotonic())
+        # Who saves by steps is not told of seconds.
+        fixed = math.inf if self._every_steps is not None else self._segment.interval
+        self._interval = Interval(fixed, self._segment.failure_seconds, time.monotonic())
         self._keeper: Optional[Keeper] = None
         if self._segment.checkpoints is None:
             voice.say("no checkpoint directory is given: nothing is kept")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.ranks import ENTRYPOINTS, run
+from tests.train.ranks import ENTRYPOINTS, Ranks, run
 
 pytest.importorskip("torch")
 
@@ -64,6 +64,35 @@ def test_an_epoch_goes_on_with_other_ranks(tmp_path: Path) -> None:
     assert "not bit-identical: 2 ranks before, 4 now" in said
     assert weights(said)
     assert steps_of(folder) == steps_of(tmp_path / "whole")
+
+
+ALONE = """
+import sys, torch, torch.distributed as dist
+from smlaunch.train import Checkpointer
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank() if "diverging" in sys.argv else 0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Checkpointer(model=model, optimizer=optimizer, every_steps=2) as run:
+    for _ in run.batches(range(9), steps=9):
+        run.step()
+dist.destroy_process_group()
+"""
+
+
+def test_weights_that_differ_between_ranks_are_not_kept_as_one(tmp_path: Path) -> None:
+    """Each rank trains alone, and only some know it: a checkpoint of that would be a mixture."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    job(tmp_path / "same", script, [], 2)
+    ranks = Ranks(
+        script, ["diverging"], 2, tmp_path / "job", {"SMLAUNCH_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    )
+    assert ranks.wait() == [1, 1]
+    for rank in range(2):
+        assert "model.weight is not the same on ranks 0 and 1, and is kept only once" in ranks.output(rank)
+    assert not list((tmp_path / "checkpoints").glob("*/COMMIT"))
 
 
 def steps_of(folder: Path) -> dict[int, list[int]]:
