@@ -181,7 +181,7 @@ def headline_of(result: RunOutcome) -> str:
         return f"{last.name}: {headline(last)}"
     failed = result.verdict.status == "Failed" and last.failure is not None and last.failure.host is not None
     if failed:
-        return headline(last)
+        return headline(last) + result.verdict.more
     return result.verdict.sentence
 
 

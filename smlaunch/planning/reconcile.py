@@ -94,11 +94,13 @@ class LookAgain:
 
 @dataclass(frozen=True)
 class Finish:
-    """``status``: Completed, Failed or Stopped, as of a job."""
+    """``status``: Completed, Failed or Stopped, as of a job. ``more``: the end of the sentence, which is
+    about the run rather than about its last job."""
 
     exit_code: int
     status: str
     sentence: str
+    more: str = ""
 
 
 Action: TypeAlias = Submit | WatchJob | LookAgain | Finish
@@ -193,12 +195,12 @@ class _Decision:
             return self._again("it left no newer checkpoint")
         if rule.remedy in (Remedy.GIVE_UP, Remedy.ON_DEMAND):
             if not self._forgiven:
-                return Finish(rule.exit_code, _status(ending), self._ended_with(ending))
+                return self._give_up(ending)
             return self._again("asked to go on")
         if not self._forgiven and not (rule.remedy is Remedy.RESUME and progress[-1]):
             tried = self._since_progress(progress, [other for other in Ending if other not in _IDLE])
             if tried >= self.workflow.policy.attempts:
-                return Finish(rule.exit_code, _status(ending), self._ended_with(ending, tried))
+                return self._give_up(ending, tried)
         wait = 0.0 if self._forgiven else rule.wait(self.newest.attempt) * self.observed.pace
         return self._again(self._ended_with(ending), wait)
 
@@ -266,15 +268,18 @@ class _Decision:
     def _kept(self) -> str:
         return f"; the newest checkpoint is step {self.observed.step}" if self.observed.step else ""
 
-    def _ended_with(self, ending: Ending, tried: int = 0) -> str:
+    def _give_up(self, ending: Ending, tried: int = 0) -> Finish:
+        more = f"; tried {tried} times without a newer checkpoint" if tried > 1 else ""
+        more += self._kept()
+        return Finish(RULES[ending].exit_code, _status(ending), self._ended_with(ending) + more, more)
+
+    def _ended_with(self, ending: Ending) -> str:
         first = self.newest.reason.partition("\n")[0]
         words = {
             Ending.STOPPED: "stopped",
             Ending.STARVED: "stopped at its max_wait: spot capacity did not come, or did not last",
         }
-        text = words.get(ending, first or f"{self.name} failed; the service gave no reason")
-        again = f"; tried {tried} times without a newer checkpoint" if tried > 1 else ""
-        return text + again + self._kept()
+        return words.get(ending, first or f"{self.name} failed; the service gave no reason")
 
     def _diagnosis(self, idle: int) -> str:
         """Why the run is not worth going on with: what was seen, and the likely cause."""
