@@ -166,11 +166,11 @@ def _first_attempts(
         if not workflow.policy.chain:
             break
     else:
-        notes.refuse(
-            "limits.segment",
-            f"{format_duration(total)} would take more than {segments.MOST_SEGMENTS} segments; make them "
-            "longer",
-        )
+        why = f"{format_duration(total)} would take more than {segments.MOST_SEGMENTS} segments"
+        if compiled[0].shape.job.limits.max_runtime is not None:
+            notes.refuse("limits.segment", f"{why}; make them longer")
+        else:
+            notes.warn(f"{why}, which is as many as are planned; state limits.max_runtime.")
     for one in compiled[len(planned) :]:
         notes.warn(
             f"segments[{one.shape.first - 1}] never begins unless an earlier one ends before its time: "

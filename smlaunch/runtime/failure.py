@@ -29,6 +29,8 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
     if outcome.hang is not None:
         return _describe_hang(host, outcome.hang, outcome.processes)
     process = outcome.first_failure
+    if outcome.overstayed is not None and (process is None or process.status == -signal.SIGKILL):
+        return None if outcome.exit_code == 0 else _describe_overstay(host, outcome.overstayed)
     if process is None:
         return None
     cause = None if process.status == -signal.SIGKILL else tracebacks.find(process.tail)
@@ -75,6 +77,14 @@ def _describe_hang(host: str, hang: Hang, processes: Sequence[Ended]) -> str:
     line = "; ".join(filter(None, (line, _left(left))))
     alone = hang.ranks[0] if len(hang.ranks) == 1 else None
     return protocol.format_failure(host, alone, None, line, _shortened("\n".join(stacks)))
+
+
+def _describe_overstay(host: str, seconds: float) -> str:
+    line = (
+        "the ranks were still there {:.3g} s after the planned end of their segment and had to be stopped; "
+        "with smlaunch.train they leave by themselves at a checkpoint, if the segment is longer than a start"
+    )
+    return protocol.format_failure(host, None, None, line.format(seconds))
 
 
 def _shortened(stacks: str) -> str:

@@ -43,12 +43,14 @@ class Ended(NamedTuple):
 
 class Outcome(NamedTuple):
     """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start.
-    ``hang``: why they were ended, when that was it.
+    ``hang``: why they were ended, when that was it. ``overstayed``: for how many seconds they had stayed
+    after the planned end of their segment when they were stopped for it.
     """
 
     processes: Tuple[Ended, ...]
     stopped_by: Optional[int] = None
     hang: Optional[Hang] = None
+    overstayed: Optional[float] = None
 
     @property
     def first_failure(self) -> Optional[Ended]:

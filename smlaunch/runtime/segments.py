@@ -33,8 +33,8 @@ _LATER = "-later"
 class End:
     """The end of a segment, for a loop that waits. Times are of time.monotonic.
 
-    ``at``: the planned end, None without one. ``signal_at``, ``kill_at``: when ranks that have not left after
-    it are stopped and killed. ``told``: the ranks have been asked to leave; ``problem``: why they could not
+    ``at``: the planned end, None without one. ``signal_at``: when ranks that have not left after it are
+    stopped. ``told``: the ranks have been asked to leave; ``problem``: why they could not
     be, so that only the signal will tell them.
     """
 
@@ -42,7 +42,7 @@ class End:
         self._file = file
         self.at = at
         self.signal_at = None if at is None else at + _SIGNAL_AT * margin
-        self.kill_at = None if at is None else at + _KILL_AT * margin
+        self._margin = margin
         self.told = False
         self.problem: Optional[str] = None
 
@@ -50,6 +50,10 @@ class End:
     def due(self) -> Optional[float]:
         """When there is something to do next."""
         return self.signal_at if self.told else self.at
+
+    def kill_after(self, now: float) -> float:
+        """Seconds from ``now`` on that ranks which were stopped may take to leave."""
+        return (now if self.at is None else self.at) + _KILL_AT * self._margin - now
 
     def tell(self) -> None:
         """The stop file appears; once."""

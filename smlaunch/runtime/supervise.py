@@ -85,6 +85,7 @@ class Supervisor:
         self._watch: Optional[hang.Watch] = None
         self._hang: Optional[hang.Hang] = None
         self._aborted: List[int] = []
+        self._overstayed: Optional[float] = None
 
     def run(self, commands: Sequence[Command]) -> Outcome:
         """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
@@ -100,7 +101,7 @@ class Supervisor:
         finally:
             self._sweep()
         ended = tuple(self._ended(process) for process in self._processes)
-        return Outcome(ended, self._stopped_by, self._hang)
+        return Outcome(ended, self._stopped_by, self._hang, self._overstayed)
 
     def _start(self, command: Command) -> None:
         read_end, write_end = os.pipe()
@@ -202,8 +203,9 @@ class Supervisor:
         now = time.monotonic()
         if end.at is not None and now >= end.at:
             end.tell()
-        if end.signal_at is not None and end.kill_at is not None and now >= end.signal_at:
-            self._kill_within(end.kill_at - now)
+        if end.at is not None and end.signal_at is not None and now >= end.signal_at:
+            self._overstayed = now - end.at
+            self._kill_within(end.kill_after(now))
             self._answer(signal.SIGTERM)
 
     def _reap(self) -> None:

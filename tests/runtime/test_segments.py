@@ -143,12 +143,15 @@ def test_ranks_that_die_of_being_stopped_leave_no_outcome(host: MakeHost) -> Non
     made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.3"})
     result = made.run(run="digits", checkpoints=KEPT, margin_seconds=0.4)
     assert (result.exit_code, outcome_of(made)) == (143, None)
+    assert made.failure.startswith("algo-1 failed: the ranks were still there 0.2")
+    assert "after the planned end of their segment" in made.failure
 
 
 def test_the_deaf_are_killed_before_the_time_limit(host: MakeHost) -> None:
     train = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
     made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.5"})
     assert made.run(run="digits", margin_seconds=1.0, grace_seconds=50.0).exit_code == 137
+    assert "after the planned end of their segment" in made.failure
 
 
 def test_the_stop_file_is_there_before_the_signal(host: MakeHost) -> None:
