@@ -12,36 +12,30 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
+import re
 import time
 from typing import (
     Any,
     Callable,
     Dict,
     Iterable,
-    Iterator,
     List,
-    Mapping,
-    NamedTuple,
     Optional,
     Sequence,
-    Tuple,
     Union,
 )
 
 from smlaunch.protocol import checkpoint as protocol
 from smlaunch.protocol.checkpoint import Manifest, Outcome, Part
+from smlaunch.train import durable
 from smlaunch.train import parts as part_file
+from smlaunch.train.carriers.base import CannotLoad, Carrier, NotSaved
 from smlaunch.train.retention import Kept
-
-SETTLE_SECONDS = 300.0
-"""How long a committed step may still be on its way to S3. SageMaker states no interval for its sync."""
 
 _SPARE = 1 << 20
 """Bytes beyond a part that must be free: manifest, COMMIT and the outcome still have to fit."""
 
-_SLICE = 4 << 20
-"""Bytes hashed and written in one go: they are still in the processor's cache when they are written."""
+_TEMPORARY = re.compile(r"\.(?:part|brought|small)-(\d{5})")
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,18 +47,6 @@ class Torn(Exception):
         self.path = path
         self.why = why
         super().__init__("{}: {}".format(path, why))
-
-
-class NotSaved(OSError):
-    """A save that failed and left nothing half-written: training can go on, and the next one may succeed."""
-
-
-class CannotCarry(NotSaved):
-    """An upload that S3 did not take, after all tries."""
-
-
-class Unreachable(RuntimeError):
-    """S3 could not be read, after all tries. No sign of a torn copy: nothing older is taken in its place."""
 
 
 class NoRoom(NotSaved):
@@ -79,48 +61,6 @@ class NoRoom(NotSaved):
                 directory, needed, free
             )
         )
-
-
-class Behind(NamedTuple):
-    """An upload under way: ``size`` bytes are still to go, none has for ``still`` seconds."""
-
-    size: int
-    still: float
-
-
-class Carrier:
-    """How files get from the directory to S3 and back. Names are paths below the checkpoint directory.
-
-    This one does nothing: the directory is all there is.
-    """
-
-    remote = False
-    """S3 is what counts, not the directory: whatever is wanted is looked for there."""
-
-    settle_seconds = SETTLE_SECONDS
-    """How long after its commit a step may still be on its way."""
-
-    def listing(self) -> Mapping[str, int]:
-        """Where ``remote``: all files that S3 has, with their sizes. Raises Unreachable."""
-        return {}
-
-    def read(self, name: str) -> bytes:
-        """Where ``remote``: a small file's content. KeyError when it is gone, Unreachable."""
-        raise KeyError(name)
-
-    def bring(self, name: str, path: str) -> None:
-        """Where ``remote``: copies a file to ``path``. Raises as ``read``."""
-        raise KeyError(name)
-
-    def take(self, name: str, path: str, size: int) -> None:
-        """Returns when S3 has the file, or when that is somebody else's business. Raises CannotCarry."""
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Files that have been deleted here. What cannot be deleted is told and stays: it harms nobody."""
-
-    def behind(self) -> Optional[Behind]:
-        """How far uploads are behind; None where nobody can know. From any thread."""
-        return None
 
 
 class PartReader:
@@ -161,7 +101,7 @@ class Store:
         self.job = job
         self.carrier = Carrier() if carrier is None else carrier
         os.makedirs(self.directory, exist_ok=True)
-        self._scratch = _scratch_of(self.directory)
+        self._scratch = durable.scratch_of(self.directory)
         self._sweep()
         self._kept = Kept(keep, self.carrier.settle_seconds, clock)
 
@@ -203,7 +143,8 @@ class Store:
     def open(self, step: Union[int, Manifest], rank: Optional[int] = None) -> PartReader:
         """A rank's part (None: one's own), fetched if need be and verified by its hash.
 
-        Raises Torn naming the file, and LookupError for a step that is not committed or a rank it has not.
+        Raises Torn naming the file, CannotLoad where that cannot be known, and LookupError for a step that is
+        not committed or a rank it has not.
         """
         manifest = self._manifest(step) if isinstance(step, int) else step
         wanted = self.rank if rank is None else rank
@@ -230,18 +171,21 @@ class Store:
         before anything is written. A part that is there already with the same content is left alone, so that
         no sync uploads it again. Raises NotSaved (NoRoom, CannotCarry); nothing half-written is left.
         """
-        self._has_room(size)
+        if durable.free(self.directory) < size + _SPARE:
+            self.retain()  # what had not settled after the last save may go by now
+        if durable.free(self.directory) < size + _SPARE:
+            raise NoRoom(self.directory, size + _SPARE, durable.free(self.directory))
         self._kept.written(step)
         temporary = self._temporary("part")
         try:
-            digest, written = _write_durably(temporary, chunks)
+            digest, written = durable.write(temporary, chunks)
             part = Part(self.rank, protocol.part_name(self.rank, self.world_size, digest), written, digest)
             folder = os.path.join(self.directory, protocol.step_directory(step))
             path = os.path.join(folder, part.name)
             self._make_folder(folder)
             if self._whole(path, part) is None:
                 os.replace(temporary, path)
-                _sync_directory(folder)
+                durable.sync_names(folder)
         except OSError as error:
             raise self._not_saved(error, size, temporary) from error
         finally:
@@ -321,17 +265,20 @@ class Store:
 
     def _bring(self, manifest: Manifest, part: Part, path: str) -> None:
         """From S3. Ranks of one host may both do it: whoever is last renames the same content in."""
-        self._has_room(part.size)
-        self._make_folder(os.path.dirname(path))
         temporary = self._temporary("brought")
         name = protocol.step_directory(manifest.step) + "/" + part.name
         try:
+            self._make_folder(os.path.dirname(path))
             self.carrier.bring(name, temporary)
             if self._whole(temporary, part) is None:
                 raise Torn(name, "what S3 has under this name is not what the manifest says")
             os.replace(temporary, path)
         except KeyError:
             raise Torn(name, "S3 does not have it any more") from None
+        except OSError as error:
+            raise CannotLoad(
+                "{}: its {:,} bytes cannot be written here: {}".format(name, part.size, error)
+            ) from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -356,10 +303,10 @@ class Store:
         temporary = self._temporary("small")
         path = os.path.join(self.directory, name)
         try:
-            _write_durably(temporary, [content])
+            durable.write(temporary, [content])
             self._make_folder(os.path.dirname(path))
             os.replace(temporary, path)
-            _sync_directory(os.path.dirname(path))
+            durable.sync_names(os.path.dirname(path))
         except OSError as error:
             raise self._not_saved(error, len(content), temporary) from error
         finally:
@@ -372,18 +319,13 @@ class Store:
             os.unlink(temporary)  # before looking how much is free without it
         if error.errno not in _NO_ROOM:
             return NotSaved("{}: the checkpoint could not be written: {}".format(self.directory, error))
-        free = _free(self.directory)
+        free = durable.free(self.directory)
         return NoRoom(self.directory, max(size, free + 1), free)
-
-    def _has_room(self, size: int) -> None:
-        free = _free(self.directory)
-        if free < size + _SPARE:
-            raise NoRoom(self.directory, size + _SPARE, free)
 
     def _make_folder(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
-            _sync_directory(self.directory)
+            durable.sync_names(self.directory)
 
     def _read_here(self, name: str) -> bytes:
         with open(os.path.join(self.directory, name), "rb") as file:
@@ -393,64 +335,14 @@ class Store:
         return os.path.join(self._scratch, ".{}-{:05d}".format(what, self.rank))
 
     def _sweep(self) -> None:
-        """What a killed process of this rank left; in the directory itself it may even come from S3."""
+        """What killed processes left: this rank's and, for the leader, those of ranks that are no more. In
+        the directory itself it may even come from S3."""
         for folder in {self._scratch, self.directory}:
-            for what in ("part", "brought", "small"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, ".{}-{:05d}".format(what, self.rank)))
-
-
-def _scratch_of(directory: str) -> str:
-    """Where files are written until they are whole: beside the directory, so that no sync sees them.
-
-    Where the directory is a mount of its own no file can be renamed into it from outside. Then it is the
-    directory itself: names that begin with a dot may get uploaded there, but are no part to any reader.
-    """
-    beside = os.path.join(os.path.dirname(directory), "." + os.path.basename(directory) + "-writing")
-    probe = ".probe-{}".format(os.getpid())
-    try:
-        os.makedirs(beside, exist_ok=True)
-        with open(os.path.join(beside, probe), "wb"):
-            pass
-        # The same device number does not tell: between two mounts of one device a rename fails as well.
-        os.rename(os.path.join(beside, probe), os.path.join(directory, probe))
-        os.unlink(os.path.join(directory, probe))
-    except OSError:
-        return directory
-    return beside
-
-
-def _write_durably(path: str, chunks: Iterable[Union[bytes, memoryview]]) -> Tuple[str, int]:
-    """The sha256 and size in bytes of what was written and forced to the disk."""
-    digest = hashlib.sha256()
-    size = 0
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        for piece in _slices(chunks):
-            digest.update(piece)
-            size += piece.nbytes
-            while piece.nbytes:
-                piece = piece[os.write(file, piece) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    return digest.hexdigest(), size
-
-
-def _slices(chunks: Iterable[Union[bytes, memoryview]]) -> Iterator[memoryview]:
-    for chunk in chunks:
-        view = memoryview(chunk)
-        for start in range(0, view.nbytes, _SLICE):
-            yield view[start : start + _SLICE]
-
-
-def _sync_directory(path: str) -> None:
-    """Makes names durable that were just made or changed in it."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+            for name in os.listdir(folder):
+                match = _TEMPORARY.fullmatch(name)
+                rank = int(match.group(1)) if match else -1
+                if rank == self.rank or (self.leads and rank >= self.world_size):
+                    os.unlink(os.path.join(folder, name))
 
 
 def _files_below(directory: str) -> Dict[str, int]:
@@ -466,10 +358,6 @@ def _files_below(directory: str) -> Dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):
                     found[name + "/" + entry.name] = entry.stat().st_size
     return found
-
-
-def _free(directory: str) -> int:
-    return shutil.disk_usage(directory).free
 
 
 def _why_torn(path: str, part: Part) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from smlaunch.protocol.checkpoint import COMMIT, FINISHED, Outcome, step_directory
 from smlaunch.protocol.segment import DIRECT, SYNC, Segment
 from smlaunch.train.carriers import carrier_for
+from smlaunch.train.carriers.base import Behind, CannotCarry, CannotLoad, NotSaved
 from smlaunch.train.carriers.direct import Direct
 from smlaunch.train.carriers.sync import Sync
 from smlaunch.train.carriers.watch import Watch
 from smlaunch.train.parts import Buffer, encode
-from smlaunch.train.store import Behind, CannotCarry, NotSaved, Store, Torn, Unreachable
+from smlaunch.train.store import Store, Torn
 
 _NUMBERS = itertools.count()
 
@@ -218,8 +220,15 @@ def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, me
     hosts.save(1, 2)
     flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
     fresh = hosts.store(0, carrier=hosts.carrier(flaky))
-    with pytest.raises(Unreachable):
+    with pytest.raises(CannotLoad):
         fresh.newest_whole(ranks=[0])
+
+
+def test_no_room_for_what_s3_has_is_not_taken_for_a_torn_copy(hosts: Hosts) -> None:
+    hosts.save(1, 2)
+    full = Flaky(hosts.s3, "download_file", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(CannotLoad, match=r"cannot be written here: .*No space left"):
+        hosts.store(0, carrier=hosts.carrier(full)).newest_whole(ranks=[0])
 
 
 def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
@@ -263,7 +272,7 @@ def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
     stranger = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
         "s3", endpoint_url=hosts.s3.meta.endpoint_url, config=config
     )
-    with pytest.raises(Unreachable, match="list failed"):
+    with pytest.raises(CannotLoad, match="list failed"):
         hosts.store(0, carrier=hosts.carrier(stranger)).committed()
     assert hosts.waited == []
 

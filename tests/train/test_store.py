@@ -160,7 +160,8 @@ from smlaunch.train.parts import encode
 folder = {str(tmp_path)!r}
 os.makedirs(folder + "/there"), os.makedirs(folder + "/checkpoints")
 subprocess.run(["mount", "--bind", folder + "/there", folder + "/checkpoints"], check=True)
-open(folder + "/checkpoints/.part-00000", "w").write("left by a killed process, and synced")
+for rank in (0, 3):
+    open(folder + "/checkpoints/.part-%05d" % rank, "w").write("left by a killed process, and synced")
 store = Store(folder + "/checkpoints", 0, 1)
 store.commit(1, [store.write(1, encode(1).chunks())])
 print([manifest.step for manifest in store.committed()], sorted(os.listdir(folder + "/there")))
@@ -304,6 +305,20 @@ def test_a_part_that_will_not_fit_is_not_begun(tmp_path: Path) -> None:
     with pytest.raises(NoRoom, match=r"needs 1,\d+,\d+,\d+,\d+,\d+ bytes here and [\d,]+ are free"):
         ranks.leader.write(2, iter([b"a"]), size=1 << 50)
     assert ranks.steps() == [1] and not (ranks.folder / step_directory(2)).exists()
+
+
+def test_room_is_made_by_what_may_go_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, world_size=1, keep=1)
+    for step in (1, 2, 3):
+        ranks.save(step)
+    ranks.retain()
+    assert ranks.steps() == [3, 2, 1], "none of them has settled"
+    ranks.clock.now += 1000
+    monkeypatch.setattr(
+        "smlaunch.train.durable.free", lambda directory: 4_000_000 - 1_000_000 * len(ranks.steps())
+    )
+    ranks.leader.write(4, [b"a" * 1_500_000], size=1_500_000)
+    assert ranks.steps() == [3]
 
 
 @pytest.mark.root

@@ -13,7 +13,8 @@ import pytest
 
 from smlaunch.protocol import checkpoint
 from smlaunch.protocol.checkpoint import Manifest, step_directory
-from smlaunch.train.store import Carrier, Store
+from smlaunch.train.carriers.base import Carrier
+from smlaunch.train.store import Store
 from tests.train.sync_model import Files, Model, Saved
 
 CHAOS = bool(os.environ.get("SMLAUNCH_CHAOS"))

@@ -1,7 +1,7 @@
-"""How a checkpoint directory gets to S3 and back: one file per way, each a ``store.Carrier``."""
+"""How a checkpoint directory gets to S3 and back: one file per way, each a ``base.Carrier``."""
 
 from smlaunch.protocol.segment import DIRECT, Segment
-from smlaunch.train.store import Carrier
+from smlaunch.train.carriers.base import Carrier
 
 
 def carrier_for(segment: Segment) -> Carrier:

@@ -18,8 +18,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from smlaunch.protocol.checkpoint import is_manifest, rank_of
+from smlaunch.train.carriers.base import Behind, CannotCarry, CannotLoad, Carrier
 from smlaunch.train.carriers.watch import Watch
-from smlaunch.train.store import Behind, CannotCarry, Carrier, Unreachable
 
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
@@ -63,7 +63,7 @@ class Direct(Carrier):
         )
 
     def listing(self) -> Mapping[str, int]:
-        found: Dict[str, int] = self._call("list", self._prefix, self._listed, Unreachable)
+        found: Dict[str, int] = self._call("list", self._prefix, self._listed, CannotLoad)
         return found
 
     def read(self, name: str) -> bytes:
@@ -72,7 +72,7 @@ class Direct(Carrier):
             "read",
             name,
             lambda: self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read(),
-            Unreachable,
+            CannotLoad,
         )
         return content
 
@@ -82,7 +82,7 @@ class Direct(Carrier):
             "download",
             name,
             lambda: self._client.download_file(self._bucket, key, path, Config=self._transfer),
-            Unreachable,
+            CannotLoad,
         )
 
     def take(self, name: str, path: str, size: int) -> None:

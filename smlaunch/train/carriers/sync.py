@@ -7,7 +7,7 @@ is to delete nothing early (``settle_seconds``). That the sync has stopped, as u
 (sagemaker-python-sdk issue 3062), shows from outside: `smlaunch checkpoints ls` against the job's own log.
 """
 
-from smlaunch.train.store import SETTLE_SECONDS, Carrier
+from smlaunch.train.carriers.base import SETTLE_SECONDS, Carrier
 
 
 class Sync(Carrier):

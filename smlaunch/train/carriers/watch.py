@@ -3,7 +3,7 @@
 import threading
 from typing import Any, Callable
 
-from smlaunch.train.store import Behind
+from smlaunch.train.carriers.base import Behind
 
 STILL_SECONDS = 60.0
 """As long as botocore waits for an answer. It then tries the request again, nine times, without a word."""
