@@ -197,9 +197,11 @@ def _tell_difference(before: Compiled, after: Compiled, notes: Notes) -> None:
         if old_values.get(key) != new_values.get(key)
     ]
     if told:
+        until = before.shape.until_step
+        who = f"Segment {after.shape.first}" if until is None else f"What follows on step {until}"
         notes.warn(
-            f"Segment {after.shape.first} differs ({', '.join(told)}): from there on the run is not "
-            "bit-identical with one that does not change."
+            f"{who} differs ({', '.join(told)}): from there on the run is not bit-identical with one that "
+            "does not change."
         )
 
 

@@ -17,6 +17,7 @@ from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Schedule
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.protocol.daly import daly_interval, segment_progress
+from smlaunch.protocol.segment import DIRECT
 
 DEFAULT_MAX_RUNTIME = 86400
 LONGEST_RUNTIME = 28 * 86400
@@ -184,11 +185,16 @@ def _explain(job: Job, shapes: Sequence[Shape], costs: Costs, total: int, notes:
         text = f"{span(first.margin or 0)} before its limit, for a stop and {known}"
     notes.because("segment.planned-end", f"Every segment ends itself {text}.")
     if costs.download:
+        brought = [
+            f"{amount / 1e9:.1f} GB of {what}"
+            for amount, what in ((costs.data_bytes, "data"), (costs.kept_bytes, "kept checkpoints"))
+            if amount
+        ]
         notes.because(
             "segment.start",
-            f"Every start brings {span(costs.download)} worth of data and checkpoints to each host, at "
-            f"{S3_RATE / 1e6:.0f} MB/s assumed; the planned end is earlier by that, should the service count "
-            "it.",
+            f"Every start brings {' and '.join(brought)} to each of {costs.hosts} hosts, in "
+            f"{span(costs.download)} at {S3_RATE / 1e6:.0f} MB/s assumed; the planned end is earlier by "
+            "that, should the service count it.",
         )
 
 
@@ -199,7 +205,8 @@ def _explain(job: Job, shapes: Sequence[Shape], costs: Costs, total: int, notes:
 class Costs:
     """Seconds: ``download`` of data and checkpoints to a host before it trains, ``start`` with that until it
     trains, ``save`` of the last checkpoint with its upload, ``stall`` of one, ``gap`` between jobs, ``mtbf``
-    of all hosts together. ``state_bytes``: of one checkpoint; None where nobody knows."""
+    of all hosts together. ``state_bytes``: of one checkpoint; None where nobody knows. ``data_bytes`` and
+    ``kept_bytes``: what each of the ``hosts`` downloads."""
 
     download: float
     start: float
@@ -207,7 +214,10 @@ class Costs:
     stall: float
     gap: float
     mtbf: float
-    state_bytes: int | None
+    hosts: int
+    state_bytes: int | None = None
+    data_bytes: int = 0
+    kept_bytes: int = 0
 
     @classmethod
     def of(cls, job: Job, surroundings: Surroundings) -> Costs:
@@ -218,16 +228,18 @@ class Costs:
         stall = ASSUMED_STALL if state is None else state / hosts / COPY_RATE
         if surroundings.target == "local":
             save = ASSUMED_SAVE if state is None else state / S3_RATE
-            return cls(0.0, 0.0, save, stall, 0.0, mtbf, state)
-        moved = sum(
+            return cls(0.0, 0.0, save, stall, 0.0, mtbf, hosts, state)
+        data = sum(
             surroundings.inputs[name].bytes or 0
             for name, channel in job.inputs.items()
             if channel.mode == "File" and name in surroundings.inputs
         )
-        copies = 0 if kept is None else max(kept.bytes, (state or 0) * keep_of(job))
-        download = (moved + copies) / S3_RATE
+        synced = job.checkpoints is None or job.checkpoints.carrier != DIRECT
+        copies = max(kept.bytes, (state or 0) * keep_of(job)) if kept is not None and synced else 0
+        download = (data + copies) / S3_RATE
         save = ASSUMED_SAVE if state is None else 30 + state / hosts / S3_RATE
-        return cls(download, download + START_SECONDS, save, stall, PROVISIONING, mtbf, state)
+        start = download + START_SECONDS
+        return cls(download, start, save, stall, PROVISIONING, mtbf, hosts, state, data, copies)
 
 
 def keep_of(job: Job) -> int:

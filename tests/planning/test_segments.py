@@ -26,6 +26,7 @@ from tests.planning.world import PLAIN, TORCH, local, plan, region, with_inputs
 
 OURS = ScriptFacts(imports=TORCH.imports | {"smlaunch.train"})
 GB = 10**9
+TWELVE = CheckpointFacts(12 * GB, 4 * GB)
 
 
 def chain(job: dict[str, Any] | None = None, surroundings: Surroundings | None = None) -> Plan:
@@ -299,7 +300,7 @@ def test_later_segments_may_differ() -> None:
     assert [segment.hosts for segment in made.segments[:3]] == [1, 2, 2]
     assert [segment.max_runtime for segment in made.segments[:3]] == [86400, 43200, 43200]
     (told,) = [text for text in made.warnings if "bit-identical" in text]
-    assert told.startswith("Segment 2 differs (hosts 1 -> 2, batch 32 -> 64)")
+    assert told.startswith("What follows on step 1000 differs (hosts 1 -> 2, batch 32 -> 64)")
     assert [upload.uri for upload in made.uploads if upload.kind == "launch"] == [
         f"s3://sagemaker-us-east-1-123456789012/smlaunch/digits/{folder}/job.json"
         for folder in ("launch", "launch-2")
@@ -390,7 +391,11 @@ def test_the_document_and_the_text_tell_of_segments() -> None:
 
 def test_costs_of_a_known_state() -> None:
     job = chain({"compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}).job
-    known = Costs.of(job, region(checkpoints=CheckpointFacts(12 * GB, 4 * GB)))
+    known = Costs.of(job, region(checkpoints=TWELVE))
     assert known.stall == pytest.approx(1.0)
     assert known.download == pytest.approx(60.0)
     assert known.save == pytest.approx(40.0)
+    job = chain({**SEVERAL, "compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}, region(checkpoints=TWELVE))
+    assert "brings 12.0 GB of kept checkpoints to each of 2 hosts, in 1m at 200 MB/s" in str(job).replace(
+        "\n    ", " "
+    )
