@@ -285,3 +285,29 @@ def test_the_segment_says_which_carrier(monkeypatch: pytest.MonkeyPatch) -> None
         carrier_for(Segment(carrier=DIRECT))
     with pytest.raises(ValueError, match="is no place in S3"):
         Direct("bucket/here")
+
+
+@pytest.mark.torch
+def test_a_script_goes_on_from_s3_on_a_fresh_host(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+
+    from smlaunch.train import Checkpointer
+
+    monkeypatch.setattr(boto3, "client", lambda *given, **named: hosts.s3)
+    monkeypatch.setenv("SMLAUNCH_CARRIER", DIRECT)
+    monkeypatch.setenv("SMLAUNCH_CHECKPOINTS_URI", f"s3://tests/{hosts.prefix}")
+    ends = []
+    for life, steps in enumerate((5, 8)):
+        monkeypatch.setenv("SMLAUNCH_CHECKPOINTS", str(tmp_path / str(life)))
+        model = torch.nn.Linear(4, 4)
+        with Checkpointer(model=model, every_steps=2) as run:
+            before = model.weight.detach().clone()
+            for _ in run.batches(range(steps), steps=steps):
+                with torch.no_grad():
+                    model.weight += 1
+                run.step()
+        ends.append((run.restored_step, before, model.weight.detach().clone()))
+    assert [end[0] for end in ends] == [None, 5]
+    assert torch.equal(ends[0][2], ends[1][1]) and torch.equal(ends[1][2], ends[1][1] + 3)
