@@ -39,6 +39,7 @@ class _Agreed(NamedTuple):
     stop: int = 0
     save: int = 0
     busy: int = 0
+    failed: int = 0
 
 
 class _Place(NamedTuple):
@@ -149,7 +150,7 @@ class Checkpointer:
             if error is None:
                 self._close()
             elif isinstance(error, Exception) and self._keeper is not None:
-                self._keeper.finish(_FAILED_WAIT_SECONDS)
+                self._keeper.wait(_FAILED_WAIT_SECONDS)
         finally:
             self._stop.__exit__()
             self._voice.flush()
@@ -218,6 +219,8 @@ class Checkpointer:
         self._trace.step(self.steps_done, self._samples, metrics)
         self._samples = []
         agreed = _Agreed(*self._pending())
+        if agreed.failed and keeper is not None:
+            keeper.finish()  # raises, on all ranks after the same step
         if agreed.stop:
             self._leave(self._reason or "another rank is to")
         elif self._segment.until_step is not None and self.steps_done >= self._segment.until_step:
@@ -298,10 +301,12 @@ class Checkpointer:
     def _wishes(self) -> _Agreed:
         needed = self._interval.save_seconds + 2 * self._interval.step_seconds
         self._reason = self._stop.reason(needed)
-        busy = self._keeper is not None and self._keeper.busy
+        keeper = self._keeper
+        busy = keeper is not None and keeper.busy
+        failed = keeper is not None and keeper.failed
         # Clocks differ between hosts: the leader's alone says when to save.
         due = self.rank == 0 and self._interval.due(time.monotonic(), self._stop.time_left())
-        return _Agreed(int(self._reason is not None), int(due), int(busy))
+        return _Agreed(int(self._reason is not None), int(due), int(busy), int(failed))
 
     def _is_due(self, agreed: _Agreed) -> bool:
         if self._every_steps is not None:
@@ -327,8 +332,10 @@ class Checkpointer:
         keeper = self._keeper
         if keeper is None:
             return
+        # What became of the save before has to be known by all ranks alike before they go on to the last one.
+        step = keeper.finish()
         if keeper.kept_step != self.steps_done:
             self._keep(keeper)
-        step = keeper.finish()
+            step = keeper.finish()
         ended = self._complete or not self._leaving
         keeper.write_outcome(FINISHED if ended else CONTINUE, step)

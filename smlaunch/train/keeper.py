@@ -17,7 +17,8 @@ from smlaunch.train.store import Store
 
 
 class Keeper:
-    """Collective, but for ``busy`` and ``write_outcome``. ``interval`` is told what saves cost."""
+    """Collective, but for ``busy``, ``failed``, ``wait`` and ``write_outcome``. ``interval`` is told what saves
+    cost."""
 
     def __init__(
         self, segment: Segment, group: Group, components: List[Component], interval: Interval, voice: Voice
@@ -42,12 +43,18 @@ class Keeper:
         self._saver = Saver(self._store, group.another())
         self._stall = 0.0
         self._compared = False
+        self._fatal: Optional[str] = None
         self.kept_step: Optional[int] = None
         """The newest step that a save was begun for, or that was restored."""
 
     @property
     def busy(self) -> bool:
         return self._saver.busy
+
+    @property
+    def failed(self) -> bool:
+        """No save can succeed; ``finish`` says why."""
+        return self._fatal is not None
 
     def restore(self) -> Optional[Mapping[str, Any]]:
         """What was handed to ``keep`` as ``run``; None when there is nothing to go on from. Raises ValueError
@@ -75,9 +82,9 @@ class Keeper:
         return run
 
     def keep(self, step: int, run: Mapping[str, Any], samples: Optional[int]) -> None:
-        """Begins a save; waits for the one before. The training may go on when it returns."""
-        self._saver.wait()
-        self.hear()
+        """Begins a save; waits for the one before. The training may go on when it returns. Raises
+        RuntimeError when no save can succeed."""
+        self.finish()
         began = time.monotonic()
         shared: Dict[str, Any] = {}
         own: Dict[str, Any] = {"run": dict(run)}
@@ -95,24 +102,31 @@ class Keeper:
         self.kept_step = step
 
     def hear(self) -> None:
-        """Tells how a save ended that is over. Raises RuntimeError when none can succeed."""
+        """Tells how a save ended that is over."""
         saved = self._saver.take()
         if saved is None:
             return
         if saved.fatal is not None:
-            raise RuntimeError("the checkpoint of step {} cannot be made: {}".format(saved.step, saved.fatal))
-        if saved.problem is not None:
+            self._fatal = "the checkpoint of step {} cannot be made: {}".format(saved.step, saved.fatal)
+        elif saved.problem is not None:
             self._voice.say("step {} was not kept: {}".format(saved.step, saved.problem))
             self.kept_step = None
-            return
-        changed = self._interval.save_ended(self._stall, saved.seconds)
-        if changed is not None:
-            self._voice.say(changed)
+        else:
+            changed = self._interval.save_ended(self._stall, saved.seconds)
+            if changed is not None:
+                self._voice.say(changed)
 
-    def finish(self, timeout: Optional[float] = None) -> Optional[int]:
-        """Waits for the save that is under way; the newest committed step. ``timeout`` in seconds."""
-        self._saver.wait(timeout)
+    def wait(self, seconds: float) -> None:
+        """For the save that is under way, but not for longer."""
+        self._saver.wait(seconds)
+
+    def finish(self) -> Optional[int]:
+        """Waits for the save that is under way; the newest committed step. Raises RuntimeError when no save
+        can succeed."""
+        self._saver.wait()
         self.hear()
+        if self._fatal is not None:
+            raise RuntimeError(self._fatal)
         return self._saver.committed
 
     def write_outcome(self, result: str, step: Optional[int]) -> None:

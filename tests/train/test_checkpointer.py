@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from smlaunch.protocol import checkpoint as protocol
-from smlaunch.train import Checkpointer, ResumableOrder, sample_seed, store
+from smlaunch.train import Checkpointer, ResumableOrder, sample_seed
 from smlaunch.train.interval import FIRST_SECONDS, Interval
 from smlaunch.train.stopping import StopWish
 
@@ -215,7 +217,7 @@ def test_a_checkpoint_of_another_script_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(store, "_free", lambda directory: 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda directory: SimpleNamespace(free=1000))
     with Checkpointer(total=Sum(), directory=str(tmp_path), every_steps=2) as run:
         for _ in run.batches(range(9), steps=6):
             run.step()
