@@ -148,6 +148,7 @@ class Checkpointer:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if error is None:
+                self._over = True
                 self._close()
             elif isinstance(error, Exception) and self._keeper is not None:
                 self._keeper.wait(_FAILED_WAIT_SECONDS)

@@ -5,6 +5,7 @@ sum, depends on the message's size) and 2360 (NVLS depends on the history of all
 """
 
 import os
+import sys
 from typing import List, MutableMapping
 
 _WORKSPACES = (":4096:8", ":16:8")
@@ -14,8 +15,9 @@ _WORKSPACES = (":4096:8", ":16:8")
 def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
     """Switches PyTorch to deterministic algorithms. Returns what cannot be promised, one sentence each.
     RuntimeError when something that had to be set before is set otherwise."""
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ["the script does not use PyTorch: nothing was set"]
     problems = []
     workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
     if workspace not in _WORKSPACES:

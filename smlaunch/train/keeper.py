@@ -17,7 +17,7 @@ from smlaunch.train.store import Store
 
 
 class Keeper:
-    """Collective, but for ``busy``, ``failed``, ``wait`` and ``write_outcome``. ``interval`` is told what saves
+    """Collective, but for ``busy``, ``failed``, ``wait`` and ``write_outcome``. ``interval`` hears what saves
     cost."""
 
     def __init__(

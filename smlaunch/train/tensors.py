@@ -71,11 +71,13 @@ def empty(dtype: str, shape: Sequence[int]) -> Any:
 
 
 def address(tensor: Any) -> memoryview:
-    """The memory of a flat uint8 tensor on the CPU, which has to live as long as this is used."""
+    """The memory of a flat uint8 tensor on the CPU. (Without NumPy, which not every image has.)"""
     size = tensor.numel()
     if not size:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    memory: Any = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    memory.owner = tensor  # lives as long as somebody looks at it
+    return memoryview(memory).cast("B")
 
 
 def fill(flat_tensor: Any, start: int, data: Any) -> None:

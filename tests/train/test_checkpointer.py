@@ -18,6 +18,7 @@ from smlaunch.protocol import checkpoint as protocol
 from smlaunch.train import Checkpointer, ResumableOrder, sample_seed
 from smlaunch.train.interval import FIRST_SECONDS, Interval
 from smlaunch.train.stopping import StopWish
+from smlaunch.train.trace import digest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -291,6 +292,54 @@ def test_models_and_optimizers_of_many_kinds(tmp_path: Path, make: Any) -> None:
     job(tmp_path / "cut", 3)
     again = job(tmp_path / "cut", 99)
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+
+
+def test_deterministic_algorithms_are_set_and_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
+    try:
+        with pytest.raises(RuntimeError, match="CUBLAS_WORKSPACE_CONFIG is :8:8; set it to :4096:8 or :16:8"):
+            Checkpointer(deterministic=True).__enter__()
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+        monkeypatch.setenv("SMLAUNCH_DETERMINISTIC", "1")
+        with Checkpointer():
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.backends.cudnn.deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1.5, -0.0, float("nan"), float("inf")], dtype=torch.bfloat16),
+        torch.tensor([0.5, 448.0]).to(torch.float8_e4m3fn),
+        torch.tensor([[1 + 2j], [3 - 4j]]).conj(),
+        torch.tensor([True, False]),
+        torch.tensor(2**62),
+        torch.empty(0, 3),
+        torch.arange(24).reshape(2, 3, 4).transpose(0, 2),
+        torch.arange(9, dtype=torch.uint8)[1::2],
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_tensors_of_every_kind_come_back(tmp_path: Path, tensor: Any, shared: bool) -> None:
+    thing = Sum()
+    thing.state = {"deep": [({3: tensor},)]}
+    with Checkpointer(thing=thing, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
+        run.step()
+    again = Sum()
+    with Checkpointer(thing=again, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
+        assert run.restored_step == 1
+    back = again.state["deep"][0][0][3]
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    assert repr(back.tolist() if tensor.itemsize > 1 else back.float().tolist()) == repr(
+        tensor.resolve_conj().tolist() if tensor.itemsize > 1 else tensor.float().tolist()
+    )
+    assert digest(back) == digest(tensor)
 
 
 def test_the_interval_follows_from_what_a_save_costs() -> None:
