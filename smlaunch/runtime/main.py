@@ -70,7 +70,8 @@ def _run(
     folder = own.folder(paths)
     segment = segments.segment_of(spec, paths, folder, os.environ, began)
     end = segments.end_of(segment, spec)
-    if segments.is_finished(segment):
+    before = segments.left_before(segment)
+    if before.finished:
         _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
     resolution = None
@@ -151,18 +152,18 @@ def _run(
     if end.problem is not None:
         _say("error: " + end.problem)
     if outcome.exit_code == 0 and cluster.current == cluster.leader:
-        _leave_outcome(segment, end.told)
+        _leave_outcome(segment, end.told, before)
     return outcome.exit_code
 
 
-def _leave_outcome(segment: Segment, told: bool) -> None:
+def _leave_outcome(segment: Segment, told: bool, before: segments.Left) -> None:
     """The training itself is done: what cannot be written here must not make a failure of it. The client
     takes a missing outcome for one to be continued.
     """
     if segment.checkpoints is None:
         return
     try:
-        result = segments.leave_outcome(segment, told)
+        result = segments.leave_outcome(segment, told, before)
     except OSError as error:
         _say("error: {}: the outcome cannot be written: {}".format(segment.checkpoints, error.strerror))
         return

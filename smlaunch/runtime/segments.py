@@ -8,7 +8,7 @@ client, need to know stands in ``outcome.json`` in the checkpoint directory, whi
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Mapping, Optional
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Tuple
 
 from smlaunch.protocol import segment as names
 from smlaunch.protocol.launch_spec import LaunchSpec
@@ -122,23 +122,33 @@ def stop_after(environ: Mapping[str, str]) -> Optional[float]:
 # ---- how it has ended ------------------------------------------------------------------------------------
 
 
-def is_finished(segment: Segment) -> bool:
-    """An earlier job of this run has trained to the end, and its ranks left in peace after that."""
+class Left(NamedTuple):
+    """What lies there when a host starts. ``finished``: an earlier job of this run has trained to the end,
+    and its ranks left in peace after that. ``stamp``: which file it is, to tell it from one ranks write.
+    """
+
+    finished: bool = False
+    stamp: Optional[Tuple[int, int]] = None
+
+
+def left_before(segment: Segment) -> Left:
     outcome = _read_outcome(segment)
-    return outcome is not None and outcome.closed and outcome.result == "finished"
+    finished = outcome is not None and outcome.closed and outcome.result == "finished"
+    return Left(finished, _stamp(segment))
 
 
-def leave_outcome(segment: Segment, told: bool) -> Optional[str]:
-    """After all ranks of the leader have left with 0: completes what they have written about this job, or
-    says it for a script that writes nothing; ``told``: they had been asked to leave. Returns the result, None
-    where no checkpoints are kept. Raises OSError.
+def leave_outcome(segment: Segment, told: bool, before: Left) -> Optional[str]:
+    """After all ranks of the leader have left with 0: completes what they have written, or says it for a
+    script that writes nothing; ``told``: they had been asked to leave. Returns the result, None where no
+    checkpoints are kept. Raises OSError.
     """
     from smlaunch.protocol import checkpoint  # takes milliseconds, and most jobs have none
 
     if segment.checkpoints is None:
         return None
     outcome = _read_outcome(segment)
-    if outcome is None or outcome.job != segment.job:
+    # By the file and not by the job's name: a spot job that was interrupted goes on under the same name.
+    if outcome is None or _stamp(segment) == before.stamp:
         result = checkpoint.CONTINUE if told else checkpoint.FINISHED
         outcome = checkpoint.Outcome(result, None, segment.run, segment.job)
     _replace(os.path.join(segment.checkpoints, checkpoint.OUTCOME), outcome._replace(closed=True).to_bytes())
@@ -158,6 +168,14 @@ def _read_outcome(segment: Segment) -> "Optional[checkpoint.Outcome]":
 
     outcome = checkpoint.parse_outcome(content)
     return outcome if outcome is not None and outcome.run == segment.run else None
+
+
+def _stamp(segment: Segment) -> Optional[Tuple[int, int]]:
+    try:
+        found = os.stat(os.path.join(segment.checkpoints or "", "outcome.json"))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _replace(path: str, content: bytes) -> None:

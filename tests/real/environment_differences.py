@@ -19,8 +19,8 @@ TOOLKIT: Mapping[str, str] = {
     "MASTER_PORT": "The job's own port, 29500 by default, on one host too; theirs is random there.",
     "NCCL_PROTO": "AWS forces `simple`, which helped old images and slows today's aws-ofi-nccl down. "
     "A job can set it itself.",
-    "PYTHONPATH": "The source, then what was there. The toolkit adds its own interpreter's whole path, which "
-    "every rank has anyway.",
+    "PYTHONPATH": "The source, what was there, a folder for smlaunch.train. The toolkit adds its own "
+    "interpreter's whole path, which every rank has anyway.",
     "SM_FRAMEWORK_PARAMS": "The toolkit's own control words, of which smlaunch sends none.",
     "SM_MODULE_DIR": "Where the source is, rather than where it came from.",
     "SM_TRAINING_ENV.additional_framework_parameters": "As SM_FRAMEWORK_PARAMS.",

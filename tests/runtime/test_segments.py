@@ -228,10 +228,11 @@ def test_a_run_that_is_finished_ends_at_once(host: MakeHost) -> None:
         pytest.param(Outcome(FINISHED, 900, "other", "other-s1-a1", closed=True), id="another run's"),
         pytest.param(Outcome(CONTINUE, 900, "digits", "digits-s1-a1", closed=True), id="to be continued"),
         pytest.param(Outcome(FINISHED, 900, "digits", "digits-s2-a2"), id="model not saved"),
+        pytest.param(Outcome(CONTINUE, 900, "digits", JOB, closed=True), id="interrupted, the same job"),
     ],
 )
 def test_whatever_else_lies_there_lets_it_train(host: MakeHost, outcome: Outcome) -> None:
-    """The last: ranks said that they had finished, and the host was gone before they had left."""
+    """Model not saved: ranks said that they had finished, and the host was gone before they had left."""
     made = segment_host(host, "print('trains')")
     leave_behind(made, outcome)
     result = made.run(run="digits", checkpoints=KEPT)
