@@ -74,7 +74,7 @@ def address(tensor: Any) -> memoryview:
     """The memory of a flat uint8 tensor on the CPU. (Without NumPy, which not every image has.)"""
     size = tensor.numel()
     if not size:
-        return memoryview(b"")
+        return memoryview(bytearray())
     memory: Any = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
     memory.owner = tensor  # lives as long as somebody looks at it
     return memoryview(memory).cast("B")
