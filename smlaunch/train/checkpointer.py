@@ -325,6 +325,13 @@ class Checkpointer:
         if run is None:
             return
         self.steps_done = self.restored_step = keeper.kept_step or 0
+        order = self._order
+        if order is not None and order.batch_size_before != order.batch_size:
+            self._voice.say(
+                "not bit-identical: steps of {} samples before, of {} now".format(
+                    order.batch_size_before, order.batch_size
+                )
+            )
         self._settled = self._place = _Place(run["epoch"], run["batches"])
 
     def _close(self) -> None:

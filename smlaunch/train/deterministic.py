@@ -19,6 +19,7 @@ def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
     if torch is None:
         return ["the script does not use PyTorch: nothing was set"]
     problems = []
+    late = "CUBLAS_WORKSPACE_CONFIG" not in environ and torch.cuda.is_initialized()
     workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
     if workspace not in _WORKSPACES:
         problems.append("CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(workspace, *_WORKSPACES))
@@ -40,8 +41,10 @@ def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
         "kernels of other libraries (Triton, flash-attention, custom CUDA) are not checked",
         "the same GPU model, driver and PyTorch are needed in every segment; nobody checks that",
     ]
-    if torch.cuda.is_initialized() and workspace not in _WORKSPACES[:1]:
-        notes.append("CUDA was in use before: cuBLAS reads CUBLAS_WORKSPACE_CONFIG when it starts")
+    if late:
+        notes.append(
+            "CUDA was in use before CUBLAS_WORKSPACE_CONFIG was set, which cuBLAS reads at its start"
+        )
     if "NCCL_ALGO" not in environ:
         notes.append("NCCL chooses its algorithm by itself; NCCL_ALGO=Ring fixes the order of its sums")
     if environ.get("NCCL_NVLS_ENABLE") != "0":

@@ -102,6 +102,8 @@ class ResumableOrder:
         self.shuffle = shuffle
         self.tail = tail
         self.position = Position()
+        self.batch_size_before = batch_size
+        """What the steps so far were made with."""
         self._place: Optional[Tuple[int, int]] = None
         if rank is not None and world_size is not None:
             self.place(rank, world_size)
@@ -211,6 +213,7 @@ class ResumableOrder:
         if differing:
             raise ValueError("order: the checkpoint was made with another order: " + "; ".join(differing))
         self.position = Position(**{name: int(state[name]) for name in Position._fields})
+        self.batch_size_before = int(state["batch_size"])
 
     def _count(self, position: Position) -> Optional[int]:
         """How many samples of the position's epoch the next step of all ranks together uses, or None."""

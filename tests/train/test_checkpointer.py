@@ -102,6 +102,20 @@ def test_state_of_any_kind_goes_on(tmp_path: Path, per_step: int) -> None:
     assert {**second.state, "mean": 0} == {**whole.state, "mean": 0}
 
 
+def test_a_batch_size_may_change_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    used: list[int] = []
+    for batch_size, until in ((4, 1), (2, 99)):
+        order = ResumableOrder(10, batch_size, seed=1)
+        with Checkpointer(order=order, directory=str(tmp_path)) as run:
+            for batch in run.batches(order.loader(Numbers(), collate_fn=list), epochs=1):
+                used += [index for index, *_ in batch]
+                run.step()
+                if run.steps_done == until:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    assert sorted(used) == list(range(10))
+    assert "not bit-identical: steps of 4 samples before, of 2 now" in capsys.readouterr().out
+
+
 def test_a_finished_training_has_nothing_to_do(tmp_path: Path) -> None:
     done = train(tmp_path)
     again = train(tmp_path)
