@@ -7,7 +7,10 @@ transport of their own hands in an object with the same members. What travels is
 import json
 import os
 import sys
+from datetime import timedelta
 from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+_BESIDE_TIMEOUT = timedelta(hours=12)
 
 Result = Callable[[], List[int]]
 """Waits for a reduction that was begun, and gives what came out."""
@@ -54,11 +57,12 @@ class Torch:
     """The default group of ``torch.distributed``, over a gloo group of our own: the training's own may be
     NCCL, which moves nothing from the CPU, and must not see foreign collectives between its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: Optional[timedelta] = None) -> None:
+        """``timeout``: how long a rank waits for the others; None: PyTorch's default, half an hour."""
         import torch.distributed as dist
 
         self._dist = dist
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
@@ -86,7 +90,8 @@ class Torch:
         return [json.loads(bytes(row.tolist()).rstrip(b"\0")) for row in gathered]
 
     def another(self) -> "Torch":
-        return Torch()
+        # One rank may be done hours before another's part is in S3; one that is gone is noticed at once.
+        return Torch(_BESIDE_TIMEOUT)
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Tuple[int, int]:
