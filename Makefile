@@ -41,7 +41,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,data]'
 	@touch $@
 
 # What the demo and the training tests train with. torch is pinned: a looser pin may fetch gigabytes of CUDA.

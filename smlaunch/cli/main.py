@@ -84,6 +84,7 @@ _COMMANDS = {
         "verify_resume",
         "Prove that a script resumes exactly, on this machine.",
     ),
+    "data": ("smlaunch.cli.data", "data", "List data, split it by bytes, pack it, choose how it is read."),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Say what works here, and why not what does not."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),
