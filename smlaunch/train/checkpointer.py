@@ -140,7 +140,7 @@ class Checkpointer:
             self._restore(self._keeper)
         if self._order is not None:
             self._settled = self._place = _Place(position=self._order.position)
-        self._stop.__enter__()
+        self._stop.watch()
         self._step_began = time.monotonic()
         self._pending: Result = group.begin_max(self._wishes())
         return self
@@ -153,7 +153,7 @@ class Checkpointer:
             elif isinstance(error, Exception) and self._keeper is not None:
                 self._keeper.wait(_FAILED_WAIT_SECONDS)
         finally:
-            self._stop.__exit__()
+            self._stop.release(self._leaving and error is None)
             self._voice.flush()
             # DDP must be gone before its process group is, which the script may close right after this.
             self._model = self._keeper = None

@@ -14,7 +14,7 @@ class StopWish:
     """Watches for SIGTERM, for the stop file, and for the planned end.
 
     ``stop_at``: seconds since the epoch. The signal's handler only notes it; a handler that the script has
-    set before is called as well. Use as a context: the former handler is put back.
+    set before is called as well.
     """
 
     def __init__(
@@ -27,16 +27,17 @@ class StopWish:
         self._former: Any = None
         self._installed = False
 
-    def __enter__(self) -> "StopWish":
+    def watch(self) -> None:
         # Only the main thread may set a handler; elsewhere the stop file, which comes with every signal
         # that the host's runtime passes on, has to do.
         if threading.current_thread() is threading.main_thread():
             self._former = signal.signal(signal.SIGTERM, self._note)
             self._installed = True
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._installed:
+    def release(self, leaving: bool) -> None:
+        """Puts the former handler back. Not when the script is ``leaving``: on another host its ranks may
+        have been told earlier, and a SIGTERM that comes now must not kill one that does what it says."""
+        if self._installed and not leaving:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._former is None else self._former)
             self._installed = False
 

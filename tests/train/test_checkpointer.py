@@ -33,7 +33,7 @@ def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     former = signal.getsignal(signal.SIGTERM)
     torch.set_num_threads(1)  # many tests share few processors
     yield
-    assert signal.getsignal(signal.SIGTERM) == former
+    signal.signal(signal.SIGTERM, former)
 
 
 class Sum:
@@ -148,10 +148,17 @@ def test_a_handler_of_the_scripts_own_is_called_too(tmp_path: Path) -> None:
     former = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         train(tmp_path, until=2)
+        os.kill(os.getpid(), signal.SIGTERM)  # on its way out: it leaves already
+        assert heard == [signal.SIGTERM, signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, former)
-    assert heard == [signal.SIGTERM]
     assert outcome(tmp_path)["result"] == "continue"
+
+
+def test_a_finished_training_gives_the_handler_back(tmp_path: Path) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    train(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == former
 
 
 def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
