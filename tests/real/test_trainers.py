@@ -60,9 +60,9 @@ class Segment:
         ]
 
     def lines(self) -> Iterator[str]:
-        """Of rank 0."""
+        """Of rank 0. The pipe stays open when nobody wants more of them."""
         assert self.ranks[0].stdout is not None
-        yield from self.ranks[0].stdout
+        return iter(self.ranks[0].stdout.readline, "")
 
     def wait(self) -> str:
         """Rank 0's output, when all have left with 0."""
@@ -73,6 +73,7 @@ class Segment:
     def kill(self) -> None:
         for rank in self.ranks:
             rank.send_signal(signal.SIGKILL)
+        for rank in self.ranks:
             rank.communicate()
 
 
