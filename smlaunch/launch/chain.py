@@ -14,7 +14,7 @@ from functools import partial
 from smlaunch.launch.checkpoints import Checkpoints
 from smlaunch.launch.lineage import Kept, Lineage, RunFolder, kept_at, seen
 from smlaunch.launch.retry import Patience, is_quota_in_use, retrying
-from smlaunch.launch.submit import submit
+from smlaunch.launch.submit import stop, submit
 from smlaunch.launch.target import Target
 from smlaunch.planning.decide import OPERATION
 from smlaunch.planning.plan import Task
@@ -62,6 +62,7 @@ class Chain:
         self._clock = clock
         self._forgiven: TaskName | None = None
         self._due_since: dict[TaskName, float] = {}
+        self._refused: dict[TaskName, tuple[int, float]] = {}
 
     def resume(self) -> None:
         """Drives from here on, whatever the newest job ended with: a person has asked for it."""
@@ -72,9 +73,9 @@ class Chain:
         if newest is not None and seen(newest, known[newest]).ending is not None:
             self._forgiven = newest
 
-    def look(self) -> Action:
-        """What the run needs now. Changes nothing."""
-        action = decide(self.workflow, self._observe())
+    def look(self, *, kept: bool = False) -> Action:
+        """What the run needs now. Changes nothing. ``kept``: look at its checkpoints even if a job runs."""
+        action = decide(self.workflow, self._observe(kept))
         self.verdict = action if isinstance(action, Finish) else None
         return action
 
@@ -97,17 +98,20 @@ class Chain:
                 else:
                     self._tell_next(action, pause)
                     if pause == 0.0:
-                        return action.name if self._submit(action, wait) else None
+                        delay = self._submit(action)
+                        if delay is None:
+                            return action.name
+                        pause = delay
             if wait(pause) is True:
                 return None
 
-    def _observe(self) -> Observed:
+    def _observe(self, kept: bool) -> Observed:
         storage = self._target.storage
         jobs = [seen(name, answer) for name, answer in self.lineage.descriptions().items()]
         observed = Observed(self._clock(), jobs, forgiven=self._forgiven, pace=self._target.cadence.pace)
-        if not jobs or jobs[-1].ending is None:
+        if not jobs or (jobs[-1].ending is None and not kept):
+            # Nothing that lies in S3 can change what is to be done about a job that runs.
             return observed
-        # Only now: nothing that lies in S3 can change what is to be done about a job that runs.
         self.kept = kept_at(self._checkpoints, storage)
         return replace(
             observed,
@@ -118,37 +122,33 @@ class Chain:
             stop_wanted=self.folder.stop_wanted(storage),
         )
 
-    def _submit(self, action: Submit, wait: Wait) -> bool:
-        """False when ``wait`` said to leave before it could be done."""
+    def _submit(self, action: Submit) -> float | None:
+        """None when the job is there; else the seconds after which to look again and try."""
         storage, control = self._target.storage, self._target.control
         name, kept = action.name, self._checkpoints
+        under_way = (name.segment, name.attempt) != (1, 1)
         if kept is not None and action.clears_outcome:
             retrying(partial(storage.delete, kept.bucket, [kept.prefix + OUTCOME]))
         if kept is not None and name.segment > 1 and name.attempt == 1:
             # Between two segments nobody writes: what all hosts would download for nothing can go.
             kept.retain(self.workflow.policy.keep)
         task = Task(str(name), name.segment, name.attempt, OPERATION, action.request)
-        under_way = (name.segment, name.attempt) != (1, 1)
-        tries, waited = 0, 0.0
-        while True:
-            try:
-                submit(task, self.workflow.job_hash, control)
-            except CallError as error:
-                tries += 1
-                delay = QUOTA_PATIENCE.delay(tries, waited, chance=1.0)
-                if not (under_way and is_quota_in_use(error)) or delay is None:
-                    raise
-                delay *= self._target.cadence.pace
-                self._told(f"{name}: the quota is in use ({error.message}); trying again in {delay:.0f} s")
-                if wait(delay) is True:
-                    return False
-                waited += delay
-            else:
-                self.lineage.expect(name)
-                if under_way and self.folder.stop_wanted(storage):
-                    # Asked for between our look and our request: who asked cannot have seen this job.
-                    retrying(partial(control.stop, str(name)))
-                return True
+        try:
+            submit(task, self.workflow.job_hash, control)
+        except CallError as error:
+            tries, waited = self._refused.get(name, (0, 0.0))
+            delay = QUOTA_PATIENCE.delay(tries + 1, waited, chance=1.0)
+            if not (under_way and is_quota_in_use(error)) or delay is None:
+                raise
+            self._refused[name] = (tries + 1, waited + delay)
+            seconds = delay * self._target.cadence.pace
+            self._told(f"{name}: the quota is in use ({error.message}); trying again in {seconds:.0f} s")
+            return seconds
+        self.lineage.expect(name)
+        if under_way and self.folder.stop_wanted(storage):
+            # Asked for between our look and our request: who asked cannot have seen this job.
+            stop(str(name), control)
+        return None
 
     def _tell_next(self, action: Submit, pause: float) -> None:
         if action.name in self._due_since:

@@ -16,6 +16,7 @@ from smlaunch.launch.lineage import RunFolder
 from smlaunch.launch.outcome import RunOutcome, outcome
 from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import refusal, retrying
+from smlaunch.launch.submit import stop
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
 from smlaunch.ports import CallError, JobSummary
@@ -104,7 +105,7 @@ class Run:
                 describe = self.target.control.describe
                 found = [outcome(retrying(partial(describe, job))) for job in self._jobs]
                 return RunOutcome(self.name, tuple(found))
-            chain.look()
+            chain.look(kept=True)
         return self._chain_outcome(chain)
 
     def glance(self) -> RunOutcome:
@@ -114,7 +115,7 @@ class Run:
         watch = Watch(self.target, self._jobs[-1])
         with answers_of(self.target):
             if chain is not None:
-                chain.look()
+                chain.look(kept=True)
                 watch = Watch(self.target, chain.lineage.known[-1]["TrainingJobName"])
             watch.glance()
             if chain is not None:
@@ -209,12 +210,7 @@ class Run:
                 # First, so that whoever drives the run sees it before the job has ended.
                 self._chain.folder.want_stop(self.target.storage, True)
             if now.last.status not in TERMINAL:
-                try:
-                    retrying(lambda: self.target.control.stop(now.last.name))
-                except CallError as error:
-                    # It ended between the two calls: what was asked for is the case.
-                    if error.code != "ValidationException":
-                        raise
+                stop(now.last.name, self.target.control)
         return self.describe()
 
     def _chain_outcome(self, chain: Chain, watch: Watch | None = None) -> RunOutcome:

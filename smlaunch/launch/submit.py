@@ -70,3 +70,13 @@ def existing(task: Task, job_hash: str, control: ControlPlane) -> Submitted | No
     raise JobError(
         [Problem("name", f"the training job {task.name} exists already and {whose}; take another --name")]
     )
+
+
+def stop(name: str, control: ControlPlane) -> None:
+    """Asks a job to stop; one that has ended is left as it is."""
+    try:
+        retrying(lambda: control.stop(name))
+    except CallError as error:
+        # It ended meanwhile: what was asked for is the case.
+        if error.code != "ValidationException":
+            raise

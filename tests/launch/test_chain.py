@@ -303,7 +303,7 @@ class TestStop:
         action = after_its_job(chain)
         assert isinstance(action, Submit)
         FOLDER.want_stop(storage(target), True)
-        assert chain._submit(action, lambda _: None)
+        assert chain._submit(action) is None
         assert service(target).stopped == [f"{RUN}-s2-a1"]
 
 
