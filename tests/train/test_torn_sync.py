@@ -52,7 +52,8 @@ newest = store.newest_whole()
 if newest is not None:
     for other in range({HOSTS}):
         store.open(newest, other)
-print("loaded", newest and newest.step, newest and newest.job, flush=True)
+# In one write: the other host's end may kill this one at any time.
+os.write(1, b"loaded %a %a\\n" % (newest and newest.step, newest and newest.job))
 signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.1, 0.8))
 
 def content(step, rank):
@@ -135,7 +136,7 @@ class Chain:
         said = client.printed(name).values()
         # A host whose peer was killed at once may be gone before it has said anything.
         loads = [lines[0] for lines in said if lines]
-        words = f"loaded {before[0].step} {before[1]}" if before else "loaded None None"
+        words = f"loaded {before[0].step} {before[1]!r}" if before else "loaded None None"
         assert loads and set(loads) == {words}, (before and before[0].step, list(said))
         self.looks += len(loads)
         self.whole += len(loads) * (before is not None)
