@@ -187,6 +187,10 @@ class Checkpointer:
         """Seconds to the planned end of the segment; None without one."""
         return self._stop.time_left()
 
+    def expect(self, steps: int) -> None:
+        """How many steps there are in all, for the progress line of loops that do not use ``batches``."""
+        self._total = steps
+
     def batches(
         self, loader: Iterable[Any], *, epochs: Optional[int] = None, steps: Optional[int] = None
     ) -> Iterator[Any]:
@@ -224,7 +228,7 @@ class Checkpointer:
             keeper.finish()  # raises, on all ranks after the same step
         if agreed.stop:
             self._leave(self._reason or "another rank is to")
-        elif self._segment.until_step is not None and self.steps_done >= self._segment.until_step:
+        elif self._is_last_step():
             self._leave("step {} is the segment's last".format(self._segment.until_step))
         elif keeper is not None:
             if self._is_due(agreed):
@@ -295,6 +299,9 @@ class Checkpointer:
         if self._order is not None and place.position is not None:
             self._order.position = place.position
 
+    def _is_last_step(self) -> bool:
+        return self._segment.until_step is not None and self.steps_done >= self._segment.until_step
+
     def _leave(self, reason: str) -> None:
         self._leaving = True
         self._voice.say("leaves after step {}: {}".format(self.steps_done, reason))
@@ -333,6 +340,8 @@ class Checkpointer:
                 )
             )
         self._settled = self._place = _Place(run["epoch"], run["batches"])
+        if self._is_last_step():  # an attempt before this one has kept it, and was lost after that
+            self._leave("step {} is the segment's last".format(self._segment.until_step))
 
     def _close(self) -> None:
         """Everything is kept and the outcome is written when this returns."""

@@ -161,6 +161,15 @@ def test_a_finished_training_gives_the_handler_back(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == former
 
 
+def test_a_second_attempt_does_not_pass_the_segments_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_UNTIL_STEP", "3")
+    for _ in range(2):
+        train(tmp_path)
+        assert (outcome(tmp_path)["result"], outcome(tmp_path)["step"]) == ("continue", 3)
+
+
 def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
     file = tmp_path / "stop"
     wish = StopWish(str(file), 1000.0, clock=lambda: 900.0)
