@@ -42,6 +42,7 @@ def test_fully_sharded_state_comes_back_bit_by_bit(tmp_path: Path) -> None:
     assert weights(job(tmp_path / "cut", SHARDED, ["14"], 3)) == weights(whole)
 
 
+@pytest.mark.real
 def test_sharded_state_is_dealt_out_anew_to_other_ranks(tmp_path: Path) -> None:
     """Weights and optimizer state are the same to the last bit after the change, before a further step."""
     before = job(tmp_path, SHARDED, ["14"], 3, until=5)
