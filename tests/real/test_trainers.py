@@ -1,14 +1,17 @@
-"""Scripts of Lightning, Hugging Face's Trainer and accelerate: cut and killed, and the same weights."""
+"""Scripts of Lightning, Hugging Face's Trainer and accelerate: cut where it is hardest, ended by SIGTERM,
+killed, stopped by the host, and together the very run that was never cut."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,105 +19,190 @@ from tests.conftest import ROOT
 from tests.real.conftest import program
 
 RANKS = 2
+STEPS_PER_EPOCH = 8
+EPOCHS = 3
+STEPS = EPOCHS * STEPS_PER_EPOCH
+SAMPLES = 240
 
-pytestmark = pytest.mark.torch
+SCRIPTS = {
+    # 15 batches of an epoch make 8 steps of the optimizer, the last of one batch.
+    "train_lightning.py": ["--batch-size=16", "--accumulate=2", "--workers=1"],
+    "train_hf.py": ["--batch-size=8", "--accumulate=2", "--workers=1"],
+    "train_accelerate.py": ["--batch-size=30", "--workers=1"],
+}
 
 
-class Segment:
-    """The ranks of one segment, as a host's runtime would start them."""
+class Server:
+    """See trainer_ranks.py."""
 
-    def __init__(self, script: str, checkpoints: Path, number: int, **variables: str) -> None:
-        words = [
-            program("trainers", "python"),
-            str(ROOT / "entrypoints" / script),
-            "--samples",
-            "512",
-            "--every-steps",
-            "3",
-        ]
-        words += ["--epochs", "1" if script == "train_hf.py" else "2"]
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [program("trainers", "python"), "-m", "tests.real.trainer_ranks"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={
+                **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+        )
+
+    def ask(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> list[int]:
+        assert self._process.stdout is not None
+        numbers: list[int] = json.loads(self._process.stdout.readline())
+        return numbers
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # ranks that wait for one another, too
+            self._process.wait()
+            raise
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+class Lineage:
+    """One training over any number of jobs. ``said``: rank 0's lines of each."""
+
+    def __init__(self, server: Server, script: str, folder: Path) -> None:
+        self._server = server
+        self._script = script
+        self._folder = folder
+        self.said: list[list[str]] = []
+
+    def job(self, until: int | None = None) -> None:
+        assert self._run({} if until is None else {"SMLAUNCH_UNTIL_STEP": str(until)}) == [0] * RANKS, (
+            self.text
+        )
+
+    def job_signalled(self, step: int, number: int, ranks: range) -> list[int]:
+        def act(pids: list[int]) -> None:
+            for rank in ranks:
+                os.kill(pids[rank], number)
+
+        return self._run({}, act, step)
+
+    def job_stopped(self, step: int) -> None:
+        file = self._folder / "stop"
+        codes = self._run({"SMLAUNCH_STOP_FILE": str(file)}, lambda pids: file.touch(), step)
+        assert codes == [0] * RANKS, self.text
+
+    def _run(self, more: dict[str, str], act: Any = None, step: int | None = None) -> list[int]:
+        """The ranks' exit codes. ``act`` is done with their ids when rank 0 has told of the step."""
+        number = len(self.said) + 1
+        folder = self._folder / f"job-{number}"
+        folder.mkdir(parents=True)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
         common = {
             "WORLD_SIZE": str(RANKS),
             "LOCAL_WORLD_SIZE": str(RANKS),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "SM_MODEL_DIR": str(checkpoints.parent / "model"),
-            "SMLAUNCH_RUN": "trainers",
-            "SMLAUNCH_JOB": f"trainers-s{number}-a1",
-            "SMLAUNCH_SEGMENT": str(number),
-            "SMLAUNCH_CHECKPOINTS": str(checkpoints),
-            **variables,
+            "MASTER_PORT": str(port),
+            "SM_MODEL_DIR": str(self._folder / "model"),
+            "SMLAUNCH_RUN": "lineage",
+            "SMLAUNCH_JOB": f"lineage-s{number}-a1",
+            "SMLAUNCH_CHECKPOINTS": str(self._folder / "checkpoints"),
+            **more,
         }
-        self.ranks = [
-            subprocess.Popen(
-                words,
-                env={**_outer(), **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(RANKS)
+        outputs = [str(folder / f"out-{rank}") for rank in range(RANKS)]
+        os.mkfifo(outputs[0])
+        self._server.ask(
+            script=str(ROOT / "entrypoints" / self._script),
+            arguments=[
+                f"--samples={SAMPLES}",
+                f"--epochs={EPOCHS}",
+                "--every-steps=3",
+                *SCRIPTS[self._script],
+            ],
+            environments=[{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)],
+            outputs=outputs,
+        )
+        pids = self._server.answer()
+        lines: list[str] = []
+        self.said.append(lines)
+        with open(outputs[0]) as rank_0:
+            for line in rank_0:
+                lines.append(line.rstrip("\n"))
+                if act is not None and f" step={step} " in line:
+                    act(pids)
+                    act = None
+        assert act is None, f"step {step} was never told:\n{self.text}"
+        return self._server.answer()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said[-1])
+
+    @property
+    def outcome(self) -> tuple[str, int]:
+        document = json.loads((self._folder / "checkpoints" / "outcome.json").read_text())
+        return document["result"], document["step"]
+
+    @property
+    def steps(self) -> dict[int, str]:
+        """Each step's progress line, of all jobs; what was done twice was the same."""
+        found: dict[int, str] = {}
+        for line in [line for lines in self.said for line in lines]:
+            match = re.search(r"smlaunch: progress step=(\d+) .*loss=\S+", line)
+            if match:
+                step = int(match.group(1))
+                assert found.setdefault(step, match.group()) == match.group(), (found[step], line)
+        return found
+
+    @property
+    def results(self) -> list[str]:
+        """What the last job says of the whole training."""
+        return [
+            line for line in self.said[-1] if re.match(r"(weights sha256|evaluated|smlaunch: metric) ", line)
         ]
 
-    def lines(self) -> Iterator[str]:
-        """Of rank 0. The pipe stays open when nobody wants more of them."""
-        assert self.ranks[0].stdout is not None
-        return iter(self.ranks[0].stdout.readline, "")
 
-    def wait(self) -> str:
-        """Rank 0's output, when all have left with 0."""
-        texts = [rank.communicate(timeout=300)[0] for rank in self.ranks]
-        assert [rank.returncode for rank in self.ranks] == [0] * RANKS, texts
-        return texts[0]
+@pytest.mark.torch
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_cut_ended_killed_and_stopped_it_is_the_run_that_never_was(
+    server: Server, script: str, tmp_path: Path
+) -> None:
+    whole = Lineage(server, script, tmp_path / "whole")
+    whole.job()
+    assert sorted(whole.steps) == list(range(1, STEPS + 1))
+    assert any("weights sha256" in line for line in whole.results), whole.text
 
-    def kill(self) -> None:
-        for rank in self.ranks:
-            rank.send_signal(signal.SIGKILL)
-        for rank in self.ranks:
-            rank.communicate()
+    cut = Lineage(server, script, tmp_path / "cut")
+    cut.job(until=STEPS_PER_EPOCH)  # the end of an epoch, with the validation that is due
+    assert cut.outcome == ("continue", STEPS_PER_EPOCH)
+    assert cut.results == []
 
+    assert cut.job_signalled(11, signal.SIGTERM, range(1, 2)) == [0, 0], cut.text  # one rank hears of it
+    ended, left = cut.outcome
+    assert ended == "continue"
+    assert 11 <= left < 16
 
-@pytest.mark.parametrize("script", ["train_lightning.py", "train_hf.py", "train_accelerate.py"])
-def test_cut_and_killed_it_ends_with_the_same_weights(script: str, tmp_path: Path) -> None:
-    unsplit = Segment(script, tmp_path / "unsplit" / "kept", 1).wait()
-    kept = tmp_path / "cut" / "kept"
+    codes = cut.job_signalled(left + 4, signal.SIGKILL, range(RANKS))
+    assert codes == [-signal.SIGKILL] * RANKS
+    cut.job_stopped(left + 5)
+    assert cut.outcome[0] == "continue"
+    cut.job()
 
-    first = Segment(script, kept, 1, SMLAUNCH_UNTIL_STEP="5").wait()
-    assert steps(first) == list(range(1, 6))
-    assert "weights sha256" not in first
-
-    second = Segment(script, kept, 2)
-    seen = []
-    for line in second.lines():
-        seen += steps(line)
-        if seen and seen[-1] >= 10:
-            break
-    second.kill()
-    assert seen[0] == 6
-
-    third = steps(text := Segment(script, kept, 3).wait())
-    assert 6 <= third[0] <= 10, "it goes on from a checkpoint of the segment that was killed, or of the first"
-    assert third[-1] == steps(unsplit)[-1]
-    assert weights(text) == weights(unsplit)
-
-
-def steps(text: str) -> list[int]:
-    return [int(step) for step in re.findall(r"smlaunch: progress step=(\d+)", text)]
-
-
-def weights(text: str) -> str:
-    (found,) = re.findall(r"weights sha256 ([0-9a-f]{64})", text)
-    return str(found)
-
-
-def _outer() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SMLAUNCH_", "SM_"))}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    assert cut.outcome == ("finished", STEPS)
+    assert cut.steps == whole.steps
+    assert cut.results == whole.results
