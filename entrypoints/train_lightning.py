@@ -64,8 +64,11 @@ class Network(pl.LightningModule):
         images, labels = batch
         loss = nn.functional.cross_entropy(self.layers(images), labels)
         self.log("val_loss", loss, sync_dist=True)
-        if self.trainer.is_global_zero:
-            print(f"validated {batch_idx} {float(loss):.9f}", flush=True)
+
+    def on_validation_end(self) -> None:
+        if self.trainer.is_global_zero and not self.trainer.sanity_checking:
+            reached = float(self.trainer.callback_metrics["val_loss"])
+            print(f"smlaunch: metric epoch={self.current_epoch} val_loss={reached:.9f}", flush=True)
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -117,7 +120,7 @@ def main() -> None:
     if resume.finished and rank == 0:
         args.model_dir.mkdir(parents=True, exist_ok=True)
         torch.save(network.state_dict(), args.model_dir / "model.pt")
-        print(f"smlaunch: metric best_val_loss={float(patience.best_score):.9f}")
+        print(f"best val_loss {float(patience.best_score):.9f}")
         print(f"weights sha256 {weights_hash(network)}", flush=True)
     if dist.is_initialized():
         dist.barrier()

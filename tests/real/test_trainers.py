@@ -170,10 +170,20 @@ class Lineage:
         return found
 
     @property
+    def validations(self) -> dict[str, str]:
+        """By epoch, of all jobs."""
+        found: dict[str, str] = {}
+        for line in [line for lines in self.said for line in lines]:
+            match = re.search(r"smlaunch: metric epoch=(\S+) val_loss=(\S+)", line)
+            if match:
+                assert found.setdefault(match.group(1), match.group(2)) == match.group(2)
+        return found
+
+    @property
     def results(self) -> list[str]:
         """What the last job says of the whole training."""
         return [
-            line for line in self.said[-1] if re.match(r"(weights sha256|evaluated|smlaunch: metric) ", line)
+            line for line in self.said[-1] if re.match(r"(weights sha256|evaluated|best val_loss) ", line)
         ]
 
 
@@ -186,6 +196,7 @@ def test_cut_ended_killed_and_stopped_it_is_the_run_that_never_was(
     whole.job()
     assert sorted(whole.steps) == list(range(1, STEPS + 1))
     assert any("weights sha256" in line for line in whole.results), whole.text
+    assert len(whole.validations) == (EPOCHS if script == "train_lightning.py" else 0)
 
     cut = Lineage(server, script, tmp_path / "cut")
     cut.job(until=STEPS_PER_EPOCH)  # the end of an epoch, with the validation that is due
@@ -206,3 +217,4 @@ def test_cut_ended_killed_and_stopped_it_is_the_run_that_never_was(
     assert cut.outcome == ("finished", STEPS)
     assert cut.steps == whole.steps
     assert cut.results == whole.results
+    assert cut.validations == whole.validations
