@@ -61,6 +61,7 @@ class Resume(pl.Callback):  # type: ignore[misc]
         self._run: Optional[Checkpointer] = None
         self._generators: Optional[Mapping[str, Any]] = None
         self._handler: Any = None
+        self._former: Any = None
         self._optimizer_steps = 0
         self._metrics: Optional[Dict[str, Any]] = None
         self.finished = False
@@ -83,7 +84,7 @@ class Resume(pl.Callback):  # type: ignore[misc]
             things["optimizer_{}".format(place)] = optimizer
         for place, config in enumerate(schedulers[1:], 2):
             things["scheduler_{}".format(place)] = config.scheduler
-        before = signal.getsignal(signal.SIGTERM)
+        self._former = signal.getsignal(signal.SIGTERM)
         run = Checkpointer(
             model=trainer.strategy.model,
             optimizer=optimizers[0] if optimizers else None,
@@ -94,11 +95,13 @@ class Resume(pl.Callback):  # type: ignore[misc]
         )
         self._run = run.__enter__()
         self._handler = signal.getsignal(signal.SIGTERM)
-        self._on_sigterm(before)  # what Lightning finds now is what it puts back at its end
         # Until the first batch, Lightning and the module may draw what they drew at the very start, too.
         self._generators = rng.capture() if run.restored_step is not None else None
         self._optimizer_steps = trainer.global_step
         self._metrics = None
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        self._on_sigterm(self._handler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = trainer.train_dataloader
@@ -139,6 +142,12 @@ class Resume(pl.Callback):  # type: ignore[misc]
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()  # where there was nothing left to train
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # What Lightning puts back at its end is the Checkpointer's handler: right for a rank that leaves,
+        # which must not be killed on its way out, and wrong for a script that goes on to its own end.
+        if self.finished:
+            self._on_sigterm(self._former)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         run, self._run = self._run, None
