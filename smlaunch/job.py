@@ -49,6 +49,10 @@ LauncherName = Literal["runtime", "torchrun"]
 
 InputMode = Literal["File", "FastFile", "Pipe"]
 
+SplitName = Literal["key", "bytes"]
+
+CarryName = Literal["shards", "lists", "jobs"]
+
 CarrierName = Literal["sync", "direct"]
 """protocol.segment.CARRIERS; a test compares them."""
 
@@ -87,12 +91,17 @@ class Channel(_Part):
 
     ``uri``: an S3 prefix, or a local file or directory, which is sent to the run's bucket first.
     ``mode``: ``File`` (copied before the start), ``FastFile`` (read on demand) or ``Pipe``.
-    ``split``: None gives every host all of it; ``key`` gives every host a part of the objects.
+    ``split``: None gives every host all of it; ``key`` lets the service deal out the objects by their number;
+    ``bytes`` gives every host about the same number of bytes.
+    ``carry``: how a split by bytes comes to the hosts; None lets the plan say. ``shards``: the prefix is packed
+    in shards of equal size (``smlaunch data pack``), which the service deals out. ``lists``: every host sees
+    all of it and reads its own list (``smlaunch.train.part_files``). ``jobs``: a job of its own for each part.
     """
 
     uri: DataUri
     mode: InputMode = "File"
-    split: Literal["key"] | None = None
+    split: SplitName | None = None
+    carry: CarryName | None = None
     content_type: FilledText | None = None
 
     @_outermost
@@ -101,10 +110,12 @@ class Channel(_Part):
         uri: str | os.PathLike[str],
         *,
         mode: InputMode = "File",
-        split: Literal["key"] | None = None,
+        split: SplitName | None = None,
+        carry: CarryName | None = None,
         content_type: str | None = None,
     ) -> None:
-        _fill(self, {"uri": uri, "mode": mode, "split": split, "content_type": content_type})
+        how = {"mode": mode, "split": split, "carry": carry}
+        _fill(self, {"uri": uri, **how, "content_type": content_type})
 
     @property
     def is_local(self) -> bool:

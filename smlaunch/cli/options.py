@@ -119,8 +119,8 @@ job_options = _stacked(
             "inputs",
             metavar="NAME=URI",
             multiple=True,
-            help="A channel: s3://... or a local path. May end in ,mode=File|FastFile|Pipe and ,split=key; "
-            "repeatable.",
+            help="A channel: s3://... or a local path. May end in ,mode=File|FastFile|Pipe and "
+            ",split=key|bytes; repeatable.",
         ),
         option(_DATA, "--checkpoints", metavar="S3URI", help="Where checkpoints are kept."),
         option(_DATA, "--checkpoint-interval", metavar="TIME", help="Between two; default: by their cost."),
@@ -265,7 +265,7 @@ def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[st
     return pairs
 
 
-_CHANNEL_KEYS = ("mode", "split", "content_type")
+_CHANNEL_KEYS = ("mode", "split", "carry", "content_type")
 
 
 def _inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from smlaunch.train.checkpointer import Checkpointer
 from smlaunch.train.order import ResumableOrder
+from smlaunch.train.part_files import part_files
 from smlaunch.train.rng import sample_seed
 
-__all__ = ["Checkpointer", "ResumableOrder", "sample_seed"]
+__all__ = ["Checkpointer", "ResumableOrder", "part_files", "sample_seed"]

@@ -1,7 +1,8 @@
 """The hosts of a job as one host sees them. One module per source of it gives the same Cluster."""
 
-import re
-from typing import List, NamedTuple, Tuple, Union
+from typing import NamedTuple, Tuple
+
+from smlaunch.protocol.hosts import natural_key as natural_key
 
 DEFAULT_GROUP = "homogeneousCluster"
 """What SageMaker calls the only group of a job without instance groups (training toolkit, environment.py)."""
@@ -37,8 +38,3 @@ class Cluster(NamedTuple):
     def leader(self) -> str:
         """The first of the group; that need not be algo-1, which may belong to another group."""
         return self.hosts[0]
-
-
-def natural_key(name: str) -> List[Union[int, str]]:
-    """Sorts algo-2 before algo-10. Digits and other text alternate, so two keys can always be compared."""
-    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name))]
