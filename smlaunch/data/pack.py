@@ -1,0 +1,253 @@
+"""``pack``: a folder or an S3 prefix becomes tar shards and an index, in a folder or in S3.
+
+While it goes on, PLACE/.pack/ holds one small record per finished shard. A pack that was killed goes on from
+them: a shard whose files are the same, and whose bytes still have the recorded hash, is kept.
+
+    list the source -> refuse what cannot be carried -> plan all shards -> write those not there -> index
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from smlaunch.data.grouping import Found, Group, Listing, listing, refusals, without_sample
+from smlaunch.data.pack_place import Place
+from smlaunch.data.shard_index import ShardIndex, ShardRecord
+from smlaunch.data.tar_shards import (
+    Changed,
+    NoWay,
+    PythonWriter,
+    Shard,
+    ShardFailed,
+    TarWriter,
+    Writer,
+    gnu_tar,
+    plan_shards,
+)
+from smlaunch.errors import JobError, Problem, ServiceError
+
+Engine = Literal["auto", "python", "tar"]
+
+SHARD_SIZE = 150_000_000
+"""Bytes. AWS's advice for small files: group them into containers of about 150 MB (facts: best practices for
+training data)."""
+
+_SHOWN = 20
+"""Problems named one by one; of the rest the number is told."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """``size``: bytes of a shard, about; or ``count``: how many shards. ``hosts``: the number of shards is a
+    multiple of it. ``workers``: shards written at once."""
+
+    size: int | None = SHARD_SIZE
+    count: int | None = None
+    hosts: int = 1
+    group: Group = "basename"
+    resume: bool = False
+    workers: int | None = None
+
+
+class Source(Protocol):
+    """Where files come from. ``keys``: they are S3 keys, which may be called anything."""
+
+    keys: bool
+
+    def find(self) -> Sequence[Found]:
+        """Every file, in any order. Raises JobError for what is no file and would be left out unseen."""
+
+    def writer(self, files: Listing) -> Writer: ...
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``kept``: shards that were there already. ``notes``: what the user should know."""
+
+    index: ShardIndex
+    kept: int
+    notes: tuple[str, ...]
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def pack(
+    source: Source, place: Place, wanted: Wanted, heard: Callable[[int, int], object] = _silent
+) -> Packed:
+    """Packs, or goes on packing. ``heard`` is told (bytes of shards done, of all) after each shard.
+
+    Raises JobError naming every file that cannot be carried, or that changed or went while it was packed (the
+    other shards are kept, and no index is written); ServiceError when nothing can be written any more.
+    """
+    found = source.find()
+    _refuse(f"{_printable(name)} {reason}" for name, reason in refusals(found, keys=source.keys))
+    files = listing(found, wanted.group)
+    shards = plan_shards(files, size=wanted.size, count=wanted.count, multiple=wanted.hosts)
+    if not shards:
+        raise JobError([Problem("SRC", "there are no files in it")])
+    with place.open(wanted.resume):
+        finished = place.index()
+        if finished is not None:
+            index = _unchanged(finished, files, shards, place)
+            place.finish(index)
+            return Packed(index, len(shards), ())
+        place.clear({shard.name for shard in shards})
+        records, kept = _write_all(source.writer(files), files, shards, place, wanted, heard)
+        index = ShardIndex(wanted.group, len(files.names), len(files.starts), files.total, tuple(records))
+        place.finish(index)
+    return Packed(index, kept, tuple(_notes(files, shards, wanted)))
+
+
+def _write_all(
+    writer: Writer,
+    files: Listing,
+    shards: Sequence[Shard],
+    place: Place,
+    wanted: Wanted,
+    heard: Callable[[int, int], object],
+) -> tuple[list[ShardRecord], int]:
+    total, done, kept = sum(shard.size for shard in shards), 0, 0
+    records: dict[str, ShardRecord] = {}
+    changed: list[Changed] = []
+
+    def one(shard: Shard) -> tuple[str, bool]:
+        fingerprint = shard.fingerprint(files)
+        digest = place.kept(shard, fingerprint) if wanted.resume else None
+        if digest is not None:
+            return digest, True
+        out = place.room(shard)
+        try:
+            digest = writer.write(shard, out)
+            place.take(shard, out, digest, fingerprint)
+        finally:
+            out.unlink(missing_ok=True)
+        return digest, False
+
+    with ThreadPoolExecutor(wanted.workers or os.cpu_count() or 1, "pack") as pool:
+        pending: dict[Future[tuple[str, bool]], Shard] = {pool.submit(one, shard): shard for shard in shards}
+        try:
+            while pending:
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                    shard = pending.pop(future)
+                    try:
+                        digest, was_there = future.result()
+                    except ShardFailed as error:
+                        changed.extend(error.changed)
+                        continue
+                    kept += was_there
+                    records[shard.name] = shard.record(files, digest)
+                    done += shard.size
+                    heard(done, total)
+        except NoWay as error:
+            raise ServiceError(f"{error}; what is finished is kept: --resume goes on") from error
+        finally:
+            # Whatever ends this early: nobody waits for shards that nobody will have.
+            if pending:
+                pool.shutdown(wait=False, cancel_futures=True)
+                writer.stop()
+    _refuse((f"{name} {what}" for name, what in sorted(changed)), "; --resume packs what is left")
+    return [records[shard.name] for shard in shards], kept
+
+
+def _refuse(problems: Iterable[str], cure: str = "") -> None:
+    told = list(problems)
+    if not told:
+        return
+    more = [f"and {len(told) - _SHOWN:,} more"] if len(told) > _SHOWN else []
+    raise JobError([Problem("SRC", text + cure) for text in [*told[:_SHOWN], *more]])
+
+
+def _printable(name: bytes) -> str:
+    text = repr(name.decode(errors="backslashreplace"))
+    return text if len(text) <= 120 else f"{text[:80]}...{text[-20:]} ({len(name):,} bytes)"
+
+
+def _unchanged(finished: ShardIndex, files: Listing, shards: Sequence[Shard], place: Place) -> ShardIndex:
+    """The index of a pack that is whole, when it is the one asked for."""
+    planned = [shard.record(files, "") for shard in shards]
+    if planned != [replace(record, sha256="") for record in finished.shards]:
+        message = "holds a finished pack of other files, or in other shards; pack to another place"
+        raise JobError([Problem("DST", message)])
+    missing = [record.name for record in finished.shards if not place.holds(record)]
+    if missing:
+        message = (
+            f"holds a finished pack, but {missing[0]} is missing or spoilt; remove index.json, then --resume"
+        )
+        raise JobError([Problem("DST", message)])
+    return finished
+
+
+def _notes(files: Listing, shards: Sequence[Shard], wanted: Wanted) -> Iterator[str]:
+    alone = without_sample(files.names) if wanted.group == "basename" else []
+    if alone:
+        yield (
+            f"{len(alone):,} files have no name before a first dot, such as {_printable(alone[0])}: each is "
+            "a sample of its own, and webdataset passes over it"
+        )
+    asked = wanted.count or wanted.hosts
+    if len(shards) < asked or len(shards) % wanted.hosts:
+        yield f"{len(shards)} shards: there are no more samples than that"
+    largest, mean = max(shard.size for shard in shards), sum(shard.size for shard in shards) / len(shards)
+    if largest > 1.1 * mean:
+        yield f"one shard is {largest / mean:.2f} times the mean: a sample is never parted over shards"
+
+
+class FolderSource:
+    """The files of a directory. ``follow_links``: a link to a file is packed as that file; one to a folder,
+    and any link without the option, is refused by name."""
+
+    keys = False
+
+    def __init__(self, root: Path, *, engine: Engine = "auto", follow_links: bool = False) -> None:
+        self._root, self._engine, self._follow = root, engine, follow_links
+
+    def find(self) -> Sequence[Found]:
+        if not self._root.is_dir():
+            what = "is a file, a folder is needed" if self._root.exists() else "does not exist"
+            raise JobError([Problem("SRC", f"{self._root} {what}")])
+        found: list[Found] = []
+        problems: list[str] = []
+        root = os.fsencode(self._root)
+        pending = [b""]
+        while pending:
+            prefix = pending.pop()
+            try:
+                with os.scandir(os.path.join(root, prefix)) as entries:  # noqa: PTH118 (bytes)
+                    for entry in entries:
+                        status = entry.stat(follow_symlinks=False)
+                        mode, name = status.st_mode, prefix + entry.name
+                        if stat.S_ISLNK(mode) and self._follow:
+                            status = entry.stat()
+                            mode = status.st_mode if stat.S_ISREG(status.st_mode) else mode
+                        if stat.S_ISREG(mode):
+                            found.append(Found(name, status.st_size, status.st_mtime_ns))
+                        elif stat.S_ISDIR(mode):
+                            pending.append(name + b"/")
+                        else:
+                            problems.append(f"{_printable(name)} is a {_kind(mode)}")
+            except OSError as error:
+                problems.append(f"{_printable(prefix)} cannot be read: {error.strerror}")
+        cure = "; only files are packed" if self._follow else "; only files are packed (see --follow-links)"
+        _refuse(sorted(problems), cure)
+        return found
+
+    def writer(self, files: Listing) -> Writer:
+        program = gnu_tar() if self._engine == "tar" else None
+        if self._engine == "tar" and program is None:
+            raise JobError([Problem("--engine", "there is no GNU tar here; leave the option out")])
+        if program is not None:
+            return TarWriter(self._root, files, program, self._follow)
+        return PythonWriter(self._root, files, self._follow)
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
