@@ -1,4 +1,4 @@
-"""Makes smlaunch/catalog/images.json and instances.json from collected facts.
+"""Makes smlaunch/catalog/images.json, instances.json and network.json from collected facts.
 
     python tools/generate_catalog.py FACTS_DIR
 
@@ -92,6 +92,19 @@ def instances(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def network(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "source": facts["_meta"]["source"],
+        "as_of": facts["_meta"]["as_of"],
+        "columns": ("gbps", "burst"),
+        "types": {
+            row["instance_type"]: [row["network_gbps"], row["network_burst"]]
+            for row in facts["instances"]
+            if row.get("network_gbps")
+        },
+    }
+
+
 def write(path: Path, document: dict[str, Any]) -> None:
     """One line per entry of the innermost tables: small, and a change shows as one line of a diff."""
     text = json.dumps(document, indent=1, ensure_ascii=False)
@@ -108,7 +121,9 @@ def write(path: Path, document: dict[str, Any]) -> None:
 def main() -> None:
     facts = Path(sys.argv[1])
     write(CATALOG / "images.json", images(json.loads((facts / "dlc.json").read_text())))
-    write(CATALOG / "instances.json", instances(json.loads((facts / "instances.json").read_text())))
+    machines = json.loads((facts / "instances.json").read_text())
+    write(CATALOG / "instances.json", instances(machines))
+    write(CATALOG / "network.json", network(machines))
 
 
 if __name__ == "__main__":
