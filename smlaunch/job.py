@@ -91,11 +91,11 @@ class Channel(_Part):
 
     ``uri``: an S3 prefix, or a local file or directory, which is sent to the run's bucket first.
     ``mode``: ``File`` (copied before the start), ``FastFile`` (read on demand) or ``Pipe``.
-    ``split``: None gives every host all of it; ``key`` lets the service deal out the objects by their number;
+    ``split``: None gives every host all of it; ``key`` lets the service deal out the objects by number;
     ``bytes`` gives every host about the same number of bytes.
-    ``carry``: how a split by bytes comes to the hosts; None lets the plan say. ``shards``: the prefix is packed
-    in shards of equal size (``smlaunch data pack``), which the service deals out. ``lists``: every host sees
-    all of it and reads its own list (``smlaunch.train.part_files``). ``jobs``: a job of its own for each part.
+    ``carry``: how a split by bytes comes to the hosts; None lets the plan say. ``shards``: the prefix is
+    packed in shards of one size (``smlaunch data pack``), which the service deals out. ``lists``: every host
+    sees all of it and reads its own list (``smlaunch.train.part_files``). ``jobs``: a job for each part.
     """
 
     uri: DataUri

@@ -19,13 +19,15 @@ _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class InputChannel:
-    """``uri``: an S3 prefix. ``sharded``: every object goes to exactly one host (ShardedByS3Key)."""
+    """``uri``: an S3 prefix, or the address of a ``manifest``. ``sharded``: every object goes to exactly one
+    host (ShardedByS3Key)."""
 
     name: str
     uri: str
     mode: Literal["File", "FastFile", "Pipe"] = "File"
     sharded: bool = False
     content_type: str | None = None
+    manifest: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _channel(channel: InputChannel) -> dict[str, Any]:
         "ChannelName": channel.name,
         "DataSource": {
             "S3DataSource": {
-                "S3DataType": "S3Prefix",
+                "S3DataType": "ManifestFile" if channel.manifest else "S3Prefix",
                 "S3Uri": channel.uri,
                 "S3DataDistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
             }

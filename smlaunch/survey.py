@@ -18,12 +18,14 @@ from typing import Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from smlaunch.job import Channel, Job, parse_duration
+from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
 from smlaunch.planning.segments import DEFAULT_QUOTA
 from smlaunch.planning.surroundings import (
     CheckpointFacts,
     EndpointFacts,
     InputFacts,
     SourceFacts,
+    StoredFile,
     Surroundings,
 )
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
@@ -37,6 +39,10 @@ LISTING_CAP = 10_000
 STUDIO_METADATA = Path("/opt/ml/metadata/resource-metadata.json")
 """Written by SageMaker Studio and notebook instances; names their execution role (SageMaker SDK,
 ``get_execution_role``)."""
+
+PARTS_CAP = 1_000_000
+"""Objects of a channel that is split by bytes: all of them have to be known by name and size, a thousand to a
+request. More are packed first."""
 
 ROLE_VARIABLES = ("SMLAUNCH_ROLE", "SAGEMAKER_ROLE_ARN", "SAGEMAKER_ROLE")
 
@@ -72,8 +78,10 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     script = read_script(Path(job.entry))
     longest_run: tuple[int | None, str | None] = (None, None)
     kept = None
-    if _may_take_several_jobs(job):
+    several = _may_take_several_jobs(job)
+    if several or any(channel.split == "bytes" for channel in job.inputs.values()):
         script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
+    if several:
         kept = _kept(job, place.storage)
         if place.kind == "aws" and _wants_a_long_job(job):
             longest_run = _longest_run(place)
@@ -218,14 +226,17 @@ def _studio_role() -> str | None:
 
 
 def _input(channel: Channel, storage: ObjectStorage) -> InputFacts:
-    return _local_input(channel.uri) if channel.is_local else _s3_input(channel.uri, storage)
+    named = channel.split == "bytes"
+    return _local_input(channel.uri, named) if channel.is_local else _s3_input(channel.uri, storage, named)
 
 
-def _s3_input(uri: str, storage: ObjectStorage) -> InputFacts:
+def _s3_input(uri: str, storage: ObjectStorage, named: bool) -> InputFacts:
+    """``named``: with the names of all files."""
     parts = urlsplit(uri, allow_fragments=False)
     bucket, prefix = parts.netloc, uri[len(f"s3://{parts.netloc}/") :]
+    cap = PARTS_CAP if named else LISTING_CAP
     try:
-        listed = list(islice(storage.list(bucket, prefix), LISTING_CAP))
+        listed = list(islice(storage.list(bucket, prefix), cap))
     except CallError as error:
         missing = error.code == "NoSuchBucket"
         why = f"there is no bucket {bucket!r}" if missing else f"it cannot be listed: {error.message}"
@@ -236,7 +247,27 @@ def _s3_input(uri: str, storage: ObjectStorage) -> InputFacts:
             uri, "s3", exists=False, objects=0, bytes=0, problem=f"there is no object under {uri}{near}"
         )
     size = sum(stored.size for stored in listed)
-    return InputFacts(uri, "s3", objects=len(listed), bytes=size, capped=len(listed) == LISTING_CAP)
+    facts = InputFacts(uri, "s3", objects=len(listed), bytes=size, capped=len(listed) == cap)
+    if not named or facts.capped:
+        return facts
+    files = tuple(StoredFile(stored.key[len(prefix) :], stored.size) for stored in listed)
+    return dataclasses.replace(facts, files=files, shards=_shards_in_s3(bucket, prefix, files, storage))
+
+
+def _shards_in_s3(
+    bucket: str, prefix: str, files: tuple[StoredFile, ...], storage: ObjectStorage
+) -> tuple[str, ...] | None:
+    """The packed place itself may be named, or its folder of shards."""
+    inside = prefix.removesuffix(SHARD_FOLDER)
+    if inside == prefix and not any(file.name == SHARD_INDEX for file in files):
+        return None
+    try:
+        index = storage.get_bytes(bucket, inside + SHARD_INDEX)
+    except CallError:
+        return None  # it may be anybody's: the files are split as they are
+    names = None if index is None else shard_names(index)
+    skipped = len(prefix) - len(inside)
+    return None if names is None else tuple(name[skipped:] for name in names)
 
 
 class LocalFile(NamedTuple):
@@ -270,22 +301,30 @@ def local_files(path: Path) -> Iterator[LocalFile]:
     yield from sorted(found, key=lambda file: os.fsencode(file.relative))
 
 
-def _local_input(uri: str) -> InputFacts:
+def _local_input(uri: str, named: bool) -> InputFacts:
     path = Path(uri).expanduser()
     if not path.exists():
         hint = near_path(path)
         return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")
     digest, count, size = hashlib.sha256(), 0, 0
+    files: list[StoredFile] = []
     try:
         for file in local_files(path):
             digest.update(os.fsencode(file.relative) + b"\0" + _digest(file.path))
             count, size = count + 1, size + file.size
+            if named:
+                files.append(StoredFile(file.relative, file.size))
     except OSError as error:
         return InputFacts(uri, "local", directory=path.is_dir(), problem=f"it cannot be read: {error}")
     problem = None if count else f"{uri} is empty"
-    return InputFacts(
+    facts = InputFacts(
         uri, "local", True, count, size, sha256=digest.hexdigest(), directory=path.is_dir(), problem=problem
     )
+    if not named:
+        return facts
+    index = path / SHARD_INDEX
+    names = shard_names(index.read_bytes()) if index.is_file() else None
+    return dataclasses.replace(facts, files=tuple(files), shards=names)
 
 
 def _digest(path: Path) -> bytes:

@@ -72,7 +72,7 @@ def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage
     bucket, key = _address(upload.uri)
     if upload.kind == "runtime":
         yield _Sending(key, bucket, build_runtime)
-    elif upload.kind == "launch":
+    elif upload.kind in ("launch", "parts"):
         content = (upload.content or "").encode()
         yield _Sending(key, bucket, lambda: content)
     elif upload.kind == "source":

@@ -40,6 +40,8 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
         return chosen("ddp", library.replace(".", "-"), f"{entry} imports {library}")
     if job.compute.hosts == 1 and wants_one:
         return chosen("custom", "single-process", "One host and one process have nobody to find")
+    if wants_one and any(channel.split == "bytes" for channel in job.inputs.values()):
+        return chosen("custom", "share-nothing", "Hosts read parts of their own, and nothing joins ranks")
     return chosen("ddp", "several-processes", "Several processes are asked for")
 
 

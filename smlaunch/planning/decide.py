@@ -11,13 +11,15 @@ from smlaunch.errors import JobError
 from smlaunch.job import Job, format_duration
 from smlaunch.planning import segments
 from smlaunch.planning.carriers import plan_checkpoints
+from smlaunch.planning.carry import JOBS, LISTS, choose_carriers, effective
 from smlaunch.planning.choose import choose_strategy
 from smlaunch.planning.compile import Compiled, Compiler
 from smlaunch.planning.cost import plan_cost
 from smlaunch.planning.fields import dotted, field_of, members
 from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
-from smlaunch.planning.plan import Plan, Segment, Task
+from smlaunch.planning.part_plans import plan_parts
+from smlaunch.planning.plan import Carried, Plan, Segment, Task
 from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
@@ -48,6 +50,24 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     Raises JobError listing every problem of the job in these surroundings.
     """
     notes = Notes()
+    carried = choose_carriers(job, surroundings, notes)
+    if any(one.way == JOBS for one in carried.values()):
+        return plan_parts(job, surroundings, run_id, carried, notes, make_one)
+    return make_one(job, surroundings, run_id, carried, notes, job_hash(job, surroundings))
+
+
+def make_one(
+    job: Job,
+    surroundings: Surroundings,
+    run_id: str,
+    carried: Mapping[str, Carried],
+    notes: Notes,
+    digest: str,
+    part: int | None = None,
+) -> Plan:
+    """A run that is one job or one chain. ``part``: which one it has, from 0, where others have the rest."""
+    asked, seen = job, surroundings
+    job, surroundings = effective(job, surroundings, carried)
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
     total = segments.total_seconds(job, notes)
@@ -66,8 +86,8 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     layout = Layout(surroundings.bucket, run_id)
     kept = plan_checkpoints(job, surroundings, layout, chain, shapes[0], notes)
     _check_spot(job, kept, notes)
-    channels, uploads = plan_inputs(job, surroundings, layout, notes)
-    digest = job_hash(job, surroundings)
+    channels, uploads = plan_inputs(job, surroundings, layout, notes, carried, part)
+    _check_hosts(shapes, carried, notes)
     compiler = Compiler(run_id, digest, strategy, surroundings, layout, kept, tuple(channels), notes)
     compiled = [compiler.compile(shape) for shape in shapes]
     for before, after in pairwise(compiled):
@@ -98,9 +118,9 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
         raise JobError(notes.problems)
     return Plan(
         run=run_id,
-        job=job,
+        job=asked,
         job_hash=digest,
-        surroundings=surroundings,
+        surroundings=seen,
         strategy=strategy.name,
         hosts=first.shape.job.compute.hosts,
         processes_per_host=first.per_host,
@@ -115,6 +135,7 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
         workflow=workflow,
         checkpoints=kept,
         schedule=expected,
+        carried=tuple(carried.values()),
     )
 
 
@@ -230,6 +251,14 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
             "role",
             f"{surroundings.role!r} is not a role's ARN; it looks like arn:aws:iam::123456789012:role/NAME",
         )
+
+
+def _check_hosts(shapes: Sequence[segments.Shape], carried: Mapping[str, Carried], notes: Notes) -> None:
+    """Lists are for one number of hosts."""
+    numbers = {shape.job.compute.hosts for shape in shapes}
+    if len(numbers) > 1 and any(one.way == LISTS for one in carried.values()):
+        told = ", ".join(map(str, sorted(numbers)))
+        notes.refuse("segments", f"lists of files are made for one number of hosts, not for {told}")
 
 
 def _check_spot(job: Job, kept: CheckpointSpec | None, notes: Notes) -> None:

@@ -29,12 +29,13 @@ class Upload:
     """Something to put into S3 before the requests are sent.
 
     ``kind``: ``runtime`` (the runtime's zip), ``launch`` (``content`` is the text of job.json), ``source``
-    (the archive of directory ``path``), ``data`` (local file or directory ``path``).
+    (the archive of directory ``path``), ``data`` (local file or directory ``path``), ``parts`` (``content``
+    is a list of files, or a manifest).
     ``uri``: the object's address; for a directory of data the prefix, ending in ``/``.
     ``sha256``: of the content where the address is made from it: what is already there need not be sent.
     """
 
-    kind: Literal["runtime", "launch", "source", "data"]
+    kind: Literal["runtime", "launch", "source", "data", "parts"]
     uri: str
     path: str | None = None
     content: str | None = None
@@ -94,6 +95,43 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """A channel that is split by bytes: how it comes to the hosts (``way``: shards, lists or jobs).
+
+    Per host: ``by_bytes`` that it is to get, in so many ``files``; ``by_count``: the bytes it would get were
+    objects dealt out by their number (the worse of in turn and in ranges, as the service does not say which).
+    ``largest``: bytes of the largest file. ``lists``: names of each host's files, relative to the channel;
+    empty where the service deals them out, and then by_bytes is a prediction of the sizes, not of whose.
+    """
+
+    channel: str
+    way: str
+    method: str
+    by_bytes: tuple[int, ...]
+    files: tuple[int, ...]
+    by_count: tuple[int, ...]
+    largest: int
+    lists: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_bytes)
+
+    @property
+    def imbalance(self) -> float:
+        """The fullest host against the least it could have; 1 cannot be better."""
+        return self._against(self.by_bytes)
+
+    @property
+    def imbalance_by_count(self) -> float:
+        return self._against(self.by_count)
+
+    def _against(self, loads: tuple[int, ...]) -> float:
+        least = max(self.total / len(loads), self.largest)
+        return max(loads) / least if least else 1.0
+
+
+@dataclass(frozen=True)
 class Cost:
     """US dollars. ``per_hour``: all hosts together, of the dearest segment; ``at_most``: until the time limit
     stops the run, or its cost cap does.
@@ -111,7 +149,9 @@ class Plan:
     ``job_hash``: what is run (job, source, local data), and nothing of where, when or by which name.
     ``tasks``: the first attempt of every planned segment; ``workflow`` is what drives them. Hosts, processes
     and instance type are those of the first segment. ``schedule``: None for a single job.
-    ``checkpoints``: None where nobody keeps any."""
+    ``checkpoints``: None where nobody keeps any. ``carried``: the channels that are split by bytes.
+    ``parts``: a plan for each part where every one is a run of its own; tasks and uploads are then those of
+    all."""
 
     run: str
     job: Job
@@ -131,6 +171,8 @@ class Plan:
     workflow: Workflow
     checkpoints: CheckpointSpec | None = None
     schedule: Schedule | None = None
+    carried: tuple[Carried, ...] = ()
+    parts: tuple[Plan, ...] = ()
 
     @property
     def requests(self) -> list[Mapping[str, Any]]:

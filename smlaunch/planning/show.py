@@ -12,8 +12,9 @@ from typing import Any
 
 from smlaunch.catalog import instances
 from smlaunch.job import Channel, Job, format_duration
+from smlaunch.planning.carry import JOBS, LISTS, SHARDS
 from smlaunch.planning.cost import dollars
-from smlaunch.planning.plan import Plan, Schedule, Task, Upload
+from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
 from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.protocol.launch_spec import AUTO, RUNTIME, CheckpointSpec, Ref, Word
@@ -43,7 +44,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {"channel": name, "hosts": plan.hosts, "objects": _facts(plan, name, channel).objects}
             for name, channel in plan.job.inputs.items()
             if channel.split == "key"
-        ],
+        ]
+        + [_parts(carried) for carried in plan.carried],
         "cost": {
             "known": plan.cost.known,
             "per_hour": plan.cost.per_hour,
@@ -56,6 +58,23 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             for upload in plan.uploads
         ],
         "requests": [dict(request) for request in plan.requests],
+    }
+
+
+def _parts(carried: Carried) -> dict[str, Any]:
+    per_host = zip(carried.by_bytes, carried.files, carried.by_count, strict=True)
+    return {
+        "channel": carried.channel,
+        "hosts": len(carried.files),
+        "objects": sum(carried.files),
+        "carry": carried.way,
+        "method": carried.method,
+        "imbalance": carried.imbalance,
+        "imbalance_by_count": carried.imbalance_by_count,
+        "parts": [
+            {"host": host, "bytes": own, "keys": files, "bytes_by_count": by_count}
+            for host, (own, files, by_count) in enumerate(per_host)
+        ],
     }
 
 
@@ -97,7 +116,7 @@ def _ranks(plan: Plan) -> str:
 def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     task = plan.tasks[0]
     job, request = plan.job, task.request
-    yield "job", task.name
+    yield "job", task.name + (f" to {plan.parts[-1].tasks[0].name}" if plan.parts else "")
     if plan.schedule is not None:
         yield "segments", _segments(plan)
     yield "command", _command(task)
@@ -114,10 +133,14 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "hosts", _machines(plan, request)
         yield "image", plan.image
     for name, channel in job.inputs.items():
-        yield f"input {name}", _input(channel, _facts(plan, name, channel), plan.hosts)
+        carried = next((one for one in plan.carried if one.channel == name), None)
+        yield f"input {name}", _input(channel, _facts(plan, name, channel), plan.hosts, carried)
+        if carried is not None:
+            yield f"parts of {name}", _fullest(carried)
     if plan.checkpoints is not None:
         yield "checkpoints", _checkpoints(plan.checkpoints, plan)
-    yield "output", f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/"
+    others = ", and so for each part" if plan.parts else ""
+    yield "output", f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/{others}"
     network = list(_network(job))
     if network:
         yield "network", ", ".join(network)
@@ -215,15 +238,35 @@ def _pair(key: str, value: Any) -> str:
     return f"{key}={value if bare else json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 
 
-def _input(channel: Channel, facts: InputFacts, hosts: int) -> str:
+_HOW = {
+    SHARDS: "its shards dealt out to the hosts",
+    LISTS: "each host reads its own list",
+    JOBS: "a job for each part",
+}
+
+
+def _fullest(carried: Carried) -> str:
+    """``61.2 MB to 61.9 MB a host (1.004 x the least possible); by count up to 93.0 MB (1.51 x)``."""
+    low, high = size(min(carried.by_bytes)), size(max(carried.by_bytes))
+    amount = high if low == high else f"{low} to {high}"
+    text = f"{amount} a host ({carried.imbalance:.4f} x the least possible)"
+    if carried.way == SHARDS:
+        return text
+    return f"{text}; by count up to {size(max(carried.by_count))} ({carried.imbalance_by_count:.4f} x)"
+
+
+def _input(channel: Channel, facts: InputFacts, hosts: int, carried: Carried | None) -> str:
     how = "a part for each host" if channel.split == "key" and hosts > 1 else "all of it on every host"
+    mode = channel.mode
+    if carried is not None:
+        how, mode = _HOW[carried.way], "FastFile" if carried.way == LISTS else mode
     amount = []
     if facts.objects is not None:
         more = " or more" if facts.capped else ""
         amount.append(_count(facts.objects, "file" if channel.is_local else "object") + more)
     if facts.bytes is not None:
         amount.append(size(facts.bytes))
-    return ", ".join([channel.uri, *amount, f"{channel.mode} mode", how])
+    return ", ".join([channel.uri, *amount, f"{mode} mode", how])
 
 
 def _cost(plan: Plan) -> str:
@@ -236,21 +279,30 @@ def _cost(plan: Plan) -> str:
 
 
 def _steps(plan: Plan) -> Iterator[str]:
-    launch = [upload for upload in plan.uploads if upload.kind in ("runtime", "launch")]
+    own = plan.parts[0].uploads if plan.parts else plan.uploads
+    launch = [upload for upload in own if upload.kind in ("runtime", "launch")]
     for folder, uploads in groupby(launch, lambda upload: upload.uri.rpartition("/")[0]):
         yield f"put the runtime and its orders, {_names(uploads)}, at {folder}/"
-    for upload in plan.uploads:
+    for upload in own:
         if upload.kind in ("source", "data"):
             amount = f" ({size(upload.bytes)})" if upload.bytes is not None else ""
             yield f"put the {upload.kind}, {upload.path}{amount}, at {_short(upload)}, unless it is there"
+    lists = [upload for upload in own if upload.kind == "parts"]
+    for folder, uploads in groupby(lists, lambda upload: upload.uri.rpartition("/")[0]):
+        yield f"put what each host reads, {_names(uploads)}, at {folder}/"
     first, last = plan.tasks[0], plan.tasks[-1]
+    if plan.parts:
+        yield f"send {first.operation} {first.name}, and do the same for the other parts"
+        yield "drive each part on its own, tried again alone if it fails"
+        return
     yield f"send {first.operation} {first.name}"
     if first is not last:
         yield f"with each committed checkpoint at a job's end send the next, to {last.name} if none fails"
 
 
 def _names(uploads: Iterable[Upload]) -> str:
-    return " and ".join(upload.uri.rpartition("/")[2] for upload in uploads)
+    names = [upload.uri.rpartition("/")[2] for upload in uploads]
+    return " and ".join(names) if len(names) < 4 else f"{names[0]} to {names[-2]} and {names[-1]}"
 
 
 def _short(upload: Upload) -> str:

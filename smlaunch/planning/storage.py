@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Channel, Job
+from smlaunch.planning.carry import LISTS, SHARD_FOLDER, SHARDS
 from smlaunch.planning.notes import Notes
-from smlaunch.planning.plan import Upload
+from smlaunch.planning.plan import Carried, Upload
 from smlaunch.planning.surroundings import InputFacts, Surroundings
 from smlaunch.protocol.launch_spec import LaunchSpec
+from smlaunch.protocol.part_lists import PARTS_CHANNEL, PARTS_INDEX, Part, PartsIndex, list_name, to_lines
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
     RUNTIME_ARCHIVE,
@@ -23,7 +27,11 @@ from smlaunch.request import InputChannel
 DEFAULT_VOLUME_GB = 30
 """The SageMaker SDK's default too."""
 
-_RESERVED = {RUNTIME_CHANNEL: "carries the runtime", SOURCE_CHANNEL: "carries the source"}
+_RESERVED = {
+    RUNTIME_CHANNEL: "carries the runtime",
+    SOURCE_CHANNEL: "carries the source",
+    PARTS_CHANNEL: "carries the lists of files",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,10 @@ class Layout:
         return f"s3://{self.bucket}/smlaunch/data/{sha256}/"
 
     @property
+    def parts(self) -> str:
+        return f"s3://{self.bucket}/smlaunch/{self.run}/parts/"
+
+    @property
     def checkpoints(self) -> str:
         return f"s3://{self.bucket}/smlaunch/{self.run}/checkpoints/"
 
@@ -54,9 +66,16 @@ class Layout:
 
 
 def plan_inputs(
-    job: Job, surroundings: Surroundings, layout: Layout, notes: Notes
+    job: Job,
+    surroundings: Surroundings,
+    layout: Layout,
+    notes: Notes,
+    carried: Mapping[str, Carried] = {},
+    part: int | None = None,
 ) -> tuple[list[InputChannel], list[Upload]]:
-    """The job's own channels, by name in the job's order, and the local data to send for them."""
+    """The job's own channels, by name in the job's order, what carries their parts, and what is to be sent
+    for them. ``carried``: of the channels that are split by bytes; ``part``: which one this job is of, from
+    0, where every part is a job of its own."""
     channels: list[InputChannel] = []
     uploads: list[Upload] = []
     for name, channel in job.inputs.items():
@@ -75,8 +94,39 @@ def plan_inputs(
             uploads.append(upload)
             uri = layout.data(facts.sha256 or "")
         _advise(name, channel, facts, job.compute.hosts, uri, notes)
-        channels.append(InputChannel(name, uri, channel.mode, channel.split == "key", channel.content_type))
+        one = carried.get(name)
+        sharded, manifest = channel.split == "key", False
+        if one is not None and one.way == SHARDS:
+            sharded = True
+            if not uri.endswith("/" + SHARD_FOLDER):
+                uri += SHARD_FOLDER
+        elif one is not None and one.way == LISTS:
+            uploads += _lists(one, layout)
+        elif one is not None and part is not None:
+            upload = _manifest(one, part, uri, layout)
+            uploads.append(upload)
+            uri, manifest = upload.uri, True
+        channels.append(InputChannel(name, uri, channel.mode, sharded, channel.content_type, manifest))
+    if any(one.way == LISTS for one in carried.values()):
+        channels.append(InputChannel(PARTS_CHANNEL, layout.parts))
     return channels, uploads
+
+
+def _lists(carried: Carried, layout: Layout) -> Iterator[Upload]:
+    """Every host's list, and their index."""
+    folder = f"{layout.parts}{carried.channel}/"
+    rows = []
+    for host, names in enumerate(carried.lists):
+        file = list_name(host)
+        rows.append(Part(file, len(names), carried.by_bytes[host]))
+        yield Upload("parts", folder + file, content=to_lines(names))
+    yield Upload("parts", folder + PARTS_INDEX, content=PartsIndex(carried.channel, tuple(rows)).to_json())
+
+
+def _manifest(carried: Carried, part: int, uri: str, layout: Layout) -> Upload:
+    """SageMaker's ManifestFile: the prefix, then the names of the objects below it."""
+    text = json.dumps([{"prefix": uri}, *carried.lists[part]], indent=0)
+    return Upload("parts", f"{layout.parts}{carried.channel}.manifest", content=text + "\n")
 
 
 def _usable(where: str, channel: Channel, facts: InputFacts, notes: Notes) -> bool:

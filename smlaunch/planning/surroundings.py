@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+
+class StoredFile(NamedTuple):
+    """``name``: relative to its channel's prefix or folder."""
+
+    name: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,8 @@ class InputFacts:
     ``uri`` is the job's own word for it. ``objects`` and ``bytes`` count files or S3 objects; None where
     nobody counted, and ``capped`` says that there are at least that many. ``sha256`` (local data only) is
     over the sorted relative paths and contents. ``directory``: a local directory rather than one file.
+    ``files``: all of them in the order of their names, only looked at for a split by bytes, and None where
+    they are too many. ``shards``: names of those that ``smlaunch data pack`` made, where it did.
     """
 
     uri: str
@@ -29,6 +38,8 @@ class InputFacts:
     sha256: str | None = None
     directory: bool = True
     problem: str | None = None
+    files: tuple[StoredFile, ...] | None = None
+    shards: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

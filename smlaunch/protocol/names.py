@@ -38,3 +38,14 @@ def parse_task_name(name: str) -> Optional[TaskName]:
     if match is None or not is_run_id(match.group("run")):
         return None
     return TaskName(match.group("run"), int(match.group("segment")), int(match.group("attempt")))
+
+
+def part_run(run: str, part: int) -> str:
+    """The run that trains one part of another one's data. ``part``: from 1."""
+    return "{}-p{}".format(run, part)
+
+
+def part_of(run: str, name: str) -> Optional[int]:
+    """Which part of ``run`` the run called ``name`` trains; None for any other run."""
+    head, _, number = name.rpartition("-p")
+    return int(number) if head == run and number.isdigit() and not number.startswith("0") else None

@@ -1,7 +1,7 @@
 """Which files each host reads: lists that travel in a channel of their own, and are read at run time.
 
-Below ``/opt/ml/input/data/smlaunch-parts/<channel>/`` lie ``parts.json`` and one list per host. A list is JSON
-lines: each is the name of one file as a JSON string, relative to the channel's own folder.
+Below ``/opt/ml/input/data/smlaunch-parts/<channel>/`` lie ``parts.json`` and one list per host. A list is
+JSON lines: each is the name of one file as a JSON string, relative to the channel's own folder.
 """
 
 import json
@@ -70,7 +70,7 @@ def from_lines(lines: Iterable[Any]) -> List[str]:
 
 
 def fault_of(name: str) -> Optional[str]:
-    """Why an object of this name, relative to its prefix, cannot be one file below a folder; None if it can."""
+    """Why an object of this name, relative to its prefix, cannot be a file below a folder; None if it can."""
     if "\0" in name:
         return "{!r} has a zero byte, which no path can".format(name)
     segments = name.split("/")

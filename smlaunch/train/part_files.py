@@ -8,9 +8,6 @@ from smlaunch.protocol.hosts import natural_key
 from smlaunch.protocol.part_lists import PARTS_CHANNEL, PARTS_INDEX, PartsIndex, from_lines
 from smlaunch.protocol.paths import Paths
 
-_SHARD_INDEX = "index.json"
-"""Of a packed prefix: it lies beside the shards, and is no data."""
-
 _WHOLE = "FullyReplicated"
 
 
@@ -19,9 +16,9 @@ def part_files(channel: str = "train", environ: Optional[Mapping[str, str]] = No
     get the same; the parts of all hosts together are the channel, and none is in two.
 
     The channel needs ``split`` in the job. Where a list came along (``carry: lists``), the part is that of
-    this host's position among the hosts that train together, in the natural order of their names, at run time;
-    otherwise it is what the platform has put here. May be empty. Raises RuntimeError when the lists are for
-    another number of hosts, when a list is not what its index says, and when every host has the whole channel.
+    this host's position among the hosts that train together, in the natural order of their names, at run
+    time; otherwise it is what the platform has put here. May be empty. Raises RuntimeError when the lists are
+    for another number of hosts, when one is not what its index says, and when every host has all of it.
     """
     environ = os.environ if environ is None else environ
     paths = Paths.from_environment(environ)
@@ -71,7 +68,7 @@ def _found(folder: str) -> List[str]:
         names += [name if inside == "." else os.path.join(inside, name) for name in files]
     # By bytes, as S3 orders keys; a rank's order must not depend on what the disk says first.
     names.sort(key=os.fsencode)
-    return [os.path.join(folder, name) for name in names if name != _SHARD_INDEX]
+    return [os.path.join(folder, name) for name in names]
 
 
 def _raise_unless_missing(error: OSError) -> None:
