@@ -46,11 +46,13 @@ class View:
 
 @dataclass(frozen=True)
 class Program:
-    """What one host runs: words, never a shell line; the whole environment; what is shown below its root."""
+    """What one host runs: words, never a shell line; the whole environment; what is shown below its root.
+    It starts in ``directory``, relative to that root."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     views: tuple[View, ...] = ()
+    directory: str = "code"
 
 
 @dataclass(frozen=True)

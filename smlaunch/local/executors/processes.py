@@ -161,7 +161,7 @@ class ProcessAllocation:
             level=self._level,
             argv=argv,
             environment=environment,
-            directory=f"{place.root}/code",
+            directory=f"{place.root}/{program.directory}",
             hostname=place.name,
             tree=str(place.tree),
             root=place.root,

@@ -1,4 +1,4 @@
-"""One attempt at a training job: hosts had, data in, programs run, output out. A job may need several."""
+"""One attempt at a job: hosts had, data in, programs run, output out. A job may need several."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from smlaunch.local import honesty
 from smlaunch.local.errors import ApiError
 from smlaunch.local.executors.base import (
     Allocation,
@@ -17,7 +15,6 @@ from smlaunch.local.executors.base import (
     Executor,
     HostExit,
     HostProcess,
-    Place,
     Program,
 )
 from smlaunch.local.faults import AttemptFaults
@@ -29,9 +26,9 @@ from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.output import OutputPump
 from smlaunch.local.jobs.pipes import Pipes
 from smlaunch.local.jobs.ports import Logs, Metrics, Objects
-from smlaunch.local.jobs.spec import S3Location, TrainingSpec
 from smlaunch.local.jobs.verdict import INTERNAL, HostReport, failure_reason
 from smlaunch.local.jobs.watch import HostWatch
+from smlaunch.local.jobs.work import Outcome, Tools, Work
 from smlaunch.local.settings import Settings
 from smlaunch.local.store import JobStore
 
@@ -49,37 +46,29 @@ class Rooms:
     credentials: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended: ``reason`` is None unless it failed, ``interrupted`` when its hosts were taken
-    away. ``result``: what Describe is to show of it."""
-
-    reason: str | None = None
-    interrupted: bool = False
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Attempt:
-    """``run`` never raises; ``close`` gives the hosts back. ``request`` is read for remarks only."""
+    """``run`` never raises; ``close`` gives the hosts back."""
 
     def __init__(
         self,
-        spec: TrainingSpec,
-        request: Mapping[str, Any],
+        work: Work,
         rooms: Rooms,
         control: JobControl,
         faults: AttemptFaults,
         reader: MetricReader,
     ) -> None:
-        self._spec = spec
-        self._request = request
+        self._work = work
+        self._spec = spec = work.spec
         self._rooms = rooms
         self._control = control
         self._faults = faults
         self._reader = reader
         self._allocation: Allocation | None = None
         labels = [host.label for host in spec.hosts]
-        self._output = OutputPump(spec.name, labels, rooms.logs, reader.feed if spec.metrics else None)
+        self._output = OutputPump(
+            spec.name, labels, rooms.logs, reader.feed if spec.metrics else None, work.log_group
+        )
+        self._tools = Tools(rooms.objects, rooms.settings, self._output.note)
 
     def run(self) -> Outcome:
         try:
@@ -115,17 +104,10 @@ class Attempt:
                     place.label, "spot interruption, as the fault plan says: this host is taken away"
                 )
             return Outcome(interrupted=True)
-        reason = failure_reason(reports)
-        if reason is not None and not stopping:
-            return Outcome(reason)
-        # A stopped job is Stopped, however its hosts left, and what they saved is kept.
-        self._control.upload()
-        address = artifacts.upload(
-            *(spec, allocation.places, self._rooms.objects, self._rooms.settings),
-            allocation.places[0].tree.parent,
-            self._output.note,
-        )
-        return Outcome(result={"ModelArtifacts": {"S3ModelArtifacts": address}})
+        reason = None if stopping else failure_reason(reports)
+        if reason is None:
+            self._control.upload()
+        return self._work.finish(allocation.places, self._tools, reason, stopping)
 
     def _train(self, allocation: Allocation) -> tuple[list[HostReport], bool]:
         """Data in, hosts up, until the last host has ended and its checkpoints are safe. Also whether the
@@ -158,6 +140,7 @@ class Attempt:
             self._runtime_end(),
             self._faults if self._spec.spot else replace(self._faults, interrupted_after=None),
             self._explained,
+            self._work.failure_file,
         )
         try:
             reports = watch.run()
@@ -169,24 +152,12 @@ class Attempt:
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
         spec, settings, places = self._spec, self._rooms.settings, allocation.places
         for place in places:
-            contract.lay_out(spec, places, place)
+            self._work.lay_out(places, place)
         data = channels.prepare(
             spec, places, self._rooms.objects, settings, allocation.offer.views, self._control.check
         )
         pipes = Pipes(data.feeds, self._rooms.objects, self._control.break_off)
-        syncs = []
-        if spec.checkpoints is not None:
-            sync = self._sync(spec.checkpoints, spec.checkpoint_path, places)
-            sync.download(self._control.check)
-            syncs.append(sync)
-        if spec.tensorboard is not None:
-            # One way only: what an earlier attempt wrote stays where it is.
-            where = S3Location(
-                spec.tensorboard.bucket, spec.tensorboard.below(spec.name, "tensorboard-output")
-            )
-            sync = self._sync(where, spec.tensorboard_path, places)
-            sync.make_folders()
-            syncs.append(sync)
+        syncs = self._work.synced(places, self._tools, self._control.check)
         for place in places:
             data.views[place.label].extend(view for sync in syncs for view in sync.views(place))
         environment = contract.environment(
@@ -196,13 +167,11 @@ class Attempt:
             self._rooms.credentials,
             os.environ,
         )
-        programs = [Program(spec.command, environment, tuple(data.views[place.label])) for place in places]
+        programs = [
+            Program(spec.command, environment, tuple(data.views[place.label]), self._work.directory)
+            for place in places
+        ]
         return programs, syncs, pipes
-
-    def _sync(self, where: S3Location, path: str, places: Sequence[Place]) -> CheckpointSync:
-        return CheckpointSync(
-            where, path, places, self._rooms.objects, self._rooms.settings, self._output.note
-        )
 
     def _remarks(self) -> list[str]:
         """What differs from SageMaker for this very job, said once at the top of the first host's log."""
@@ -212,17 +181,13 @@ class Attempt:
             f"image {self._spec.image or '(none)'} is not run: {instead} runs on this machine's Python "
             f"({self._rooms.executor.name}, isolation {self._rooms.executor.isolation})"
         ]
-        told = honesty.without_effect(self._request)
-        told.pop("AlgorithmSpecification.TrainingImage", None)
-        return remarks + [f"{path}: {sentence}" for path, sentence in told.items()]
+        return remarks + [f"{path}: {sentence}" for path, sentence in self._work.told().items()]
 
     def _made_buckets(self) -> list[str]:
         if not self._rooms.settings.make_buckets:
             return []
-        spec = self._spec
-        wanted = {place.bucket for place in (spec.output, spec.checkpoints, spec.tensorboard) if place}
         made = []
-        for bucket in sorted(wanted):
+        for bucket in sorted({place.bucket for place in self._spec.written}):
             try:
                 if self._rooms.objects.create_bucket(bucket):
                     made.append(bucket)

@@ -20,7 +20,7 @@ from smlaunch.local.jobs.listing import DataError, Item, Listing, Record, listin
 from smlaunch.local.jobs.pipes import Feed
 from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.sharding import Order
-from smlaunch.local.jobs.spec import ChannelSpec, S3Location, TrainingSpec
+from smlaunch.local.jobs.spec import ChannelSpec, JobSpec, S3Location
 from smlaunch.local.settings import Settings
 
 _COPY_FILES = 64
@@ -37,7 +37,7 @@ class Prepared:
 
 
 def prepare(
-    spec: TrainingSpec,
+    spec: JobSpec,
     places: Sequence[Place],
     objects: Objects,
     settings: Settings,
@@ -50,7 +50,7 @@ def prepare(
     """
     shown: dict[str, list[View]] = {place.label: [] for place in places}
     feeds: list[Feed] = []
-    own = _written_by(spec)
+    taken = [*spec.folders, *(channel.target for channel in spec.channels)]
     for channel in spec.channels:
         labels = spec.hosts_of(channel)
         receivers = [place for place in places if place.label in labels]
@@ -66,9 +66,12 @@ def prepare(
             continue
         listing = listing_of(channel, objects)
         read_only = channel.mode == "FastFile"
-        target = f"input/data/{channel.name}"
+        target = channel.target
         source = None
-        if views and not channel.sharded and not any(_overlap(listing, place) for place in own):
+        # What is laid out below a view would be hidden by it.
+        alone = sum(_meet(target, other) for other in taken) == 1
+        changes = any(_overlap(listing, place) for place in spec.written)
+        if views and alone and not channel.sharded and not changes:
             source = _viewable(listing, objects)
         for number, place in enumerate(receivers):
             folder = place.tree / target
@@ -124,13 +127,13 @@ def _files(folder: str, below: str) -> Iterator[str]:
             yield below + entry.name
 
 
-def _written_by(spec: TrainingSpec) -> list[S3Location]:
-    """Where the job itself writes: a view of that would change under the reader."""
-    places = [S3Location(spec.output.bucket, spec.output.below(spec.name))]
-    return [*places, spec.checkpoints] if spec.checkpoints else places
+def _meet(one: str, other: str) -> bool:
+    """Whether two directories are the same, or one lies in the other."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _overlap(listing: Listing, written: S3Location) -> bool:
+    """Whether the job writes there: a view of that would change under the reader."""
     if listing.folder is None or listing.bucket != written.bucket:
         return False
     mine = written.key.rstrip("/") + "/"

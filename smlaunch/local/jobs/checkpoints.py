@@ -45,7 +45,8 @@ class _Change(NamedTuple):
 
 
 class CheckpointSync:
-    """``local_path`` is the host's. ``note(label, text)`` tells a host's log what a person should know."""
+    """``local_path`` is the host's. ``note(label, text)`` tells a host's log what a person should know, and
+    calls a file a ``what``. ``mirror``: whether a file deleted on a host is deleted in S3."""
 
     def __init__(
         self,
@@ -55,7 +56,12 @@ class CheckpointSync:
         objects: Objects,
         settings: Settings,
         note: Callable[[str, str], None],
+        *,
+        what: str = "checkpoint",
+        mirror: bool = True,
     ) -> None:
+        self._what = what
+        self._mirror = mirror
         self._where = where
         self._local_path = local_path
         self._objects = objects
@@ -129,7 +135,7 @@ class CheckpointSync:
         for label, synced in self._synced.items():
             for name in synced.keys() - there[label].keys():
                 # Another host has written it since: that is the later of the two.
-                if name not in written and not self._is_lost(label, name):
+                if self._mirror and name not in written and not self._is_lost(label, name):
                     self._objects.delete(self._where.bucket, self._where.below(name))
                 del synced[name]
         self._seen = there
@@ -208,7 +214,7 @@ class CheckpointSync:
         for key, reason in failed.items():
             label, name = files[key]
             if not isinstance(reason, FileNotFoundError):  # deleted meanwhile: the next scan sees it
-                text = f"checkpoint {name} could not be uploaded, will be tried again: {reason}"
+                text = f"{self._what} {name} could not be uploaded, will be tried again: {reason}"
                 self._tell(label, name, text)
         yield from (change for change in changes if self._where.below(change[1]) not in failed)
 
@@ -223,7 +229,7 @@ class CheckpointSync:
                 for entry in entries:
                     name = below + entry.name
                     if entry.is_symlink():
-                        self._tell(label, name, f"checkpoint {name} is a symbolic link: it is not uploaded")
+                        self._tell(label, name, f"{self._what} {name} is a symbolic link: it is not uploaded")
                     elif entry.is_dir():
                         waiting.append(name + "/")
                     elif entry.is_file():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.local.executors.base import Place
-from smlaunch.local.jobs.spec import DEFAULT_GROUP, TrainingSpec
+from smlaunch.local.jobs.spec import DEFAULT_GROUP, JobSpec, TrainingSpec
 from smlaunch.protocol.paths import SHARED_PYTHON_VARIABLE, Paths
 
 NETWORK_INTERFACE = "lo"
@@ -76,7 +76,7 @@ def lay_out(spec: TrainingSpec, places: Sequence[Place], current: Place) -> None
 
 
 def environment(
-    spec: TrainingSpec,
+    spec: JobSpec,
     offered: Mapping[str, str],
     inherited: Sequence[str],
     credentials: Mapping[str, str],
@@ -95,8 +95,7 @@ def environment(
     others = [folder for folder in own.get("PATH", os.defpath).split(os.pathsep) if folder and folder != here]
     variables["PATH"] = os.pathsep.join([here, *others])
     variables |= {
-        "TRAINING_JOB_NAME": spec.name,
-        "TRAINING_JOB_ARN": spec.arn,
+        **spec.variables,
         "AWS_REGION": spec.region,
         "AWS_DEFAULT_REGION": spec.region,
         SHARED_PYTHON_VARIABLE: "1",

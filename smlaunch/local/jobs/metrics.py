@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smlaunch.local.jobs.ports import Metrics
-from smlaunch.local.jobs.spec import TrainingSpec
+from smlaunch.local.jobs.spec import JobSpec
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
@@ -19,7 +19,7 @@ DIMENSION = "TrainingJobName"
 class MetricReader:
     """Lines in the order they were printed; all hosts feed the same metrics, as on SageMaker."""
 
-    def __init__(self, spec: TrainingSpec, metrics: Metrics) -> None:
+    def __init__(self, spec: JobSpec, metrics: Metrics) -> None:
         self._patterns = [(name, re.compile(regex)) for name, regex in spec.metrics]
         self._metrics = metrics
         self._dimensions = {DIMENSION: spec.name}

@@ -1,6 +1,7 @@
 """The hosts' output on its way to the log: one thread per job, one stream per host.
 
-Group and stream are named as SageMaker names them: /aws/sagemaker/TrainingJobs, JOB/algo-1-EPOCH_MS.
+Group and stream are named as SageMaker names them, such as /aws/sagemaker/TrainingJobs and
+JOB/algo-1-EPOCH_MS.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class OutputPump:
         labels: Sequence[str],
         logs: Logs,
         seen: Callable[[Sequence[tuple[int, str]]], None] | None = None,
+        group: str = GROUP,
     ) -> None:
         started = int(time.time() * 1000)
         self._streams = {label: f"{job}/{label}-{started}" for label in labels}
         self._logs = logs
+        self._group = group
         self._seen = seen
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
@@ -99,7 +102,7 @@ class OutputPump:
         if self._lost and events:
             events.insert(0, (now, f"[smlaunch] {self._lost} lines were lost: the log could not be written"))
         try:
-            self._logs.append(GROUP, self._streams[label], events)
+            self._logs.append(self._group, self._streams[label], events)
             self._lost = 0
         except OSError:
             # A full disk must not block the hosts, which would wait for us to read. The log tells it later.

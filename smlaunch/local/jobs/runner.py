@@ -1,4 +1,4 @@
-"""One training job from Starting to its end: the thin shell around states.py. One thread per job.
+"""One job from Starting to its end: the thin shell around states.py. One thread per job.
 
 Starting ── capacity? ──► Attempt ──► end
     ▲                        │ hosts taken away (spot): Interrupted
@@ -17,12 +17,14 @@ from typing import Any
 
 from smlaunch.local.faults import AttemptFaults, FaultPlan
 from smlaunch.local.jobs import states, warm_pool
-from smlaunch.local.jobs.attempt import Attempt, Outcome, Rooms
+from smlaunch.local.jobs.attempt import Attempt, Rooms
 from smlaunch.local.jobs.control import JobControl, Stopping
+from smlaunch.local.jobs.kinds import KINDS
 from smlaunch.local.jobs.metrics import MetricReader
-from smlaunch.local.jobs.spec import TrainingSpec, read_request
+from smlaunch.local.jobs.spec import JobSpec
 from smlaunch.local.jobs.states import JobState, StopCause
 from smlaunch.local.jobs.verdict import INTERNAL
+from smlaunch.local.jobs.work import Outcome, Work
 from smlaunch.local.store import JobRecord
 
 __all__ = ["JobRunner", "Rooms"]
@@ -38,7 +40,7 @@ class JobRunner:
         self._ended = ended
         self._attempt: Attempt | None = None
         self._faults = rooms.settings.faults or FaultPlan()
-        self._reader = MetricReader(read_request(record.request, record.arn, record.region), rooms.metrics)
+        self._reader = MetricReader(self._work(AttemptFaults()).spec, rooms.metrics)
         self._control = JobControl(
             record.state, self._save, rooms.settings.stop_grace_seconds, _wait_end(record, time.time())
         )
@@ -79,10 +81,10 @@ class JobRunner:
 
     def _attempts(self) -> Outcome:
         """One after the other, until one decides. Raises Stopping between two of them."""
-        retries = self._spec(AttemptFaults()).retries
+        retries = self._work(AttemptFaults()).spec.retries
         for number in itertools.count(1):
             faults = self._faults.of(self._record.name, number)
-            outcome = self._try(self._spec(faults), faults)
+            outcome = self._try(self._work(faults), faults)
             if outcome.interrupted:
                 self._give_back()
                 self._control.go("Interrupted")
@@ -96,16 +98,15 @@ class JobRunner:
             self._control.go("Starting")
         return outcome
 
-    def _try(self, spec: TrainingSpec, faults: AttemptFaults) -> Outcome:
-        reason = self._wait_for_capacity(spec)
+    def _try(self, work: Work, faults: AttemptFaults) -> Outcome:
+        reason = self._wait_for_capacity(work.spec)
         if reason is not None:
             return Outcome(reason)
-        if spec.selected is not None:
-            kind, count = spec.selected
+        if work.spec.selected is not None:
+            kind, count = work.spec.selected
             chosen = {"SelectedInstanceType": kind, "SelectedInstanceCount": count}
-            resources = {**self._record.request["ResourceConfig"], **chosen}
-            self._rooms.store.merge(self.arn, {"ResourceConfig": resources})
-        self._attempt = Attempt(spec, self._record.request, self._rooms, self._control, faults, self._reader)
+            self._rooms.store.merge(self.arn, work.selected(chosen))
+        self._attempt = Attempt(work, self._rooms, self._control, faults, self._reader)
         return self._attempt.run()
 
     def _give_back(self) -> None:
@@ -114,11 +115,10 @@ class JobRunner:
         if attempt is not None:
             attempt.close()
 
-    def _spec(self, faults: AttemptFaults) -> TrainingSpec:
-        record = self._record
-        return read_request(record.request, record.arn, record.region, faults.capacity.wait)
+    def _work(self, faults: AttemptFaults) -> Work:
+        return KINDS[self._record.kind](self._record, faults.capacity.wait)
 
-    def _wait_for_capacity(self, spec: TrainingSpec) -> str | None:
+    def _wait_for_capacity(self, spec: JobSpec) -> str | None:
         """Until the hosts can be had; else FailureReason. Raises Stopping, also when a limit has passed."""
         if spec.capacity_in == 0:
             return None

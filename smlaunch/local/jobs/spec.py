@@ -1,4 +1,4 @@
-"""What a CreateTrainingJob request asks of the hosts, read out of it once. Pure.
+"""What a request asks of the hosts, read out of it once: for all kinds of jobs, and for training jobs. Pure.
 
 The request has passed the validator and the honesty table before: what is refused never comes here.
 """
@@ -6,7 +6,7 @@ The request has passed the validator and the honesty table before: what is refus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,16 +51,18 @@ class S3Location:
 class ChannelSpec:
     """``data_type``: S3Prefix, ManifestFile or AugmentedManifestFile. ``mode``: File, FastFile or Pipe.
     ``groups``: empty means all. The last three belong to Pipe mode: the attributes of an augmented manifest
-    in the order asked for, whether objects are to be decompressed, and whether to be wrapped as RecordIO."""
+    in the order asked for, whether objects are to be decompressed, and whether to be wrapped as RecordIO.
+    ``target``: where its files go, relative to /opt/ml."""
 
     name: str
     uri: str
     data_type: str
     sharded: bool
     mode: str
-    content_type: str | None
-    shuffle_seed: int | None
-    groups: tuple[str, ...]
+    target: str
+    content_type: str | None = None
+    shuffle_seed: int | None = None
+    groups: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     gzipped: bool = False
     wrapped: bool = False
@@ -73,10 +75,13 @@ class HostSpec:
     instance_type: str
 
 
-@dataclass(frozen=True)
-class TrainingSpec:
-    """Everything the runner needs to know about one job. Durations are seconds. ``capacity_in``: until its
-    hosts can be had; None: never. ``selected``: type and count taken of InstancePreferences."""
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Everything the runner needs to know about one job, of whatever kind. Durations are seconds.
+
+    ``capacity_in``: until its hosts can be had; None: never. ``selected``: type and count taken of
+    InstancePreferences. What has a default is not known to every kind.
+    """
 
     name: str
     arn: str
@@ -85,29 +90,59 @@ class TrainingSpec:
     command: tuple[str, ...]
     given_entrypoint: bool
     hosts: tuple[HostSpec, ...]
-    heterogeneous: bool
     channels: tuple[ChannelSpec, ...]
-    hyperparameters: Mapping[str, str]
     environment: Mapping[str, str]
-    output: S3Location
-    compressed: bool
-    checkpoints: S3Location | None
-    checkpoint_path: str
     max_runtime: int
     isolated_network: bool
-    max_wait: int | None = None
     max_pending: int | None = None
     spot: bool = False
     retries: int = 0
     metrics: tuple[tuple[str, str], ...] = ()
-    tensorboard: S3Location | None = None
-    tensorboard_path: str = DEFAULT_TENSORBOARD_PATH
     selected: tuple[str, int] | None = None
     capacity_in: float | None = 0.0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the platform tells the hosts of the job by variables."""
+        return {}
+
+    @property
+    def written(self) -> tuple[S3Location, ...]:
+        """Where the job itself writes."""
+        return ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Directories that must lie in a host's tree, relative to /opt/ml: the endpoint reads them."""
+        return ()
 
     def hosts_of(self, channel: ChannelSpec) -> tuple[str, ...]:
         """The labels of the hosts that get the channel."""
         return tuple(host.label for host in self.hosts if not channel.groups or host.group in channel.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(JobSpec):
+    """What only a training job has."""
+
+    heterogeneous: bool
+    hyperparameters: Mapping[str, str]
+    output: S3Location
+    compressed: bool
+    checkpoints: S3Location | None
+    checkpoint_path: str
+    max_wait: int | None = None
+    tensorboard: S3Location | None = None
+    tensorboard_path: str = DEFAULT_TENSORBOARD_PATH
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"TRAINING_JOB_NAME": self.name, "TRAINING_JOB_ARN": self.arn}
+
+    @property
+    def written(self) -> tuple[S3Location, ...]:
+        output = S3Location(self.output.bucket, self.output.below(self.name))
+        return tuple(place for place in (output, self.checkpoints, self.tensorboard) if place)
 
 
 def read_request(
@@ -124,7 +159,6 @@ def read_request(
     hosts = _hosts(resources, selected)
     stopping = request.get("StoppingCondition") or {}
     tensorboard = request.get("TensorBoardOutputConfig")
-    waits = [wait(kind) for kind in {host.instance_type for host in hosts}]
     return TrainingSpec(
         name=request["TrainingJobName"],
         arn=arn,
@@ -154,11 +188,22 @@ def read_request(
         metrics=tuple(
             (metric["Name"], metric["Regex"]) for metric in algorithm.get("MetricDefinitions") or ()
         ),
-        tensorboard=S3Location.parse(tensorboard["S3OutputPath"]) if tensorboard else None,
+        tensorboard=_tensorboard(tensorboard["S3OutputPath"], request) if tensorboard else None,
         tensorboard_path=(tensorboard or {}).get("LocalPath") or DEFAULT_TENSORBOARD_PATH,
         selected=selected,
-        capacity_in=None if None in waits else max((seconds for seconds in waits if seconds), default=0.0),
+        capacity_in=capacity_in(hosts, wait),
     )
+
+
+def capacity_in(hosts: Sequence[HostSpec], wait: Wait) -> float | None:
+    """Seconds until all hosts can be had; None: never."""
+    waits = [wait(kind) for kind in {host.instance_type for host in hosts}]
+    return None if None in waits else max((seconds for seconds in waits if seconds), default=0.0)
+
+
+def _tensorboard(uri: str, request: Mapping[str, Any]) -> S3Location:
+    where = S3Location.parse(uri)
+    return S3Location(where.bucket, where.below(request["TrainingJobName"], "tensorboard-output"))
 
 
 def selected_instance(resources: Mapping[str, Any], wait: Wait) -> tuple[str, int] | None:
@@ -186,6 +231,11 @@ def _hosts(resources: Mapping[str, Any], selected: tuple[str, int] | None) -> tu
         ]
     else:
         groups = [(DEFAULT_GROUP, resources["InstanceType"], resources["InstanceCount"])]
+    return hosts_of_groups(groups)
+
+
+def hosts_of_groups(groups: Sequence[tuple[str, str, int]]) -> tuple[HostSpec, ...]:
+    """``groups``: name, instance type and number of hosts."""
     members = [(name, kind) for name, kind, count in groups for _ in range(count)]
     return tuple(HostSpec(f"algo-{number}", *member) for number, member in enumerate(members, 1))
 
@@ -198,6 +248,7 @@ def _channel(channel: Mapping[str, Any], default_mode: str) -> ChannelSpec:
         data_type=source["S3DataType"],
         sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
         mode=channel.get("InputMode") or default_mode,
+        target=f"input/data/{channel['ChannelName']}",
         content_type=channel.get("ContentType"),
         shuffle_seed=(channel.get("ShuffleConfig") or {}).get("Seed"),
         groups=tuple(source.get("InstanceGroupNames") or ()),

@@ -23,7 +23,8 @@ _MARK = '"Available"'
 
 def keep_alive(request: Mapping[str, Any]) -> int:
     """Seconds; 0 when no pool is asked for."""
-    return int(request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
+    resources = request.get("ResourceConfig") or {}  # only a training job has it, and a pool
+    return int(resources.get("KeepAlivePeriodInSeconds") or 0)
 
 
 def matches(pool: Mapping[str, Any], job: Mapping[str, Any]) -> bool:

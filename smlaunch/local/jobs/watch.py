@@ -24,7 +24,8 @@ from smlaunch.protocol.paths import Paths
 @dataclass
 class HostWatch:
     """``runtime_end``: when MaxRuntime is over, on the monotonic clock. ``explain`` may add to how a host
-    ended. After ``run``, ``interrupted`` says that the hosts were taken away (managed spot)."""
+    ended. ``failure_file``: whether what a host leaves in output/failure is its word on why it failed. After
+    ``run``, ``interrupted`` says that the hosts were taken away (managed spot)."""
 
     hosts: Sequence[HostProcess]
     control: JobControl
@@ -32,6 +33,7 @@ class HostWatch:
     runtime_end: float
     faults: AttemptFaults
     explain: Callable[[HostExit], HostExit]
+    failure_file: bool = True
     interrupted: bool = False
     _reports: list[HostReport] = field(default_factory=list)
     _told: bool = False
@@ -118,10 +120,15 @@ class HostWatch:
         del self._left[label]
         if label in self._lost:
             ended = HostExit(ended.code, "lost", f"host {label} was lost, as the fault plan says")
-        self._reports.append(_report(host, self.explain(ended), self._told))
+        report = _with_failure_file if self.failure_file else _report
+        self._reports.append(report(host, self.explain(ended), self._told))
 
 
 def _report(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
+    return HostReport(host.place.label, ended, time.time(), told)
+
+
+def _with_failure_file(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
     """With the failure file, when the host's program wrote one."""
     path = Path(Paths(str(host.place.tree)).failure)
     now = time.time()
@@ -129,5 +136,5 @@ def _report(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
         text = path.read_text("utf-8", "replace")[: states.REASON_LIMIT]
         written = path.stat().st_mtime
     except OSError:
-        return HostReport(host.place.label, ended, now, told)
+        return _report(host, ended, told)
     return HostReport(host.place.label, ended, now, told, text, written)

@@ -1,0 +1,10 @@
+"""All kinds of jobs there are, by the name that stands in their ARNs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smlaunch.local.jobs import training
+from smlaunch.local.jobs.work import WorkOf
+
+KINDS: Mapping[str, WorkOf] = {training.KIND: training.TrainingWork}
