@@ -32,7 +32,7 @@ _RUN_SECONDS = 30.0
 """A worker keeps what it has listed when it has either: what a kill may cost."""
 
 _TRIES_AT_A_RANGE = 3
-"""Cuts of one range that may be tried at a time."""
+"""Cuts of one range that may be tried at a time; more while there are more idle workers than ranges."""
 
 _SLOW_DOWN = {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "503", "500", UNREACHABLE}
 """Codes after which fewer ask, later. The client has tried a few times itself before it says them."""
@@ -225,8 +225,10 @@ class _Listing:
         """The upper part of the widest range that somebody goes through."""
         start = len(self._prefix)
         best: tuple[int, str, _Rest] | None = None
+        known = sum(one.known for one in self._active)
+        tries = max(_TRIES_AT_A_RANGE, self._allowed // max(1, known))
         for one in self._active:
-            if not one.known or one.tried >= _TRIES_AT_A_RANGE:
+            if not one.known or one.tried >= tries:
                 continue
             upto = one.upto[start:] if one.upto is not None else None
             middle = between(one.after[start:], upto, self._letters)

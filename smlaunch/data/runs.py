@@ -156,7 +156,9 @@ class Runs:
         for path in self.paths():
             metadata = pq.read_metadata(path)
             for number in range(metadata.num_row_groups):
-                yield _Group(metadata.row_group(number).column(0).statistics.min, path, number)
+                group = metadata.row_group(number)
+                if group.num_rows:  # a run may only say what there is nothing in
+                    yield _Group(group.column(0).statistics.min, path, number)
 
 
 class _Group(NamedTuple):

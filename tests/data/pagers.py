@@ -1,0 +1,36 @@
+"""S3's listing in memory, and what may go wrong with it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from threading import Lock
+
+from smlaunch.data.listing import Page
+
+AT = "2026-11-21T12:34:56.000Z"
+
+
+class MemoryPager:
+    """``asked`` is told the number of every request first, and may raise."""
+
+    def __init__(
+        self, keys: Iterable[str], size: int = 1000, asked: Callable[[int], None] = lambda number: None
+    ) -> None:
+        self.keys = sorted(keys)
+        self.size = size
+        self.asked = asked
+        self.requests = 0
+        self._lock = Lock()
+
+    def page(self, bucket: str, prefix: str, after: str) -> Page:
+        with self._lock:
+            self.requests += 1
+            number = self.requests
+        self.asked(number)
+        start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, after))
+        window = self.keys[start : start + self.size + 1]
+        keys = list(takewhile(lambda key: key.startswith(prefix), window))
+        more, keys = len(keys) > self.size, keys[: self.size]
+        return Page(keys, [len(key) for key in keys], ["etag"] * len(keys), [AT] * len(keys), more)

@@ -1,0 +1,277 @@
+"""Listing side by side: everything once, whatever keys are called and whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.cli.main import run_command
+from smlaunch.cli.place import target_of
+from smlaunch.data.inventory import Inventory
+from smlaunch.data.key_ranges import KeyRange, between, joined, rest
+from smlaunch.data.listing import Counts, Page, list_prefix
+from smlaunch.errors import JobError
+from smlaunch.launch.pages import S3Pages, read_page
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.ports import CallError
+from tests.data.pagers import AT, MemoryPager
+from tests.data.test_inventory import HOSTILE
+from tests.local.client import Client
+
+letters = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+key_sets = st.sets(letters.filter(bool) | st.text("ab/", min_size=1, max_size=8), max_size=60)
+
+
+def keys_in(path: Path) -> list[str]:
+    return [key for batch in Inventory(path).batches(["key"]) for key in batch.column(0).to_pylist()]
+
+
+@given(letters, st.none() | letters, st.sets(st.characters(exclude_categories=["Cs"]), max_size=8))
+@settings(max_examples=300)
+def test_between_is_inside(low: str, high: str | None, seen: set[str]) -> None:
+    if high is not None and low >= high:
+        return
+    found = between(low, high, sorted(seen))
+    if found is not None:
+        assert low < found and (high is None or found < high)
+
+
+def test_between_finds_any_place_in_few_steps() -> None:
+    """Where keys have long beginnings in common, halving their letters still gets there."""
+    wanted = "data/train/part-00500123.jpg"
+    alphabet = sorted(set("data/train/part-0123456789.jpg"))
+    low, high, steps = "", None, 0
+    while low != wanted:
+        middle = between(low, high, alphabet)
+        assert middle is not None
+        steps += 1
+        low, high = (middle, high) if middle <= wanted else (low, middle)
+    assert low == wanted
+    assert steps < 5 * len(wanted)
+
+
+ranges = st.builds(
+    lambda a, b: KeyRange(min(a, b), max(a, b)), st.text("abc", max_size=3), st.text("abc", max_size=3)
+)
+
+
+@given(st.lists(ranges, max_size=8), st.booleans())
+def test_what_is_taken_and_what_is_left_make_up_everything(taken: list[KeyRange], open_end: bool) -> None:
+    if open_end:
+        taken = [*taken, KeyRange("b", None)]
+    left = rest(taken)
+    for key in ("a", "aa", "ab", "abc", "b", "bb", "c", "cc", "ccc", "d"):
+
+        def inside(some: list[KeyRange], key: str = key) -> int:
+            return sum(one.after < key and (one.upto is None or key <= one.upto) for one in some)
+
+        assert inside(left) == (not inside(taken))
+        assert inside(joined(taken)) == bool(inside(taken))
+
+
+@given(key_sets, st.integers(1, 7), st.integers(1, 6), st.sampled_from(["", "a", "a/", "b"]))
+@settings(max_examples=60, deadline=None)
+def test_every_key_once(
+    tmp_path_factory: pytest.TempPathFactory, keys: set[str], size: int, workers: int, prefix: str
+) -> None:
+    out = tmp_path_factory.mktemp("listing") / "keys.parquet"
+    counts = list_prefix(MemoryPager(keys, size), "bucket", prefix, out, workers=workers)
+    wanted = sorted(key for key in keys if key.startswith(prefix))
+    assert keys_in(out) == wanted
+    assert counts.objects == len(wanted) and counts.bytes == sum(map(len, wanted))
+    assert Inventory(out).prefix == prefix and Inventory(out).bucket == "bucket"
+    assert [path.name for path in out.parent.iterdir()] == ["keys.parquet"]
+
+
+@pytest.mark.parametrize("name", ["numbers", "one deep folder", "hex"])
+def test_ten_workers_share_the_keys_out(tmp_path: Path, name: str) -> None:
+    keys = {
+        "numbers": [f"data/train/part-{number:08d}" for number in range(30_000)],
+        "one deep folder": ["a", "b", *(f"x/very/deep/{number:06d}" for number in range(30_000))],
+        "hex": [f"{number * 2654435761 % 2**32:08x}" for number in range(30_000)],
+    }[name]
+    pager = MemoryPager(keys, 100, lambda number: time.sleep(0.002))
+    most = 0
+
+    def heard(counts: Counts) -> None:
+        nonlocal most
+        most = max(most, counts.workers)
+
+    counts = list_prefix(pager, "b", "", tmp_path / "keys.parquet", heard=heard, every=0.01)
+    assert keys_in(tmp_path / "keys.parquet") == sorted(keys)
+    assert most == 10
+    assert counts.requests < 2 * 300, "cuts that find nothing are the smaller part"
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("when", [1, 2, 5, 17, 40, 90])
+def test_what_ends_early_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """Nothing lost, nothing twice, and what was kept is not asked for again."""
+    monkeypatch.setattr("smlaunch.data.listing._RUN_ROWS", 50)
+    keys = [f"{folder}/{number:04d}" for folder in "abc" for number in range(400)]
+    out = tmp_path / "keys.parquet"
+
+    def asked(number: int) -> None:
+        if number == when:
+            raise _Killed
+
+    pager = MemoryPager(keys, 10, asked)
+    with pytest.raises(_Killed):
+        list_prefix(pager, "b", "", out, workers=3)
+    assert not out.exists()
+    with pytest.raises(JobError, match="--resume goes on"):
+        list_prefix(pager, "b", "", out, workers=3)
+    with pytest.raises(JobError, match=r"'bucket': 'b'.*not of .*'bucket': 'other'"):
+        list_prefix(pager, "other", "", out, workers=3, resume=True)
+    again = MemoryPager(keys, 10)
+    counts = list_prefix(again, "b", "", out, workers=3, resume=True)
+    assert keys_in(out) == keys
+    assert counts.objects == len(keys) and counts.bytes == sum(map(len, keys))
+    if when == 90:
+        assert again.requests < 120
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
+
+
+def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "keys.parquet"
+
+    def asked(number: int) -> None:
+        with pytest.raises(JobError, match="another process writes it"):
+            list_prefix(MemoryPager([]), "b", "", out, resume=True)
+
+    list_prefix(MemoryPager(["a"], asked=asked), "b", "", out, workers=1)
+    assert keys_in(out) == ["a"]
+
+
+def test_a_service_that_is_asked_too_much_is_asked_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smlaunch.data.listing._LONGEST_PAUSE", 0.01)
+
+    def asked(number: int) -> None:
+        if 5 < number < 9:
+            raise CallError("ListObjectsV2", "SlowDown", "Please reduce your request rate.", 503)
+
+    keys = [f"{number:05d}" for number in range(2000)]
+    list_prefix(MemoryPager(keys, 20, asked), "b", "", tmp_path / "keys.parquet", workers=4)
+    assert keys_in(tmp_path / "keys.parquet") == keys
+
+    def always(number: int) -> None:
+        raise CallError("ListObjectsV2", "SlowDown", "Please reduce your request rate.", 503)
+
+    with pytest.raises(CallError, match="SlowDown"):
+        list_prefix(MemoryPager(keys, 20, always), "b", "", tmp_path / "other.parquet")
+
+    def denied(number: int) -> None:
+        raise CallError("ListObjectsV2", "AccessDenied", "no", 403)
+
+    refused = MemoryPager(keys, 20, denied)
+    with pytest.raises(CallError, match="AccessDenied"):
+        list_prefix(refused, "b", "", tmp_path / "third.parquet", workers=4)
+    assert refused.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (Page([], [], [], [], True), "lists nothing"),
+        (Page(["p/b", "p/a"], [1, 1], ["", ""], [AT, AT], False), "out of order"),
+        (Page(["q"], [1], [""], [AT], False), "do not begin with 'p/'"),
+        (Page(["p/a"], [1], [""], [AT], True), "lists 'p/a' after 'p/a'"),
+    ],
+)
+def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: Page, message: str) -> None:
+    class Odd:
+        def page(self, bucket: str, prefix: str, after: str) -> Page:
+            return page
+
+    with pytest.raises(CallError, match=message):
+        list_prefix(Odd(), "b", "p/", tmp_path / "keys.parquet", workers=1)
+
+
+def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="lists in no order"):
+        list_prefix(MemoryPager([]), "b--use1-az4--x-s3", "", tmp_path / "keys.parquet")
+
+
+def test_an_answer_that_is_no_listing() -> None:
+    for body in (b"<html/>", b"<ListBucketResult>", b""):
+        with pytest.raises((ValueError, SyntaxError)):
+            read_page(body)
+
+
+def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
+    """Through botocore and HTTP, by the command, and page by page as botocore itself reads them."""
+    with Endpoint(home) as info:
+        client = Client(info)
+        for number, key in enumerate(HOSTILE):
+            client.put(key, b"x" * number)
+        pages = S3Pages(target_of(info).client("s3"))
+        page = pages.page("tests", "", "")
+        theirs = client.s3.list_objects_v2(Bucket="tests")["Contents"]
+        assert page.keys == [entry["Key"] for entry in theirs] == sorted(HOSTILE)
+        assert page.sizes == [entry["Size"] for entry in theirs]
+        assert page.etags == [entry["ETag"].strip('"') for entry in theirs]
+        with pytest.raises(CallError, match="NoSuchBucket"):
+            pages.page("nobody", "", "")
+    out = tmp_path / "keys.parquet"
+    assert run_command(["data", "inventory", "s3://tests/", "--out", str(out), "--local"]) == 0
+    assert keys_in(out) == sorted(HOSTILE)
+    rows = [row for batch in Inventory(out).batches(("key", "size")) for row in batch.to_pylist()]
+    assert {row["key"]: row["size"] for row in rows} == {key: size for size, key in enumerate(HOSTILE)}
+
+
+@pytest.mark.real
+def test_a_listing_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """SIGKILL at several points of a real process."""
+    script = """\
+import sys, time
+from pathlib import Path
+import smlaunch.data.listing as listing
+from tests.data.pagers import MemoryPager
+listing._RUN_ROWS = 200
+keys = [f"{number:06d}" for number in range(20_000)]
+pager = MemoryPager(keys, 20, lambda number: time.sleep(0.002))
+listing.list_prefix(pager, "b", "", Path(sys.argv[1]), resume=True, workers=4)
+"""
+    out = tmp_path / "keys.parquet"
+    kills = 0
+    while not out.exists():
+        process = subprocess.Popen([sys.executable, "-c", script, str(out)])
+        try:
+            process.wait(0.7 + 0.1 * kills)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills
+    assert keys_in(out) == [f"{number:06d}" for number in range(20_000)]
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "keys.parquet")]
+    for words, said in (
+        (["data", "inventory", *out], "say what to list"),
+        (["data", "inventory", str(tmp_path / "gone"), *out], "is neither s3://bucket/prefix nor a folder"),
+        (["data", "inventory", "s3://", *out], "'s3://' is not s3://bucket/prefix"),
+        (["data", "inventory", str(tmp_path), "--resume", *out], "a folder is listed anew"),
+        (["data", "invntory"], "did you mean 'inventory'"),
+    ):
+        assert run_command(words) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "x").write_text("12")
+    assert run_command(["data", "inventory", str(tmp_path), *out, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["objects"], facts["bytes"], facts["prefix"]) == (1, 2, str(tmp_path))
