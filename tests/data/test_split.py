@@ -1,0 +1,245 @@
+"""Millions of sizes over hosts: every row exactly once, never worse than by count, as even as is said."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from smlaunch.data import split as module  # noqa: E402
+from smlaunch.data.split import FILL, KEPT, Split, split, split_blocks  # noqa: E402
+from smlaunch.planning import parts  # noqa: E402
+
+LONG = os.environ.get("SMLAUNCH_CHAOS") == "1"
+
+
+def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
+    """Sizes in bytes as data sets have them."""
+    draw = np.random.default_rng(seed)
+    yield "equal", np.full(count, 1 << 30)
+    yield "images", (draw.lognormal(0, 0.6, count) * 110_000).astype(np.int64)
+    yield "wide", (draw.lognormal(0, 2.0, count) * 50_000).astype(np.int64)
+    yield "pareto", ((draw.pareto(1.2, count) + 1) * 10_000).astype(np.int64)
+    yield "zipf", np.minimum(draw.zipf(1.6, count), 10**12) * 100
+
+
+def check(found: Split, sizes: Any, hosts: int) -> None:
+    """Every row in exactly one part, and every number told is right."""
+    hosts_of = found.hosts_of(0, len(sizes))
+    assert hosts_of.dtype == np.uint16
+    assert len(hosts_of) == len(sizes)
+    if len(sizes):
+        assert hosts_of.max() < hosts
+    assert np.bincount(hosts_of, minlength=hosts).tolist() == list(found.counts)
+    loads = np.zeros(hosts, dtype=sizes.dtype)
+    np.add.at(loads, hosts_of, sizes)
+    exact = sizes.dtype.kind == "i"
+    assert list(found.loads) == (
+        loads.tolist() if exact else pytest.approx(loads.tolist(), rel=1e-9, abs=1e-6)
+    )
+    assert found.largest == (sizes.max() if len(sizes) else 0)
+    turns = [sizes[host::hosts].sum().item() for host in range(hosts)]
+    ranges = [
+        sizes[h * len(sizes) // hosts : (h + 1) * len(sizes) // hosts].sum().item() for h in range(hosts)
+    ]
+    assert list(found.by_count.round_robin) == (turns if exact else pytest.approx(turns))
+    assert list(found.by_count.contiguous) == (ranges if exact else pytest.approx(ranges, abs=1e-3))
+    assert found.imbalance <= found.imbalance_by_count
+
+
+@pytest.mark.parametrize("hosts", [16, 64])
+def test_a_million_keys_are_even(hosts: int) -> None:
+    for name, sizes in distributions(1_000_000):
+        found = split(sizes, hosts)
+        check(found, sizes, hosts)
+        assert found.imbalance <= 1.00001, name
+
+
+def random_case(draw: Any) -> tuple[Any, int]:
+    """Lengths around every threshold, sizes of every kind, orders that hurt."""
+    count = int(draw.choice([0, 1, 2, 17, 60, 130, 400, 2500]))
+    count = int(draw.integers(0, count + 1))
+    hosts = int(draw.choice([1, 2, 3, 7, 16, 64, 200]))
+    kind = draw.integers(0, 8)
+    if kind == 0:
+        sizes = draw.integers(0, 10, count)
+    elif kind == 1:
+        sizes = draw.integers(0, 5 * 2**40, count)
+    elif kind == 2:
+        sizes = ((draw.pareto(0.7, count) + 1) * 1000).clip(0, 2**45).astype(np.int64)
+    elif kind == 3:
+        sizes = np.where(draw.random(count) < 0.95, 0, draw.integers(1, 1000, count))
+    elif kind == 4:
+        sizes = np.zeros(count, dtype=np.int64)
+    elif kind == 5:
+        sizes = np.full(count, int(draw.integers(0, 2**40)))
+        sizes[: min(count, 1)] = 2**50
+    elif kind == 6:
+        sizes = draw.random(count) * 10.0 ** draw.integers(-5, 12)
+    else:
+        sizes = draw.lognormal(10, 3, count).astype(np.int64)
+    order = draw.integers(0, 3)
+    if order:
+        sizes = np.sort(sizes)[:: 1 if order == 1 else -1].copy()
+    return sizes, hosts
+
+
+def test_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thresholds small, so that a few hundred rows go through what millions do: heads, ranges, levellers,
+    ends of blocks. About 300,000 rows here and 12 million in `make chaos`."""
+    for seed in range(60_000 if LONG else 700):
+        draw = np.random.default_rng(seed)
+        monkeypatch.setattr(module, "BLOCK", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
+        monkeypatch.setattr(module, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
+        monkeypatch.setattr(parts, "FEW", int(draw.choice([0, 0, 0, 50])))
+        sizes, hosts = random_case(draw)
+        if module.BLOCK == 1 and len(sizes) > 200:
+            sizes = sizes[:200]
+        found = split(sizes, hosts)
+        check(found, sizes, hosts)
+        start = int(draw.integers(0, len(sizes) + 1))
+        stop = int(draw.integers(start, len(sizes) + 1))
+        assert found.hosts_of(start, stop).tolist() == found.hosts_of(0, len(sizes))[start:stop].tolist()
+
+
+def test_the_bound_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most what largest first of the head gives, or an even share and one key that is not in the head."""
+    monkeypatch.setattr(parts, "FEW", 0)
+    for seed in range(300 if LONG else 60):
+        draw = np.random.default_rng(seed)
+        sizes, hosts = random_case(draw)
+        if sizes.dtype.kind == "f" or not sizes.sum():
+            continue
+        seen = module._look(lambda sizes=sizes: [sizes], len(sizes), hosts)
+        places, loads = module._fill(lambda sizes=sizes: [sizes], len(sizes), seen, [0] * hosts)
+        del places
+        head = np.zeros(hosts, dtype=np.int64)
+        np.add.at(head, parts.deal(seen.head[1].tolist(), [0] * hosts), seen.head[1])
+        rest = np.delete(sizes, seen.head[0])
+        assert max(loads) <= max(head.max(), sizes.sum() / hosts + (rest.max() if len(rest) else 0) + 1)
+
+
+def test_blocks_of_any_length_give_the_same() -> None:
+    sizes = next(sizes for name, sizes in distributions(50_000, 3) if name == "wide")
+    whole = split(sizes, 13)
+    for length in (1777, 50_000, 49_999):
+        cut = [sizes[start : start + length] for start in range(0, len(sizes), length)]
+        again = split_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
+        assert (again.hosts_of(0, 50_000) == whole.hosts_of(0, 50_000)).all()
+        assert again.loads == whole.loads
+    assert whole.method == FILL
+    assert whole.bounds is not None and whole.bounds[0] == 0 and whole.bounds[-1] == 50_000
+
+
+def test_memory_does_not_grow_with_the_keys() -> None:
+    """Blocks made on the fly: 4 million keys (32 MB of sizes) may take a block and what it needs, no more."""
+
+    def blocks() -> Iterator[Any]:
+        for start in range(16):
+            yield np.random.default_rng(start).integers(1, 1000, 1 << 18)
+
+    tracemalloc.start()
+    found = split_blocks(blocks, 16 << 18, 64)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.imbalance < 1.0001
+    assert peak < 24e6
+
+
+def test_edges() -> None:
+    assert split([], 3).loads == (0, 0, 0)
+    assert split([], 3).imbalance == 1.0
+    few = split([5, 0, 3], 8)
+    assert few.counts.count(0) == 5
+    giant = split(np.r_[np.ones(200_000, dtype=np.int64), 10**9], 16)
+    assert giant.imbalance == 1.0
+    assert sorted(giant.counts)[1] > 10_000
+    nothing = split(np.zeros(100_000, dtype=np.int64), 16)
+    assert set(nothing.counts) == {6250}
+    samples = split(np.full(20_000, 0.1), 7)
+    assert samples.imbalance < 1.001
+    lone = split(np.r_[10**9, np.zeros(99_999, dtype=np.int64)], 16)
+    assert max(lone.loads) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hosts", "said"),
+    [
+        ([1, -1], 2, "row 1 has size -1"),
+        ([1.0, float("nan")], 2, "row 1 has size nan"),
+        ([float("inf")], 2, "row 0 has size inf"),
+        ([2**61, 2**61], 2, r"2\*\*62"),
+        ([2**62] * 5, 2, r"2\*\*62"),
+        ([1], 0, "0 hosts"),
+        ([1], 65_535, "65535 hosts"),
+        (["a"], 2, "one row of numbers"),
+        ([[1, 2]], 2, "one row of numbers"),
+        (np.array([2**63], dtype=np.uint64), 2, r"2\*\*62"),
+    ],
+)
+def test_what_cannot_be_split_is_named(sizes: Any, hosts: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        split(sizes, hosts)
+
+
+def test_a_stream_that_ends_early_is_noticed() -> None:
+    with pytest.raises(ValueError, match="20000 sizes were announced and 5 came"):
+        split_blocks(lambda: [np.ones(5, dtype=np.int64)], 20_000, 2)
+
+
+# ---- keys are added ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["images", "pareto"])
+def test_keys_added_all_over_move_few(name: str) -> None:
+    """The order is kept; every hundredth key is new. Ranges of 16 hosts end about where they did."""
+    after = dict(distributions(200_000, 5))[name]
+    old = np.random.default_rng(6).random(len(after)) >= 0.01
+    before, now = split(after[old], 16), split(after, 16)
+    assert before.method == now.method == FILL
+    same = before.hosts_of(0, int(old.sum())) == now.hosts_of(0, len(after))[old]
+    assert 1 - same.mean() < 0.06
+
+
+def test_previous_moves_nothing_that_need_not() -> None:
+    for name, after in distributions(100_000, 7):
+        before = split(after[:-1000], 16)
+        previous = np.r_[before.hosts_of(0, len(after) - 1000), np.full(1000, -1)].astype(np.int64)
+        now = split(after, 16, previous=previous)
+        check(now, after, 16)
+        assert now.method == KEPT, name
+        assert now.moved is not None
+        # Nothing has to move, unless a new key is so large that what its host has must make room for it.
+        assert now.moved[0] <= 300, name
+        assert now.moved[1] <= after.sum() * 0.005, name
+        assert now.imbalance <= 1.0002, name
+
+
+def test_previous_with_fewer_and_with_more_hosts() -> None:
+    sizes = dict(distributions(100_000, 8))["images"]
+    before = split(sizes, 16).hosts_of(0, len(sizes))
+    fewer = split(sizes, 12, previous=before)
+    check(fewer, sizes, 12)
+    assert fewer.imbalance < 1.0001
+    assert fewer.moved is not None and fewer.moved[1] < sizes.sum() * 0.26  # what the last four hosts had
+    more = split(sizes, 20, previous=before)
+    check(more, sizes, 20)
+    assert more.imbalance < 1.0001
+    assert more.moved is not None and more.moved[1] < sizes.sum() * 0.21  # what four new hosts are to have
+
+
+def test_previous_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(20_000 if LONG else 250):
+        draw = np.random.default_rng(seed)
+        monkeypatch.setattr(module, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
+        monkeypatch.setattr(parts, "FEW", int(draw.choice([0, 50])))
+        sizes, hosts = random_case(draw)
+        previous = draw.integers(-1, hosts + 2, len(sizes))
+        check(split(sizes, hosts, previous=previous), sizes, hosts)
+    with pytest.raises(ValueError, match="one whole number per size"):
+        split([1, 2, 3], 2, previous=[0, 1])
