@@ -20,6 +20,7 @@ from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.part_plans import plan_parts
 from smlaunch.planning.plan import Carried, Plan, Segment, Task
+from smlaunch.planning.reading import tell_reading
 from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
@@ -93,6 +94,7 @@ def make_one(
     for before, after in pairwise(compiled):
         _tell_difference(before, after, notes)
     first = compiled[0]
+    tell_reading(job, surroundings, first.instance_type, notes)
     workflow = Workflow(
         run=run_id,
         job_hash=digest,

@@ -1,0 +1,58 @@
+"""What the plan says of how each channel is read, where there is something to say."""
+
+from __future__ import annotations
+
+from smlaunch.catalog import instances
+from smlaunch.catalog.storage import figure
+from smlaunch.job import Channel, Job
+from smlaunch.planning.advice import Needs, advise
+from smlaunch.planning.advice_text import in_a_line
+from smlaunch.planning.census import DataFacts
+from smlaunch.planning.io_times import Machine
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.surroundings import InputFacts, Surroundings
+
+_WORTH_A_WORD = 10**9
+"""Bytes: below it every way is as good, unless there are very many files."""
+
+
+def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes: Notes) -> None:
+    """Reasons and warnings on the channels' modes; nothing for hosts on this machine, which have no network
+    between them and the data."""
+    if surroundings.target == "local":
+        return
+    machine = Machine(instances.find(instance_type), job.compute.hosts)
+    for name, channel in job.inputs.items():
+        facts = surroundings.inputs.get(name)
+        if facts is not None and facts.objects and facts.bytes is not None and facts.problem is None:
+            _tell(name, channel, facts, facts.objects, facts.bytes, machine, notes)
+
+
+def _tell(
+    name: str,
+    channel: Channel,
+    facts: InputFacts,
+    objects: int,
+    size: int,
+    machine: Machine,
+    notes: Notes,
+) -> None:
+    data = DataFacts(objects, size, at_least=facts.capped)
+    if facts.capped and size <= figure("local_bytes").low:
+        if data.are_small:
+            notes.warn(
+                f"inputs.{name}: more than {objects:,} small objects, each a request; to see whether they go "
+                f"into shards first: smlaunch data advise {channel.uri}"
+            )
+        return
+    advice = advise(data, Needs(split=channel.split is not None), machine)
+    if advice.pack:
+        saves = advice.ways[0].because
+        notes.warn(f"inputs.{name}: {saves}. See smlaunch data pack.")
+    elif size < _WORTH_A_WORD:
+        return
+    rule, said = f"inputs.{name}.storage", in_a_line(advice)
+    if advice.mode == channel.mode:
+        notes.because(rule, f"Mode {channel.mode} as advised: {said}")
+    else:
+        notes.because(rule, f"Mode {channel.mode} as the job says; advised for most scripts: {said}")
