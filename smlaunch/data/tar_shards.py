@@ -120,7 +120,7 @@ class _Programs:
         self._stopped = False
         self._lock = Lock()
 
-    def run(self, command: Sequence[str | bytes], content: bytes) -> tuple[int, bytes, bytes]:
+    def run(self, command: Sequence[str], content: bytes) -> tuple[int, bytes, bytes]:
         environment = {**os.environ, "LC_ALL": "C"}
         environment.pop("TAR_OPTIONS", None)
         pipe = subprocess.PIPE
@@ -148,7 +148,7 @@ class PythonWriter:
     """``tar_writer`` as a program: hashes while it writes, and sees every file that has changed."""
 
     def __init__(self, root: Path, listing: Listing, follow_links: bool = False) -> None:
-        self._root, self._listing = os.fsencode(root), listing
+        self._root, self._listing = str(root), listing
         self._follow: list[str] = [tar_writer.FOLLOW] if follow_links else []
         self._programs = _Programs()
         self.stop = self._programs.stop
@@ -158,16 +158,8 @@ class PythonWriter:
         sizes, names = self._listing.sizes[chosen], self._listing.names[chosen]
         content = b"".join([b"%d\0%b\0" % row for row in zip(sizes, names, strict=True)])
         # -I -S: nothing of the user's Python set-up is loaded, which is most of the start.
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            tar_writer.__file__,
-            self._root,
-            os.fsencode(out),
-            *self._follow,
-        ]
-        code, digest, err = self._programs.run(command, content)
+        program = [sys.executable, "-I", "-S", tar_writer.__file__]
+        code, digest, err = self._programs.run([*program, self._root, str(out), *self._follow], content)
         if code == tar_writer.CHANGED:
             raise ShardFailed([Changed(*json.loads(line)) for line in err.splitlines()])
         if code:
@@ -186,7 +178,7 @@ class TarWriter:
         self.stop = self._programs.stop
 
     def write(self, shard: Shard, out: Path) -> str:
-        options = (
+        options: tuple[str, ...] = (
             *("--create", "--format=ustar", "--force-local", "--no-recursion", "--hard-dereference"),
             *("--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=0644"),
             *("--null", "--verbatim-files-from", "--no-unquote", "--files-from=-"),

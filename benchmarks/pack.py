@@ -1,0 +1,146 @@
+"""Packing 100,000 files of 1 to 8 KB: `smlaunch data pack` against GNU tar and Python's tarfile.
+
+    python benchmarks/pack.py [--files 100000] [--rounds 5] [--folder DIR]
+
+All of them begin with the same folder in a warm cache and end with the same number of shards, written to a
+memory disk where there is one. What a person would do by hand: find, sort, one list per core by bytes,
+as many GNU tars at once as there are cores, sha256sum of what they wrote. The lines below it take parts of
+that away, down to the tars alone with their lists ready, so that it is seen what listing and hashing cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from harness import interleave, report
+
+from smlaunch.data.pack import Engine, FolderSource, Wanted, pack
+from smlaunch.data.pack_place import FolderPlace
+
+TAR = [
+    *("tar", "--create", "--format=ustar", "--no-recursion", "--owner=0", "--group=0", "--numeric-owner"),
+    *("--mtime=@0", "--mode=0644", "--null", "--verbatim-files-from"),
+]
+CORES = os.cpu_count() or 1
+OURS, BY_HAND, LISTED, ALONE, TARFILE = (
+    "smlaunch data pack",
+    "find, sort, tars, sha256sum",
+    "find, sort, tars",
+    "tars alone, lists ready",
+    "Python tarfile, list ready",
+)
+
+
+def make(root: Path, count: int) -> None:
+    random = Random(0)
+    for folder in range(100):
+        (root / f"{folder:03}").mkdir(parents=True)
+        for number in range(count // 100):
+            (root / f"{folder:03}" / f"{number:06}.bin").write_bytes(
+                random.randbytes(random.randint(1000, 8000))
+            )
+
+
+def found(src: Path) -> list[list[bytes]]:
+    """One list of names per core, of about the same bytes."""
+    rows = subprocess.run(
+        ["find", src, "-type", "f", "-printf", r"%P\t%s\0"], stdout=subprocess.PIPE, check=True
+    ).stdout
+    ordered = subprocess.run(["sort", "-z"], input=rows, stdout=subprocess.PIPE, check=True).stdout
+    names, sizes = [], []
+    for row in ordered.split(b"\0")[:-1]:
+        name, _, size = row.rpartition(b"\t")
+        names.append(name)
+        sizes.append(int(size) + 768)
+    share, lists, held = sum(sizes) / CORES, [[] for _ in range(CORES)], 0.0
+    for name, size in zip(names, sizes, strict=True):
+        lists[min(int(held / share), CORES - 1)].append(name)
+        held += size
+    return lists
+
+
+def tars(src: Path, dst: Path, lists: Sequence[Sequence[bytes]]) -> list[Path]:
+    running = []
+    for number, names in enumerate(lists):
+        (dst / f"list-{number}").write_bytes(b"\0".join(names))
+        out = dst / f"{number}.tar"
+        command = [*TAR, "-C", str(src), "-T", str(dst / f"list-{number}"), "-f", str(out)]
+        running.append((subprocess.Popen(command), out))
+    for process, out in running:
+        if process.wait():
+            sys.exit(f"{out}: tar ended with {process.returncode}")
+    return [out for _, out in running]
+
+
+def hashed(archives: Sequence[Path]) -> None:
+    running = [subprocess.Popen(["sha256sum", path], stdout=subprocess.DEVNULL) for path in archives]
+    for process in running:
+        process.wait()
+
+
+def by_tarfile(src: Path, dst: Path, lists: Sequence[Sequence[bytes]]) -> None:
+    with tarfile.open(dst / "all.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for names in lists:
+            for name in names:
+                tar.add(src / os.fsdecode(name), os.fsdecode(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", default="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="smlaunch-bench-") as source,
+        tempfile.TemporaryDirectory(prefix="smlaunch-bench-", dir=options.folder) as folder,
+    ):
+        src, dst = Path(source), Path(folder) / "dst"
+        make(src, options.files)
+        ready = found(src)
+
+        def measure(work: Callable[[], object]) -> Callable[[], float]:
+            def timed() -> float:
+                shutil.rmtree(dst, ignore_errors=True)
+                dst.mkdir()
+                began = time.perf_counter()
+                work()
+                return time.perf_counter() - began
+
+            return timed
+
+        def ours(engine: Engine) -> Callable[[], float]:
+            wanted = Wanted(count=CORES)
+            return measure(lambda: pack(FolderSource(src, engine=engine), FolderPlace(dst), wanted))
+
+        figures = interleave(
+            {
+                OURS: ours("auto"),
+                f"{OURS} --engine tar": ours("tar"),
+                BY_HAND: measure(lambda: hashed(tars(src, dst, found(src)))),
+                LISTED: measure(lambda: tars(src, dst, found(src))),
+                ALONE: measure(lambda: tars(src, dst, ready)),
+            },
+            options.rounds,
+        )
+        figures |= interleave({TARFILE: measure(lambda: by_tarfile(src, dst, ready))}, 1)
+    print(f"{options.files:,} files, {CORES} cores, {CORES} shards")
+    reached = report(figures, BY_HAND, {OURS: 1 / 0.95})
+    for name in (BY_HAND, LISTED, ALONE, TARFILE):
+        speed = figures[name].median / figures[OURS].median
+        print(f"{OURS} has {speed:.2f}x the speed of: {name}")
+    sys.exit(not (reached and figures[TARFILE].median / figures[OURS].median >= 5))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,454 @@
+"""Packing a folder: the bytes, the samples, what is refused, and what a kill leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.data import tar_writer
+from smlaunch.data.grouping import Found, listing, sample_of
+from smlaunch.data.pack import Engine, FolderSource, Packed, Wanted, pack
+from smlaunch.data.pack_place import FolderPlace
+from smlaunch.data.shard_index import index_json, read_index
+from smlaunch.data.tar_shards import gnu_tar, plan_shards
+from smlaunch.errors import JobError, ServiceError
+
+NAMES = [
+    "a.jpg",
+    "a.cls",
+    "a-b.jpg",
+    "a.x/1.jpg",
+    "a.zip",
+    "-C",
+    "--remove-files",
+    ".hidden.jpg",
+    "no-dot",
+    "with space.txt",
+    "new\nline.txt",
+    "back\\slash\\n.txt",
+    "ünï→.txt",
+    "*?[a].txt",
+    "dir/sub/deep.bin",
+    "n" * 100,
+    "p" * 155 + "/" + "n" * 100,
+    "/".join(["d" * 30] * 6) + "/x.bin",
+]
+SIZES = [0, 1, 511, 512, 513, 100, 2048, (1 << 18) - 513, (1 << 18) - 512, 1 << 18, (1 << 20) + 7]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "src"
+    random = Random(0)
+    for number, name in enumerate(NAMES):
+        write(root / name, random.randbytes(SIZES[number % len(SIZES)]))
+    os.link(root / "a.jpg", root / "hard.jpg")
+    (root / "a.cls").chmod(0o755)
+    return root
+
+
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def many(root: Path, count: int, seed: int = 0) -> Path:
+    random = Random(seed)
+    for number in range(count):
+        write(root / f"{number % 7}/{number:05}.bin", random.randbytes(random.randint(0, 3000)))
+    return root
+
+
+def packed(src: Path, dst: Path, engine: Engine = "python", **wanted: object) -> Packed:
+    return pack(FolderSource(src, engine=engine), FolderPlace(dst), Wanted(**wanted))  # type: ignore[arg-type]
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def members(dst: Path) -> list[tuple[str, bytes]]:
+    """Through ``tarfile``, in order."""
+    found = []
+    for shard in sorted((dst / "shards").iterdir()):
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                assert member.isreg() and (member.mode, member.uid, member.mtime) == (0o644, 0, 0)
+                found.append((member.name, tar.extractfile(member).read()))  # type: ignore[union-attr]
+    return found
+
+
+def problems(error: pytest.ExceptionInfo[JobError]) -> list[str]:
+    return [str(problem) for problem in error.value.problems]
+
+
+# ---- the bytes ---------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> None:
+    done = packed(tree, tmp_path / "dst", count=3)
+    found = members(tmp_path / "dst")
+    assert dict(found) == content(tree) and len(found) == len(NAMES) + 1
+    index = read_index((tmp_path / "dst" / "index.json").read_bytes())
+    assert index == done.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
+    for record in index.shards:
+        whole = (tmp_path / "dst" / record.name).read_bytes()
+        assert (len(whole), hashlib.sha256(whole).hexdigest()) == (record.bytes, record.sha256)
+    assert index.shards[0].first == found[0][0]
+    assert sorted(path.name for path in (tmp_path / "dst").iterdir()) == ["index.json", "shards"]
+
+
+def test_the_same_files_give_the_same_bytes_whoever_packs_them(tree: Path, tmp_path: Path) -> None:
+    packed(tree, tmp_path / "once", count=3)
+    for path in tree.rglob("*"):
+        os.utime(path, (1, 1))
+    packed(tree, tmp_path / "twice", count=3, workers=1)
+    assert content(tmp_path / "once") == content(tmp_path / "twice")
+    if gnu_tar() is None:
+        pytest.skip("no GNU tar here")
+    packed(tree, tmp_path / "tar", engine="tar", count=3)
+    assert content(tmp_path / "once") == content(tmp_path / "tar")
+
+
+@given(st.lists(st.text("ab/.", min_size=1), min_size=1, max_size=4), st.integers(0, 2**33 - 1))
+def test_headers_are_those_that_tarfile_reads(parts: list[str], size: int) -> None:
+    name = "/".join(part.strip("/") * 20 or "x" for part in parts)
+    try:
+        block = tar_writer.header(name.encode(), size)
+    except tar_writer.NameTooLong:
+        slashes = [at for at, letter in enumerate(name) if letter == "/"]
+        assert not any(at <= 155 and len(name) - at - 1 <= 100 for at in slashes)
+        return
+    info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+    assert (info.name, info.size, info.isreg()) == (name.rstrip("/"), size, True)
+
+
+# ---- shards ------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_never_parted(tmp_path: Path) -> None:
+    """Also where another folder's name sorts in between."""
+    for number in range(40):
+        for kind in ("jpg", "seg.png", "x/part.jpg", "zip"):
+            write(tmp_path / "src" / f"{number:02}.{kind}", b"." * 900)
+    packed(tmp_path / "src", tmp_path / "dst", count=7)
+    homes: dict[str, set[str]] = {}
+    for shard in (tmp_path / "dst" / "shards").iterdir():
+        with tarfile.open(shard) as tar:
+            for name in tar.getnames():
+                homes.setdefault(sample_of(name.encode()).decode(), set()).add(shard.name)
+    assert len(homes) == 80 and all(len(shards) == 1 for shards in homes.values())
+    alone = packed(tmp_path / "src", tmp_path / "each", count=7, group="none")
+    assert alone.index.samples == alone.index.files == 160
+
+
+SIZE_LISTS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 10**7)), min_size=1, max_size=60)
+
+
+@given(SIZE_LISTS, st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, grouped: bool) -> None:
+    rows = [
+        Found(b"%04d.%d" % (number // 3 if grouped else number, number), size, 0)
+        for number, size in enumerate(sizes)
+    ]
+    files = listing(rows)
+    shards = plan_shards(files, size=None, count=count, multiple=hosts)
+    samples = len(files.starts)
+    assert len(shards) == min(-(-count // hosts) * hosts, samples)
+    assert [shard.begin for shard in shards] == [0, *(shard.end for shard in shards[:-1])]
+    assert shards[-1].end == len(sizes) and all(shard.samples for shard in shards)
+    assert sum(shard.samples for shard in shards) == samples
+    largest = max(end - start for start, end in zip([0, *files.ends], files.ends, strict=False))
+    assert max(shard.size for shard in shards) <= files.ends[-1] / len(shards) + 2 * largest + 20480
+    everything = plan_shards(files, size=10**6)
+    assert sum(shard.samples for shard in everything) == samples
+
+
+def test_hosts_get_as_many_shards_of_the_same_size(tmp_path: Path) -> None:
+    done = packed(many(tmp_path / "src", 900), tmp_path / "dst", size=300_000, hosts=4)
+    sizes = [record.bytes for record in done.index.shards]
+    assert len(sizes) == 8 and max(sizes) <= min(sizes) + 10240
+    few = packed(many(tmp_path / "few", 3), tmp_path / "dst-few", count=5, hosts=2)
+    assert len(few.index.shards) == 3 and any("no more samples" in note for note in few.notes)
+
+
+def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> None:
+    (note,) = [note for note in packed(tree, tmp_path / "dst").notes if "webdataset" in note]
+    assert note.startswith("6 files")
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_refused_by_name_and_all_at_once(tree: Path, tmp_path: Path) -> None:
+    (tree / "out").symlink_to("/etc/passwd")
+    (tree / "folder").symlink_to("/etc")
+    os.mkfifo(tree / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(tree)  # a socket's path is short
+        server.bind("sock")
+    with pytest.raises(JobError) as error:
+        packed(tree, tmp_path / "dst")
+    told = problems(error)
+    assert [line.partition("; only")[0] for line in told] == [
+        "SRC: 'fifo' is a pipe",
+        "SRC: 'folder' is a link",
+        "SRC: 'out' is a link",
+        "SRC: 'sock' is a socket",
+    ]
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize("engine", ["python", "tar"])
+def test_a_link_to_a_file_is_that_file_when_asked_for(tree: Path, tmp_path: Path, engine: Engine) -> None:
+    write(tmp_path / "blobs" / "b1", b"linked")
+    (tree / "link.txt").symlink_to("../blobs/b1")
+    pack(FolderSource(tree, engine=engine, follow_links=True), FolderPlace(tmp_path / "dst"), Wanted())
+    assert dict(members(tmp_path / "dst"))["link.txt"] == b"linked"
+    (tree / "folder").symlink_to("/etc")
+    with pytest.raises(JobError, match="'folder' is a link"):
+        FolderSource(tree, follow_links=True).find()
+
+
+def test_names_that_ustar_cannot_carry_are_refused_by_name(tree: Path, tmp_path: Path) -> None:
+    write(tree / ("n" * 101), b"")
+    write(tree / "deep" / "/".join(["d" * 99] * 10) / "x", b"")
+    Path(os.fsdecode(os.fsencode(tree) + b"/latin-\xe9")).write_bytes(b"")
+    with pytest.raises(JobError) as error:
+        packed(tree, tmp_path / "dst")
+    told = problems(error)
+    assert len(told) == 3 and sum("too long for USTAR" in line for line in told) == 2
+    assert any(r"latin-\\xe9" in line and "not UTF-8" in line for line in told)
+
+
+def test_an_empty_or_absent_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for src, words in ((tmp_path / "src", "no files"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(JobError, match=words):
+            packed(src, tmp_path / "dst")
+
+
+def test_a_place_that_holds_something_else_is_refused(tree: Path, tmp_path: Path) -> None:
+    write(tmp_path / "dst" / "shards" / "mine.txt", b"")
+    with pytest.raises(JobError, match=r"mine\.txt, which is no shard of ours"):
+        packed(tree, tmp_path / "dst", resume=True)
+    packed(tree, tmp_path / "done", count=2)
+    with pytest.raises(JobError, match="holds a finished pack; --resume"):
+        packed(tree, tmp_path / "done", count=2)
+    before = content(tmp_path / "done")
+    assert packed(tree, tmp_path / "done", count=2, resume=True).kept == 2
+    with pytest.raises(JobError, match="finished pack of other files"):
+        packed(tree, tmp_path / "done", count=3, resume=True)
+    assert content(tmp_path / "done") == before
+    (tmp_path / "done" / "shards" / "shard-00001.tar").write_bytes(b"spoilt")
+    with pytest.raises(JobError, match=r"shard-00001\.tar is missing or spoilt"):
+        packed(tree, tmp_path / "done", count=2, resume=True)
+
+
+def test_two_packs_never_work_in_one_place(tree: Path, tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "dst")
+    with place.open(resume=False), pytest.raises(JobError, match="another pack is at work"):
+        packed(tree, tmp_path / "dst", resume=True)
+
+
+# ---- changes and kills -------------------------------------------------------------------------------------
+
+
+class Shifting(FolderSource):
+    """Something happens to the files after they were listed."""
+
+    change: Callable[[], object]
+
+    def find(self) -> Sequence[Found]:
+        found = super().find()
+        self.change()
+        return found
+
+
+@pytest.mark.parametrize("engine", ["python", "tar"])
+def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, engine: Engine) -> None:
+    src, dst = many(tmp_path / "src", 60), tmp_path / "dst"
+    names = sorted(path for path in src.rglob("*.bin"))
+    gone, grown, shrunk, other = names[0], names[1], names[2], names[3]
+
+    def change() -> None:
+        gone.unlink()
+        grown.write_bytes(b"x" * 9000)
+        shrunk.write_bytes(b"")
+        other.unlink()
+        other.symlink_to("/etc/passwd")
+
+    source = Shifting(src, engine=engine)
+    source.change = change
+    with pytest.raises(JobError) as error:
+        pack(source, FolderPlace(dst), Wanted(count=4))
+    told = problems(error)
+    assert [any(path.name in line for line in told) for path in names[:5]] == [True, True, True, True, False]
+    assert "0/00000.bin is gone; --resume packs what is left" in told[0]
+    assert not (dst / "index.json").exists() and len(list((dst / "shards").iterdir())) == 3
+    other.unlink()
+    with pytest.raises(JobError, match="not finished; --resume"):
+        packed(src, dst, count=4)
+    packed(src, dst, count=4, resume=True)
+    packed(src, tmp_path / "anew", count=4)
+    assert content(dst) == content(tmp_path / "anew")
+
+
+def test_only_what_is_spoilt_torn_or_changed_is_packed_again(tmp_path: Path) -> None:
+    src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
+    source = Shifting(src)
+    source.change = (src / "6/00076.bin").unlink
+    with pytest.raises(JobError):
+        pack(source, FolderPlace(dst), Wanted(count=8))
+    many(src, 80)  # as it was, with new times on all: another listing
+    assert packed_kept(src, dst) == 0
+
+
+def packed_kept(src: Path, dst: Path) -> int:
+    return packed(src, dst, count=8, resume=True).kept
+
+
+def test_a_shard_is_kept_only_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
+    monkeypatch.setattr(FolderPlace, "finish", lambda self, index: None)  # killed just before the index
+    packed(src, dst, count=8)
+    monkeypatch.undo()
+    shards = sorted((dst / "shards").iterdir())
+    shards[0].write_bytes(bytes(shards[0].stat().st_size))
+    shards[1].unlink()
+    (dst / ".pack" / "shard-00002.tar.json").write_bytes(b'{"torn')
+    os.utime(src / "0/00000.bin", (5, 5))
+    write(dst / "shards" / "shard-00009.tar", b"of an earlier plan")
+    assert packed_kept(src, dst) == 5
+    packed(src, tmp_path / "anew", count=8)
+    assert content(dst) == content(tmp_path / "anew")
+
+
+@pytest.mark.parametrize("engine", ["python", "tar"])
+def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
+    """SIGKILL, of the command alone: what it had started may live on for a moment."""
+    src = many(tmp_path / "src", 800)
+    packed(src, tmp_path / "anew", count=16)
+    command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
+    random, kills = Random(7), 0
+    for _ in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        until = random.randint(0, 12)
+        for line in process.stdout:
+            if int(line) >= until:
+                process.kill()
+                break
+        process.stdout.close()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills
+    done = packed(src, tmp_path / "dst", count=16, resume=True)
+    assert done.kept or (tmp_path / "dst" / "index.json").exists()
+    assert content(tmp_path / "dst") == content(tmp_path / "anew")
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from smlaunch.data.pack import FolderSource, Wanted, pack
+from smlaunch.data.pack_place import FolderPlace
+src, dst, engine = sys.argv[1:]
+shards = iter(range(1000))
+heard = lambda done, total: print(next(shards), flush=True)
+pack(FolderSource(Path(src), engine=engine), FolderPlace(Path(dst)), Wanted(count=16, resume=True), heard)
+"""
+
+
+@pytest.mark.parametrize("engine", ["python", "tar"])
+def test_a_full_disk_ends_the_pack_in_words(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = many(tmp_path / "src", 20)
+    monkeypatch.setattr(FolderPlace, "room", lambda self, shard: tmp_path / "none" / "x.tar")
+    with pytest.raises(ServiceError, match=r"(?s)No such file.*--resume goes on"):
+        packed(src, tmp_path / "dst", engine=engine)
+
+
+def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> None:
+    index = packed(tree, tmp_path / "dst", count=2).index
+    document = json.loads(index_json(index))
+    assert read_index(index_json(index)) == index
+    document["shards"][0]["name"] = "shards/../../etc/passwd"
+    newer = json.dumps({"kind": document["kind"], "version": "2.0"}).encode()
+    for content_, words in (
+        (json.dumps(document).encode(), "torn or was edited"),
+        (newer, "its version is 2.0"),
+        (b"{}", "not an index of shards"),
+        (b"{", "not JSON"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_index(content_)
+
+
+def test_large_files_are_copied_piece_by_piece(tmp_path: Path) -> None:
+    room = io.BytesIO()
+    write(tmp_path / "big", Random(1).randbytes((1 << 20) + 513))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    largest = []
+
+    def take(block: memoryview) -> None:
+        largest.append(len(block))
+        room.write(block)
+
+    files = [(b"big", (1 << 20) + 513), (b"big", (1 << 20) + 513)]
+    digest = tar_writer.write_archive(folder, files, take, lambda name, what: pytest.fail(what))
+    os.close(folder)
+    assert max(largest) <= 1 << 18 and digest == hashlib.sha256(room.getvalue()).hexdigest()
+    room.seek(0)
+    with tarfile.open(fileobj=room) as tar:
+        assert [tar.extractfile(member).read() for member in tar] == [(tmp_path / "big").read_bytes()] * 2  # type: ignore[union-attr]
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "smlaunch.cli.main", "data", "pack", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command(tree: Path, tmp_path: Path) -> None:
+    done = command(tree, tmp_path / "dst", "--shards", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["files"] == len(NAMES) + 1 and len(document["shards"]) == 3 and document["kept"] == 0
+    again = command(tree, tmp_path / "dst", "--shards", "3", "--resume")
+    assert again.returncode == 0 and "(3 were there)" in again.stdout
+    inside = command(tree, tree / "shards")
+    assert inside.returncode == 2 and "lies in SRC" in inside.stderr
+    wrong = command(tree, tmp_path / "dst2", "--shard-size", "3 furlongs", "--shards", "2")
+    assert (
+        wrong.returncode == 2
+        and "2 problems" in wrong.stderr
+        and "'3 furlongs' is not a size" in wrong.stderr
+    )
+
+
+def test_the_path_from_listing_to_shards_needs_no_extra() -> None:
+    """NumPy and the like are for the other commands."""
+    code = (
+        "import sys, smlaunch.data.pack, smlaunch.data.pack_s3; "
+        "sys.exit(bool({'numpy', 'pyarrow', 'obstore', 'boto3'} & set(sys.modules)))"
+    )
+    began = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0, time.monotonic() - began

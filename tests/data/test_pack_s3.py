@@ -1,0 +1,204 @@
+"""Packing from S3 and into S3, over the storage port; once over the endpoint with the real client."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from smlaunch.data.pack import FolderSource, Packed, Wanted, pack
+from smlaunch.data.pack_place import FolderPlace
+from smlaunch.data.pack_s3 import S3Place, S3Source
+from smlaunch.data.shard_index import read_index
+from smlaunch.errors import JobError
+from smlaunch.ports import CallError
+from tests.cli.conftest import Shell
+from tests.launch.fakes import BUCKET, FakeStorage
+
+KEYS = [
+    "a.jpg",
+    "a.cls",
+    "a.x/1.jpg",
+    "-C",
+    ".hidden",
+    "sp ace.txt",
+    "new\nline.txt",
+    "ünï→.txt",
+    "d/e/f.bin",
+]
+
+
+def filled() -> FakeStorage:
+    storage, random = FakeStorage(), Random(0)
+    objects = storage.objects[BUCKET]
+    for number, key in enumerate(KEYS):
+        objects["raw/" + key] = random.randbytes((0, 511, 512, 4000)[number % 4])
+    for number in range(100):
+        objects[f"raw/many/{number:03}.bin"] = random.randbytes(random.randint(0, 2000))
+    objects["raw/large.bin"] = random.randbytes((8 << 20) + 100)
+    objects["raw/folder/"] = b""  # a console's folder
+    objects["rawer/other"] = b"of another prefix"
+    return storage
+
+
+def wanted_of(storage: FakeStorage) -> dict[str, bytes]:
+    objects = storage.objects[BUCKET].items()
+    return {key[4:]: body for key, body in objects if key.startswith("raw/") and not key.endswith("/")}
+
+
+def packed(storage: FakeStorage, resume: bool = False, **wanted: int) -> Packed:
+    source, place = S3Source(storage, BUCKET, "raw"), S3Place(storage, BUCKET, "packed")
+    return pack(source, place, Wanted(count=4, resume=resume, **wanted))
+
+
+def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
+    return {
+        key[len(prefix) :]: body for key, body in storage.objects[BUCKET].items() if key.startswith(prefix)
+    }
+
+
+def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
+    storage = filled()
+    index = packed(storage).index
+    found = below(storage, "packed/")
+    assert sorted(found) == ["index.json", *(record.name for record in index.shards)]
+    assert read_index(found["index.json"]) == index and len(index.shards) == 4
+    members: dict[str, bytes] = {}
+    for record in index.shards:
+        with tarfile.open(fileobj=io.BytesIO(found[record.name])) as tar:
+            for member in tar:
+                assert member.name not in members
+                members[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    assert members == wanted_of(storage)
+    for name, body in members.items():
+        path = tmp_path / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    pack(FolderSource(tmp_path / "src"), FolderPlace(tmp_path / "dst"), Wanted(count=4))
+    pack(S3Source(storage, BUCKET, "raw/"), FolderPlace(tmp_path / "down"), Wanted(count=4))
+    pack(FolderSource(tmp_path / "src"), S3Place(storage, BUCKET, "up/"), Wanted(count=4))
+    for folder in ("dst", "down"):
+        paths = [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
+        assert {str(path.relative_to(tmp_path / folder)): path.read_bytes() for path in paths} == found
+    assert below(storage, "up/") == found
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("a/../../etc/passwd", "'..' in it"),
+        ("..", "'..' in it"),
+        ("/etc/passwd", "is an absolute name"),
+        ("a//b", "empty or '.' component"),
+        ("./a", "empty or '.' component"),
+        ("full/", "empty or '.' component"),
+        ("k" * 1000, "(1,000 bytes) is too long for USTAR"),
+        ("a.jpg/below", "lies below 'a.jpg', which is itself an object"),
+        ("nul\0.txt", "has a NUL"),
+        ("half \udc80", "is not UTF-8"),
+    ],
+)
+def test_keys_that_would_be_written_elsewhere_or_lost_are_refused_by_name(key: str, reason: str) -> None:
+    storage = filled()
+    storage.objects[BUCKET]["raw/" + key] = b"x"
+    with pytest.raises(JobError) as error:
+        packed(storage)
+    (problem,) = error.value.problems
+    assert reason in str(problem) and "\n" not in str(problem)
+    assert not below(storage, "packed/")
+
+
+def test_a_prefix_with_nothing_below_is_refused() -> None:
+    with pytest.raises(JobError, match="nothing below s3://"):
+        pack(S3Source(FakeStorage(), BUCKET, "raw"), S3Place(FakeStorage(), BUCKET, "x"), Wanted())
+
+
+class Failing(FakeStorage):
+    """Uploads of shards fail after so many; objects go or change after they were listed."""
+
+    uploads = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: dict[str, bytes | None] = {}
+
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        return self.late[key] if key in self.late else super().get_bytes(bucket, key)
+
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        if key in self.late:
+            raise CallError("GetObject", "NoSuchKey", "gone", 404)
+        return super().chunks(bucket, key)
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None:
+        if self.uploads == 0:
+            raise CallError("PutObject", "AccessDenied", "no more", 403)
+        self.uploads -= 1
+        super().put_file(bucket, key, source)
+
+
+def test_a_pack_that_was_ended_goes_on() -> None:
+    whole = filled()
+    packed(whole)
+    storage = Failing()
+    storage.objects = filled().objects
+    storage.uploads = 2
+    with pytest.raises(CallError):
+        packed(storage, workers=1)
+    assert "packed/index.json" not in storage.objects[BUCKET]
+    with pytest.raises(JobError, match="not finished; --resume"):
+        packed(storage)
+    storage.uploads, before = 1000, len(below(storage, "packed/shards/"))
+    # Another shard lies there without its record: it may be of anything.
+    storage.objects[BUCKET]["packed/shards/shard-00003.tar"] = b"?"
+    storage.objects[BUCKET]["packed/shards/shard-00007.tar"] = b"of an earlier plan"
+    done = packed(storage, resume=True)
+    assert done.kept == before == 2
+    assert below(storage, "packed/") == below(whole, "packed/")
+    assert packed(storage, resume=True).kept == 4
+    with pytest.raises(JobError, match="holds a finished pack"):
+        packed(storage)
+
+
+def test_objects_that_change_or_go_are_told() -> None:
+    storage = Failing()
+    storage.objects = filled().objects
+    storage.late = {"raw/many/000.bin": None, "raw/many/001.bin": b"longer" * 999, "raw/large.bin": None}
+    with pytest.raises(JobError) as error:
+        packed(storage)
+    told = [str(problem) for problem in error.value.problems]
+    assert [line.partition(";")[0] for line in told] == [
+        "SRC: large.bin is gone",
+        "SRC: many/000.bin is gone",
+        "SRC: many/001.bin has another size than when it was listed",
+    ]
+    assert "packed/index.json" not in storage.objects[BUCKET]
+
+
+def test_a_prefix_that_holds_something_else_is_refused() -> None:
+    storage = filled()
+    storage.objects[BUCKET]["packed/shards/mine.tar"] = b"x"
+    with pytest.raises(JobError, match=r"shards/mine\.tar, which is no shard of ours"):
+        packed(storage)
+
+
+def test_the_command_over_the_endpoint(tmp_path: Path) -> None:
+    shell, source = Shell(tmp_path, tmp_path / "home"), tmp_path / "raw"
+    for name in ("a.jpg", "a.cls", "b.jpg", "new\nline.txt"):
+        source.mkdir(exist_ok=True)
+        (source / name).write_bytes(name.encode() * 300)
+    place = "s3://sagemaker-us-east-1-000000000000/packed"
+    up = shell("data", "pack", source, place, "--local", "--shards", "2", "--json")
+    assert up.code == 0, up.err
+    done = json.loads(up.out)
+    assert (done["files"], done["samples"], len(done["shards"])) == (4, 3, 2)
+    # The shards again, as two objects of any kind.
+    again = shell("data", "pack", place + "/shards", place + "-twice", "--local", "--json")
+    assert again.code == 0 and json.loads(again.out)["files"] == 2, again.err
+    refused = shell("data", "pack", source, place, "--local", "--shards", "2")
+    assert refused.code == 2 and "holds a finished pack" in refused.err
