@@ -91,7 +91,10 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"train": "file://"}}, "inputs.train.uri: 'file://' is no file on this machine"),
     ({"inputs": {"train": "file:///a%00b"}}, "inputs.train.uri: 'file:///a%00b' holds a zero byte"),
     ({"inputs": {"train": ""}}, "inputs.train.uri: it is empty"),
-    ({"inputs": {"train": None}}, "inputs.train: a mapping is needed (keys: uri, mode, split, carry, content_type)"),
+    (
+        {"inputs": {"train": None}},
+        "inputs.train: a mapping is needed (keys: uri, mode, split, carry, content_type)",
+    ),
     ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
     ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),
     ({"checkpoints": "/opt/ml/checkpoints"}, "checkpoints.uri: '/opt/ml/checkpoints' is not an S3 address"),
@@ -137,7 +140,7 @@ def test_five_mistakes_are_told_at_once() -> None:
         {
             "strategy": "dpp",
             "compute": {"hosts": 0, "instance": "ml.m5.xlarge"},
-            "inputs": {"train": {"uri": "s3://b/x", "split": "bytes"}},
+            "inputs": {"train": {"uri": "s3://b/x", "split": "size"}},
             "hyperparameters": {"lr": math.inf},
         }
     )
@@ -344,7 +347,7 @@ channels = st.builds(
     Channel,
     uris,
     mode=st.sampled_from(["File", "FastFile", "Pipe"]),
-    split=st.sampled_from([None, "key"]),
+    split=st.sampled_from([None, "key", "bytes"]),
     content_type=st.one_of(st.none(), filled),
 )
 computes = st.builds(

@@ -108,7 +108,7 @@ def _follow(
             if watch is not None:
                 _show(watch, display, time.sleep, lambda: False)
             result = run.glance()
-            if run.chain is not None and result.exit_code == EXIT_STOPPED:
+            if run.resumable and result.exit_code == EXIT_STOPPED:
                 _say(display, f"to go on with it: smlaunch resume {run.name}{place.flag}")
             # None where it is not known yet what the segment left: no further one follows either way.
             return EXIT_STOPPED if result.exit_code is None else result.exit_code, result
@@ -141,7 +141,7 @@ def _is_over(run: Run, watch: Watch | None) -> bool:
 
 def _say_left(display: Display, run: Run, place: Place) -> None:
     name = f"{run.name}{place.flag}"
-    if run.chain is not None and run.chain.drives:
+    if run.driven:
         _say(display, f"\nleft; this segment goes on to its end. To drive the run on: smlaunch resume {name}")
     else:
         _say(display, f"\nleft; the run goes on. Back to it: smlaunch logs {run.name} -f{place.flag}")
@@ -173,9 +173,11 @@ def print_results(result: RunOutcome, place: Place) -> None:
     """The last metrics and where the results lie, on stdout: a file on this machine where it is one."""
     if result.metrics:
         click.echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items()))
-    for name, uri in (("model", result.model_artifacts), ("checkpoints", result.last.checkpoints)):
-        if uri:
-            click.echo(f"{name}: {place.local_path(uri) or uri}")
+    for one in result.each:
+        whose = "" if one is result else f" of {one.run}"
+        for name, uri in (("model", one.model_artifacts), ("checkpoints", one.last.checkpoints)):
+            if uri:
+                click.echo(f"{name}{whose}: {place.local_path(uri) or uri}")
 
 
 def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:

@@ -79,7 +79,7 @@ def run(
             else:
                 click.echo(name)
                 tell(f"follow it: smlaunch logs {name} -f{place.flag}")
-                if started.chain is not None:
+                if started.resumable:
                     tell(f"drive it on after its first segment: smlaunch resume {name}{place.flag}")
             return 0
         log = sys.stderr if as_json else sys.stdout

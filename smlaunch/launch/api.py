@@ -13,7 +13,9 @@ from pathlib import Path
 from smlaunch.errors import JobError
 from smlaunch.job import Job
 from smlaunch.launch.chain import Chain
+from smlaunch.launch.fan_out import PartsRun, told_of
 from smlaunch.launch.lineage import RunFolder
+from smlaunch.launch.retry import is_quota_in_use
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.source import PackedSource, pack
 from smlaunch.launch.stage import stage
@@ -23,6 +25,7 @@ from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import SourceFacts
 from smlaunch.ports import CallError
+from smlaunch.protocol.names import part_of
 from smlaunch.survey import survey
 
 Told = Callable[[str], None]
@@ -82,6 +85,8 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
 
 def _carry_out(prepared: Prepared, told: Told) -> Run:
     plan, target = prepared.plan, prepared.target
+    if plan.parts:
+        return _carry_out_parts(prepared, told)
     task, workflow = plan.tasks[0], plan.workflow
     folder = RunFolder.of(plan.surroundings.bucket, plan.run)
     chain = None if workflow.single else Chain(workflow, folder, target, drives=True, told=told)
@@ -97,6 +102,43 @@ def _carry_out(prepared: Prepared, told: Told) -> Run:
         if there is None:
             there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
     return Run(plan.run, target, [task.name], attached=there.attached, chain=chain)
+
+
+def _carry_out_parts(prepared: Prepared, told: Told) -> Run:
+    """All parts are staged before the first job is asked for. One that no instance is left for waits."""
+    plan, target = prepared.plan, prepared.target
+    storage, bucket = target.storage, plan.surroundings.bucket
+    parts: dict[int, Run] = {}
+    with answers_of(target):
+        there = {
+            part.run: None if prepared.fresh else existing(part.tasks[0], plan.job_hash, target.control)
+            for part in plan.parts
+        }
+        if not all(there.values()):
+            stage(plan, prepared.source, storage, told)
+        RunFolder.of(bucket, plan.run).save_parts([part.run for part in plan.parts], storage)
+        for part in plan.parts:
+            number = part_of(plan.run, part.run) or 0
+            folder = RunFolder.of(bucket, part.run)
+            folder.save(part.workflow, storage)
+            chain = Chain(
+                part.workflow, folder, target, drives=True, patient=True, told=told_of(number, told)
+            )
+            # As if it had been there before: which job is to be followed is for the chain to say.
+            job = part.tasks[0].name
+            parts[number] = Run(part.run, target, [job], attached=True, chain=chain)
+        for part in plan.parts:
+            try:
+                if there[part.run] is None:
+                    submit(
+                        part.tasks[0], plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s))
+                    )
+            except CallError as error:
+                if not is_quota_in_use(error):
+                    raise
+                told(f"{part.run}: {error.message}; it and later parts begin when others have ended")
+                break
+    return PartsRun(plan.run, target, parts, attached=all(there.values()))
 
 
 def _waiting(error: CallError, seconds: float) -> str:

@@ -34,7 +34,8 @@ that is under way waits for them (seconds, in a region)."""
 
 class Chain:
     """One run, seen by whoever drives or follows it. ``drives`` False starts nothing: the next job is waited
-    for. ``told`` hears, in a sentence, what is done and why.
+    for. ``patient``: its very first job waits too for a quota that others hold, as later ones do. ``told``
+    hears, in a sentence, what is done and why.
 
     ``verdict``: how the run ended; None while it goes on. ``kept``: what was last seen in its checkpoints.
     """
@@ -46,6 +47,7 @@ class Chain:
         target: Target,
         *,
         drives: bool = False,
+        patient: bool = False,
         told: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -53,6 +55,7 @@ class Chain:
         self.folder = folder
         self.lineage = Lineage(workflow.run, target)
         self.drives = drives
+        self._patient = patient
         self.verdict: Finish | None = None
         self.kept = Kept()
         uri = workflow.checkpoints
@@ -138,7 +141,7 @@ class Chain:
         except CallError as error:
             tries, waited = self._refused.get(name, (0, 0.0))
             delay = QUOTA_PATIENCE.delay(tries + 1, waited, chance=1.0)
-            if not (under_way and is_quota_in_use(error)) or delay is None:
+            if not ((under_way or self._patient) and is_quota_in_use(error)) or delay is None:
                 raise
             self._refused[name] = (tries + 1, waited + delay)
             seconds = delay * self._target.cadence.pace

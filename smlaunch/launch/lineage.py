@@ -5,7 +5,8 @@ There is no other memory. Whatever one client learned, any other learns here, fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -24,6 +25,9 @@ from smlaunch.protocol.paths import RUNTIME_CHANNEL
 from smlaunch.protocol.segment import FROM_STEP
 
 CHAIN_FILE = "chain.json"
+PARTS_FILE = "parts.json"
+"""In the folder of a run in parts: the names of the parts' runs."""
+
 STOP_FILE = "stop"
 """Its presence says that a person wants the run to start nothing more."""
 
@@ -57,6 +61,19 @@ class RunFolder:
         """None for a run that is one job and needs none. Raises JobError when it cannot be read."""
         content = retrying(lambda: storage.get_bytes(self.bucket, self.prefix + CHAIN_FILE))
         return None if content is None else Workflow.from_json(content)
+
+    def beside(self, run: str, other: str) -> RunFolder:
+        """The folder of another run, where this one is ``run``'s."""
+        return RunFolder(self.bucket, self.prefix.removesuffix(f"{run}/") + f"{other}/")
+
+    def save_parts(self, runs: Sequence[str], storage: ObjectStorage) -> None:
+        content = json.dumps({"version": "1.0", "runs": list(runs)}) + "\n"
+        storage.put_bytes(self.bucket, self.prefix + PARTS_FILE, content.encode())
+
+    def load_parts(self, storage: ObjectStorage) -> list[str] | None:
+        """None for a run that is not in parts."""
+        content = retrying(lambda: storage.get_bytes(self.bucket, self.prefix + PARTS_FILE))
+        return None if content is None else [str(run) for run in json.loads(content)["runs"]]
 
     def stop_wanted(self, storage: ObjectStorage) -> bool:
         return retrying(lambda: storage.size(self.bucket, self.prefix + STOP_FILE)) is not None

@@ -93,6 +93,11 @@ class RunOutcome:
         return self.jobs[-1]
 
     @property
+    def each(self) -> tuple[RunOutcome, ...]:
+        """The runs that have results of their own."""
+        return (self,)
+
+    @property
     def status(self) -> str:
         if not self.chain:
             return self.last.status

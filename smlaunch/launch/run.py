@@ -74,6 +74,12 @@ class Run:
             )
             if found:
                 return cls(name, target, [job for _, job in found], attached=True, told=told)
+            if is_run_id(name):
+                from smlaunch.launch.fan_out import attach_parts  # it is made of runs, and knows this module
+
+                parts = attach_parts(name, target, told)
+                if parts is not None:
+                    return parts
             try:
                 target.control.describe(name)
             except CallError as error:
@@ -96,6 +102,16 @@ class Run:
                 self._chain = _chain_of(self.name, self._jobs[-1], self.target, self._told)
             self._looked_for_chain = True
         return self._chain
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another job can follow when one was stopped."""
+        return self.chain is not None
+
+    @property
+    def driven(self) -> bool:
+        """Whether further jobs come from here, and from nowhere else."""
+        return self._chain is not None and self._chain.drives
 
     def describe(self) -> RunOutcome:
         """Where the run is now."""
