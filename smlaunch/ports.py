@@ -6,7 +6,7 @@ reached, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -36,8 +36,51 @@ class JobSummary(NamedTuple):
 
 
 class StoredObject(NamedTuple):
+    """``etag``: without its quotes; None where nobody said it."""
+
     key: str
     size: int
+    etag: str | None = None
+
+
+class Parcel(NamedTuple):
+    """A file and the object that is to have the same bytes, or the other way round.
+
+    ``size`` is in bytes, of whichever is there. ``etag``: of an object that is to be fetched, where it is known.
+    """
+
+    key: str
+    path: Path
+    size: int
+    etag: str | None = None
+
+
+class Part(NamedTuple):
+    """A part of a multipart upload that S3 has. ``etag``: without quotes; ``sha256``: in base64."""
+
+    size: int
+    etag: str
+    sha256: str
+
+
+class Unfinished(NamedTuple):
+    """A multipart upload that nobody has completed. ``parts`` by their numbers, which begin with 1."""
+
+    upload: str
+    parts: Mapping[int, Part]
+
+
+class Check(NamedTuple):
+    """What S3 knows an object's content by.
+
+    ``part``: the bytes of each of its parts but the last, None for an object put whole. ``sha256``: in base64,
+    of the content, or (followed by ``-`` and how many) of its parts' digests; None where it was put without.
+    ``md5``: the ETag, where that is made of MD5 sums.
+    """
+
+    part: int | None
+    sha256: str | None
+    md5: str | None
 
 
 class LogEvent(NamedTuple):
@@ -88,6 +131,38 @@ class ObjectStorage(Protocol):
 
     def make_bucket(self, bucket: str, region: str) -> bool:
         """False when it was there already."""
+
+
+class PartStorage(Protocol):
+    """S3 by parts of objects, for what is too large to go in one piece."""
+
+    def begin(self, bucket: str, key: str) -> str:
+        """Begins a multipart upload with SHA-256 checksums; returns its id."""
+
+    def put_part(self, bucket: str, key: str, upload: str, number: int, content: bytes) -> Part:
+        """S3 compares the content with its SHA-256 and refuses what differs."""
+
+    def complete(self, bucket: str, key: str, upload: str, parts: Sequence[Part]) -> None:
+        """Makes the object of all its parts, in their order."""
+
+    def unfinished(self, bucket: str, key: str) -> Sequence[Unfinished]:
+        """Uploads of exactly this key, with SHA-256 checksums, that have been begun and not ended."""
+
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
+        """``etag``: a CallError when the object is another one by now."""
+
+    def check(self, bucket: str, key: str) -> Check: ...
+
+
+class Transfer(Protocol):
+    """Many files at once, or large ones. ``moved`` hears, from any thread, of bytes and of whole files."""
+
+    def put(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        """Raises CallError when S3 refuses one, JobError when a file cannot be read or has changed."""
+
+    def get(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        """Each file appears whole and checked, or not at all. Raises CallError, or JobError when one cannot
+        be written or what came is not what S3 knows the object by."""
 
 
 class LogReader(Protocol):

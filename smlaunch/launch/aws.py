@@ -120,7 +120,7 @@ class S3:
         while True:
             page = call("ListObjectsV2", self._client.list_objects_v2, **params)
             for row in page.get("Contents", []):
-                yield StoredObject(row["Key"], int(row["Size"]))
+                yield StoredObject(row["Key"], int(row["Size"]), row.get("ETag", "").strip('"') or None)
             if not page.get("IsTruncated"):
                 return
             params["ContinuationToken"] = page["NextContinuationToken"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smlaunch.errors import AccountError
 from smlaunch.launch.follow import Cadence
-from smlaunch.ports import ControlPlane, Identity, LogReader, ObjectStorage, Quotas
+from smlaunch.ports import ControlPlane, Identity, LogReader, ObjectStorage, Quotas, Transfer
 
 if TYPE_CHECKING:
     from smlaunch.planning.surroundings import EndpointFacts
@@ -122,6 +122,22 @@ class Target:
         from smlaunch.launch.aws import S3
 
         return S3(self.client("s3"))
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        from smlaunch.data.transfer import Quick, Transfers
+        from smlaunch.launch.aws_parts import S3Parts
+
+        client = self.client("s3")
+
+        def quick() -> Quick | None:
+            try:
+                from smlaunch.data.transfer_obstore import by_obstore
+            except ImportError:  # the extra `data` is not installed
+                return None
+            return by_obstore(client, self.clients)
+
+        return Transfers(self.storage, S3Parts(client), quick)
 
     @cached_property
     def logs(self) -> LogReader:

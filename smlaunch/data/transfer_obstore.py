@@ -1,0 +1,155 @@
+"""obstore with a botocore client's own endpoint, region and credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from smlaunch.data.contents import changed, part_size, reading
+from smlaunch.data.transfer import QuickFailed
+from smlaunch.data.transfer_parts import AT_ONCE, Moved
+from smlaunch.ports import Parcel
+
+_CREDENTIALS_FOR = timedelta(minutes=5)
+"""How long obstore keeps what botocore gave it. botocore renews what has less than 10 minutes to live."""
+
+_TIMEOUT = "10m"
+"""For a part and its answer: ten parts at once over a slow line take their time."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_VIRTUAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+"""Bucket names that may stand in a host name of a certificate: without dots."""
+
+
+class ByObstore:
+    """Quick."""
+
+    def __init__(self, client: Any, credentials: Any) -> None:
+        """``client``: botocore's, for S3. ``credentials``: botocore's, of its session."""
+
+        def provide() -> dict[str, Any]:
+            frozen = credentials.get_frozen_credentials()
+            return {
+                "access_key_id": frozen.access_key,
+                "secret_access_key": frozen.secret_key,
+                "token": frozen.token,
+                "expires_at": datetime.now(timezone.utc) + _CREDENTIALS_FOR,
+            }
+
+        @cache
+        def store(bucket: str) -> Any:
+            return S3Store(
+                bucket,
+                region=client.meta.region_name,
+                credential_provider=provide,
+                client_options={"allow_http": True, "timeout": _TIMEOUT, "connect_timeout": "10s"},
+                retry_config={"max_retries": 5, "retry_timeout": timedelta(minutes=2)},
+                # What is signed is the content's SHA-256, which S3 compares; this one it keeps as well.
+                checksum_algorithm="sha256",
+                **addressed(client.meta.endpoint_url, bucket),
+            )
+
+        self._store: Callable[[str], Any] = store
+
+    def takes(self, key: str) -> bool:
+        """obstore sees a path in a key, and makes it a proper one; control characters it refuses."""
+        proper = all(part not in ("", ".", "..") for part in key.split("/"))
+        return proper and _CONTROL.search(key) is None
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        try:
+            obstore.put(self._store(bucket), key, content, use_multipart=False)
+        except BaseError as error:
+            raise QuickFailed from error
+
+    def put_file(self, bucket: str, parcel: Parcel, moved: Moved) -> None:
+        with reading(parcel.path), _Counted(parcel.path, moved) as stream:
+            before = parcel.path.stat().st_mtime_ns
+            try:
+                obstore.put(
+                    self._store(bucket),
+                    parcel.key,
+                    stream,
+                    use_multipart=True,
+                    chunk_size=part_size(parcel.size),
+                    max_concurrency=AT_ONCE,
+                )
+            except BaseError as error:
+                raise QuickFailed from error
+            if stream.count != parcel.size or parcel.path.stat().st_mtime_ns != before:
+                raise changed(parcel.path)
+        moved(0, 1)
+
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
+        options: dict[str, Any] = {"range": (start, start + length)}
+        if etag is not None:
+            options["if_match"] = f'"{etag}"'
+        try:
+            content: bytes = obstore.get(self._store(bucket), key, options=options).bytes()
+        except BaseError as error:
+            raise QuickFailed from error
+        return content
+
+
+def by_obstore(client: Any, session: Any) -> ByObstore | None:
+    """None where only botocore knows the way: by a proxy, with certificates of the user's own, without
+    credentials."""
+    url = urlsplit(client.meta.endpoint_url)
+    # obstore takes the proxies of the environment, whatever the client was told of them.
+    proxied = url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
+    own_certificates = url.scheme == "https" and session.get_config_variable("ca_bundle")
+    roundabout = proxied or client.meta.config.proxies or own_certificates
+    credentials = session.get_credentials()
+    return None if roundabout or credentials is None else ByObstore(client, credentials)
+
+
+def addressed(endpoint: str, bucket: str) -> dict[str, Any]:
+    """S3Store's options. AWS wants the bucket in the host's name; what else speaks S3, mostly in the path."""
+    url = urlsplit(endpoint)
+    host = url.hostname or ""
+    if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and _VIRTUAL.fullmatch(bucket):
+        whole = f"{url.scheme}://{bucket}.{url.netloc}"
+        return {"endpoint": whole, "virtual_hosted_style_request": True}
+    return {"endpoint": endpoint.rstrip("/"), "virtual_hosted_style_request": False}
+
+
+class _Counted(RawIOBase):
+    """A file that tells how much of it has been read, which is as much as can be known of an upload."""
+
+    def __init__(self, path: Path, moved: Moved) -> None:
+        self._stream = path.open("rb", buffering=0)
+        self._moved = moved
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._stream.read(size)
+        self.count += len(content)
+        self._moved(len(content), 0)
+        return content
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
