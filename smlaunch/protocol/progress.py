@@ -16,6 +16,10 @@ from urllib.parse import quote, unquote
 MARK = "smlaunch: "
 PROGRESS = "progress"
 METRIC = "metric"
+
+DATA_WAIT = "data_wait_share"
+"""The metric that any script may print: which share of a step it waits for data, between 0 and 1."""
+
 _LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
 
 Value = Union[int, float, str]

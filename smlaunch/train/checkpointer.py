@@ -23,6 +23,7 @@ from smlaunch.train import buckets, components
 from smlaunch.train import group as groups
 from smlaunch.train.group import Group, Result
 from smlaunch.train.interval import Interval
+from smlaunch.train.io_watch import IoWatch
 from smlaunch.train.keeper import Keeper
 from smlaunch.train.order import Position, ResumableOrder
 from smlaunch.train.progress import Voice
@@ -40,6 +41,8 @@ class _Agreed(NamedTuple):
     save: int = 0
     busy: int = 0
     failed: int = 0
+    waited: int = 0
+    """For data, in microseconds."""
 
 
 class _Place(NamedTuple):
@@ -141,6 +144,7 @@ class Checkpointer:
         if self._order is not None:
             self._settled = self._place = _Place(position=self._order.position)
         self._stop.watch()
+        self._io = IoWatch()
         self._step_began = time.monotonic()
         self._pending: Result = group.begin_max(self._wishes())
         return self
@@ -224,6 +228,8 @@ class Checkpointer:
         self._trace.step(self.steps_done, self._samples, metrics)
         self._samples = []
         agreed = _Agreed(*self._pending())
+        self._io.step(agreed.waited)
+        self._voice.line(self._io.news())
         if agreed.failed and keeper is not None:
             keeper.finish()  # raises, on all ranks after the same step
         if agreed.stop:
@@ -265,13 +271,13 @@ class Checkpointer:
         order = self._order
         if order is None:
             skipped = self._place.batches
-            for place, batch in enumerate(loader):
+            for place, batch in enumerate(self._io.watched(loader)):
                 if place >= skipped:
                     self._place = self._place._replace(batches=place + 1)
                     yield batch
             self._place = _Place(self._place.epoch + 1)
             return
-        for (position, keys), batch in zip(order.batches(), loader):
+        for (position, keys), batch in zip(order.batches(), self._io.watched(loader)):
             self._samples += [index for _, index in keys]
             self._go_to(_Place(position=position))
             yield batch
@@ -314,7 +320,7 @@ class Checkpointer:
         failed = keeper is not None and keeper.failed
         # Clocks differ between hosts: the leader's alone says when to save.
         due = self.rank == 0 and self._interval.due(time.monotonic(), self._stop.time_left())
-        return _Agreed(int(self._reason is not None), int(due), int(busy), int(failed))
+        return _Agreed(int(self._reason is not None), int(due), int(busy), int(failed), self._io.took())
 
     def _is_due(self, agreed: _Agreed) -> bool:
         if self._every_steps is not None:
@@ -345,7 +351,8 @@ class Checkpointer:
 
     def _close(self) -> None:
         """Everything is kept and the outcome is written when this returns."""
-        self._pending()
+        self._io.rest(_Agreed(*self._pending()).waited)
+        self._voice.line(self._io.news(last=True))
         keeper = self._keeper
         if keeper is None:
             return

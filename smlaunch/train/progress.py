@@ -15,6 +15,12 @@ class Voice:
         if self._speaks:
             print("smlaunch.train: " + sentence, flush=True)
 
+    def line(self, line: Optional[str]) -> None:
+        """A line of the protocol that is ready to be printed; None: nothing."""
+        if self._speaks and line is not None:
+            self.flush()
+            print(line, flush=True)
+
     def step(self, step: int, steps: Optional[int], metrics: Mapping[str, Any]) -> None:
         """One line per step. A number that is still being computed on a GPU is told one step later, when
         reading it does not hold the next step up."""
