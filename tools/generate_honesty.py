@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from smlaunch.local.honesty import CREATE_TRAINING_JOB, OTHER_OPERATIONS, Row
+from smlaunch.local.honesty import CREATE_PROCESSING_JOB, CREATE_TRAINING_JOB, OTHER_OPERATIONS, Row
 from smlaunch.local.settings import Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "honesty.md"
@@ -46,7 +46,9 @@ def page() -> str:
         _HEAD
         + _table("CreateTrainingJob", CREATE_TRAINING_JOB)
         + "\n"
-        + _table("Other operations on training jobs", OTHER_OPERATIONS)
+        + _table("CreateProcessingJob", CREATE_PROCESSING_JOB)
+        + "\n"
+        + _table("Other operations", OTHER_OPERATIONS)
         + _SETTINGS
         + known
     )

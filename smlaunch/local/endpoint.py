@@ -96,6 +96,7 @@ class Endpoint:
         from smlaunch.local.server import Server
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
+        from smlaunch.local.services.processing import ProcessingJobs
         from smlaunch.local.services.sagemaker import SageMakerService
         from smlaunch.local.services.throttled import Throttled
         from smlaunch.local.store import JobStore
@@ -118,7 +119,8 @@ class Endpoint:
         jobs.recover()
         keyring = Keyring(credentials)
         services = standard_services(objects, logs, metrics, keyring)
-        services["sagemaker"] = JsonService("sagemaker", SageMakerService(store, jobs, settings))
+        training, processing = SageMakerService(store, jobs, settings), ProcessingJobs(store, jobs)
+        services["sagemaker"] = JsonService("sagemaker", training, processing)
         if settings.faults is not None and settings.faults.faults:
             services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
         dispatch = Dispatch(keyring, services)

@@ -1,4 +1,4 @@
-"""What becomes of every field of CreateTrainingJob on this endpoint. A field of a request is
+"""What becomes of every field of CreateTrainingJob and CreateProcessingJob on this endpoint. A field is
 
     honoured         it does here what it does on SageMaker;
     without effect   it is recorded and shown by Describe, and nothing else; plan and log say so;
@@ -10,6 +10,7 @@ below them that has no row of its own. Pure data and pure functions.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,13 @@ def _refused(sentence: str) -> Row:
 
 
 _NO_KEYS = "nothing is encrypted with a key here"
+_NO_HARDWARE = "every host is this machine: neither the type's hardware nor its limits are there"
+_ONE_DISK = "hosts share this machine's disk, without a limit"
+_NO_ROLE = "no role is assumed; a script's AWS calls reach this endpoint only"
+_NO_VPC = "hosts use this machine's network"
+_LOOPBACK = "traffic between hosts stays on loopback"
+_NO_EXPERIMENTS = "there is no experiment tracking here"
+_ANSWER = "it is an answer's field, not a request's"
 _CAPACITY = "capacity never lacks here, unless a fault plan says so"
 _BUCKETS = "a bucket that does not exist is made (setting make_buckets), where SageMaker would fail"
 _NO_DEBUGGER = "there is no Debugger and no Profiler here"
@@ -67,7 +75,7 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
         "every metric's whole series is in the endpoint's CloudWatch"
     ),
     "AlgorithmSpecification.TrainingImageConfig": _without("no image is pulled"),
-    "RoleArn": _without("no role is assumed; a script's AWS calls reach this endpoint only"),
+    "RoleArn": _without(_NO_ROLE),
     "InputDataConfig": _honoured(),
     "InputDataConfig.DataSource.S3DataSource.S3DataType": _honoured(
         Converse="it needs a serverless job, which is not had here"
@@ -81,10 +89,8 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "OutputDataConfig": _noted(_BUCKETS),
     "OutputDataConfig.KmsKeyId": _without(_NO_KEYS),
     "ResourceConfig": _honoured(),
-    "ResourceConfig.InstanceType": _without(
-        "every host is this machine: neither the type's hardware nor its limits are there"
-    ),
-    "ResourceConfig.VolumeSizeInGB": _without("hosts share this machine's disk, without a limit"),
+    "ResourceConfig.InstanceType": _without(_NO_HARDWARE),
+    "ResourceConfig.VolumeSizeInGB": _without(_ONE_DISK),
     "ResourceConfig.VolumeKmsKeyId": _without(_NO_KEYS),
     "ResourceConfig.KeepAlivePeriodInSeconds": _noted(
         "a warm pool is a record with SageMaker's statuses and matching rule; hosts start at once anyway"
@@ -93,14 +99,14 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "ResourceConfig.InstancePlacementConfig": _without("there are no UltraServers here"),
     "ResourceConfig.InstancePreferences": _noted(f"the first type is selected: {_CAPACITY}"),
     "ResourceConfig.InstancePreferences.TrainingPlanArns": _without(_CAPACITY),
-    "ResourceConfig.SelectedInstanceType": _refused("it is an answer's field, not a request's"),
-    "ResourceConfig.SelectedInstanceCount": _refused("it is an answer's field, not a request's"),
-    "VpcConfig": _without("hosts use this machine's network"),
+    "ResourceConfig.SelectedInstanceType": _refused(_ANSWER),
+    "ResourceConfig.SelectedInstanceCount": _refused(_ANSWER),
+    "VpcConfig": _without(_NO_VPC),
     "StoppingCondition": _honoured(),
     "StoppingCondition.MaxPendingTimeInSeconds": _noted(_CAPACITY),
     "Tags": _honoured(),
     "EnableNetworkIsolation": _honoured(),
-    "EnableInterContainerTrafficEncryption": _without("traffic between hosts stays on loopback"),
+    "EnableInterContainerTrafficEncryption": _without(_LOOPBACK),
     "EnableManagedSpotTraining": _noted(
         "hosts are taken away only when a fault plan says so; the saving shown is the setting "
         "spot_billable_share, not a price"
@@ -109,7 +115,7 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "DebugHookConfig": _without(_NO_DEBUGGER),
     "DebugRuleConfigurations": _without(_NO_DEBUGGER),
     "TensorBoardOutputConfig": _noted(_BUCKETS),
-    "ExperimentConfig": _without("there is no experiment tracking here"),
+    "ExperimentConfig": _without(_NO_EXPERIMENTS),
     "ProfilerConfig": _without(_NO_DEBUGGER),
     "ProfilerRuleConfigurations": _without(_NO_DEBUGGER),
     "Environment": _honoured(),
@@ -133,32 +139,79 @@ OTHER_OPERATIONS: Mapping[str, Row] = {
     "DescribeTrainingJob": _honoured(),
     "StopTrainingJob": _honoured(),
     "DeleteTrainingJob": _noted("metrics, logs and objects in S3 stay"),
-    "AddTags, ListTags, DeleteTags": _noted("for training jobs only"),
+    "ListProcessingJobs": _honoured(),
+    "DescribeProcessingJob": _honoured(),
+    "StopProcessingJob": _honoured(),
+    "DeleteProcessingJob": _noted("logs and objects in S3 stay"),
+    "AddTags, ListTags, DeleteTags": _noted("for training and processing jobs only"),
     "Search": _noted("Resource TrainingJob only; any other is refused"),
     "Search.CrossAccountFilterOption": _noted("CrossAccount finds nothing: there is one account"),
     "Search.VisibilityConditions": _refused("there is nobody to hide a job from here"),
 }
-"""The same for what else is asked about training jobs, by operation and field."""
+"""The same for what else is asked about jobs, by operation and field."""
+
+CREATE_PROCESSING_JOB: Mapping[str, Row] = {
+    "ProcessingJobName": _honoured(),
+    "ProcessingInputs": _honoured(),
+    "ProcessingInputs.AppManaged": _noted(
+        "such an input is left to the program, which finds it in processingjobconfig.json"
+    ),
+    "ProcessingInputs.S3Input.S3InputMode": _honoured(
+        Pipe="where the pipes lie is documented for training jobs only; take File"
+    ),
+    "ProcessingInputs.DatasetDefinition": _refused(
+        "Athena and Redshift are not had here; have the query's result in S3 and give S3Input"
+    ),
+    "ProcessingOutputConfig": _noted(_BUCKETS),
+    "ProcessingOutputConfig.Outputs.AppManaged": _noted("such an output is left to the program"),
+    "ProcessingOutputConfig.Outputs.FeatureStoreOutput": _refused("there is no Feature Store here"),
+    "ProcessingOutputConfig.KmsKeyId": _without(_NO_KEYS),
+    "ProcessingResources": _honoured(),
+    "ProcessingResources.ClusterConfig.InstanceType": _without(_NO_HARDWARE),
+    "ProcessingResources.ClusterConfig.VolumeSizeInGB": _without(_ONE_DISK),
+    "ProcessingResources.ClusterConfig.VolumeKmsKeyId": _without(_NO_KEYS),
+    "ProcessingResources.ClusterConfig.InstancePreferences": _noted(
+        f"the first type is selected: {_CAPACITY}"
+    ),
+    "ProcessingResources.ClusterConfig.SelectedInstanceType": _refused(_ANSWER),
+    "ProcessingResources.ClusterConfig.SelectedInstanceCount": _refused(_ANSWER),
+    "StoppingCondition": _honoured(),
+    "AppSpecification": _noted(
+        "ContainerEntrypoint is needed: the image's own, and its working directory, are not known here"
+    ),
+    "AppSpecification.ImageUri": _without(
+        "the image is not run; the job's program runs on this machine's Python"
+    ),
+    "Environment": _honoured(),
+    "NetworkConfig": _honoured(),
+    "NetworkConfig.EnableInterContainerTrafficEncryption": _without(_LOOPBACK),
+    "NetworkConfig.VpcConfig": _without(_NO_VPC),
+    "RoleArn": _without(_NO_ROLE),
+    "Tags": _honoured(),
+    "ExperimentConfig": _without(_NO_EXPERIMENTS),
+}
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values that ask for nothing."""
 
 
-def row_for(path: str) -> Row | None:
+def row_for(path: str, rows: Mapping[str, Row] = CREATE_TRAINING_JOB) -> Row | None:
     """The row of a dotted path without indices, or of the nearest field above it."""
     while path:
-        row = CREATE_TRAINING_JOB.get(path)
+        row = rows.get(path)
         if row is not None:
             return row
         path = path.rpartition(".")[0]
     return None
 
 
-def without_effect(request: Mapping[str, Any]) -> dict[str, str]:
+def without_effect(
+    request: Mapping[str, Any], rows: Mapping[str, Row] = CREATE_TRAINING_JOB
+) -> dict[str, str]:
     """The fields this request uses that do nothing here, with what happens instead."""
     return {
         path: row.sentence
-        for path, row in CREATE_TRAINING_JOB.items()
+        for path, row in rows.items()
         if row.effect == "without effect" and any(value not in _NOTHING for _, value in _find(request, path))
     }
 
@@ -167,13 +220,7 @@ def refusals(request: Mapping[str, Any], anywhere: bool = True) -> list[tuple[st
     """(field, reason) for all that makes this endpoint refuse the request; fields carry their index.
 
     ``anywhere``: whether hosts can be shown a directory at any path (not at isolation level plain)."""
-    found = []
-    for path, row in CREATE_TRAINING_JOB.items():
-        for place, value in _find(request, path):
-            if row.effect == "refused":
-                found.append((place, row.sentence))
-            elif isinstance(value, str) and value in row.refused_values:
-                found.append((place, f"{value}: {row.refused_values[value]}"))
+    found = _refused_by(CREATE_TRAINING_JOB, request)
     for member, taken in (
         ("CheckpointConfig", _CONTRACT),
         ("TensorBoardOutputConfig", _CONTRACT - {"output"}),
@@ -192,6 +239,47 @@ def refusals(request: Mapping[str, Any], anywhere: bool = True) -> list[tuple[st
         if channel.get("CompressionType") == "Gzip" and source.get("S3DataType") == "AugmentedManifestFile":
             reason = "Gzip: what it does to an augmented manifest is not documented; leave it out"
             found.append((f"InputDataConfig[{index}].CompressionType", reason))
+    return found
+
+
+def processing_refusals(request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(field, reason) for all that makes this endpoint refuse a processing job."""
+    found = _refused_by(CREATE_PROCESSING_JOB, request)
+    if not (request.get("AppSpecification") or {}).get("ContainerEntrypoint"):
+        reason = "this endpoint does not run images, so that it is needed here"
+        found.append(("AppSpecification.ContainerEntrypoint", reason))
+    outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
+    taken: dict[str, str] = {}
+    for above, member, entries in (
+        ("ProcessingInputs", "S3Input", request.get("ProcessingInputs") or ()),
+        ("ProcessingOutputConfig.Outputs", "S3Output", outputs),
+    ):
+        for index, entry in enumerate(entries):
+            if entry.get("AppManaged"):
+                continue
+            place = f"{above}[{index}].{member}"
+            if not entry.get(member):
+                if not entry.get("DatasetDefinition") and not entry.get("FeatureStoreOutput"):
+                    found.append((place, "it is needed unless AppManaged is true"))
+                continue
+            path = entry[member].get("LocalPath") or ""
+            if ".." in path.split("/"):
+                found.append((f"{place}.LocalPath", f"{path}: a path without `..` is needed"))
+            other = taken.setdefault(posixpath.normpath(path), place)
+            if other != place:
+                reason = f"{path}: it is that of {other} too, and what becomes of both is not documented"
+                found.append((f"{place}.LocalPath", reason))
+    return found
+
+
+def _refused_by(rows: Mapping[str, Row], request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for path, row in rows.items():
+        for place, value in _find(request, path):
+            if row.effect == "refused":
+                found.append((place, row.sentence))
+            elif isinstance(value, str) and value in row.refused_values:
+                found.append((place, f"{value}: {row.refused_values[value]}"))
     return found
 
 

@@ -68,6 +68,14 @@ class Settings:
     upload_empty_output: bool = False
     """Whether an output.tar.gz is written when /opt/ml/output/data is empty. Not documented."""
 
+    processing_outputs_of: Literal["completed", "stopped", "all"] = "completed"
+    """Of which processing jobs the EndOfJob outputs are uploaded: of those that complete, also of those that
+    were stopped, or of failed ones too. Not documented."""
+
+    processing_continuous_deletes: bool = False
+    """Whether a file of a Continuous output that is deleted on its host is deleted in S3. Not documented. How
+    often and in which order files go up, ``checkpoint_sync_seconds`` and its neighbours say."""
+
     spot_notice_seconds: float = 120.0
     """Between SIGTERM and SIGKILL when a spot job's hosts are taken away. EC2 gives a notice of two minutes;
     that SageMaker hands it on as SIGTERM is not documented."""

@@ -1,6 +1,7 @@
 """The places of the SageMaker training contract, below /opt/ml or, where that cannot be had, another root.
 
-Source: AWS developer guide, model-train-storage and your-algorithms-training-algo-running-container.
+Source: AWS developer guide, model-train-storage and your-algorithms-training-algo-running-container; for
+processing jobs byoc-config and byoc-metadata.
 """
 
 import os
@@ -49,6 +50,11 @@ class Paths:
         self.output_data = os.path.join(root, "output", "data")
         self.intermediate = os.path.join(root, "output", "intermediate")
         self.failure = os.path.join(root, "output", "failure")
+        self.message = os.path.join(root, "output", "message")
+        self.processing = os.path.join(root, "processing")
+        self.processing_config = os.path.join(root, "config")
+        self.processing_resource_config = os.path.join(self.processing_config, "resourceconfig.json")
+        self.processing_job_config = os.path.join(self.processing_config, "processingjobconfig.json")
         self.checkpoints = os.path.join(root, "checkpoints")
         self.code = os.path.join(root, "code")
         self.overlay = os.path.join(root, "python")

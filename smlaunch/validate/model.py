@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.validate.java_patterns import matcher
+from smlaunch.validate.processing import check_processing_job
 from smlaunch.validate.training import check_training_job
 from smlaunch.validate.violation import Violation
 
@@ -23,6 +24,7 @@ Shapes = Mapping[str, Shape]
 Steps = tuple[str | int, ...]
 
 _SERVICE_RULES: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], Iterator[Violation]]] = {
+    ("sagemaker", "CreateProcessingJob"): check_processing_job,
     ("sagemaker", "CreateTrainingJob"): check_training_job,
 }
 

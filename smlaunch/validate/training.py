@@ -7,11 +7,10 @@ here; what is merely believed is left to the service.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from smlaunch.catalog.instances import find
+from smlaunch.validate.rules import Steps, rule, tags, unique, volume_key
 from smlaunch.validate.violation import Violation
 
 DEFAULT_MAX_RUNTIME = 86_400
@@ -19,8 +18,6 @@ DEFAULT_MAX_RUNTIME = 86_400
 
 LONGEST_RUNTIME = 28 * 86_400
 """Seconds; a harder quota per account is usual."""
-
-Steps = tuple[str | int, ...]
 
 
 def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
@@ -34,11 +31,7 @@ def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
     yield from _stopping(request)
     yield from _channels(request)
     yield from _named_rules(request)
-    yield from _tags(request.get("Tags") or ())
-
-
-def _rule(path: Steps, value: Any, text: str) -> Violation:
-    return Violation(path, value, "service", text)
+    yield from tags(request.get("Tags") or ())
 
 
 def _algorithm(specification: Mapping[str, Any]) -> Iterator[Violation]:
@@ -47,11 +40,11 @@ def _algorithm(specification: Mapping[str, Any]) -> Iterator[Violation]:
     image, name = specification.get("TrainingImage"), specification.get("AlgorithmName")
     if bool(image) == bool(name):
         text = "Exactly one of TrainingImage and AlgorithmName must be given in AlgorithmSpecification"
-        yield _rule(("AlgorithmSpecification",), specification, text)
+        yield rule(("AlgorithmSpecification",), specification, text)
     for field in ("ContainerEntrypoint", "ContainerArguments"):
         if name and specification.get(field):
             text = f"{field} needs TrainingImage; it cannot be given with AlgorithmName"
-            yield _rule(("AlgorithmSpecification", field), specification[field], text)
+            yield rule(("AlgorithmSpecification", field), specification[field], text)
 
 
 def _resources(request: Mapping[str, Any]) -> Iterator[Violation]:
@@ -65,8 +58,8 @@ def _resources(request: Mapping[str, Any]) -> Iterator[Violation]:
     elif groups:
         for field in ("InstanceType", "InstanceCount"):
             if resources.get(field) is not None:
-                yield _rule((*at, field), resources[field], f"{field} cannot be given with InstanceGroups")
-        yield from _unique((*at, "InstanceGroups"), "InstanceGroupName", groups)
+                yield rule((*at, field), resources[field], f"{field} cannot be given with InstanceGroups")
+        yield from unique((*at, "InstanceGroups"), "InstanceGroupName", groups)
     else:
         for field in ("InstanceType", "InstanceCount"):
             if resources.get(field) is None:
@@ -79,25 +72,10 @@ def _resources(request: Mapping[str, Any]) -> Iterator[Violation]:
             yield Violation((*steps, "InstanceCount"), 0, "min", 1)
     if resources.get("VolumeSizeInGB") == 0:
         yield Violation((*at, "VolumeSizeInGB"), 0, "min", 1)
-    yield from _volume_key(at, resources, [entry for _, entry in counted])
+    yield from volume_key(at, resources, [entry for _, entry in counted])
     for field in ("SelectedInstanceType", "SelectedInstanceCount"):
         if resources.get(field) is not None:
-            yield _rule((*at, field), resources[field], f"{field} is an answer of the service, not a request")
-
-
-def _volume_key(
-    at: Steps, resources: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]
-) -> Iterator[Violation]:
-    """A volume's key is refused for types with disks of their own, as far as the catalog knows them."""
-    key = resources.get("VolumeKmsKeyId")
-    if not key:
-        return
-    kinds = sorted({entry["InstanceType"] for entry in entries if entry.get("InstanceType")})
-    for kind in kinds:
-        known = find(kind)
-        if known is not None and known.nvme_gb > 0:
-            text = f"VolumeKmsKeyId cannot be given with an instance type that has local storage, as {kind}"
-            yield _rule((*at, "VolumeKmsKeyId"), key, text)
+            yield rule((*at, field), resources[field], f"{field} is an answer of the service, not a request")
 
 
 def _preferences(
@@ -107,15 +85,15 @@ def _preferences(
     for field in ("InstanceType", "InstanceGroups", "InstancePlacementConfig"):
         if resources.get(field):
             text = f"{field} cannot be given with InstancePreferences"
-            yield _rule((*at, field), resources[field], text)
+            yield rule((*at, field), resources[field], text)
     if request.get("EnableManagedSpotTraining"):
         text = "Managed spot training cannot be used with InstancePreferences"
-        yield _rule(("EnableManagedSpotTraining",), True, text)
+        yield rule(("EnableManagedSpotTraining",), True, text)
     with_count = sum(entry.get("InstanceCount") is not None for entry in preferences)
     everywhere, nowhere = with_count == len(preferences), with_count == 0
     if not (nowhere if resources.get("InstanceCount") is not None else everywhere):
         text = "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
-        yield _rule((*at, "InstancePreferences"), preferences, text)
+        yield rule((*at, "InstancePreferences"), preferences, text)
     for index, entry in enumerate(preferences):
         plans = entry.get("TrainingPlanArns") or ()
         steps = (*at, "InstancePreferences", index, "TrainingPlanArns")
@@ -123,7 +101,7 @@ def _preferences(
             yield Violation(steps, plans, "max_items", 1)
         if plans and resources.get("TrainingPlanArn"):
             text = "TrainingPlanArns of a preference cannot be given with ResourceConfig.TrainingPlanArn"
-            yield _rule(steps, plans, text)
+            yield rule(steps, plans, text)
 
 
 def _stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
@@ -136,19 +114,19 @@ def _stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
     steps = (*at, "MaxWaitTimeInSeconds")
     if spot and wait is None:
         text = "MaxWaitTimeInSeconds must be given when EnableManagedSpotTraining is true"
-        yield _rule(steps, None, text)
+        yield rule(steps, None, text)
     if wait is not None and not spot:
         text = "MaxWaitTimeInSeconds can be given only when EnableManagedSpotTraining is true"
-        yield _rule(steps, wait, text)
+        yield rule(steps, wait, text)
     needed = DEFAULT_MAX_RUNTIME if runtime is None else runtime
     if spot and wait is not None and wait < needed:
         text = f"MaxWaitTimeInSeconds ({wait}) must not be less than MaxRuntimeInSeconds ({needed})"
-        yield _rule(steps, wait, text)
+        yield rule(steps, wait, text)
 
 
 def _channels(request: Mapping[str, Any]) -> Iterator[Violation]:
     channels: Sequence[Mapping[str, Any]] = request.get("InputDataConfig") or ()
-    yield from _unique(("InputDataConfig",), "ChannelName", channels)
+    yield from unique(("InputDataConfig",), "ChannelName", channels)
     default_mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
     groups = (request.get("ResourceConfig") or {}).get("InstanceGroups") or ()
     known = {group.get("InstanceGroupName") for group in groups}
@@ -161,14 +139,14 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Violation]:
             text = (
                 f"Exactly one data source must be given in a channel; here are {', '.join(given) or 'none'}"
             )
-            yield _rule((*at, "DataSource"), source, text)
+            yield rule((*at, "DataSource"), source, text)
         if source.get("FileSystemDataSource") and not request.get("VpcConfig"):
-            yield _rule((*at, "DataSource"), source, "FileSystemDataSource needs VpcConfig")
+            yield rule((*at, "DataSource"), source, "FileSystemDataSource needs VpcConfig")
         s3 = source.get("S3DataSource") or {}
         eula = (s3.get("ModelAccessConfig") or {}).get("AcceptEula")
         if eula is False:
             steps = (*at, "DataSource", "S3DataSource", "ModelAccessConfig", "AcceptEula")
-            yield _rule(steps, eula, "AcceptEula must be True for the model to be loaded")
+            yield rule(steps, eula, "AcceptEula must be True for the model to be loaded")
         mode = channel.get("InputMode") or default_mode
         yield from _mode(at, channel, s3, mode)
         chosen = s3.get("InstanceGroupNames") or ()
@@ -176,10 +154,10 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Violation]:
         steps = (*at, "DataSource", "S3DataSource", "InstanceGroupNames")
         for name in chosen:
             if name not in known:
-                yield _rule(steps, chosen, f"InstanceGroupNames names {name!r}, which is no instance group")
+                yield rule(steps, chosen, f"InstanceGroupNames names {name!r}, which is no instance group")
     if 0 < restricted < len(channels):
         text = "InstanceGroupNames must be given for all channels or for none"
-        yield _rule(("InputDataConfig",), channels, text)
+        yield rule(("InputDataConfig",), channels, text)
 
 
 def _mode(
@@ -188,39 +166,24 @@ def _mode(
     data_type = s3.get("S3DataType")
     steps = (*at, "DataSource", "S3DataSource")
     if data_type == "AugmentedManifestFile" and mode in ("File", "FastFile"):
-        yield _rule((*steps, "S3DataType"), data_type, f"AugmentedManifestFile needs Pipe mode, not {mode}")
+        yield rule((*steps, "S3DataType"), data_type, f"AugmentedManifestFile needs Pipe mode, not {mode}")
     if data_type == "ManifestFile" and mode == "FastFile":
-        yield _rule((*steps, "S3DataType"), data_type, "FastFile mode needs S3DataType S3Prefix")
+        yield rule((*steps, "S3DataType"), data_type, "FastFile mode needs S3DataType S3Prefix")
     if s3.get("AttributeNames") and data_type != "AugmentedManifestFile":
         text = "AttributeNames needs S3DataType AugmentedManifestFile"
-        yield _rule((*steps, "AttributeNames"), s3["AttributeNames"], text)
+        yield rule((*steps, "AttributeNames"), s3["AttributeNames"], text)
     if channel.get("CompressionType") == "Gzip" and mode in ("File", "FastFile"):
-        yield _rule((*at, "CompressionType"), "Gzip", f"CompressionType Gzip needs Pipe mode, not {mode}")
+        yield rule((*at, "CompressionType"), "Gzip", f"CompressionType Gzip needs Pipe mode, not {mode}")
     if channel.get("RecordWrapperType") == "RecordIO" and mode in ("File", "FastFile"):
         text = f"RecordWrapperType RecordIO needs Pipe mode, not {mode}"
-        yield _rule((*at, "RecordWrapperType"), "RecordIO", text)
+        yield rule((*at, "RecordWrapperType"), "RecordIO", text)
     if data_type == "AugmentedManifestFile" and not s3.get("AttributeNames"):
         text = "S3DataType AugmentedManifestFile needs AttributeNames"
-        yield _rule((*steps, "AttributeNames"), s3.get("AttributeNames"), text)
+        yield rule((*steps, "AttributeNames"), s3.get("AttributeNames"), text)
 
 
 def _named_rules(request: Mapping[str, Any]) -> Iterator[Violation]:
     for field in ("DebugRuleConfigurations", "ProfilerRuleConfigurations"):
-        yield from _unique((field,), "RuleConfigurationName", request.get(field) or ())
+        yield from unique((field,), "RuleConfigurationName", request.get(field) or ())
     collections = (request.get("DebugHookConfig") or {}).get("CollectionConfigurations") or ()
-    yield from _unique(("DebugHookConfig", "CollectionConfigurations"), "CollectionName", collections)
-
-
-def _tags(tags: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
-    yield from _unique(("Tags",), "Key", tags)
-    for index, tag in enumerate(tags):
-        key = str(tag.get("Key", ""))
-        if key.lower().startswith("aws:"):
-            yield _rule(("Tags", index, "Key"), key, f"Tag keys beginning with 'aws:' are reserved: {key}")
-
-
-def _unique(at: Steps, field: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Violation]:
-    counts = Counter(entry.get(field) for entry in entries)
-    for name, count in counts.items():
-        if name is not None and count > 1:
-            yield _rule(at, name, f"{field} {name!r} is given {count} times; it must be unique")
+    yield from unique(("DebugHookConfig", "CollectionConfigurations"), "CollectionName", collections)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smlaunch.local.jobs import training
+from smlaunch.local.jobs import processing, training
 from smlaunch.local.jobs.work import WorkOf
 
-KINDS: Mapping[str, WorkOf] = {training.KIND: training.TrainingWork}
+KINDS: Mapping[str, WorkOf] = {
+    training.KIND: training.TrainingWork,
+    processing.KIND: processing.ProcessingWork,
+}

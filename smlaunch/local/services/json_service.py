@@ -38,22 +38,22 @@ class JsonErrors:
 
 
 class JsonService(JsonErrors):
-    """``handler`` has a method ``create_training_job(params) -> result`` for each operation it provides.
+    """``handlers`` have a method ``create_training_job(params) -> result`` for each operation they provide.
 
     Parameters and results are the API's own members in dicts; times in a result may be datetimes or seconds
     since the epoch. Methods raise ApiError.
     """
 
-    def __init__(self, service: str, handler: object) -> None:
+    def __init__(self, service: str, *handlers: object) -> None:
         self._service = service
-        self._handler = handler
+        self._handlers = handlers
 
     def serve(self, request: Request, payload: Payload) -> Response:
         operation = request.headers.get("x-amz-target", "").rpartition(".")[2]
         known = operations(self._service)
-        method = getattr(self._handler, method_name(operation), None) if operation in known else None
+        method = self._method(operation) if operation in known else None
         if method is None:
-            offered = sorted(name for name in known if hasattr(self._handler, method_name(name)))
+            offered = sorted(name for name in known if self._method(name) is not None)
             text = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(offered)}"
             raise ApiError("UnknownOperationException", text)
         parameters = _parse(payload.read(_BODY_LIMIT))
@@ -61,6 +61,11 @@ class JsonService(JsonErrors):
         result = method(_without_nulls(parameters))
         body = json.dumps(result or {}, default=_render, separators=(",", ":"))
         return Response(200, {"Content-Type": _CONTENT_TYPE}, body.encode())
+
+    def _method(self, operation: str) -> Any:
+        """None when no handler provides it."""
+        name = method_name(operation)
+        return next((getattr(one, name) for one in self._handlers if hasattr(one, name)), None)
 
 
 def method_name(operation: str) -> str:

@@ -1,4 +1,4 @@
-"""The SageMaker operations that run something: training jobs, their tags, and the search for them.
+"""The SageMaker operations on training jobs, the search for them, and the tags of all kinds of jobs.
 
 Parameters have passed ``smlaunch.validate`` before they come here. Answers hold what the API model has, with
 times as seconds since the epoch. AWS's own words are used where clients are known to read them.
@@ -6,23 +6,21 @@ times as seconds since the epoch. AWS's own words are used where clients are kno
 
 from __future__ import annotations
 
-import base64
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from smlaunch.local import honesty
 from smlaunch.local.caller import current
 from smlaunch.local.errors import ApiError, validation_error
-from smlaunch.local.jobs import states, warm_pool
+from smlaunch.local.jobs import warm_pool
 from smlaunch.local.jobs.manager import JobManager
-from smlaunch.local.services import search, training_answers
+from smlaunch.local.jobs.training import KIND
+from smlaunch.local.services import job_lists, search, training_answers
+from smlaunch.local.services.creation import create
 from smlaunch.local.settings import Settings
-from smlaunch.local.store import JobQuery, JobRecord, JobStore, NameTaken, sort_key
+from smlaunch.local.store import JobQuery, JobRecord, JobStore
 
-_KIND = "training-job"
 _TAG_LIMIT = 50
 _SEARCH_PAGE = 100
 _EXPRESSION_LIMIT = 50
@@ -39,32 +37,10 @@ class SageMakerService:
 
     def create_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
         refused = honesty.refusals(params, self._jobs.shows_anywhere)
-        if refused:
-            lines = "; ".join(f"{field}: {reason}" for field, reason in refused)
-            raise validation_error(f"This endpoint cannot run the job as it is written. {lines}")
-        caller = current()
-        name = params["TrainingJobName"]
-        now = time.time()
         share = self._settings.spot_billable_share if params.get("EnableManagedSpotTraining") else 1.0
-        record = JobRecord(
-            kind=_KIND,
-            region=caller.region,
-            name=name,
-            arn=caller.resource_arn("sagemaker", f"{_KIND}/{name.lower()}"),
-            owner=self._jobs.owner.id,
-            request={key: value for key, value in params.items() if key != "Tags"},
-            state=states.begin(now, share),
-            tags={tag["Key"]: tag["Value"] for tag in params.get("Tags") or []},
-        )
-        try:
-            self._store.create(record)
-        except NameTaken:
-            raise ApiError(
-                "ResourceInUse",
-                f"Job name must be unique within an AWS account and region, and a job with this name already "
-                f"exists ({record.arn})",
-            ) from None
-        warm_pool.take(self._store, record, now)
+        name = params["TrainingJobName"]
+        record = create(self._store, self._jobs, KIND, name, params, refused, share)
+        warm_pool.take(self._store, record, record.state.created)
         self._jobs.submit(record)
         return {"TrainingJobArn": record.arn}
 
@@ -116,7 +92,7 @@ class SageMakerService:
 
     def delete_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
         name = params["TrainingJobName"]
-        record = self._store.get(_KIND, current().region, name)
+        record = self._store.get(KIND, current().region, name)
         if record is None:
             raise ApiError("ResourceNotFound", _NOT_FOUND)
         pool = warm_pool.status(record, time.time())
@@ -137,37 +113,17 @@ class SageMakerService:
         return {}
 
     def list_training_jobs(self, params: dict[str, Any]) -> dict[str, Any]:
-        sort_by = params.get("SortBy") or "CreationTime"
-        limit = params.get("MaxResults") or 10
-        query = JobQuery(
-            created_after=params.get("CreationTimeAfter"),
-            created_before=params.get("CreationTimeBefore"),
-            modified_after=params.get("LastModifiedTimeAfter"),
-            modified_before=params.get("LastModifiedTimeBefore"),
-            name_contains=params.get("NameContains"),
-            status=params.get("StatusEquals"),
-            sort_by=sort_by,
-            descending=params.get("SortOrder") == "Descending",
-            limit=limit + 1,
-            after=_read_token(params.get("NextToken"), sort_by),
-        )
         now = time.time()
         pool, plan = params.get("WarmPoolStatusEquals"), params.get("TrainingPlanArnEquals")
-        found: list[JobRecord] = []
-        for record in self._all(query):
+
+        def wanted(record: JobRecord) -> bool:
             status = warm_pool.status(record, now) if pool else None
             if pool and (status is None or status["Status"] != pool):
-                continue
-            if plan and training_answers.training_plan(record.request) != plan:
-                continue
-            found.append(record)
-            if len(found) > limit:
-                break
-        summaries = [training_answers.summary(record, now) for record in found[:limit]]
-        answer: dict[str, Any] = {"TrainingJobSummaries": summaries}
-        if len(found) > limit:
-            answer["NextToken"] = _token(sort_by, sort_key(found[limit - 1], sort_by))
-        return answer
+                return False
+            return not plan or training_answers.training_plan(record.request) == plan
+
+        found, token = job_lists.page(params, self._store, KIND, current().region, wanted)
+        return {"TrainingJobSummaries": [training_answers.summary(record, now) for record in found], **token}
 
     def search(self, params: dict[str, Any]) -> dict[str, Any]:
         if params["Resource"] != "TrainingJob":
@@ -183,7 +139,8 @@ class SageMakerService:
         now = time.time()
         order = params.get("SortBy") or "LastModifiedTime"
         descending = params.get("SortOrder", "Descending") == "Descending"
-        documents = (training_answers.searched(record, now) for record in self._all(JobQuery(limit=500)))
+        records = job_lists.every(self._store, KIND, current().region, JobQuery(limit=500))
+        documents = (training_answers.searched(record, now) for record in records)
         try:
             found = search.in_order(
                 (one for one in documents if search.matches(expression, one)), order, descending
@@ -227,16 +184,8 @@ class SageMakerService:
             answer["NextToken"] = str(end)
         return answer
 
-    def _all(self, query: JobQuery) -> Iterator[JobRecord]:
-        """Every job a query asks for, page after page."""
-        while page := self._store.query(_KIND, current().region, query):
-            yield from page
-            if len(page) < query.limit:
-                return
-            query = replace(query, after=sort_key(page[-1], query.sort_by))
-
     def _job(self, name: str) -> JobRecord:
-        record = self._store.get(_KIND, current().region, name)
+        record = self._store.get(KIND, current().region, name)
         if record is None:
             raise validation_error(_NOT_FOUND)
         return record
@@ -256,23 +205,6 @@ def _size(expression: dict[str, Any]) -> int:
         + sum(len(entry.get("Filters") or ()) for entry in nested)
         + sum(1 + _size(entry) for entry in expression.get("SubExpressions") or ())
     )
-
-
-def _token(sort_by: str, after: tuple[str | float, str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps([sort_by, *after]).encode()).decode()
-
-
-def _read_token(token: str | None, sort_by: str) -> tuple[str | float, str] | None:
-    """A page goes on only in the order it began in."""
-    if not token:
-        return None
-    try:
-        order, value, name = json.loads(base64.urlsafe_b64decode(token))
-    except ValueError:
-        raise validation_error("Invalid pagination token.") from None
-    if order != sort_by:
-        raise validation_error("Invalid pagination token: it belongs to a list in another order.")
-    return value, name
 
 
 def _read_offset(token: str | None) -> int:

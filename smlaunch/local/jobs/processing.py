@@ -1,0 +1,258 @@
+"""Processing jobs: inputs and outputs anywhere below /opt/ml/processing, and a message in the end.
+
+Source: API model, and the developer guide's byoc-run-image, byoc-config, byoc-input-and-output and
+byoc-metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import stat
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smlaunch.local import honesty
+from smlaunch.local.executors.base import Place
+from smlaunch.local.jobs.artifacts import UploadError, merge
+from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.spec import (
+    CONTRACT_ROOT,
+    DEFAULT_GROUP,
+    DEFAULT_MAX_RUNTIME,
+    ChannelSpec,
+    JobSpec,
+    S3Location,
+    Wait,
+    capacity_in,
+    hosts_of_groups,
+    selected_instance,
+)
+from smlaunch.local.jobs.work import Note, Outcome, Tools
+from smlaunch.local.store import JobRecord
+from smlaunch.protocol.paths import Paths
+
+KIND = "processing-job"
+GROUP = "/aws/sagemaker/ProcessingJobs"
+
+_MESSAGE_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """``target``: the directory, relative to /opt/ml. ``continuous``: whether it is uploaded while hosts run,
+    too."""
+
+    name: str
+    where: S3Location
+    target: str
+    continuous: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessingSpec(JobSpec):
+    """Inputs are ``channels``; what the application manages itself is in neither of them."""
+
+    outputs: tuple[OutputSpec, ...]
+
+    @property
+    def written(self) -> tuple[S3Location, ...]:
+        return tuple(output.where for output in self.outputs)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(output.target for output in self.outputs)
+
+
+class ProcessingWork:
+    log_group = GROUP
+    directory = "processing"
+    failure_file = False
+
+    def __init__(self, record: JobRecord, wait: Wait) -> None:
+        self.spec: ProcessingSpec = read_request(record.request, record.arn, record.region, wait)
+        self._request = record.request
+
+    def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+        resources = self._request["ProcessingResources"]
+        return {"ProcessingResources": {"ClusterConfig": {**resources["ClusterConfig"], **chosen}}}
+
+    def told(self) -> Mapping[str, str]:
+        told = honesty.without_effect(self._request, honesty.CREATE_PROCESSING_JOB)
+        told.pop("AppSpecification.ImageUri", None)
+        return told
+
+    def lay_out(self, places: Sequence[Place], current: Place) -> None:
+        paths = Paths(str(current.tree))
+        for folder in (paths.processing_config, paths.processing, paths.output):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for target in self.spec.folders:
+            (current.tree / target).mkdir(parents=True, exist_ok=True)
+        documents = {
+            paths.processing_resource_config: {
+                "current_host": current.name,
+                "hosts": sorted(place.name for place in places),
+            },
+            paths.processing_job_config: {"ProcessingJobArn": self.spec.arn, **self._request},
+        }
+        for path, document in documents.items():
+            Path(path).write_text(json.dumps(document))
+
+    def synced(
+        self, places: Sequence[Place], tools: Tools, check: Callable[[], None]
+    ) -> list[CheckpointSync]:
+        """Of outputs, those that are uploaded continuously: one way only, whatever is in S3 already."""
+        return [
+            CheckpointSync(
+                output.where,
+                f"{CONTRACT_ROOT}/{output.target}",
+                places,
+                tools.objects,
+                tools.settings,
+                tools.note,
+                what=f"output {output.name}:",
+                mirror=tools.settings.processing_continuous_deletes,
+            )
+            for output in self.spec.outputs
+            if output.continuous
+        ]
+
+    def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
+        result: dict[str, Any] = {}
+        try:
+            message = exit_message([(place.label, Path(Paths(str(place.tree)).message)) for place in places])
+            if message:
+                result["ExitMessage"] = message
+        except UnicodeDecodeError as error:
+            text = f"the exit message in {Paths().message} is not UTF-8 ({error})"
+            if not stopped:
+                # Another failure came before this one.
+                return Outcome(reason or f"ClientError: {text}")
+            tools.note(places[0].label, text)
+        if _uploads(tools.settings.processing_outputs_of, reason, stopped):
+            try:
+                for output in self.spec.outputs:
+                    if not output.continuous:
+                        _upload(output, places, tools)
+            except UploadError as error:
+                return Outcome(f"ClientError: {error}", result=result)
+        return Outcome(reason, result=result)
+
+
+def read_request(
+    request: Mapping[str, Any], arn: str, region: str, wait: Wait = lambda instance_type: 0.0
+) -> ProcessingSpec:
+    """``request``: the members of CreateProcessingJob. ``wait``: what capacity there is."""
+    application = request["AppSpecification"]
+    cluster = request["ProcessingResources"]["ClusterConfig"]
+    selected = selected_instance(cluster, wait)
+    count = cluster.get("InstanceCount") or 1
+    hosts = hosts_of_groups([(DEFAULT_GROUP, *(selected or (cluster["InstanceType"], count)))])
+    stopping = request.get("StoppingCondition") or {}
+    outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
+    return ProcessingSpec(
+        name=request["ProcessingJobName"],
+        arn=arn,
+        region=region,
+        image=application["ImageUri"],
+        command=(*application["ContainerEntrypoint"], *(application.get("ContainerArguments") or ())),
+        given_entrypoint=True,
+        hosts=hosts,
+        channels=tuple(
+            _channel(given) for given in request.get("ProcessingInputs") or () if not given.get("AppManaged")
+        ),
+        environment=dict(request.get("Environment") or {}),
+        outputs=tuple(_output(given) for given in outputs if not given.get("AppManaged")),
+        max_runtime=stopping.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
+        isolated_network=bool((request.get("NetworkConfig") or {}).get("EnableNetworkIsolation")),
+        selected=selected,
+        capacity_in=capacity_in(hosts, wait),
+    )
+
+
+def exit_message(files: Sequence[tuple[str, Path]]) -> str:
+    """What all hosts' messages say, one after the other, cut to 1 KB: of each the first 1 KB is read.
+
+    Raises UnicodeDecodeError for one that is not UTF-8.
+    """
+    whole = b"".join(_text(_beginning(path)) for _, path in files)
+    return _text(whole[:_MESSAGE_BYTES]).decode()
+
+
+def _text(beginning: bytes) -> bytes:
+    """Without a character that the cut went through. Raises UnicodeDecodeError."""
+    whole = len(beginning) < _MESSAGE_BYTES
+    return getincrementaldecoder("utf-8")().decode(beginning, final=whole).encode()
+
+
+def _beginning(path: Path) -> bytes:
+    """Never through a link, and never waiting: it is the job's program that made the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MESSAGE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+
+
+def _uploads(of: str, reason: str | None, stopped: bool) -> bool:
+    if reason is not None:
+        return of == "all"
+    return not stopped or of != "completed"
+
+
+def _upload(output: OutputSpec, places: Sequence[Place], tools: Tools) -> None:
+    """Raises UploadError."""
+    found = merge(list(_folders(output, places, tools.note)), tools.note)
+    files = []
+    for relative, entry in found.items():
+        mode = entry.path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            files.append((output.where.below(relative), entry.path))
+        elif stat.S_ISLNK(mode):
+            tools.note(
+                entry.label, f"output {output.name}: {relative} is a symbolic link: it is not uploaded"
+            )
+    failed = tools.objects.put_files(output.where.bucket, files, move=True)
+    for key, error in failed.items():
+        raise UploadError(f"Data upload failed:s3://{output.where.bucket}/{key} of {output.name}: {error}")
+
+
+def _folders(output: OutputSpec, places: Sequence[Place], note: Note) -> Iterator[tuple[str, Path]]:
+    """(label, directory) of the hosts whose directory is still one of their own."""
+    for place in places:
+        folder = place.tree / output.target
+        above = [folder, *folder.parents]
+        if any(path.is_symlink() for path in above[: above.index(place.tree)]):
+            note(place.label, f"output {output.name}: /opt/ml/{output.target} lies behind a symbolic link")
+        else:
+            yield place.label, folder
+
+
+def target_of(local_path: str) -> str:
+    """Relative to /opt/ml."""
+    return posixpath.relpath(posixpath.normpath(local_path), CONTRACT_ROOT)
+
+
+def _channel(given: Mapping[str, Any]) -> ChannelSpec:
+    source = given["S3Input"]
+    return ChannelSpec(
+        name=given["InputName"],
+        uri=source["S3Uri"],
+        data_type=source["S3DataType"],
+        sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
+        mode=source.get("S3InputMode") or "File",
+        target=target_of(source["LocalPath"]),
+    )
+
+
+def _output(given: Mapping[str, Any]) -> OutputSpec:
+    s3 = given["S3Output"]
+    where = S3Location.parse(s3["S3Uri"])
+    return OutputSpec(
+        given["OutputName"], where, target_of(s3["LocalPath"]), s3["S3UploadMode"] == "Continuous"
+    )
