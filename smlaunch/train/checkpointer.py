@@ -21,6 +21,7 @@ from smlaunch.protocol.checkpoint import CONTINUE, FINISHED
 from smlaunch.protocol.segment import Segment
 from smlaunch.train import buckets, components
 from smlaunch.train import group as groups
+from smlaunch.train.equal_steps import check_equal
 from smlaunch.train.group import Group, Result
 from smlaunch.train.interval import Interval
 from smlaunch.train.io_watch import IoWatch
@@ -32,6 +33,10 @@ from smlaunch.train.trace import Trace
 
 _FAILED_WAIT_SECONDS = 5.0
 """For a save that is under way when the script fails: the others may be gone, and it may never end."""
+
+
+_ONE_ORDER = "a ResumableOrder is over the samples of all ranks together, and is the same on each"
+_EQUAL_BATCHES = 'fix it before (smlaunch.train.equal_steps with rule="min" or "wrap"), and give steps='
 
 
 class _Agreed(NamedTuple):
@@ -126,6 +131,8 @@ class Checkpointer:
                 voice.say("deterministic, but: " + note)
         if self._order is not None:
             self._order.place(group.rank, group.world_size)
+            # Before anything is restored: ranks with orders of their own would never take the same steps.
+            check_equal(group, self._order.shape(), "order of samples", _ONE_ORDER, os.environ)
         if components.is_ddp(self._model):
             problem = buckets.settle(self._model)
             if problem is not None and group.world_size > 2:
@@ -247,6 +254,9 @@ class Checkpointer:
     def _loop(self, loader: Any, epochs: Optional[int], steps: Optional[int]) -> Iterator[Any]:
         self._over = self._complete = False
         self._total = self._steps_in(loader, epochs) if steps is None else steps
+        if self._order is None and epochs is not None:
+            length = len(loader) if hasattr(loader, "__len__") else None
+            check_equal(self._group, length, "number of batches", _EQUAL_BATCHES, os.environ)
         try:
             while True:
                 self._complete = self._is_complete(epochs, steps)

@@ -193,6 +193,10 @@ class ResumableOrder:
 
         return Loader(self, dataset, options)
 
+    def shape(self) -> List[Any]:
+        """What must be the same on all ranks."""
+        return [self.length, self.batch_size, self.seed, self.shuffle, self.tail]
+
     def state_dict(self) -> Dict[str, Any]:
         return {
             "length": self.length,
