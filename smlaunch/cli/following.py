@@ -174,6 +174,10 @@ def print_results(result: RunOutcome, place: Place) -> None:
     if result.metrics:
         click.echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items()))
     for one in result.each:
+        if one.data_wait is not None:
+            click.echo(one.data_wait.sentence + ("" if one is result else f", {one.run}"))
+            for sentence in one.data_wait.advice:
+                click.echo(f"  {sentence}")
         whose = "" if one is result else f" of {one.run}"
         for name, uri in (("model", one.model_artifacts), ("checkpoints", one.last.checkpoints)):
             if uri:

@@ -27,9 +27,11 @@ from smlaunch.errors import (
     StoppedByUser,
     TrainingFailed,
 )
+from smlaunch.planning.input_bound import DataWait, data_wait
 from smlaunch.planning.reconcile import Finish
 from smlaunch.planning.workflow import RULES, ending_of
 from smlaunch.protocol.failure import Failure, parse_failure
+from smlaunch.protocol.progress import DATA_WAIT
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class JobOutcome:
     output: str | None
     checkpoints: str | None
     metrics: Mapping[str, float]
+    data_wait: DataWait | None = None
+    """None where the training has not told how long it waits for its data."""
 
     @property
     def finished(self) -> bool:
@@ -121,6 +125,11 @@ class RunOutcome:
         """The last ones that were told; a job that has only just begun has none."""
         return next((job.metrics for job in reversed(self.jobs) if job.metrics), {})
 
+    @property
+    def data_wait(self) -> DataWait | None:
+        """Of the newest job that told."""
+        return next((job.data_wait for job in reversed(self.jobs) if job.data_wait is not None), None)
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``run --json`` and ``show --json``."""
         return {
@@ -133,6 +142,7 @@ class RunOutcome:
             "checkpoints": self.last.checkpoints,
             "step": self.step,
             "metrics": dict(self.metrics),
+            "data_wait": self.data_wait.to_dict() if self.data_wait is not None else None,
         }
 
     def error(self) -> SmlaunchError | None:
@@ -156,6 +166,7 @@ def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None 
     secondary = str(description.get("SecondaryStatus", status))
     reason = str(description.get("FailureReason", ""))
     final = {row["MetricName"]: float(row["Value"]) for row in description.get("FinalMetricDataList", [])}
+    told = {**(metrics or {}), **final}
     artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
     return JobOutcome(
         name=str(description["TrainingJobName"]),
@@ -173,7 +184,8 @@ def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None 
         model_artifacts=str(artifacts) if artifacts else None,
         output=description.get("OutputDataConfig", {}).get("S3OutputPath"),
         checkpoints=description.get("CheckpointConfig", {}).get("S3Uri"),
-        metrics={**(metrics or {}), **final},
+        metrics=told,
+        data_wait=data_wait(told[DATA_WAIT], description) if DATA_WAIT in told else None,
     )
 
 

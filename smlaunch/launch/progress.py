@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from smlaunch.protocol.progress import METRIC, PROGRESS, Progress, Value
+from smlaunch.protocol.progress import DATA_WAIT, METRIC, PROGRESS, Progress, Value
 
 _WINDOW = 32
 """The rate is that of the last so many lines: few enough to follow a change of pace, enough to be calm."""
@@ -39,7 +39,8 @@ class Tracker:
     """Feeds on the progress lines of one job; several writers (ranks, hosts) may all print them.
 
     The bar follows the writer that speaks first in natural order (host, then rank): a bar that jumped between
-    ranks would tell nothing. Metrics are the newest of that writer.
+    ranks would tell nothing. Metrics are the newest of that writer; the wait for data is the longest of all
+    writers, since the others wait for that rank.
     """
 
     _writers: dict[tuple[int, int], _Writer] = field(default_factory=dict)
@@ -54,7 +55,11 @@ class Tracker:
         """``now`` (seconds, the clock of ``at``) lets the estimate run down between two lines."""
         if not self._writers:
             return None
-        return self._writers[min(self._writers)].standing(now)
+        standing = self._writers[min(self._writers)].standing(now)
+        waits = [one.metrics[DATA_WAIT] for one in self._writers.values() if DATA_WAIT in one.metrics]
+        if waits:
+            standing = replace(standing, metrics={**standing.metrics, DATA_WAIT: max(waits)})
+        return standing
 
 
 @dataclass

@@ -73,6 +73,7 @@ def test_the_document_has_its_documented_keys() -> None:
         "checkpoints",
         "step",
         "metrics",
+        "data_wait",
     ]
     assert document["metrics"] == {"loss": 0.25, "acc": 0.5}
     assert document["model_artifacts"] == "s3://b/model.tar.gz"
@@ -113,3 +114,12 @@ def test_rank_prefixes() -> None:
     assert split_rank("[12] hello") == (12, "hello")
     assert split_rank("[12]") == (12, "")
     assert split_rank("[info] hello") == (None, "[info] hello")
+
+
+def test_how_long_the_data_were_waited_for_and_what_follows() -> None:
+    description = described("r-s0-a0", "Completed", ["Completed"])
+    assert RunOutcome("r", (outcome(description),)).to_dict()["data_wait"] is None
+    told = RunOutcome("r", (outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
+    assert (told["share"], told["input_bound"]) == (0.43, True)
+    assert told["because"] == "input bound: 43% of step time"
+    assert told["advice"]

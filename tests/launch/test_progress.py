@@ -75,3 +75,12 @@ def test_nonsense_never_breaks_it(rows: list[tuple[float, int, int]]) -> None:
     if standing is not None:
         assert standing.eta is None or standing.eta >= 0
         assert standing.share is None or 0 <= standing.share <= 1
+
+
+def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
+    tracker = Tracker()
+    for rank, share in enumerate((0.1, 0.6, 0.2)):
+        tracker.feed((1, rank), 1.0, Progress("metric", {"data_wait_share": share, "loss": rank}))
+    standing = tracker.standing()
+    assert standing is not None
+    assert standing.metrics == {"data_wait_share": 0.6, "loss": 0}

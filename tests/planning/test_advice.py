@@ -22,8 +22,8 @@ GB = 10**9
 LARGE_FILES = 200_000_000
 
 
-def data(size: int, each: int = LARGE_FILES, **more: int) -> DataFacts:
-    return DataFacts(max(1, size // each), size, **more)
+def data(size: int, each: int = LARGE_FILES) -> DataFacts:
+    return DataFacts(max(1, size // each), size)
 
 
 def verdicts(advice: Advice) -> dict[str, str]:

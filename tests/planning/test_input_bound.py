@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+from smlaunch.planning.input_bound import data_wait
+
+
+def request(*channels: tuple[str, str | None], instance_type: str = "ml.g5.12xlarge") -> dict[str, Any]:
+    rows = [
+        {
+            "ChannelName": name,
+            "DataSource": {"S3DataSource": {"S3Uri": f"s3://b/{name}/"}},
+            **({"InputMode": mode} if mode else {}),
+        }
+        for name, mode in channels
+    ]
+    return {"InputDataConfig": rows, "ResourceConfig": {"InstanceType": instance_type}}
+
+
+def test_little_waiting_needs_no_advice() -> None:
+    found = data_wait(0.034, request(("train", "File")))
+    assert (found.bound, found.advice) == (False, ())
+    assert found.sentence == "not input bound: 3.4% of step time is waiting for data"
+
+
+def test_what_follows_depends_on_how_the_data_come() -> None:
+    found = data_wait(0.43, request(("smlaunch", "File"), ("train", "FastFile")))
+    assert found.sentence == "input bound: 43% of step time"
+    assert found.advice[0].startswith("train comes from S3 in every epoch")
+    assert (
+        found.advice[-1]
+        == "what fits these data: smlaunch data advise s3://b/train/ --instance-type ml.g5.12xlarge"
+    )
+    on_disk = data_wait(0.43, request(("train", None))).advice
+    assert "48 processors" in on_disk[0]
+    assert not any("volume" in sentence for sentence in on_disk)
+    assert any(
+        "volume" in text
+        for text in data_wait(1.0, request(("a", "File"), instance_type="ml.m5.large")).advice
+    )
+
+
+def test_without_channels_or_with_nonsense() -> None:
+    assert "no channel" in data_wait(0.5, {}).advice[0]
+    assert data_wait(7.0, {}).share == 1.0
+    assert data_wait(-1.0, {}).share == 0.0
