@@ -87,6 +87,8 @@ class Runs:
         return True
 
     def __exit__(self, *raised: object) -> None:
+        if self.folder.exists() and not self.paths():  # nothing to go on with
+            self.remove()
         os.close(self._held)
 
     def remove(self) -> None:

@@ -6,6 +6,7 @@ that a listing waits for.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
@@ -28,25 +29,28 @@ class S3Pages:
         params = {"Bucket": bucket, "Prefix": prefix, "EncodingType": "url"}
         if after:
             params["StartAfter"] = after
-        try:
-            page: Page = call("ListObjectsV2", self._client.list_objects_v2, **params)[_PAGE]
-        except (ElementTree.ParseError, ValueError) as error:
-            message = f"the answer is no list of objects: {error}"
-            raise CallError("ListObjectsV2", UNREACHABLE, message) from error
+        answer = call("ListObjectsV2", self._client.list_objects_v2, **params)
+        if _PAGE not in answer:
+            raise CallError("ListObjectsV2", UNREACHABLE, "the answer is no list of objects")
+        page: Page = answer[_PAGE]
         return page
 
 
 def _read_early(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **unused: object
 ) -> None:
-    """An event handler of botocore: puts our page into the answer and leaves it nothing to read."""
+    """An event handler of botocore: puts our page into the answer and leaves it nothing to read.
+
+    What is no page stays as it is: botocore tells errors, which may come with status 200, and tries again.
+    """
     if response_dict["status_code"] < 300:
-        customized_response_dict[_PAGE] = read_page(response_dict["body"])
-        response_dict["body"] = b"<ListBucketResult/>"
+        with suppress(ElementTree.ParseError, ValueError, KeyError):
+            customized_response_dict[_PAGE] = read_page(response_dict["body"])
+            response_dict["body"] = b"<ListBucketResult/>"
 
 
 def read_page(body: bytes) -> Page:
-    """ListObjectsV2's answer. Raises ParseError or ValueError when it is none."""
+    """ListObjectsV2's answer. Raises ParseError, ValueError or KeyError when it is none."""
     root = ElementTree.fromstring(body)  # noqa: S314 - the service's own answer, by expat, which bounds entities
     space = root.tag[: root.tag.index("}") + 1] if root.tag.startswith("{") else ""
     if root.tag != f"{space}ListBucketResult":
