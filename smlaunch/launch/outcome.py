@@ -160,8 +160,11 @@ class RunOutcome:
         return error
 
 
-def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> JobOutcome:
-    """``metrics``: what progress lines said last; the service's own final metrics come on top."""
+def outcome(
+    description: Mapping[str, Any], metrics: Mapping[str, float] | None = None, *, machines: bool = True
+) -> JobOutcome:
+    """``metrics``: what progress lines said last; the service's own final metrics come on top. ``machines``:
+    hosts are machines of the instance type, and not processes of this one."""
     status = str(description["TrainingJobStatus"])
     secondary = str(description.get("SecondaryStatus", status))
     reason = str(description.get("FailureReason", ""))
@@ -185,7 +188,7 @@ def outcome(description: Mapping[str, Any], metrics: Mapping[str, float] | None 
         output=description.get("OutputDataConfig", {}).get("S3OutputPath"),
         checkpoints=description.get("CheckpointConfig", {}).get("S3Uri"),
         metrics=told,
-        data_wait=data_wait(told[DATA_WAIT], description) if DATA_WAIT in told else None,
+        data_wait=data_wait(told[DATA_WAIT], description, machines=machines) if DATA_WAIT in told else None,
     )
 
 

@@ -61,7 +61,8 @@ class Watch:
     def outcome(self) -> JobOutcome:
         """With the first failure's traceback as whole as it can be had, and the last metrics."""
         standing = self.progress.standing()
-        found = outcome(self._follower.description, standing.metrics if standing else None)
+        metrics = standing.metrics if standing else None
+        found = outcome(self._follower.description, metrics, machines=self._target.kind == "aws")
         if found.failure is None:
             return found
         whole = found.failure._replace(traceback=self.evidence.traceback(found.failure))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,20 +42,21 @@ class DataWait:
         }
 
 
-def data_wait(share: float, request: Mapping[str, Any]) -> DataWait:
-    """``request``: what CreateTrainingJob was sent, or what DescribeTrainingJob answers."""
+def data_wait(share: float, request: Mapping[str, Any], *, machines: bool = True) -> DataWait:
+    """``request``: what CreateTrainingJob was sent, or what DescribeTrainingJob answers. ``machines``: its
+    hosts are of its instance type, and not processes of this machine."""
     share = min(1.0, max(0.0, share))
-    return DataWait(share, tuple(_advice(request)) if share >= INPUT_BOUND else ())
+    return DataWait(share, tuple(_advice(request, machines)) if share >= INPUT_BOUND else ())
 
 
-def _advice(request: Mapping[str, Any]) -> Iterator[str]:
+def _advice(request: Mapping[str, Any], machines: bool) -> Iterator[str]:
     default = request.get("AlgorithmSpecification", {}).get("TrainingInputMode", "File")
     channels = [row for row in request.get("InputDataConfig", []) if row["ChannelName"] not in _OWN]
     by_mode: dict[str, list[str]] = {}
     for row in channels:
         by_mode.setdefault(row.get("InputMode") or default, []).append(row["ChannelName"])
     name = request.get("ResourceConfig", {}).get("InstanceType", "")
-    instance = instances.find(name)
+    instance = instances.find(name) if machines else None
     streamed = [channel for mode in ("FastFile", "Pipe") for channel in by_mode.get(mode, [])]
     if streamed:
         what = ", ".join(streamed)
@@ -78,8 +80,8 @@ def _advice(request: Mapping[str, Any]) -> Iterator[str]:
     for row in channels[:1]:
         uri = row.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
         if uri:
-            yield f"what fits these data: smlaunch data advise {uri}" + (
-                f" --instance-type {name}" if instance is not None else ""
-            )
+            more = "" if machines else " --local"
+            more += f" --instance-type {name}" if instance is not None else ""
+            yield f"what fits these data: smlaunch data advise {shlex.quote(uri)}{more}"
     if not channels:
         yield "the job has no channel: whatever its script reads by itself is what it waits for"

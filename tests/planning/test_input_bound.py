@@ -40,6 +40,12 @@ def test_what_follows_depends_on_how_the_data_come() -> None:
     )
 
 
+def test_processes_of_this_machine_are_not_the_instance_type() -> None:
+    advice = data_wait(0.5, request(("train", "File"), instance_type="ml.m5.large"), machines=False).advice
+    assert not any("ml.m5" in sentence or "processors" in sentence for sentence in advice)
+    assert advice[-1] == "what fits these data: smlaunch data advise s3://b/train/ --local"
+
+
 def test_without_channels_or_with_nonsense() -> None:
     assert "no channel" in data_wait(0.5, {}).advice[0]
     assert data_wait(7.0, {}).share == 1.0
