@@ -46,7 +46,7 @@ class StoredObject(NamedTuple):
 class Parcel(NamedTuple):
     """A file and the object that is to have the same bytes, or the other way round.
 
-    ``size`` is in bytes, of whichever is there. ``etag``: of an object that is to be fetched, where it is known.
+    ``size`` is in bytes, of whichever is there. ``etag``: of an object that is to be fetched, where known.
     """
 
     key: str
@@ -73,9 +73,9 @@ class Unfinished(NamedTuple):
 class Check(NamedTuple):
     """What S3 knows an object's content by.
 
-    ``part``: the bytes of each of its parts but the last, None for an object put whole. ``sha256``: in base64,
-    of the content, or (followed by ``-`` and how many) of its parts' digests; None where it was put without.
-    ``md5``: the ETag, where that is made of MD5 sums.
+    ``part``: the bytes of each of its parts but the last, None for an object put whole. ``sha256``: of the
+    content, or (followed by ``-`` and how many) of its parts' digests, in base64; None where it was put
+    without. ``md5``: the ETag, where that is made of MD5 sums.
     """
 
     part: int | None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from smlaunch.ignoring import OWN_FILE, Rules, ignored, rules_in
 from smlaunch.job import Channel, Job, parse_duration
 from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
 from smlaunch.planning.segments import DEFAULT_QUOTA
@@ -279,7 +280,8 @@ class LocalFile(NamedTuple):
 
 
 def local_files(path: Path) -> Iterator[LocalFile]:
-    """All regular files of a local input, sorted by name. Links are followed, as reading the data would.
+    """All regular files of a local input, sorted by name, but for what ``.smlaunchignore`` leaves out, in any
+    of its folders. Links are followed, as reading the data would.
 
     Raises OSError for what cannot be read, and for a link to a folder above itself.
     """
@@ -287,15 +289,21 @@ def local_files(path: Path) -> Iterator[LocalFile]:
         yield LocalFile(path.name, path, path.stat().st_size)
         return
     found: list[LocalFile] = []
-    pending = [("", path, frozenset({os.path.realpath(path)}))]
+    none: list[Rules] = []
+    pending = [("", path, frozenset({os.path.realpath(path)}), none)]
     while pending:
-        prefix, folder, above = pending.pop()
+        prefix, folder, above, rules = pending.pop()
+        if (folder / OWN_FILE).is_file():
+            rules = [*rules_in(folder, prefix, [OWN_FILE]), *rules]
         for item in os.scandir(folder):
-            if item.is_dir():
+            is_folder = item.is_dir()
+            if item.name == OWN_FILE or ignored(rules, prefix + item.name, is_folder):
+                continue
+            if is_folder:
                 real = os.path.realpath(item.path)
                 if real in above:
                     raise OSError(f"{item.path} is a link to a folder that contains it")
-                pending.append((f"{prefix}{item.name}/", Path(item.path), above | {real}))
+                pending.append((f"{prefix}{item.name}/", Path(item.path), above | {real}, rules))
             else:
                 found.append(LocalFile(prefix + item.name, Path(item.path), item.stat().st_size))
     yield from sorted(found, key=lambda file: os.fsencode(file.relative))
@@ -316,7 +324,8 @@ def _local_input(uri: str, named: bool) -> InputFacts:
                 files.append(StoredFile(file.relative, file.size))
     except OSError as error:
         return InputFacts(uri, "local", directory=path.is_dir(), problem=f"it cannot be read: {error}")
-    problem = None if count else f"{uri} is empty"
+    left_out = f", or all of it is left out by {OWN_FILE}" if (path / OWN_FILE).is_file() else ""
+    problem = None if count else f"{uri} is empty{left_out}"
     facts = InputFacts(
         uri, "local", True, count, size, sha256=digest.hexdigest(), directory=path.is_dir(), problem=problem
     )

@@ -55,7 +55,7 @@ def run(
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.place import open_place
-    from smlaunch.cli.telling import introduce, tell
+    from smlaunch.cli.telling import introduce, tell, uploading
     from smlaunch.errors import JobError, Problem
     from smlaunch.launch.api import launch, prepare
 
@@ -70,7 +70,7 @@ def run(
         name = prepared.plan.run
         tell(click.style(f"run {name}", bold=True) + f" on {place.words}")
         introduce(prepared)
-        started = launch(prepared, told=tell)
+        started = launch(prepared, told=tell, watch=uploading())
         if started.attached:
             tell(f"{name} was launched before with this very job: following it, nothing new was started")
         if detach:

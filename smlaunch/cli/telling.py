@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import click
 
 from smlaunch.launch.api import Prepared
+
+if TYPE_CHECKING:
+    from smlaunch.data.tally import Tally
 
 
 def tell(text: str) -> None:
@@ -26,3 +32,17 @@ def introduce(prepared: Prepared) -> None:
 def warnings_of(prepared: Prepared) -> list[str]:
     notes = prepared.source.notes if prepared.source is not None else ()
     return [*notes, *prepared.plan.warnings]
+
+
+def uploading() -> Callable[[Tally], None]:
+    """Shows how far an upload of data is. Nothing is loaded for it before there is one."""
+    shown: list[Callable[[Tally], None]] = []
+
+    def watch(tally: Tally) -> None:
+        if not shown:
+            from smlaunch.cli.moving import Moving
+
+            shown.append(Moving("uploading", "uploaded").show)
+        shown[0](tally)
+
+    return watch

@@ -54,6 +54,11 @@ class Tally:
                 self._watch(self)
 
     @property
+    def elapsed(self) -> float:
+        """Seconds from the beginning until the last look."""
+        return self._looked - self._begun
+
+    @property
     def rate(self) -> float:
         """Bytes a second, lately."""
         (then, before), (now, after) = self._samples[0], self._samples[-1]

@@ -18,7 +18,7 @@ from smlaunch.launch.lineage import RunFolder
 from smlaunch.launch.retry import is_quota_in_use
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.source import PackedSource, pack
-from smlaunch.launch.stage import stage
+from smlaunch.launch.stage import Watch, stage
 from smlaunch.launch.submit import existing, submit
 from smlaunch.launch.target import Target
 from smlaunch.planning.decide import make_plan
@@ -57,8 +57,14 @@ def plan(job: Job, target: Target | None = None, name: str | None = None) -> Pla
     return prepare(job, target, name).plan
 
 
-def launch(what: Job | Plan | Prepared, target: Target | None = None, told: Told | None = None) -> Run:
-    """Uploads what is missing, creates the job and returns at once.
+def launch(
+    what: Job | Plan | Prepared,
+    target: Target | None = None,
+    told: Told | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Uploads what is missing, creates the job and returns at once. ``watch`` sees how far the upload of data
+    is, some ten times a second.
 
     Launching the same job under the same name again attaches to it and starts nothing (``Run.attached``);
     another job under that name is refused with JobError.
@@ -69,7 +75,7 @@ def launch(what: Job | Plan | Prepared, target: Target | None = None, told: Told
         prepared = Prepared(what, _packed(what.job)[1], target or Target.region())
     else:
         prepared = what
-    return _carry_out(prepared, told or _say_nothing)
+    return _carry_out(prepared, told or _say_nothing, watch)
 
 
 def prepare(job: Job, target: Target | None = None, name: str | None = None) -> Prepared:
@@ -83,10 +89,10 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
     return Prepared(made, source, target, fresh=given is None)
 
 
-def _carry_out(prepared: Prepared, told: Told) -> Run:
+def _carry_out(prepared: Prepared, told: Told, watch: Watch | None) -> Run:
     plan, target = prepared.plan, prepared.target
     if plan.parts:
-        return _carry_out_parts(prepared, told)
+        return _carry_out_parts(prepared, told, watch)
     task, workflow = plan.tasks[0], plan.workflow
     folder = RunFolder.of(plan.surroundings.bucket, plan.run)
     chain = None if workflow.single else Chain(workflow, folder, target, drives=True, told=told)
@@ -94,7 +100,7 @@ def _carry_out(prepared: Prepared, told: Told) -> Run:
         # Looked for before the upload: what lies at the run's place belongs to the job that has the name.
         there = None if prepared.fresh else existing(task, plan.job_hash, target.control)
         if there is None:
-            stage(plan, prepared.source, target.storage, told)
+            stage(plan, prepared.source, target, told, watch)
         if chain is not None:
             # Before the first job: from then on any other machine can go on with the run. Again when it is
             # there: the same job may have been given other caps.
@@ -104,7 +110,7 @@ def _carry_out(prepared: Prepared, told: Told) -> Run:
     return Run(plan.run, target, [task.name], attached=there.attached, chain=chain)
 
 
-def _carry_out_parts(prepared: Prepared, told: Told) -> Run:
+def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run:
     """All parts are staged before the first job is asked for. One that no instance is left for waits."""
     plan, target = prepared.plan, prepared.target
     storage, bucket = target.storage, plan.surroundings.bucket
@@ -115,7 +121,7 @@ def _carry_out_parts(prepared: Prepared, told: Told) -> Run:
             for part in plan.parts
         }
         if not all(there.values()):
-            stage(plan, prepared.source, storage, told)
+            stage(plan, prepared.source, target, told, watch)
         RunFolder.of(bucket, plan.run).save_parts([part.run for part in plan.parts], storage)
         for part in plan.parts:
             number = part_of(plan.run, part.run) or 0

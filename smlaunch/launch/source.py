@@ -14,16 +14,15 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.ignoring import OWN_FILE, Rules, Unusable, ignored, read_spec, rules_in
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
-IGNORE_FILES = (".smlaunchignore", ".gitignore")
+IGNORE_FILES = (OWN_FILE, ".gitignore")
 """In order of authority within one folder."""
 
 _ALWAYS_OUT = frozenset(
@@ -124,7 +123,7 @@ def _walk(root: Path, notes: list[str]) -> Iterator[_Entry]:
         for item in found:
             relative = prefix + item.name
             is_folder = item.is_dir(follow_symlinks=False)
-            if item.name in _ALWAYS_OUT or item.name.endswith(".pyc") or _ignored(rules, relative, is_folder):
+            if item.name in _ALWAYS_OUT or item.name.endswith(".pyc") or ignored(rules, relative, is_folder):
                 continue
             if is_folder:
                 if not Path(item.path, "pyvenv.cfg").exists():
@@ -154,24 +153,14 @@ def _link(
         notes.append(f"source: {relative} is a link to {kind} ({target}), and is not sent")
 
 
-class _Rules(NamedTuple):
-    """One ignore file: its patterns, and where the walk's relative paths start, seen from its folder.
-
-    ``strip`` is cut from the front of a path (a folder inside the source), ``add`` is put there (one above).
-    """
-
-    spec: GitIgnoreSpec
-    strip: int
-    add: str
+def _rules(folder: Path, prefix: str, names: set[str]) -> list[Rules]:
+    with _usable():
+        return rules_in(folder, prefix, [name for name in IGNORE_FILES if name in names])
 
 
-def _rules(folder: Path, prefix: str, names: set[str]) -> list[_Rules]:
-    return [_Rules(_read_spec(folder / name), len(prefix), "") for name in IGNORE_FILES if name in names]
-
-
-def _rules_above(root: Path) -> list[_Rules]:
+def _rules_above(root: Path) -> list[Rules]:
     """The rules of the folders above, nearest first, when the source lies inside a git repository."""
-    rules: list[_Rules] = []
+    rules: list[Rules] = []
     current, below = Path(os.path.realpath(root)), ""
     while not (current / ".git").exists():
         if current.parent == current:
@@ -179,31 +168,20 @@ def _rules_above(root: Path) -> list[_Rules]:
         current, below = current.parent, f"{current.name}/{below}"
         ignore = current / ".gitignore"
         if ignore.is_file():
-            above = _Rules(_read_spec(ignore), 0, below)
+            with _usable():
+                above = Rules(read_spec(ignore), 0, below)
             # A folder that is itself ignored was named on purpose: its parent's rules would empty it.
-            if not _ignored([above], "", is_folder=False):
+            if not ignored([above], "", is_folder=False):
                 rules.append(above)
     return rules
 
 
-def _read_spec(path: Path) -> GitIgnoreSpec:
-    # Imported only when there is an ignore file: 20 ms that most scripts need not pay.
-    from pathspec import GitIgnoreSpec
-
+@contextmanager
+def _usable() -> Iterator[None]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        return GitIgnoreSpec.from_lines(lines)
-    except (OSError, ValueError) as error:
-        raise JobError([Problem("source", f"{path} cannot be used: {error}")]) from error
-
-
-def _ignored(rules: list[_Rules], relative: str, is_folder: bool) -> bool:
-    """The nearest ignore file that says anything about the path decides, as in git."""
-    for spec, strip, add in rules:
-        answer = spec.check_file(add + relative[strip:] + ("/" if is_folder else "")).include
-        if answer is not None:
-            return answer
-    return False
+        yield
+    except Unusable as error:
+        raise JobError([Problem("source", str(error))]) from error
 
 
 _CURE = "name what is not code in .smlaunchignore, or give data as --input"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.launch.bundle import build_runtime
 from smlaunch.launch.source import PackedSource
+from smlaunch.launch.target import Target
 from smlaunch.planning.plan import Plan, Upload
 from smlaunch.planning.surroundings import Surroundings
-from smlaunch.ports import CallError, ObjectStorage
+from smlaunch.ports import CallError, ObjectStorage, Parcel
 from smlaunch.survey import local_files
+
+if TYPE_CHECKING:
+    from smlaunch.data.tally import Tally
 
 _AT_ONCE = 8
 
@@ -22,28 +26,31 @@ _WORTH_TELLING = 8 << 20
 _WORTH_COUNTING = 100
 """From so many bytes or files on a person sees a pause."""
 
+Watch = Callable[["Tally"], None]
+
 
 class _Sending(NamedTuple):
     """One object to be put; ``content`` is made when it is its turn."""
 
     key: str
     bucket: str
-    content: Callable[[], bytes] | Path
+    content: Callable[[], bytes]
 
 
 def stage(
-    plan: Plan, source: PackedSource | None, storage: ObjectStorage, told: Callable[[str], None]
+    plan: Plan,
+    source: PackedSource | None,
+    target: Target,
+    told: Callable[[str], None],
+    watch: Watch | None = None,
 ) -> None:
     """Uploads what is missing. Makes the staging bucket when it does not exist. ``told`` hears what
-    takes time or may surprise.
+    takes time or may surprise; ``watch`` sees how far data is.
 
     Raises CallError for a refused upload, JobError when a local file cannot be read any more.
     """
+    storage = target.storage
     pending = [sending for upload in plan.uploads for sending in _missing(upload, source, storage)]
-    files = [sending.content for sending in pending if isinstance(sending.content, Path)]
-    size = sum(path.stat().st_size for path in files)
-    if size >= _WORTH_TELLING or len(files) > _WORTH_COUNTING:
-        told(f"uploading {len(files):,} files, {size / (1 << 20):,.1f} MB")
     if pending:
         _send_into(plan.surroundings, pending[0], storage, told)
     if len(pending) > _AT_ONCE:
@@ -53,6 +60,9 @@ def stage(
     else:
         for sending in pending[1:]:
             _send(sending, storage)
+    for upload in plan.uploads:
+        if upload.kind == "data":
+            _stage_data(upload, target, told, watch)
 
 
 def _send_into(
@@ -82,36 +92,31 @@ def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage
             )
         if storage.size(bucket, key) is None:
             yield _Sending(key, bucket, source.archive)
-    else:
-        yield from _missing_data(upload, bucket, key, storage)
 
 
-def _missing_data(upload: Upload, bucket: str, key: str, storage: ObjectStorage) -> Iterator[_Sending]:
+def _stage_data(upload: Upload, target: Target, told: Callable[[str], None], watch: Watch | None) -> None:
     """The address names the content, so an object of the right size is the right object: S3 puts whole
     objects or none."""
-    present: Mapping[str, int]
-    try:
-        present = {stored.key: stored.size for stored in storage.list(bucket, key)}
-    except CallError as error:
-        if error.code != "NoSuchBucket":
-            raise
-        present = {}
+    from smlaunch.data.tally import Tally
+
+    bucket, key = _address(upload.uri)
+    present = {stored.key: stored.size for stored in target.storage.list(bucket, key)}
+    missing: list[Parcel] = []
     for file in local_files(_path(upload)):
-        target = key + file.relative if key.endswith("/") else key
-        if present.get(target) != file.size:
-            yield _Sending(target, bucket, file.path)
+        own = key + file.relative if key.endswith("/") else key
+        if present.get(own) != file.size:
+            missing.append(Parcel(own, file.path, file.size))
+    if not missing:
+        return
+    size = sum(parcel.size for parcel in missing)
+    if size >= _WORTH_TELLING or len(missing) > _WORTH_COUNTING:
+        kept = f" ({len(present):,} are there already)" if present else ""
+        told(f"uploading {len(missing):,} files, {size / (1 << 20):,.1f} MB{kept}")
+    target.transfer.put(bucket, missing, Tally(len(missing), size, watch).add)
 
 
 def _send(sending: _Sending, storage: ObjectStorage) -> None:
-    if isinstance(sending.content, Path):
-        try:
-            storage.put_file(sending.bucket, sending.key, sending.content)
-        except OSError as error:
-            raise JobError(
-                [Problem("inputs", f"{sending.content} cannot be read: {error.strerror}")]
-            ) from error
-    else:
-        storage.put_bytes(sending.bucket, sending.key, sending.content())
+    storage.put_bytes(sending.bucket, sending.key, sending.content())
 
 
 def _path(upload: Upload) -> Path:

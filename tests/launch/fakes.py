@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from smlaunch.launch.follow import Cadence
 from smlaunch.launch.target import Target
-from smlaunch.ports import CallError, JobSummary, LogEvent, StoredObject
+from smlaunch.ports import CallError, JobSummary, LogEvent, Parcel, StoredObject
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
@@ -134,6 +134,23 @@ class FakeStorage:
         return new
 
 
+class FakeTransfer:
+    """Into the storage, one by one."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self._storage = storage
+
+    def put(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        for parcel in parcels:
+            self._storage.put_file(bucket, parcel.key, parcel.path)
+            moved(parcel.size, 1)
+
+    def get(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        for parcel in parcels:
+            parcel.path.write_bytes(self._storage.objects[bucket][parcel.key])
+            moved(parcel.size, 1)
+
+
 class FakeLogs:
     """Streams by name; the token is how many events have been read."""
 
@@ -175,7 +192,12 @@ class FakeIdentity:
 def fake_target(**known: Any) -> Target:
     """A target whose ports are fakes."""
     target = Target("aws", REGION, EAGER, clients=None, **known)
+    storage = FakeStorage()
     target.__dict__.update(
-        control=FakeControl(), storage=FakeStorage(), logs=FakeLogs(), identity=FakeIdentity()
+        control=FakeControl(),
+        storage=storage,
+        transfer=FakeTransfer(storage),
+        logs=FakeLogs(),
+        identity=FakeIdentity(),
     )
     return target
