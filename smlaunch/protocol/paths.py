@@ -50,20 +50,20 @@ class Paths:
         self.output_data = os.path.join(root, "output", "data")
         self.intermediate = os.path.join(root, "output", "intermediate")
         self.failure = os.path.join(root, "output", "failure")
-        self.message = os.path.join(root, "output", "message")
-        self.processing = os.path.join(root, "processing")
-        self.processing_config = os.path.join(root, "config")
-        self.processing_resource_config = os.path.join(self.processing_config, "resourceconfig.json")
-        self.processing_job_config = os.path.join(self.processing_config, "processingjobconfig.json")
         self.checkpoints = os.path.join(root, "checkpoints")
         self.code = os.path.join(root, "code")
         self.overlay = os.path.join(root, "python")
         self.own = os.path.join(root, "smlaunch")
 
-    @classmethod
-    def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> "Paths":
+    @staticmethod
+    def from_environment(environ: Optional[Mapping[str, str]] = None) -> "Paths":
+        """Those of this host: a processing job's where it has that one's resourceconfig.json alone."""
         variables = os.environ if environ is None else environ
-        return cls(variables.get(ROOT_VARIABLE) or _CONTRACT)
+        root = variables.get(ROOT_VARIABLE) or _CONTRACT
+        paths, processing = Paths(root), ProcessingPaths(root)
+        if os.path.exists(processing.resource_config) and not os.path.exists(paths.resource_config):
+            return processing
+        return paths
 
     def here(self, path: str) -> str:
         """A path as the contract names it (``/opt/ml/checkpoints``), where it is on this host."""
@@ -72,3 +72,24 @@ class Paths:
 
     def channel(self, name: str) -> str:
         return os.path.join(self.data, name)
+
+
+class ProcessingPaths(Paths):
+    """The same words in a processing job, whose platform knows other places: what is a channel in a training
+    job is an input, where the SageMaker SDK puts its own; all that is to be kept goes into one output; the
+    exit message is where a failure is told. Of ``hyperparameters`` and ``input_data_config`` there is none.
+    """
+
+    def __init__(self, root: str = _CONTRACT) -> None:
+        super().__init__(root)
+        self.processing = os.path.join(root, "processing")
+        self.config = os.path.join(root, "config")
+        self.job_config = os.path.join(self.config, "processingjobconfig.json")
+        self.resource_config = os.path.join(self.config, "resourceconfig.json")
+        self.hyperparameters = os.path.join(self.config, "hyperparameters.json")
+        self.input_data_config = os.path.join(self.config, "inputdataconfig.json")
+        self.message = self.failure = os.path.join(self.output, "message")
+        self.input = self.data = os.path.join(self.processing, "input")
+        self.output_data = os.path.join(self.processing, "output")
+        self.model = os.path.join(self.output_data, "model")
+        self.intermediate = os.path.join(self.output_data, "intermediate")

@@ -14,7 +14,7 @@ when the runtime itself failed.
 
 import os
 import time
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from smlaunch.protocol.launch_spec import AUTO, TORCHRUN, LaunchSpec, LaunchSpecError
 from smlaunch.protocol.paths import (
@@ -23,10 +23,11 @@ from smlaunch.protocol.paths import (
     RUNTIME_CHANNEL,
     SOURCE_CHANNEL,
     Paths,
+    ProcessingPaths,
 )
 from smlaunch.protocol.segment import Segment
 from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
-from smlaunch.runtime.cluster import Cluster, training
+from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.outcome import Outcome
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.signals import Signals
@@ -43,9 +44,16 @@ def main(signals: Signals) -> int:
     paths = Paths.from_environment()
     host = None
     try:
-        cluster, resource_config = training.read(paths.resource_config)
-        host = cluster.current
-        return _run(paths, cluster, resource_config, signals, began)
+        if isinstance(paths, ProcessingPaths):
+            cluster, resource_config = processing.read(paths)
+            host = cluster.current
+            # As a training job's platform tells both.
+            os.environ["TRAINING_JOB_NAME"], channels = processing.job_of(paths)
+        else:
+            cluster, resource_config = training.read(paths.resource_config)
+            host = cluster.current
+            channels = environment.read_input_data_config(paths.input_data_config)
+        return _run(paths, cluster, resource_config, channels, signals, began)
     except Unusable as problem:
         signals.hold()
         _report_unusable(paths, host, str(problem))
@@ -62,7 +70,8 @@ def main(signals: Signals) -> int:
 def _run(
     paths: Paths,
     cluster: Cluster,
-    resource_config: Dict[str, object],
+    resource_config: Dict[str, Any],
+    channels: Dict[str, Any],
     signals: Signals,
     began: float,
 ) -> int:
@@ -115,7 +124,7 @@ def _run(
             paths,
             cluster,
             resource_config,
-            environment.read_input_data_config(paths.input_data_config),
+            channels,
             hyperparameters,
             machine,
             commands.entry_point(spec),

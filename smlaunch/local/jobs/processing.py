@@ -34,7 +34,7 @@ from smlaunch.local.jobs.spec import (
 )
 from smlaunch.local.jobs.work import Note, Outcome, Tools
 from smlaunch.local.store import JobRecord
-from smlaunch.protocol.paths import Paths
+from smlaunch.protocol.paths import ProcessingPaths
 
 KIND = "processing-job"
 GROUP = "/aws/sagemaker/ProcessingJobs"
@@ -87,17 +87,17 @@ class ProcessingWork:
         return told
 
     def lay_out(self, places: Sequence[Place], current: Place) -> None:
-        paths = Paths(str(current.tree))
-        for folder in (paths.processing_config, paths.processing, paths.output):
+        paths = ProcessingPaths(str(current.tree))
+        for folder in (paths.config, paths.processing, paths.output):
             Path(folder).mkdir(parents=True, exist_ok=True)
         for target in self.spec.folders:
             (current.tree / target).mkdir(parents=True, exist_ok=True)
         documents = {
-            paths.processing_resource_config: {
+            paths.resource_config: {
                 "current_host": current.name,
                 "hosts": sorted(place.name for place in places),
             },
-            paths.processing_job_config: {"ProcessingJobArn": self.spec.arn, **self._request},
+            paths.job_config: {"ProcessingJobArn": self.spec.arn, **self._request},
         }
         for path, document in documents.items():
             Path(path).write_text(json.dumps(document))
@@ -124,11 +124,13 @@ class ProcessingWork:
     def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
         result: dict[str, Any] = {}
         try:
-            message = exit_message([(place.label, Path(Paths(str(place.tree)).message)) for place in places])
+            message = exit_message(
+                [(place.label, Path(ProcessingPaths(str(place.tree)).message)) for place in places]
+            )
             if message:
                 result["ExitMessage"] = message
         except UnicodeDecodeError as error:
-            text = f"the exit message in {Paths().message} is not UTF-8 ({error})"
+            text = f"the exit message in {ProcessingPaths().message} is not UTF-8 ({error})"
             if not stopped:
                 # Another failure came before this one.
                 return Outcome(reason or f"ClientError: {text}")
