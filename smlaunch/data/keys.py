@@ -20,6 +20,9 @@ from smlaunch.errors import JobError, Problem
 
 SIZE = "size"
 
+_HELD = 1 << 24
+"""Objects up to which their sizes are kept, 128 MB, rather than read three times."""
+
 _END = 2**31 - 1
 """Of any name. Without an end ``binary_slice`` fails (pyarrow 26: "Negative buffer resize")."""
 
@@ -43,6 +46,7 @@ class Keys:
         self.bucket = inventory.bucket
         # A folder's inventory has the folder as its prefix, and keys that are relative to it already.
         self.base = inventory.prefix[: inventory.prefix.rfind("/") + 1] if inventory.bucket else ""
+        self._sizes: list[Any] = []
         self._markers = self._find_markers()
         self.count: int = inventory.objects - len(self._markers)
 
@@ -54,15 +58,11 @@ class Keys:
     def blocks(self, column: str = SIZE) -> Iterator[Any]:
         """One column in arrays for ``split_blocks``. Raises JobError for a column that is not one of numbers,
         or lacks some."""
-        start = 0
         self._check_column(column)
-        for batch in self._inventory.batches((column,), rows=BLOCK):
-            values = batch.column(0)
-            if values.null_count:
-                row = start + pc.index(pc.is_null(values), True).as_py()
-                raise self._wrong(f"column {column!r} has no value in row {row:,}; fill it in")
-            yield self._without_markers(as_sizes(values.to_numpy(zero_copy_only=False)), start)
-            start += len(values)
+        start = 0
+        for block in self._sizes if column == SIZE and self._sizes else self._read(column):
+            yield self._without_markers(block, start)
+            start += len(block)
 
     def batches(self) -> Iterator[Batch]:
         """Raises JobError for keys that are not UTF-8, come twice, out of order, or not below ``base``."""
@@ -80,11 +80,23 @@ class Keys:
             start += len(names)
             row += len(keys)
 
+    def _read(self, column: str) -> Iterator[Any]:
+        start = 0
+        for batch in self._inventory.batches((column,), rows=BLOCK):
+            values = batch.column(0)
+            if values.null_count:
+                row = start + pc.index(pc.is_null(values), True).as_py()
+                raise self._wrong(f"column {column!r} has no value in row {row:,}; fill it in")
+            yield as_sizes(values.to_numpy(zero_copy_only=False))
+            start += len(values)
+
     def _find_markers(self) -> Any:
         rows: list[Any] = []
         start, nothing = 0, False
-        for batch in self._inventory.batches((SIZE,), rows=BLOCK):
-            nothing = nothing or bool(pc.any(pc.equal(batch.column(0), 0), min_count=0).as_py())
+        for block in self._read(SIZE):
+            nothing = nothing or not block.all()
+            if self._inventory.objects <= _HELD:
+                self._sizes.append(block)
         if nothing:
             for batch in self._inventory.batches(("key", SIZE), rows=ROW_GROUP):
                 empty = np.flatnonzero(batch.column(1).to_numpy(zero_copy_only=False) == 0)

@@ -14,6 +14,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +33,11 @@ MANIFESTS = "manifests"
 SUMMARY = "split.json"
 
 _BUFFERED = 32 << 20
-"""Bytes kept back over all files together before they are written."""
+"""Bytes of all files together that are written at a time, while as many more are made."""
 
 _ESCAPED = re.compile(rb'["\\\x00-\x1f]')
+
+_SPACE = 0x20
 
 _LONGEST_NAME = 255
 """Bytes: of one component of a path on Linux."""
@@ -97,60 +101,79 @@ def _write_parts(keys: Keys, split: Split, channel: str, bytes_of: Sequence[int]
         f"{MANIFESTS}/part-{host:05d}.manifest" if keys.bucket and split.counts[host] else None
         for host in hosts
     ]
-    files = _Files(folder)
     prefix = {"prefix": f"s3://{keys.bucket}/{keys.base}"}
-    for host in hosts:
-        files.add(lists[host], b"")
-        files.add(manifests[host], b"[" + json.dumps(prefix, ensure_ascii=False).encode())
     faults, fault = 0, ""
-    for batch in keys.batches():
-        strange = _faults(batch.names)
-        faults += len(strange)
-        fault = fault or (strange[0] if strange else "")
-        chosen = split.hosts_of(batch.start, batch.start + len(batch.names))
-        for host, joined in _shares(_quotable(batch.names), chosen):
-            files.add(lists[host], b'"' + joined + b'"\n')
-            # A line end in a key is escaped: these are the ends of lines only.
-            files.add(manifests[host], b',\n"' + joined.replace(b"\n", b",\n") + b'"')
-    for host in hosts:
-        files.add(manifests[host], b"\n]\n")
-    index = [Part(list_name(host), split.counts[host], bytes_of[host]) for host in hosts]
-    files.add(f"{LISTS}/{PARTS_INDEX}", PartsIndex(channel, tuple(index)).to_json().encode())
-    files.flush()
+    with _Files(folder) as files:
+        for host in hosts:
+            files.add(lists[host], b"")
+            files.add(manifests[host], b"[" + json.dumps(prefix, ensure_ascii=False).encode())
+        for batch in keys.batches():
+            letters = _letters(batch.names)
+            strange = _faults(batch.names, letters)
+            faults += len(strange)
+            fault = fault or (strange[0] if strange else "")
+            chosen = split.hosts_of(batch.start, batch.start + len(batch.names))
+            for host, lines, elements in _shares(_quotable(batch.names, letters), chosen):
+                files.add(lists[host], b'"', lines, b'"\n')
+                files.add(manifests[host], b',\n"', elements, b'"')
+        for host in hosts:
+            files.add(manifests[host], b"\n]\n")
+        index = [Part(list_name(host), split.counts[host], bytes_of[host]) for host in hosts]
+        files.add(f"{LISTS}/{PARTS_INDEX}", PartsIndex(channel, tuple(index)).to_json().encode())
     return Written(tuple(lists), tuple(manifests), faults, fault)
 
 
 class _Files:
-    """Many files written bit by bit, with one of them open and little of them in memory."""
+    """Many files written bit by bit, with one of them open and little of them in memory. They are written by
+    a thread, which takes as long as all the rest."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._waiting: dict[str, list[bytes]] = {}
+        self._waiting: dict[str, list[bytes | memoryview]] = {}
         self._bytes = 0
+        self._thread = ThreadPoolExecutor(1, "lists")
+        self._writing: Future[None] | None = None
 
-    def add(self, path: str | None, content: bytes) -> None:
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                self._flush()  # which waits for the one before
+        finally:
+            self._thread.shutdown()
+
+    def add(self, path: str | None, *pieces: bytes | memoryview) -> None:
         """None: a file that is not wanted."""
         if path is None:
             return
-        self._waiting.setdefault(path, []).append(content)
-        self._bytes += len(content)
+        self._waiting.setdefault(path, []).extend(pieces)
+        self._bytes += sum(map(len, pieces))
         if self._bytes > _BUFFERED:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        for path, pieces in self._waiting.items():
+    def _flush(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+        self._writing = self._thread.submit(self._write, self._waiting)
+        self._waiting, self._bytes = {}, 0
+
+    def _write(self, waiting: dict[str, list[bytes | memoryview]]) -> None:
+        for path, pieces in waiting.items():
             file = self._folder / path
             file.parent.mkdir(exist_ok=True)
             with file.open("ab") as stream:
                 stream.writelines(pieces)
-        self._waiting, self._bytes = {}, 0
 
 
 # ---- names in JSON -----------------------------------------------------------------------------------------
 
 
-def _shares(names: Any, hosts: Any) -> Iterator[tuple[int, bytes]]:
-    """Each host that has some of these names, and they as ``name"\\n"name"\\n"name``."""
+def _shares(names: Any, hosts: Any) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Each host that has some of these names, and they as lines and as elements of an array; the quotes
+    around them all are the caller's."""
     if not len(names):
         return
     if hosts.min() != hosts.max():
@@ -160,16 +183,20 @@ def _shares(names: Any, hosts: Any) -> Iterator[tuple[int, bytes]]:
     offsets = np.concatenate((starts, [len(names)]))
     wide = pa.types.is_large_binary(names.type)
     grouped = pa.LargeListArray if wide else pa.ListArray
-    lists = grouped.from_arrays(pa.array(offsets, pa.int64() if wide else pa.int32()), names)
-    for host, joined in zip(hosts[starts].tolist(), pc.binary_join(lists, b'"\n"'), strict=True):
-        yield host, joined.as_py()
+    groups = grouped.from_arrays(pa.array(offsets, pa.int64() if wide else pa.int32()), names)
+    lines, elements = (_contents(pc.binary_join(groups, between)) for between in (b'"\n"', b'",\n"'))
+    yield from zip(hosts[starts].tolist(), lines, elements, strict=True)
 
 
-def _quotable(names: Any) -> Any:
+def _contents(values: Any) -> list[memoryview]:
+    """Each value where it lies: copying them would take as long as joining them has."""
+    content = memoryview(values.buffers()[2] or b"")
+    return [content[start:stop] for start, stop in pairwise(_offsets(values).tolist())]
+
+
+def _quotable(names: Any, letters: Any) -> Any:
     """With everything escaped that may not stand in a JSON string."""
-    content = _content(names)
-    usual = b'"' not in content and b"\\" not in content
-    if usual and (not content or np.frombuffer(content, np.uint8).min() >= 0x20):
+    if not len(letters) or (letters.min() >= _SPACE and not _has(letters, '"', "\\")):
         return names
     escaped = [
         json.dumps(name.decode(), ensure_ascii=False)[1:-1].encode() if _ESCAPED.search(name) else name
@@ -178,27 +205,43 @@ def _quotable(names: Any) -> Any:
     return pa.array(escaped, names.type)
 
 
-def _faults(names: Any) -> list[str]:
+def _faults(names: Any, letters: Any) -> list[str]:
     """Why names cannot be files below a folder, for each that cannot."""
-    content, offsets = _content(names), _offsets(names)
-    lengths = np.diff(offsets)
-    usual = b"//" not in content and b"/." not in content and b"\0" not in content
-    if usual and (not len(names) or 0 < lengths.min() <= lengths.max() <= _LONGEST_NAME):
-        letters = np.frombuffer(content, np.uint8)
-        begins, ends = letters[offsets[:-1] - offsets[0]], letters[offsets[1:] - offsets[0] - 1]
-        if not np.isin(begins, (ord("."), ord("/"))).any() and not (ends == ord("/")).any():
-            return []
+    if len(letters) and letters.min() > 0 and not _has_dots_or_slashes(letters):
+        offsets = _offsets(names) - _offsets(names)[0]
+        lengths = np.diff(offsets)
+        if 0 < lengths.min() <= lengths.max() <= _LONGEST_NAME:
+            begins, ends = letters[offsets[:-1]], letters[offsets[1:] - 1]
+            if not _has(begins, ".", "/") and not _has(ends, "/"):
+                return []
     found = (fault_of(name.decode()) for name in names.to_pylist())
     return [fault for fault in found if fault is not None]
 
 
-def _content(names: Any) -> bytes:
-    """All names with nothing between them: what this has not, none of them has."""
+# Most names are usual, and looking at them one by one would take longer than everything else together. So all
+# names of a batch are looked at as one row of bytes: what that has not, none of them has.
+
+
+def _has(letters: Any, *wanted: str) -> bool:
+    return any(bool((letters == ord(letter)).any()) for letter in wanted)
+
+
+def _has_dots_or_slashes(letters: Any) -> bool:
+    """Whether a slash is followed by another one, or by a dot."""
+    for first in (0, 1):
+        pairs = letters[first : first + (len(letters) - first) // 2 * 2].view("<u2")
+        # "/." is 0x2e2f and "//" 0x2f2f, the first letter being the lower byte.
+        if ((pairs | 0x0100) == 0x2F2F).any():
+            return True
+    return False
+
+
+def _letters(names: Any) -> Any:
+    """The bytes of all names, with nothing between them."""
     offsets, data = _offsets(names), names.buffers()[2]
     if data is None or not len(offsets):
-        return b""
-    content: bytes = data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes()
-    return content
+        return np.zeros(0, dtype=np.uint8)
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
 def _offsets(names: Any) -> Any:

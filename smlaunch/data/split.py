@@ -3,7 +3,7 @@
 Largest first is within a millionth of the best there can be for a million keys, and needs a heap operation
 for each. Here only a few thousand keys get one. In this order:
 
-1. the *head*, keys that are large beside the mean: largest first;
+1. the *head*, keys that are many times as large as the mean: largest first;
 2. the rest, in the order of the keys: every host in turn gets a range of keys, as much as it lacks to an
    even share. Ranges cannot be cut inside a key, so that each is off by up to one key;
 3. the *levellers*, every so many-th key, left out of the ranges: largest first onto what lacks most.
@@ -38,9 +38,16 @@ BLOCK = 1 << 20
 """Keys that are looked at together: 8 MB of sizes."""
 
 _HEAD_KEYS = 1 << 15
-_HEAD_FROM_MEANS = 8
+"""Largest first takes a microsecond for each."""
+
 _HEAD_FROM_SHARE = 1e-5
-_LEVELLERS = 32
+"""Of what a host gets: smaller keys need no care."""
+
+_LEVELLERS = (16, 256)
+"""For each host, at least and at most. They make up for one key as large as half of them together: only
+larger ones belong to the head. Every one of them may move when keys are added."""
+
+_LEVELLER_EVERY = 256
 _MOST_TOTAL = 1 << 62
 
 _EVEN_ENOUGH = 1.0001
@@ -234,7 +241,8 @@ def _look(blocks: Blocks, count: int, hosts: int) -> _Seen:
     ends = _even(count, hosts).bounds
     at_ends: list[Number] = [0] * (hosts + 1)
     in_turn: list[Number] = [0] * hosts
-    wanted = min(_LEVELLERS * hosts, count // 8)
+    per_host = min(max(count // hosts // _LEVELLER_EVERY, _LEVELLERS[0]), _LEVELLERS[1])
+    wanted = min(per_host * hosts, count // 8)
     every = count // wanted if wanted else 1
     largest_rows = _Largest(_HEAD_KEYS)
     sampled: list[Any] = []
@@ -260,15 +268,16 @@ def _look(blocks: Blocks, count: int, hosts: int) -> _Seen:
             raise ValueError(f"sizes add up to {total} by row {stop}: they must be less than 2**62 in all")
     if start != count:
         raise ValueError(f"{count} sizes were announced and {start} came")
-    head = largest_rows.above(max(_HEAD_FROM_MEANS * total / max(count, 1), _HEAD_FROM_SHARE * total / hosts))
+    sample = np.concatenate(sampled) if sampled else np.zeros(0, dtype=np.int64)
+    usual = sample[sample <= per_host / 2 * total / max(count, 1)]
+    head = largest_rows.above(max(usual.sum().item() / 2, _HEAD_FROM_SHARE * total) / hosts)
     rows = np.arange(every // 2, count, every) if wanted else np.zeros(0, dtype=np.int64)
     others = np.isin(rows, head[0], invert=True)
-    levellers = np.concatenate(sampled)[others] if sampled else np.zeros(0, dtype=np.int64)
     by_count = ByCount(
         tuple(at_ends[host + 1] - at_ends[host] for host in range(hosts)),
         tuple(in_turn),
     )
-    return _Seen(total, largest, by_count, head, (rows[others], levellers))
+    return _Seen(total, largest, by_count, head, (rows[others], sample[others]))
 
 
 def _checked(block: Any, start: int) -> Number:
