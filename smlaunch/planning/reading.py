@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from smlaunch.catalog import instances
-from smlaunch.catalog.storage import figure
 from smlaunch.job import Channel, Job
-from smlaunch.planning.advice import Needs, advise
-from smlaunch.planning.advice_text import in_a_line
-from smlaunch.planning.census import DataFacts
-from smlaunch.planning.io_times import Machine
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import InputFacts, Surroundings
 
 _WORTH_A_WORD = 10**9
 """Bytes: below it every way is as good, unless there are very many files."""
+
+_MANY = 1_000
 
 
 def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes: Notes) -> None:
@@ -21,22 +17,26 @@ def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes
     between them and the data."""
     if surroundings.target == "local":
         return
-    machine = Machine(instances.find(instance_type), job.compute.hosts)
     for name, channel in job.inputs.items():
         facts = surroundings.inputs.get(name)
-        if facts is not None and facts.objects and facts.bytes is not None and facts.problem is None:
-            _tell(name, channel, facts, facts.objects, facts.bytes, machine, notes)
+        if facts is None or facts.problem is not None or not facts.objects or facts.bytes is None:
+            continue
+        if facts.bytes >= _WORTH_A_WORD or facts.objects >= _MANY:
+            _tell(name, channel, facts, job.compute.hosts, instance_type, notes)
 
 
 def _tell(
-    name: str,
-    channel: Channel,
-    facts: InputFacts,
-    objects: int,
-    size: int,
-    machine: Machine,
-    notes: Notes,
+    name: str, channel: Channel, facts: InputFacts, hosts: int, instance_type: str, notes: Notes
 ) -> None:
+    # Late: most plans have nothing to say here, and every command that plans would pay for it.
+    from smlaunch.catalog import instances
+    from smlaunch.catalog.storage import figure
+    from smlaunch.planning.advice import Needs, advise
+    from smlaunch.planning.advice_text import in_a_line
+    from smlaunch.planning.census import DataFacts
+    from smlaunch.planning.io_times import Machine
+
+    objects, size = facts.objects or 0, facts.bytes or 0
     data = DataFacts(objects, size, at_least=facts.capped)
     if facts.capped and size <= figure("local_bytes").low:
         if data.are_small:
@@ -45,10 +45,11 @@ def _tell(
                 f"into shards first: smlaunch data advise {channel.uri}"
             )
         return
-    advice = advise(data, Needs(split=channel.split is not None), machine)
+    advice = advise(
+        data, Needs(split=channel.split is not None), Machine(instances.find(instance_type), hosts)
+    )
     if advice.pack:
-        saves = advice.ways[0].because
-        notes.warn(f"inputs.{name}: {saves}. See smlaunch data pack.")
+        notes.warn(f"inputs.{name}: {advice.ways[0].because}. See smlaunch data pack.")
     elif size < _WORTH_A_WORD:
         return
     rule, said = f"inputs.{name}.storage", in_a_line(advice)

@@ -164,16 +164,17 @@ class IoWatch:
 
     def news(self, last: bool = False) -> Optional[str]:
         """The line to print, now and then, and at the end."""
-        share = self.share
-        if share is None or self._began is None:
+        if self._began is None:
             return None
         passed = self._now - self._began
-        if not last:
-            wait = _FIRST_TOLD if self._told is None else _TOLD_EVERY
-            if passed - self._told_at < wait:
-                return None
-            if self._told is not None and abs(share - self._told) < _CHANGED:
-                return None
+        wait = _FIRST_TOLD if self._told is None else _TOLD_EVERY
+        if not last and passed - self._told_at < wait:
+            return None
+        share = self.share
+        if share is None:
+            return None
+        if not last and self._told is not None and abs(share - self._told) < _CHANGED:
+            return None
         self._told, self._told_at = share, passed
         return format_line(METRIC, **{DATA_WAIT: "{:.3f}".format(share)})
 
