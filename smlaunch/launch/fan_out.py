@@ -158,15 +158,14 @@ class PartsRun(Run):
 
 def attach_parts(name: str, target: Target, told: Told | None = None) -> PartsRun | None:
     """The run in parts of this name; None where there is none."""
-    found = {
-        part: task
+    found = sorted(
+        task
         for summary in target.control.list(f"{name}-p")
-        if (task := parse_task_name(summary.name)) is not None
-        and (part := part_of(name, task.run)) is not None
-    }
+        if (task := parse_task_name(summary.name)) is not None and part_of(name, task.run) is not None
+    )
     if not found:
         return None
-    job = next(iter(found.values()))
+    job = found[0]
     # A run may be called so by itself: the folder of the whole knows its parts, also those not begun yet.
     folder = RunFolder.found(job.run, retrying(partial(target.control.describe, str(job))))
     names = None if folder is None else folder.beside(job.run, name).load_parts(target.storage)
@@ -179,7 +178,8 @@ def attach_parts(name: str, target: Target, told: Told | None = None) -> PartsRu
         workflow = own.load(target.storage)
         if workflow is not None:
             chain = Chain(workflow, own, target, told=told_of(number, told), patient=True)
-            parts[number] = Run(run, target, [str(TaskName(run, 1, 1))], attached=True, chain=chain)
+            jobs = [str(task) for task in found if task.run == run] or [str(TaskName(run, 1, 1))]
+            parts[number] = Run(run, target, jobs, attached=True, chain=chain)
     return PartsRun(name, target, parts, attached=True)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that have different parts take as many steps each, or fail before the first, with all of them named."""
+"""Ranks with different parts take as many steps each, or fail before the first, with all of them named."""
 
 from __future__ import annotations
 

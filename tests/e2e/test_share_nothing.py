@@ -1,0 +1,139 @@
+"""Work on skewed files split by bytes over four hosts, carried in each of three ways: every record once."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import ENTRYPOINTS, Outcome, smlaunch
+
+HOSTS = 4
+SCRIPT = ENTRYPOINTS / "share_nothing.py"
+
+_PART = re.compile(r"(\S+) part: files=(\d+) bytes=(\d+) records=(\d+)")
+
+
+def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
+    """Files of very different sizes under names that are hard on whoever carries them; how many records."""
+    chance = random.Random(seed)
+    count = 0
+    for number in range(files):
+        odd = ("plain", "with space", "é中", ".hidden", "a\nb", 'quo"te', "%41+&", "deep/er/still")[
+            number % 8
+        ]
+        path = folder / f"{odd}-{number:04d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for _ in range(min(int(20 * chance.paretovariate(0.9)), 900)):
+            lines.append(f"r{count} {chance.randbytes(20).hex()}\n")
+            count += 1
+        path.write_text("".join(lines))
+    (folder / "empty.txt").write_text("")
+    return count
+
+
+def processed(home: Path, run: str) -> Iterator[str]:
+    """The names of all records that are in the run's output."""
+    for archive in home.glob(f"s3/*/smlaunch/{run}*/output/*/output/output.tar.gz"):
+        with tarfile.open(archive) as found:
+            for member in found:
+                file = found.extractfile(member)
+                if file is not None:
+                    yield from (json.loads(line)["name"] for line in file)
+
+
+def parts_of(log: str) -> dict[str, tuple[int, int]]:
+    """Bytes and records of each host, as it said itself."""
+    return {row[0]: (int(row[2]), int(row[3])) for row in _PART.findall(log)}
+
+
+def run(name: str, uri: Path, how: str = "", script: Path = SCRIPT, *more: str) -> Outcome:
+    words = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes{how}", "--local", "--name", name]
+    return smlaunch("run", script, *words, *more)
+
+
+def planned(uri: Path) -> dict[str, Any]:
+    words = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes", "--local", "--json"]
+    (parts,) = smlaunch("plan", SCRIPT, *words).json()["parts"]
+    return dict(parts)
+
+
+def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path) -> None:
+    data, packed = tmp_path / "data", tmp_path / "packed"
+    count = write_skewed(data, 150)
+    done = smlaunch("data", "pack", data, packed, "--shards", "8")
+    assert done.code == 0, done.text
+    plan = planned(data)
+    assert plan["imbalance"] <= 1.001 < plan["imbalance_by_count"]
+    for way, uri, how in (("lists", data, ""), ("jobs", data, ",carry=jobs"), ("shards", packed, "")):
+        done = run(way, uri, how)
+        assert done.code == 0, done.text
+        parts = parts_of(done.out)
+        assert len(parts) == HOSTS, done.text
+        assert sum(records for _, records in parts.values()) == count
+        names = Counter(processed(home, way))
+        assert set(names.values()) == {1} and len(names) == count
+        sizes = sorted(size for size, _ in parts.values())
+        if way != "shards":
+            # What the plan has said is what came about.
+            assert sizes == sorted(part["bytes"] for part in plan["parts"])
+        assert sizes[-1] <= 1.05 * sum(sizes) / HOSTS
+
+
+FAILS_ONCE = """\
+import os, sys
+job = os.environ["TRAINING_JOB_NAME"]
+if job.endswith("-p2-s1-a1"):
+    sys.exit("this host has a bad day")
+found = []
+for folder, _, names in os.walk(os.environ["SM_CHANNEL_TRAIN"]):
+    found += [os.path.join(folder, name) for name in names]
+print("part: files=%d bytes=%d records=0" % (len(found), sum(map(os.path.getsize, found))))
+"""
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    script = tmp_path / "source" / "work.py"
+    script.parent.mkdir()
+    script.write_text(FAILS_ONCE)
+    return script
+
+
+def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, failing: Path) -> None:
+    """The script knows nothing of parts: the plan sees that, and makes a job for each."""
+    data = tmp_path / "data"
+    write_skewed(data, 40)
+    done = run("again", data, "", failing, "--json")
+    assert done.code == 0, done.text
+    jobs = [job["name"] for job in done.json()["jobs"]]
+    assert jobs == ["again-p1-s1-a1", "again-p2-s1-a1", "again-p2-s1-a2", "again-p3-s1-a1", "again-p4-s1-a1"]
+    assert [part["status"] for part in done.json()["parts"]] == ["Completed"] * HOSTS
+    sizes = [size for size, _ in parts_of(smlaunch("logs", "again", "--local").out).values()]
+    assert sum(sizes) == sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+
+
+@pytest.mark.real
+def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) -> None:
+    data = tmp_path / "data"
+    write_skewed(data, 40)
+    done = run("once", data, "", failing, "--attempts", "1")
+    assert done.code == 1, done.text
+    assert "3 of 4 parts have completed" in done.err
+    shown = smlaunch("show", "once", "--local", "--json").json()
+    assert (shown["status"], shown["exit_code"], len(shown["jobs"])) == ("Failed", 1, HOSTS)
+    again = run("once", data, "", failing, "--attempts", "1")
+    assert (again.code, "was launched before" in again.err) == (1, True)
+    resumed = smlaunch("resume", "once", "--local", "--json")
+    assert resumed.code == 0, resumed.text
+    assert [job["name"] for job in resumed.json()["jobs"]][1:3] == ["once-p2-s1-a1", "once-p2-s1-a2"]
+    assert smlaunch("stop", "once", "--local").out == "once: completed in all 4 parts\n"
+    assert smlaunch("wait", "once", "--local").code == 0
