@@ -138,7 +138,10 @@ class Keys:
         for key in (keys[0].as_py(), keys[-1].as_py()):  # in order, so that those between begin alike
             if not key.startswith(self.base):
                 raise self._wrong(f"key {key!r} is not below the prefix {self.base!r} that the file states")
-        names = keys.cast(pa.large_binary() if pa.types.is_large_string(keys.type) else pa.binary())
+        try:
+            names = keys.cast(pa.binary())
+        except pa.ArrowInvalid as error:
+            raise self._wrong(f"keys after row {row:,} are longer than S3's: {error}") from None
         return pc.binary_slice(names, len(self.base.encode()), _END) if self.base else names
 
     def _wrong(self, message: str) -> JobError:

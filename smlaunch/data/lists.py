@@ -181,9 +181,7 @@ def _shares(names: Any, hosts: Any) -> Iterator[tuple[int, memoryview, memoryvie
         names, hosts = names.take(pa.array(order)), hosts[order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(hosts)) + 1))
     offsets = np.concatenate((starts, [len(names)]))
-    wide = pa.types.is_large_binary(names.type)
-    grouped = pa.LargeListArray if wide else pa.ListArray
-    groups = grouped.from_arrays(pa.array(offsets, pa.int64() if wide else pa.int32()), names)
+    groups = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), names)
     lines, elements = (_contents(pc.binary_join(groups, between)) for between in (b'"\n"', b'",\n"'))
     yield from zip(hosts[starts].tolist(), lines, elements, strict=True)
 
@@ -245,5 +243,4 @@ def _letters(names: Any) -> Any:
 
 
 def _offsets(names: Any) -> Any:
-    kind = np.int64 if pa.types.is_large_binary(names.type) else np.int32
-    return np.frombuffer(names.buffers()[1], kind)[names.offset : names.offset + len(names) + 1]
+    return np.frombuffer(names.buffers()[1], np.int32)[names.offset : names.offset + len(names) + 1]

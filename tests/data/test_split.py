@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,8 +14,6 @@ np = pytest.importorskip("numpy")
 from smlaunch.data import split as module  # noqa: E402
 from smlaunch.data.split import FILL, KEPT, Split, split, split_blocks  # noqa: E402
 from smlaunch.planning import parts  # noqa: E402
-
-LONG = os.environ.get("SMLAUNCH_CHAOS") == "1"
 
 
 def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
@@ -89,10 +87,11 @@ def random_case(draw: Any) -> tuple[Any, int]:
     return sizes, hosts
 
 
-def test_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cases", [700, pytest.param(60_000, marks=pytest.mark.chaos)])
+def test_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds small, so that a few hundred rows go through what millions do: heads, ranges, levellers,
-    ends of blocks. About 300,000 rows here and 12 million in `make chaos`."""
-    for seed in range(60_000 if LONG else 700):
+    ends of blocks."""
+    for seed in range(cases):
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(module, "BLOCK", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
         monkeypatch.setattr(module, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
@@ -107,10 +106,33 @@ def test_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.hosts_of(start, stop).tolist() == found.hosts_of(0, len(sizes))[start:stop].tolist()
 
 
-def test_the_bound_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cases", [20_000, pytest.param(2_000_000, marks=pytest.mark.chaos)])
+def test_small_cases_by_the_thousand(cases: int) -> None:
+    """Up to 12 sizes over up to 6 hosts: each exactly once, and never above by count."""
+    draw = np.random.default_rng(cases)
+    for start in range(0, cases, 10_000):
+        del start
+        tables = draw.integers(0, draw.choice([2, 10, 10**6], (10_000, 1)), (10_000, 12))
+        lengths, hosts = draw.integers(0, 13, 10_000).tolist(), draw.integers(1, 7, 10_000).tolist()
+        for row, length, count in zip(tables.tolist(), lengths, hosts, strict=True):
+            sizes = row[:length]
+            found = parts.best(sizes, count)
+            loads = [0] * count
+            for size, host in zip(sizes, found.host_of, strict=True):
+                loads[host] += size
+            assert loads == list(found.loads)
+            assert len(found.host_of) == length
+            turns = max(sum(sizes[host::count]) for host in range(count))
+            cuts = [host * length // count for host in range(count + 1)]
+            ranges = max(sum(sizes[one:two]) for one, two in pairwise(cuts))
+            assert max(loads) <= min(turns, ranges)
+
+
+@pytest.mark.parametrize("cases", [60, pytest.param(5_000, marks=pytest.mark.chaos)])
+def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most what largest first of the head gives, or an even share and one key that is not in the head."""
     monkeypatch.setattr(parts, "FEW", 0)
-    for seed in range(300 if LONG else 60):
+    for seed in range(cases):
         draw = np.random.default_rng(seed)
         sizes, hosts = random_case(draw)
         if sizes.dtype.kind == "f" or not sizes.sum():
@@ -233,8 +255,9 @@ def test_previous_with_fewer_and_with_more_hosts() -> None:
     assert more.moved is not None and more.moved[1] < sizes.sum() * 0.21  # what four new hosts are to have
 
 
-def test_previous_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(20_000 if LONG else 250):
+@pytest.mark.parametrize("cases", [250, pytest.param(20_000, marks=pytest.mark.chaos)])
+def test_previous_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(cases):
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(module, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
         monkeypatch.setattr(parts, "FEW", int(draw.choice([0, 50])))
