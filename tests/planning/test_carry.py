@@ -1,0 +1,241 @@
+"""A split by bytes: which way it is carried and why, what each host gets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import JobError
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import InputFacts, ScriptFacts, StoredFile, Surroundings
+from smlaunch.protocol.part_lists import PARTS_CHANNEL, PartsIndex, from_lines
+from smlaunch.validate import check
+from tests.planning.world import TORCH, local, plan, region, with_inputs
+
+ASKS = ScriptFacts(imports=frozenset({"smlaunch.train.part_files"}))
+PLAIN = ScriptFacts(imports=frozenset({"json"}))
+DATA = "s3://b/data/"
+
+
+def files(*sizes: int) -> tuple[StoredFile, ...]:
+    return tuple(StoredFile(f"{number:04d} é", size) for number, size in enumerate(sizes))
+
+
+SKEWED = files(*(int(5_000 * (number + 1) ** -1.1) + 1 for number in range(300)))
+SHARDS = tuple(StoredFile(f"shards/shard-{number:05d}.tar", 1000 + number) for number in range(8))
+
+
+def facts(found: tuple[StoredFile, ...], **more: Any) -> InputFacts:
+    return InputFacts(DATA, "s3", objects=len(found), bytes=sum(f.bytes for f in found), files=found, **more)
+
+
+def job(hosts: int = 4, **channel: Any) -> dict[str, Any]:
+    return {"compute": {"hosts": hosts}, "inputs": {"train": {"uri": DATA, "split": "bytes", **channel}}}
+
+
+def world(found: InputFacts, script: ScriptFacts = PLAIN) -> Surroundings:
+    return with_inputs(region(script=script), {"train": found})
+
+
+def refusals(job: dict[str, Any], surroundings: Surroundings) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        plan(job, surroundings)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def channel(made: Plan, name: str = "train", task: int = 0) -> dict[str, Any]:
+    (found,) = (c for c in made.tasks[task].request["InputDataConfig"] if c["ChannelName"] == name)
+    return {"mode": found["InputMode"], **found["DataSource"]["S3DataSource"]}
+
+
+def content(made: Plan, ending: str) -> str:
+    (upload,) = (upload for upload in made.uploads if upload.uri.endswith(ending))
+    return upload.content or ""
+
+
+PACKED = facts(SHARDS, shards=tuple(shard.name for shard in SHARDS))
+
+CHOICES: list[tuple[dict[str, Any], InputFacts, ScriptFacts, str, str]] = [
+    ({}, PACKED, PLAIN, "shards", "alike"),
+    ({}, PACKED, TORCH, "shards", "alike"),
+    ({}, facts(SKEWED), ASKS, "lists", "asks for its files"),
+    ({}, facts(SKEWED), PLAIN, "jobs", "neither joins ranks nor asks"),
+    ({"carry": "jobs"}, PACKED, ASKS, "jobs", ""),
+    ({"carry": "lists"}, PACKED, ASKS, "lists", ""),
+]
+
+
+@pytest.mark.parametrize(("more", "found", "script", "way", "why"), CHOICES)
+def test_which_way(more: dict[str, Any], found: InputFacts, script: ScriptFacts, way: str, why: str) -> None:
+    made = plan(job(**more), world(found, script))
+    assert [one.way for one in made.carried] == [way]
+    because = [reason.because for reason in made.reasons if reason.rule == "inputs.train.carry"]
+    assert (len(because) == 1 and why in because[0]) if why else because == []
+    for task in made.tasks:
+        assert list(check(task.operation, task.request)) == []
+
+
+def test_shards_that_differ_too_much_are_not_left_to_the_service() -> None:
+    uneven = (*SHARDS[:4], StoredFile("shards/shard-00004.tar", 9000))
+    found = facts(uneven, shards=tuple(shard.name for shard in uneven))
+    assert plan(job(2), world(found, ASKS)).carried[0].way == "lists"
+
+
+def test_shards_are_dealt_out_by_the_service() -> None:
+    made = plan(job(), world(facts((StoredFile("index.json", 300), *SHARDS), shards=PACKED.shards)))
+    assert channel(made) == {
+        "mode": "File",
+        "S3DataType": "S3Prefix",
+        "S3Uri": DATA + "shards/",
+        "S3DataDistributionType": "ShardedByS3Key",
+    }
+    assert sum(made.carried[0].by_bytes) == sum(shard.bytes for shard in SHARDS)
+
+
+def test_lists_hold_every_file_once() -> None:
+    made = plan(job(), world(facts(SKEWED), ASKS))
+    assert channel(made)["mode"] == "FastFile"
+    assert channel(made)["S3DataDistributionType"] == "FullyReplicated"
+    assert channel(made, PARTS_CHANNEL)["S3Uri"].endswith("/smlaunch/digits/parts/")
+    index = PartsIndex.from_json(content(made, "/parts/train/parts.json"))
+    sizes = {file.name: file.bytes for file in SKEWED}
+    names: Counter[str] = Counter()
+    for part, load in zip(index.parts, made.carried[0].by_bytes, strict=True):
+        own = from_lines(content(made, f"/parts/train/{part.file}").splitlines())
+        assert (len(own), sum(sizes[name] for name in own)) == (part.files, load) and part.bytes == load
+        names.update(own)
+    assert names == Counter(list(sizes))
+
+
+def test_jobs_have_a_manifest_each() -> None:
+    made = plan(job(), world(facts(SKEWED)))
+    assert [task.name for task in made.tasks] == [f"digits-p{number}-s1-a1" for number in range(1, 5)]
+    names: Counter[str] = Counter()
+    for number, part in enumerate(made.parts):
+        own = channel(made, task=number)
+        assert (own["mode"], own["S3DataType"]) == ("File", "ManifestFile")
+        assert part.tasks[0].request["ResourceConfig"]["InstanceCount"] == 1
+        assert part.workflow.policy.attempts == 3 and not part.workflow.single
+        head, *listed = json.loads(content(made, own["S3Uri"].removeprefix("s3://")))
+        assert head == {"prefix": DATA}
+        names.update(listed)
+    assert names == Counter(file.name for file in SKEWED)
+    assert made.cost.per_hour == pytest.approx(4 * (made.parts[0].cost.per_hour or 0))
+    assert len({upload.uri for upload in made.uploads}) == len(made.uploads)
+
+
+def test_what_parts_share_is_shared_out() -> None:
+    kept = {"checkpoints": "s3://b/ck", "limits": {"max_cost": 100, "attempts": 2}}
+    made = plan({**job(), **kept}, world(facts(SKEWED)))
+    assert [part.checkpoints.uri for part in made.parts if part.checkpoints] == [
+        f"s3://b/ck/p{number}/" for number in range(1, 5)
+    ]
+    assert made.parts[0].workflow.policy.attempts == 2
+    assert made.parts[0].job_hash == made.parts[3].job_hash == made.job_hash
+    assert made.cost.at_most is not None and made.cost.at_most <= 100
+
+
+def test_a_part_without_files_is_no_job() -> None:
+    made = plan(job(), world(facts(files(5, 6, 7))))
+    assert len(made.parts) == 3
+    assert any("1 of 4 hosts get no file" in warning for warning in made.warnings)
+
+
+def test_the_plan_shows_what_each_host_gets() -> None:
+    made = plan(job(), world(facts(SKEWED), ASKS))
+    (shown,) = made.to_dict()["parts"]
+    assert (shown["carry"], shown["hosts"], shown["objects"]) == ("lists", 4, 300)
+    assert [part["host"] for part in shown["parts"]] == [0, 1, 2, 3]
+    assert sum(part["bytes"] for part in shown["parts"]) == sum(
+        part["bytes_by_count"] for part in shown["parts"]
+    )
+    assert 1.0 <= shown["imbalance"] < 1.01 < shown["imbalance_by_count"]
+    (line,) = (line for line in str(made).splitlines() if line.startswith("  parts of train"))
+    assert "a host (1.00" in line and "by count up to" in line
+    assert "FastFile mode, each host reads its own list" in str(made)
+
+
+def test_one_file_larger_than_a_share_is_told() -> None:
+    made = plan(job(), world(facts(files(1000, 1, 1, 1)), ASKS))
+    assert any("3.99 times an equal share" in w for w in made.warnings)
+
+
+def test_one_host_gets_all_of_it() -> None:
+    made = plan(job(1), world(facts(SKEWED)))
+    assert made.carried == () and channel(made)["mode"] == "File"
+
+
+REFUSED: list[tuple[dict[str, Any], InputFacts, ScriptFacts, str]] = [
+    (job(), facts(SKEWED), TORCH, "inputs.train.split: train.py joins ranks (torch.distributed)"),
+    (job(carry="shards"), facts(SKEWED), PLAIN, "inputs.train.carry: s3://b/data/ has no index.json"),
+    (job(carry="lists", mode="Pipe"), facts(SKEWED), ASKS, "inputs.train.mode: a pipe cannot be read"),
+    (job(carry="jobs", mode="FastFile"), facts(SKEWED), PLAIN, "inputs.train.mode: a part's job gets a man"),
+    (job(carry="shards", mode="FastFile"), PACKED, PLAIN, "inputs.train.mode: SageMaker does not say"),
+    (job(), facts((StoredFile("a//b", 1), *SKEWED)), ASKS, "inputs.train: 'a//b' has an empty folder name"),
+    (job(), facts((StoredFile("../b", 1), *SKEWED)), ASKS, "inputs.train: '../b' has a folder name '.'"),
+    (
+        {**job(carry="jobs"), "strategy": "ddp"},
+        facts(SKEWED),
+        TORCH,
+        "strategy: ddp joins the ranks of all hosts",
+    ),
+    (
+        job(),
+        InputFacts(DATA, "s3", objects=1_000_000, bytes=1, capped=True),
+        ASKS,
+        "inputs.train.split: s3://b/data/ has more than 1,000,000 objects",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "found", "script", "said"), REFUSED)
+def test_what_is_refused(asked: dict[str, Any], found: InputFacts, script: ScriptFacts, said: str) -> None:
+    assert any(line.startswith(said) for line in refusals(asked, world(found, script)))
+
+
+def test_more_that_is_refused() -> None:
+    carry_alone = {"inputs": {"train": {"uri": DATA, "carry": "lists"}}}
+    assert refusals(carry_alone, world(facts(SKEWED)))[0].startswith("inputs.train.carry: it is about split")
+    prefix = job()
+    prefix["inputs"]["train"]["uri"] = "s3://b/data"
+    assert "end s3://b/data with a slash" in refusals(prefix, world(facts(SKEWED)))[0]
+    segments = {
+        **job(),
+        "limits": {"segment": "1h", "max_runtime": "3h"},
+        "segments": [{}, {"compute": {"hosts": 8}}],
+    }
+    asks = ScriptFacts(imports=frozenset({*ASKS.imports, "smlaunch.train.Checkpointer"}))
+    assert any("one number of hosts" in line for line in refusals(segments, world(facts(SKEWED), asks)))
+    mixed = job(carry="jobs")
+    mixed["inputs"]["test"] = {"uri": DATA, "split": "bytes", "carry": "lists"}
+    both = with_inputs(region(script=ASKS), {"train": facts(SKEWED), "test": facts(SKEWED)})
+    assert any("leave nothing to split for test" in line for line in refusals(mixed, both))
+
+
+def test_a_local_folder_is_split_where_it_will_lie() -> None:
+    found = InputFacts("data", "local", objects=300, bytes=9, sha256="cd" * 32, files=SKEWED)
+    asked = job()
+    asked["inputs"]["train"]["uri"] = "data"
+    made = plan(asked, with_inputs(local(script=PLAIN), {"train": found}))
+    (head, *_) = json.loads(content(made, "/digits-p1/parts/train.manifest"))
+    assert head["prefix"].endswith("/smlaunch/data/" + "cd" * 32 + "/")
+
+
+@given(
+    sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=60),
+    hosts=st.integers(2, 9),
+    script=st.sampled_from([ASKS, PLAIN]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_file_is_in_one_part_and_never_worse_than_by_count(
+    sizes: list[int], hosts: int, script: ScriptFacts
+) -> None:
+    (one,) = plan(job(hosts), world(facts(files(*sizes)), script)).carried
+    assert Counter(name for names in one.lists for name in names) == Counter(f.name for f in files(*sizes))
+    assert max(one.by_bytes) <= max(one.by_count)
+    assert sum(one.by_bytes) == sum(one.by_count) == sum(sizes)
