@@ -138,7 +138,12 @@ def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:
     from smlaunch.data.pack import FolderSource
 
     if target is None or not src.startswith("s3://"):
-        return FolderSource(Path(src), engine=options["engine"], follow_links=options["follow_links"])
+        return FolderSource(
+            Path(src),
+            engine=options["engine"],
+            follow_links=options["follow_links"],
+            workers=options["workers"],
+        )
     from smlaunch.data.pack_s3 import S3Source
 
     return S3Source(target.storage, *_address(src, "SRC"))

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from operator import gt, ne
+from typing import Literal
 
 from smlaunch.data.tar_writer import NAME_LIMIT, SIZE_LIMIT, NameTooLong, member_size, split_name
 
 Group = Literal["basename", "none"]
 
 
-class Found(NamedTuple):
-    """A file of the source. ``name`` is relative to it; ``size`` in bytes; ``stamp`` changes when the file
-    does (nanoseconds of its last change, or 0 where only sizes are known)."""
-
-    name: bytes
-    size: int
-    stamp: int
+Found = tuple[bytes, int, int]
+"""A file of the source: its name, relative to it; its size in bytes; a stamp that changes when the file does
+(nanoseconds of its last change, or 0 where only sizes are known). Plain tuples: there are millions of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,25 +48,25 @@ def sample_of(name: bytes) -> bytes:
 def listing(found: Iterable[Found], group: Group = "basename") -> Listing:
     """``none``: every file is a sample of its own."""
     rows = sorted(found)
-    samples = [sample_of(row.name) for row in rows] if group == "basename" else [row.name for row in rows]
-    # Sorted by name a sample may be parted: a.jpg, a.x/1.jpg, a.zip.
-    order = sorted(range(len(rows)), key=samples.__getitem__)
-    starts = [
-        place
-        for place, index in enumerate(order)
-        if place == 0 or samples[index] != samples[order[place - 1]]
-    ]
-    rows = [rows[index] for index in order]
-    sizes = [row.size for row in rows]
+    names = [name for name, _, _ in rows]
+    samples = names
+    if group == "basename":
+        samples = list(map(sample_of, names))
+        if any(map(gt, samples, samples[1:])):
+            # Sorted by name a sample may be parted: a.jpg, a.x/1.jpg, a.zip.
+            order = sorted(range(len(rows)), key=samples.__getitem__)
+            rows, samples = [rows[index] for index in order], [samples[index] for index in order]
+            names = [name for name, _, _ in rows]
+    sizes, stamps = [size for _, size, _ in rows], [stamp for _, _, stamp in rows]
+    starts = [0] * bool(rows) + [place for place, new in enumerate(map(ne, samples, samples[1:]), 1) if new]
     ends = list(accumulate(map(member_size, sizes)))
-    last = [start - 1 for start in starts[1:]] + [len(ends) - 1] * bool(ends)
-    names, stamps = [row.name for row in rows], [row.stamp for row in rows]
-    return Listing(names, sizes, stamps, starts, [ends[index] for index in last])
+    pasts = [*starts[1:], len(rows)] if rows else []
+    return Listing(names, sizes, stamps, starts, [ends[past - 1] for past in pasts])
 
 
 def without_sample(names: Iterable[bytes]) -> list[bytes]:
     """Files that WebDataset passes over: their basename has no dot, or begins with one."""
-    return [name for name in names if name.find(b".", name.rfind(b"/") + 1) <= name.rfind(b"/") + 1]
+    return [name for name in names if name.rpartition(b"/")[2].find(b".") < 1]
 
 
 def refusals(found: Sequence[Found], *, keys: bool) -> list[tuple[bytes, str]]:
@@ -79,16 +77,16 @@ def refusals(found: Sequence[Found], *, keys: bool) -> list[tuple[bytes, str]]:
     if not keys and _plain(found):
         return []
     problems: list[tuple[bytes, str]] = []
-    names = {row.name for row in found}
-    for row in found:
-        reason = _refused(row.name, row.size)
+    names = {name for name, _, _ in found}
+    for name, size, _ in found:
+        reason = _refused(name, size)
         if reason is None and keys:
-            above = accumulate(row.name.split(b"/")[:-1], _below)
+            above = accumulate(name.split(b"/")[:-1], _below)
             file = next((folder for folder in above if folder in names), None)
             if file is not None:
                 reason = f"lies below {file.decode(errors='replace')!r}, which is itself an object"
         if reason is not None:
-            problems.append((row.name, reason))
+            problems.append((name, reason))
     return problems
 
 
@@ -99,10 +97,10 @@ def _below(folder: bytes, name: bytes) -> bytes:
 def _plain(found: Sequence[Found]) -> bool:
     """Whether a glance at all of them is enough."""
     try:
-        b"".join([row.name for row in found]).decode()
+        b"".join([name for name, _, _ in found]).decode()
     except UnicodeDecodeError:
         return False
-    return all(len(row.name) <= NAME_LIMIT and row.size < SIZE_LIMIT for row in found)
+    return all(len(name) <= NAME_LIMIT and size < SIZE_LIMIT for name, size, _ in found)
 
 
 def _refused(name: bytes, size: int) -> str | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from smlaunch.data.file_sizes import look_up
 from smlaunch.data.grouping import Found, Group, Listing, listing, refusals, without_sample
 from smlaunch.data.pack_place import Place
 from smlaunch.data.shard_index import ShardIndex, ShardRecord
@@ -206,38 +207,32 @@ class FolderSource:
 
     keys = False
 
-    def __init__(self, root: Path, *, engine: Engine = "auto", follow_links: bool = False) -> None:
-        self._root, self._engine, self._follow = root, engine, follow_links
+    def __init__(
+        self,
+        root: Path,
+        *,
+        engine: Engine = "auto",
+        follow_links: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self._root, self._engine, self._follow, self._workers = root, engine, follow_links, workers
 
     def find(self) -> Sequence[Found]:
         if not self._root.is_dir():
             what = "is a file, a folder is needed" if self._root.exists() else "does not exist"
             raise JobError([Problem("SRC", f"{self._root} {what}")])
-        found: list[Found] = []
-        problems: list[str] = []
-        root = os.fsencode(self._root)
-        pending = [b""]
-        while pending:
-            prefix = pending.pop()
-            try:
-                with os.scandir(os.path.join(root, prefix)) as entries:  # noqa: PTH118 (bytes)
-                    for entry in entries:
-                        status = entry.stat(follow_symlinks=False)
-                        mode, name = status.st_mode, prefix + entry.name
-                        if stat.S_ISLNK(mode) and self._follow:
-                            status = entry.stat()
-                            mode = status.st_mode if stat.S_ISREG(status.st_mode) else mode
-                        if stat.S_ISREG(mode):
-                            found.append(Found(name, status.st_size, status.st_mtime_ns))
-                        elif stat.S_ISDIR(mode):
-                            pending.append(name + b"/")
-                        else:
-                            problems.append(f"{_printable(name)} is a {_kind(mode)}")
-            except OSError as error:
-                problems.append(f"{_printable(prefix)} cannot be read: {error.strerror}")
+        workers = self._workers or os.cpu_count() or 1
+        names, (modes, sizes, stamps), unreadable = look_up(str(self._root), workers, self._follow)
+        problems = [f"{_printable(name)} cannot be read: {reason}" for name, reason in unreadable]
+        if not set(map(stat.S_IFMT, set(modes))) <= {stat.S_IFREG}:
+            problems += [
+                f"{_printable(name)} {_kind(mode)}"
+                for name, mode in zip(names, modes, strict=True)
+                if not stat.S_ISREG(mode)
+            ]
         cure = "; only files are packed" if self._follow else "; only files are packed (see --follow-links)"
         _refuse(sorted(problems), cure)
-        return found
+        return list(zip(names, sizes, stamps, strict=True))
 
     def writer(self, files: Listing) -> Writer:
         program = gnu_tar() if self._engine == "tar" else None
@@ -250,4 +245,4 @@ class FolderSource:
 
 def _kind(mode: int) -> str:
     kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
+    return "is a " + kinds.get(stat.S_IFMT(mode), "device") if mode else "went while it was listed"

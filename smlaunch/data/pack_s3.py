@@ -58,7 +58,7 @@ class S3Source:
     def find(self) -> Sequence[Found]:
         cut = len(self._prefix)
         found = [
-            Found(entry.key[cut:].encode(errors="surrogatepass"), entry.size, 0)
+            (entry.key[cut:].encode(errors="surrogatepass"), entry.size, 0)
             for entry in self._storage.list(self._bucket, self._prefix)
             # What consoles make to show a folder: nothing is in it.
             if entry.size or not entry.key.endswith("/")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.data import tar_writer
+from smlaunch.data import file_sizes, tar_writer
 from smlaunch.data.grouping import Found, listing, sample_of
 from smlaunch.data.pack import Engine, FolderSource, Packed, Wanted, pack
 from smlaunch.data.pack_place import FolderPlace
@@ -69,8 +69,10 @@ def write(path: Path, content: bytes) -> None:
 
 def many(root: Path, count: int, seed: int = 0) -> Path:
     random = Random(seed)
+    for folder in range(7):
+        (root / str(folder)).mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        write(root / f"{number % 7}/{number:05}.bin", random.randbytes(random.randint(0, 3000)))
+        (root / f"{number % 7}/{number:05}.bin").write_bytes(random.randbytes(random.randint(0, 3000)))
     return root
 
 
@@ -163,7 +165,7 @@ SIZE_LISTS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 10**7)), mi
 @given(SIZE_LISTS, st.integers(1, 12), st.integers(1, 5), st.booleans())
 def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, grouped: bool) -> None:
     rows = [
-        Found(b"%04d.%d" % (number // 3 if grouped else number, number), size, 0)
+        (b"%04d.%d" % (number // 3 if grouped else number, number), size, 0)
         for number, size in enumerate(sizes)
     ]
     files = listing(rows)
@@ -193,6 +195,21 @@ def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> Non
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links too."""
+    monkeypatch.setattr(file_sizes, "_CHUNK", 50)
+    many(tmp_path, 330)
+    (tmp_path / "link").symlink_to("0/00000.bin")
+    (tmp_path / "0" / "00007.bin").chmod(0)
+    for follow in (False, True):
+        names, facts, unreadable = file_sizes.look_up(str(tmp_path), 2, follow)
+        assert len(names) == 331 and not unreadable
+        for name, *found in zip(names, *facts, strict=True):
+            path = tmp_path / os.fsdecode(name)
+            status = path.stat() if follow else path.lstat()
+            assert found == [status.st_mode, status.st_size, status.st_mtime_ns]
 
 
 def test_what_is_no_file_is_refused_by_name_and_all_at_once(tree: Path, tmp_path: Path) -> None:
