@@ -28,6 +28,7 @@ _JOB = "The job"
 @option(_JOB, "--split", is_flag=True, help="Each host reads its part only; default: all of it.")
 @option(_JOB, "--epochs", metavar="E", type=click.IntRange(1), help="How often everything is read.")
 @option(_JOB, "--random-access", is_flag=True, help="Samples are read in random order inside of files.")
+@option(_JOB, "--processing", is_flag=True, help="It is a processing job, which has no FastFile.")
 @option(_JOB, "--slurm", is_flag=True, help="The job runs on a Slurm cluster's own storage.")
 @place_options
 @json_option
@@ -38,6 +39,7 @@ def advise(
     split: bool,
     epochs: int | None,
     random_access: bool,
+    processing: bool,
     slurm: bool,
     as_json: bool,
     **options: Any,
@@ -47,7 +49,7 @@ def advise(
     ranges whose sources are told."""
     from smlaunch.catalog import instances
     from smlaunch.cli.data_inventory import opened
-    from smlaunch.planning.advice import Needs
+    from smlaunch.planning.advice import Needs, Place
     from smlaunch.planning.advice import advise as decide
     from smlaunch.planning.advice_text import as_text
     from smlaunch.planning.io_times import Machine
@@ -58,6 +60,8 @@ def advise(
 
         near = did_you_mean(instance_type, instances.known_types())
         raise JobError([Problem("--instance-type", f"{instance_type!r} is not in the catalog{near}")])
+    if slurm and processing:
+        raise JobError([Problem("--processing", "is a job of SageMaker; leave out --slurm, or this")])
     with opened(source, options) as inventory:
         from smlaunch.data.sizes import census
 
@@ -68,7 +72,8 @@ def advise(
             where = inventory.prefix or source
     if not data.files:
         raise JobError([Problem("source", f"{source} has no files; there is nothing to advise on")])
-    needs = Needs(epochs, random_access, split, "slurm" if slurm else "sagemaker")
+    place: Place = "slurm" if slurm else "processing" if processing else "training"
+    needs = Needs(epochs, random_access, split, place)
     advice = decide(data, needs, Machine(instance, hosts))
     if as_json:
         click.echo(json.dumps({"source": where, **advice.to_dict()}, indent=2))

@@ -15,7 +15,7 @@ from smlaunch.catalog.storage import Figure, figure, network
 from smlaunch.planning.census import DataFacts
 from smlaunch.planning.io_times import NOTHING, Machine, Range, Share
 
-Place = Literal["sagemaker", "slurm"]
+Place = Literal["training", "processing", "slurm"]
 Verdict = Literal["take", "first", "works", "poor", "cannot"]
 
 MEMORY = "memory"
@@ -37,12 +37,12 @@ _WORTH = 60.0
 class Needs:
     """``epochs``: how often everything is read; None where nobody said, which is taken for more than once.
     ``random``: samples are read in random order inside of files. ``split``: each host reads its part only.
-    ``place``: where the job runs."""
+    ``place``: a training or processing job of SageMaker, or a Slurm cluster."""
 
     epochs: int | None = None
     random: bool = False
     split: bool = False
-    place: Place = "sagemaker"
+    place: Place = "training"
 
     @property
     def reads_again(self) -> bool:
@@ -101,7 +101,7 @@ class Advice:
         """The input mode of a channel that follows the advice; None where it is not a channel's."""
         if self.needs.place == "slurm":
             return None
-        return {MEMORY: FILE, FILE: FILE, FASTFILE: FASTFILE, EXPRESS: FASTFILE}.get(self.taken.name)
+        return {MEMORY: FILE, EXPRESS: FASTFILE, FSX: None}.get(self.taken.name, self.taken.name)
 
     def to_dict(self) -> dict[str, Any]:
         machine = self.machine
@@ -179,6 +179,8 @@ class _Setting:
 
 def _on_sagemaker(setting: _Setting) -> tuple[tuple[Way, ...], tuple[str, ...]]:
     name, reasons = _choose(setting)
+    if setting.needs.place == "processing" and name not in (MEMORY, FILE):
+        name, reasons = _for_processing(setting, reasons)
     ways = (
         _memory(setting),
         _file(setting),
@@ -237,6 +239,19 @@ def _choose(setting: _Setting) -> tuple[str, list[str]]:
     ]
 
 
+def _for_processing(setting: _Setting, reasons: list[str]) -> tuple[str, list[str]]:
+    """Processing jobs have inputs of mode File and Pipe only."""
+    if setting.on_disk:
+        why = (
+            "Inputs of a processing job are copied or piped: it is the copy, and a part for each of several "
+        )
+        why += "hosts (ShardedByS3Key over shards of one size) makes it shorter."
+        return FILE, [*reasons[:-1], why]
+    why = "It does not fit on the host's disk, and inputs of a processing job are copied or piped: a pipe, "
+    why += "read in order, or more hosts, until a part fits on each."
+    return PIPE, [why]
+
+
 def _memory(setting: _Setting) -> Way:
     before = setting.machine.download(setting.read)
     first = setting.machine.from_disk(setting.read)
@@ -268,6 +283,8 @@ def _file(setting: _Setting) -> Way:
 
 
 def _fastfile(setting: _Setting) -> Way:
+    if setting.needs.place == "processing":
+        return Way(FASTFILE, "cannot", "a processing job has no such input")
     epoch = setting.machine.stream(setting.read)
     if setting.needs.random:
         return Way(
@@ -292,6 +309,8 @@ def _pipe(setting: _Setting) -> Way:
 
 def _fsx(setting: _Setting) -> Way:
     machine = setting.machine
+    if setting.needs.place == "processing":
+        return Way(FSX, "cannot", "a processing job's inputs come from S3")
     epoch = machine.from_fsx(setting.read, setting.data.bytes)
     first = Range(epoch.low, (machine.stream(setting.read) + epoch).high)
     least = max(figure("fsx_least_tib").low, setting.data.bytes / 2**40)
@@ -305,6 +324,8 @@ def _fsx(setting: _Setting) -> Way:
 
 
 def _express(setting: _Setting) -> Way:
+    if setting.needs.place == "processing":
+        return Way(EXPRESS, "poor", "a copy at the start has no use for quick answers, once files are packed")
     epoch = setting.machine.stream(setting.read, figure("express_first_byte"))
     why = (
         "a directory bucket in the job's own availability zone, answering in single-digit milliseconds: for "

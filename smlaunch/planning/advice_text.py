@@ -64,11 +64,11 @@ def _reasons(advice: Advice) -> Iterator[str]:
 
 def _steps(advice: Advice, uri: str) -> Iterator[str]:
     where = shlex.quote(uri)
-    packed = "s3://BUCKET/packed/" if advice.needs.place == "sagemaker" else "PACKED"
+    packed = "s3://BUCKET/packed/" if advice.needs.place != "slurm" else "PACKED"
     if advice.pack:
         yield f"smlaunch data pack {where} {packed} --shard-size 150MB"
         where = packed
-    if advice.mode is not None:
+    if advice.mode is not None and advice.needs.place == "training":
         split = ",split=bytes" if advice.needs.split else ""
         yield f"smlaunch run train.py --input train={where},mode={advice.mode}{split}"
     elif advice.needs.place == "slurm" and advice.taken.name != SHARED:
@@ -81,7 +81,7 @@ def _steps(advice: Advice, uri: str) -> Iterator[str]:
 
 
 def _ways(advice: Advice) -> Iterator[str]:
-    timed = advice.needs.place == "sagemaker"
+    timed = advice.needs.place != "slurm"
     epochs = advice.needs.epochs
     rows = [("", "", *(("BEFORE TRAINING", "FIRST EPOCH", "EACH EPOCH") if timed else ()))]
     if timed and epochs is not None and epochs > 1:

@@ -22,16 +22,14 @@ def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes
         if facts is None or facts.problem is not None or not facts.objects or facts.bytes is None:
             continue
         if facts.bytes >= _WORTH_A_WORD or facts.objects >= _MANY:
-            _tell(name, channel, facts, job.compute.hosts, instance_type, notes)
+            _tell(name, channel, facts, job, instance_type, notes)
 
 
-def _tell(
-    name: str, channel: Channel, facts: InputFacts, hosts: int, instance_type: str, notes: Notes
-) -> None:
+def _tell(name: str, channel: Channel, facts: InputFacts, job: Job, instance_type: str, notes: Notes) -> None:
     # Late: most plans have nothing to say here, and every command that plans would pay for it.
     from smlaunch.catalog import instances
     from smlaunch.catalog.storage import figure
-    from smlaunch.planning.advice import Needs, advise
+    from smlaunch.planning.advice import Needs, Place, advise
     from smlaunch.planning.advice_text import in_a_line
     from smlaunch.planning.census import DataFacts
     from smlaunch.planning.io_times import Machine
@@ -45,9 +43,9 @@ def _tell(
                 f"into shards first: smlaunch data advise {channel.uri}"
             )
         return
-    advice = advise(
-        data, Needs(split=channel.split is not None), Machine(instances.find(instance_type), hosts)
-    )
+    place: Place = "processing" if job.strategy == "processing" else "training"
+    machine = Machine(instances.find(instance_type), job.compute.hosts)
+    advice = advise(data, Needs(split=channel.split is not None, place=place), machine)
     if advice.pack:
         notes.warn(f"inputs.{name}: {advice.ways[0].because}. See smlaunch data pack.")
     elif size < _WORTH_A_WORD:

@@ -54,6 +54,8 @@ TINY_DISK = find("ml.g4dn.xlarge")  # 125 GB of NVMe
         (data(900 * GB), Needs(split=True), Machine(G5, hosts=10), "File"),
         (data(900 * GB), Needs(split=True), Machine(G5, hosts=100), "memory"),
         (data(900 * GB), Needs(), Machine(G5, hosts=100), "FastFile"),
+        (data(900 * GB), Needs(place="processing"), Machine(G5), "File"),
+        (data(9000 * GB), Needs(place="processing"), Machine(G5), "Pipe"),
         (data(8 * GB), Needs(place="slurm"), Machine(), "memory"),
         (data(90 * GB), Needs(place="slurm"), Machine(), "$SLURM_TMPDIR"),
         (data(900 * GB), Needs(place="slurm"), Machine(), "shared storage"),
@@ -123,7 +125,7 @@ _NEEDS = st.builds(
     st.none() | st.integers(1, 1000),
     st.booleans(),
     st.booleans(),
-    st.sampled_from(["sagemaker", "slurm"]),
+    st.sampled_from(["training", "processing", "slurm"]),
 )
 _MACHINES = st.builds(
     Machine, st.none() | st.sampled_from(sorted(known_types().values())), st.integers(1, 2000)
@@ -140,7 +142,9 @@ def test_one_way_is_taken_whatever_the_data(facts: DataFacts, needs: Needs, mach
             assert span is None or 0 <= span.low <= span.high
     if advice.taken.name == "File":
         assert advice.share.bytes <= machine.disk_bytes
-    if advice.taken.name == "memory" and machine.memory is not None and needs.place == "sagemaker":
+    if needs.place == "processing":
+        assert advice.mode in ("File", "Pipe")
+    if advice.taken.name == "memory" and machine.memory is not None and needs.place != "slurm":
         assert advice.share.bytes <= machine.memory
     document, text = advice.to_dict(), as_text(advice, "s3://b/\x1b[31m/")
     assert document["take"] == advice.taken.name
