@@ -14,6 +14,7 @@ from typing import Any, Literal
 from smlaunch.catalog.storage import Figure, figure, network
 from smlaunch.planning.census import DataFacts
 from smlaunch.planning.io_times import NOTHING, Machine, Range, Share
+from smlaunch.planning.show import size
 
 Place = Literal["training", "processing", "slurm"]
 Verdict = Literal["take", "first", "works", "poor", "cannot"]
@@ -462,10 +463,4 @@ def _assumed(place: Place, machine: Machine) -> tuple[Figure, ...]:
 
 
 def _size(count: float) -> str:
-    """Bytes as people say them, in powers of 1,000: ``1.3 MB``."""
-    amount = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if amount < 999.95 or unit == "TB":
-            return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    raise AssertionError("TB takes whatever is left")
+    return size(round(count))

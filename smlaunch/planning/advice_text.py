@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from smlaunch.planning.advice import FSX, PIPE, SHARED, TMPDIR, Advice, Way
+from smlaunch.planning.prose import bullets, paragraph, visible
 from smlaunch.planning.show import size
 
-_WIDTH = 100
-_INDENT = 4
+_INDENT = "    "
 
 _WORDS = {"take": "take", "first": "do first", "works": "works too", "poor": "not here", "cannot": "cannot"}
 
 
 def as_text(advice: Advice, uri: str) -> str:
     """``uri``: where the data are, in the user's words."""
-    blocks = [[_headline(advice, uri)], [f"Take: {_taken(advice)}", *_bullets("-", _reasons(advice))]]
+    blocks = [[_headline(advice, uri)], [f"Take: {_taken(advice)}", *bullets("-", _reasons(advice))]]
     steps = list(_steps(advice, uri))
     if steps:
         blocks.append(["So", *(f"  {step}" for step in steps)])
     blocks.append(["The ways", *_ways(advice)])
     if advice.notes:
-        blocks.append(["Watch out", *_bullets("!", advice.notes)])
+        blocks.append(["Watch out", *bullets("!", advice.notes)])
     assumed = (f"{row.what} ({row.kind}: {row.source})" for row in advice.assumed)
-    blocks.append(["What this rests on", *_bullets("-", assumed)])
-    return "\n\n".join("\n".join(_visible(line) for line in block) for block in blocks)
+    blocks.append(["What this rests on", *bullets("-", assumed)])
+    return "\n\n".join("\n".join(visible(line) for line in block) for block in blocks)
 
 
 def in_a_line(advice: Advice) -> str:
@@ -106,34 +105,8 @@ def _ways(advice: Advice) -> Iterator[str]:
     for line, way in zip(lines[1:], advice.ways, strict=True):
         yield line
         if way.verdict != "first":
-            yield from textwrap.wrap(
-                way.because,
-                _WIDTH,
-                initial_indent=" " * _INDENT,
-                subsequent_indent=" " * _INDENT,
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
+            yield from paragraph(way.because, _INDENT, _INDENT)
 
 
 def _waits(way: Way) -> bool:
     return way.before is not None and way.before.high >= 1 and way.name not in (FSX, PIPE, TMPDIR)
-
-
-def _bullets(mark: str, sentences: Iterable[str]) -> Iterator[str]:
-    for sentence in sentences:
-        yield from textwrap.wrap(
-            sentence,
-            _WIDTH,
-            initial_indent=f"  {mark} ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-
-
-def _visible(line: str) -> str:
-    """Addresses may hold anything; a terminal must not act on it."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

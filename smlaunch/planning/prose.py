@@ -1,0 +1,33 @@
+"""Sentences laid out for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+WIDTH = 100
+
+
+def bullets(mark: str, sentences: Iterable[str]) -> Iterator[str]:
+    """Each sentence behind its mark, wrapped."""
+    for sentence in sentences:
+        yield from paragraph(sentence, f"  {mark} ", "    ")
+
+
+def paragraph(text: str, first: str, rest: str) -> list[str]:
+    """``first`` and ``rest``: what the lines begin with."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def visible(line: str) -> str:
+    """Paths and addresses may hold anything; a terminal must not act on it."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
