@@ -41,7 +41,7 @@ from smlaunch.job_fields import format_duration as format_duration
 from smlaunch.job_fields import parse_duration as parse_duration
 from smlaunch.suggest import did_you_mean, nearest
 
-StrategyName = Literal["custom", "ddp"]
+StrategyName = Literal["custom", "ddp", "processing"]
 """The names in the registry of ``smlaunch.strategies``, which is above this module; a test compares them."""
 
 LauncherName = Literal["runtime", "torchrun"]

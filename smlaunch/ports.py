@@ -91,13 +91,14 @@ class LogEvent(NamedTuple):
 
 
 class ControlPlane(Protocol):
-    """The training-job operations of the SageMaker API."""
+    """The operations of the SageMaker API on training jobs, and on processing jobs in the same words."""
 
     def create(self, request: Mapping[str, Any]) -> str:
-        """Sends CreateTrainingJob with exactly this request; returns the job's ARN."""
+        """Sends CreateTrainingJob or CreateProcessingJob with exactly this request; returns the job's ARN."""
 
     def describe(self, name: str) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. No such job is a CallError (``ValidationException``)."""
+        """DescribeTrainingJob's answer; of a processing job what corresponds to it (launch.processing_jobs).
+        No such job is a CallError (``ValidationException``)."""
 
     def stop(self, name: str) -> None: ...
 

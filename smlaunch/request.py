@@ -1,17 +1,21 @@
-"""A decided task -> the exact CreateTrainingJob request. Pure: no default is added behind the plan's back."""
+"""A decided task -> the exact request for a training or a processing job. Pure: no default is added behind
+the plan's back."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from smlaunch.protocol.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths
+from smlaunch.protocol.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths, ProcessingPaths
 
 ENTRYPOINT = ("python3", f"{Paths().channel(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}")
 """The image's own entry point is replaced: the runtime has to be process 1 to hear SIGTERM."""
+
+TRAINING = "CreateTrainingJob"
+PROCESSING = "CreateProcessingJob"
 
 _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
 """What ``.`` leaves out in the service's pattern ``.*`` for hyperparameters."""
@@ -105,6 +109,68 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
     return request
 
 
+def create_processing_job(task: TrainingTask) -> dict[str, Any]:
+    """The keyword arguments of boto3's ``create_processing_job``: channels are inputs, and what a script
+    leaves in its output directory goes where a training job's output would. Of the task's members that a
+    processing job does not know none is read."""
+    paths = ProcessingPaths()
+    place = f"{task.output.rstrip('/')}/{task.name}/output/"
+    output = {"S3Uri": place, "LocalPath": paths.output_data, "S3UploadMode": "EndOfJob"}
+    request: dict[str, Any] = {
+        "ProcessingJobName": task.name,
+        "ProcessingInputs": [_input(channel, paths) for channel in task.channels],
+        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "output", "S3Output": output}]},
+        "ProcessingResources": {
+            "ClusterConfig": {
+                "InstanceType": task.instance_type,
+                "InstanceCount": task.hosts,
+                "VolumeSizeInGB": task.volume_gb,
+            }
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": task.max_runtime},
+        "AppSpecification": {
+            "ImageUri": task.image,
+            "ContainerEntrypoint": ["python3", f"{paths.channel(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"],
+        },
+        "Environment": dict(task.environment),
+        "RoleArn": task.role,
+        "Tags": [{"Key": key, "Value": value} for key, value in task.tags.items()],
+    }
+    network: dict[str, Any] = {}
+    if task.subnets or task.security_groups:
+        network["VpcConfig"] = {
+            "SecurityGroupIds": list(task.security_groups),
+            "Subnets": list(task.subnets),
+        }
+    if task.network_isolation:
+        network["EnableNetworkIsolation"] = True
+    if task.encrypt_traffic:
+        network["EnableInterContainerTrafficEncryption"] = True
+    if network:
+        request["NetworkConfig"] = network
+    for member in ("Environment", "Tags"):
+        if not request[member]:
+            del request[member]
+    return request
+
+
+CREATE: Mapping[str, Callable[[TrainingTask], dict[str, Any]]] = {
+    TRAINING: create_training_job,
+    PROCESSING: create_processing_job,
+}
+"""By the operation's name."""
+
+
+def operation_of(request: Mapping[str, Any]) -> str:
+    """Whose request it is."""
+    return PROCESSING if "ProcessingJobName" in request else TRAINING
+
+
+def name_member(request: Mapping[str, Any]) -> str:
+    """The member that holds the job's name."""
+    return "ProcessingJobName" if operation_of(request) == PROCESSING else "TrainingJobName"
+
+
 def hyperparameter_text(value: Any) -> str:
     """The API's text for a hyperparameter, such that reading it as JSON where it is JSON gives it back.
 
@@ -145,3 +211,16 @@ def _channel(channel: InputChannel) -> dict[str, Any]:
     if channel.content_type is not None:
         result["ContentType"] = channel.content_type
     return result
+
+
+def _input(channel: InputChannel, paths: ProcessingPaths) -> dict[str, Any]:
+    return {
+        "InputName": channel.name,
+        "S3Input": {
+            "S3Uri": channel.uri,
+            "LocalPath": paths.channel(channel.name),
+            "S3DataType": "ManifestFile" if channel.manifest else "S3Prefix",
+            "S3InputMode": "File",
+            "S3DataDistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
+        },
+    }

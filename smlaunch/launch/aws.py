@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,9 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
+from smlaunch.launch import processing_jobs
 from smlaunch.ports import UNREACHABLE, CallError, JobSummary, LogEvent, StoredObject
+from smlaunch.request import PROCESSING, operation_of
 
 _MULTIPART_FROM = 8 << 20
 """Files from this size on go up in parallel parts, by s3transfer (whose import costs 30 ms)."""
@@ -33,6 +36,9 @@ _LOG_PAGE = 10_000
 
 _LONGEST_TRAINING = "Longest run time for a training job"
 """Its value is in seconds (SageMaker's quotas page: 432,000 by default)."""
+
+_NO_SUCH_JOB = ("ValidationException", "ResourceNotFound")
+_MAY_NOT = ("AccessDenied", "AccessDeniedException", "UnknownOperationException")
 
 NO_CREDENTIALS = "NoCredentials"
 """The code of a CallError when the caller has no usable credentials at all."""
@@ -56,22 +62,70 @@ def call(operation: str, function: Callable[..., Any], **params: Any) -> Any:
 
 
 class SageMaker:
-    """ControlPlane."""
+    """ControlPlane. A name that no training job has may be a processing job's."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._processing: set[str] = set()
+        """Names that are known to be processing jobs'."""
 
     def create(self, request: Mapping[str, Any]) -> str:
+        if operation_of(request) == PROCESSING:
+            answer = call(PROCESSING, self._client.create_processing_job, **request)
+            self._processing.add(request["ProcessingJobName"])
+            return str(answer["ProcessingJobArn"])
         return str(call("CreateTrainingJob", self._client.create_training_job, **request)["TrainingJobArn"])
 
     def describe(self, name: str) -> dict[str, Any]:
-        answer = call("DescribeTrainingJob", self._client.describe_training_job, TrainingJobName=name)
-        return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+        if name not in self._processing:
+            try:
+                answer = call("DescribeTrainingJob", self._client.describe_training_job, TrainingJobName=name)
+                return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+            except CallError as error:
+                if error.code not in _NO_SUCH_JOB:
+                    raise
+                missing = error
+            try:
+                return self._describe_processing(name)
+            except CallError:
+                # Also where nobody may ask: what is known is that there is no such training job.
+                raise missing from None
+        return self._describe_processing(name)
+
+    def _describe_processing(self, name: str) -> dict[str, Any]:
+        operation = self._client.describe_processing_job
+        answer = call("DescribeProcessingJob", operation, ProcessingJobName=name)
+        self._processing.add(name)
+        return processing_jobs.as_training(answer)
 
     def stop(self, name: str) -> None:
-        call("StopTrainingJob", self._client.stop_training_job, TrainingJobName=name)
+        self.describe(name)  # whose it is
+        if name in self._processing:
+            call("StopProcessingJob", self._client.stop_processing_job, ProcessingJobName=name)
+        else:
+            call("StopTrainingJob", self._client.stop_training_job, TrainingJobName=name)
 
     def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        both = (self._list_training(name_contains), self._list_processing(name_contains))
+        return heapq.merge(*both, key=lambda row: row.created, reverse=True)
+
+    def _list_processing(self, name_contains: str | None) -> Iterator[JobSummary]:
+        params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+        if name_contains:
+            params["NameContains"] = name_contains
+        while True:
+            try:
+                page = call("ListProcessingJobs", self._client.list_processing_jobs, **params)
+            except CallError as error:
+                if error.code in _MAY_NOT:  # whoever may not list them has made none
+                    return
+                raise
+            yield from map(processing_jobs.summary_of, page["ProcessingJobSummaries"])
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+
+    def _list_training(self, name_contains: str | None) -> Iterator[JobSummary]:
         params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
         if name_contains:
             params["NameContains"] = name_contains

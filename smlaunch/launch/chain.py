@@ -16,13 +16,13 @@ from smlaunch.launch.lineage import Kept, Lineage, RunFolder, kept_at, seen
 from smlaunch.launch.retry import Patience, is_quota_in_use, retrying
 from smlaunch.launch.submit import stop, submit
 from smlaunch.launch.target import Target
-from smlaunch.planning.decide import OPERATION
 from smlaunch.planning.plan import Task
 from smlaunch.planning.reconcile import Action, Finish, LookAgain, Observed, Submit, WatchJob, decide
 from smlaunch.planning.workflow import Workflow
 from smlaunch.ports import CallError
 from smlaunch.protocol.checkpoint import OUTCOME
 from smlaunch.protocol.names import TaskName
+from smlaunch.request import operation_of
 
 Wait = Callable[[float], object]
 """Sleeps for some seconds; returning True means that whoever waits has been asked to leave."""
@@ -135,7 +135,7 @@ class Chain:
         if kept is not None and name.segment > 1 and name.attempt == 1:
             # Between two segments nobody writes: what all hosts would download for nothing can go.
             kept.retain(self.workflow.policy.keep)
-        task = Task(str(name), name.segment, name.attempt, OPERATION, action.request)
+        task = Task(str(name), name.segment, name.attempt, operation_of(action.request), action.request)
         try:
             submit(task, self.workflow.job_hash, control)
         except CallError as error:

@@ -213,7 +213,7 @@ class Follower:
         if now < self._stream_pace.due and not (self._ended and self._quiet_since is None):
             return False
         before = len(self._streams)
-        for name in self._logs.streams(LOG_GROUP, self.job + "/"):
+        for name in self._logs.streams(log_group(self.description), self.job + "/"):
             if name not in self._streams:
                 self._streams[name] = _Stream(host_of(self.job, name), _Pace(self._cadence))
         news = len(self._streams) > before
@@ -232,7 +232,7 @@ class Follower:
             return False
         news, pages, moved = False, 0, True
         while moved and (pages < _PAGES_A_ROUND or self._ended):
-            found, token = self._logs.read(LOG_GROUP, name, stream.token)
+            found, token = self._logs.read(log_group(self.description), name, stream.token)
             moved, stream.token = token != stream.token, token
             events.extend(LogLine(self.job, stream.host, event.at, event.text) for event in found)
             news = news or bool(found)
@@ -263,6 +263,11 @@ def follow(
                 return
             if left > _TICK:
                 yield ()
+
+
+def log_group(description: Mapping[str, Any]) -> str:
+    """Where a job's hosts print to; training jobs do not say it, being most of all."""
+    return str(description.get("LogGroup", LOG_GROUP))
 
 
 def host_count(description: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.launch.chain import Chain, Wait
-from smlaunch.launch.follow import LOG_GROUP, TERMINAL, Event, LogLine, host_count, host_of
+from smlaunch.launch.follow import TERMINAL, Event, LogLine, host_count, host_of, log_group
 from smlaunch.launch.lineage import RunFolder
 from smlaunch.launch.outcome import RunOutcome, outcome
 from smlaunch.launch.progress import Tracker
@@ -207,12 +207,13 @@ class Run:
         logs = self.target.logs
         with answers_of(self.target):
             for job in self._jobs:
-                for stream in retrying(partial(logs.streams, LOG_GROUP, job + "/")):
+                group = log_group(retrying(partial(self.target.control.describe, job)))
+                for stream in retrying(partial(logs.streams, group, job + "/")):
                     token: str | None = None
                     before: str | None = ""
                     while token != before:
                         before = token
-                        events, token = retrying(partial(logs.read, LOG_GROUP, stream, token))
+                        events, token = retrying(partial(logs.read, group, stream, token))
                         yield from (LogLine(job, host_of(job, stream), at, text) for at, text in events)
 
     def stop(self) -> RunOutcome:

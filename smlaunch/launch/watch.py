@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from smlaunch.launch.evidence import Evidence, split_rank
-from smlaunch.launch.follow import LOG_GROUP, Event, Follower, LogLine, follow, host_of
+from smlaunch.launch.follow import Event, Follower, LogLine, follow, host_of, log_group
 from smlaunch.launch.outcome import JobOutcome, outcome
 from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import retrying
@@ -51,11 +51,12 @@ class Watch:
         target, job = self._target, self._follower.job
         self._follower.description = retrying(lambda: target.control.describe(job))
         failure = self.outcome().failure
-        streams = {name: host_of(job, name) for name in target.logs.streams(LOG_GROUP, job + "/")}
+        group = log_group(self._follower.description)
+        streams = {name: host_of(job, name) for name in target.logs.streams(group, job + "/")}
         leader = min(streams.values(), key=host_number, default=None)
         for stream, host in streams.items():
             if host == leader or (failure is not None and host == failure.host):
-                for event in target.logs.tail(LOG_GROUP, stream):
+                for event in target.logs.tail(group, stream):
                     self._read(LogLine(job, host, event.at, event.text))
 
     def outcome(self) -> JobOutcome:

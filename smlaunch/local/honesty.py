@@ -292,11 +292,12 @@ def _regex_problem(regex: str) -> str | None:
 
 
 def facts() -> tuple[dict[str, str], dict[str, str]]:
-    """For a plan: what is without effect, and what is refused whatever its value, by dotted path."""
+    """For a plan: what is without effect, and what is refused whatever its value, by dotted path, of any kind
+    of job: where two of them have the same path, the same is said of it."""
     effects = ("without effect", "refused")
+    rows = {**CREATE_PROCESSING_JOB, **CREATE_TRAINING_JOB}
     without, refused = (
-        {path: row.sentence for path, row in CREATE_TRAINING_JOB.items() if row.effect == effect}
-        for effect in effects
+        {path: row.sentence for path, row in rows.items() if row.effect == effect} for effect in effects
     )
     return without, refused
 

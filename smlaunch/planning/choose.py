@@ -81,8 +81,8 @@ def choose_processes(
         if surroundings.target == "aws" and known is not None:
             _advise_processes(asked, known, notes)
         return asked
-    if strategy == "custom" and asked is None:
-        notes.because("processes.one-per-host", "custom starts one process per host.")
+    if strategy in ("custom", "processing") and asked is None:
+        notes.because("processes.one-per-host", f"{strategy} starts one process per host.")
         return 1
     if surroundings.target == "local":
         return _local_processes(name, known, surroundings, notes)

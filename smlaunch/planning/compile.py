@@ -17,7 +17,7 @@ from smlaunch.planning.workflow import Variant
 from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT, TaskName
 from smlaunch.protocol.segment import STOP_AFTER, SYNC, UNTIL_STEP
-from smlaunch.request import ENTRYPOINT, InputChannel, TrainingTask, create_training_job
+from smlaunch.request import CREATE, ENTRYPOINT, InputChannel, TrainingTask
 from smlaunch.strategies.base import Setting, Strategy
 
 
@@ -87,7 +87,7 @@ class Compiler:
                 TAG_JOB: self.digest,
             },
         )
-        request = create_training_job(task)
+        request = CREATE[self.strategy.operation](task)
         variant = Variant(shape.first, request, rate.per_hour, shape.until_step)
         return Compiled(shape, instance[0], per_host, image, spec, rate, variant)
 

@@ -20,6 +20,7 @@ from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.part_plans import plan_parts
 from smlaunch.planning.plan import Carried, Plan, Segment, Task
+from smlaunch.planning.processing import check_processing
 from smlaunch.planning.reading import tell_reading
 from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.storage import Layout, plan_inputs
@@ -29,10 +30,12 @@ from smlaunch.protocol.launch_spec import CheckpointSpec
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
 from smlaunch.protocol.paths import WHEELHOUSE_CHANNEL
 from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER, UNTIL_STEP
+from smlaunch.request import PROCESSING, TRAINING, name_member, operation_of
 from smlaunch.strategies import load
 from smlaunch.validate import check
 
-OPERATION = "CreateTrainingJob"
+OPERATION = TRAINING
+"""Of every job of a chain."""
 
 TOOLKIT_PREFIX = "sagemaker_"
 
@@ -71,9 +74,11 @@ def make_one(
     job, surroundings = effective(job, surroundings, carried)
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
+    if strategy.operation == PROCESSING:
+        check_processing(job, surroundings.script, notes)
     total = segments.total_seconds(job, notes)
     limit = segments.longest_job(job, surroundings, total, notes)
-    chain = segments.is_chain(job, total, limit)
+    chain = strategy.operation == TRAINING and segments.is_chain(job, total, limit)
     if chain:
         shapes = segments.cut(job, surroundings, total, limit, notes)
         if len(shapes) > 1 or total > shapes[0].length:
@@ -183,7 +188,7 @@ def _first_attempts(
                 one.shape.until_step,
             )
         )
-        tasks.append(Task(request["TrainingJobName"], number, 1, OPERATION, request, one.spec))
+        tasks.append(Task(request[name_member(request)], number, 1, operation_of(request), request, one.spec))
         walls.append(min(one.shape.wall, left))
         left -= walls[-1]
         if not workflow.policy.chain:
@@ -311,13 +316,19 @@ def _check_names(job: Job, notes: Notes) -> None:
             notes.refuse(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
 
 
+def _image_of(request: Mapping[str, Any]) -> Any:
+    if operation_of(request) == PROCESSING:
+        return request["AppSpecification"]["ImageUri"]
+    return request["AlgorithmSpecification"]["TrainingImage"]
+
+
 def _check_request(request: Mapping[str, Any], notes: Notes) -> None:
     """What the service would refuse: once per field, and not where it was refused for a better reason."""
     refused = {problem.path for problem in notes.problems}
-    if not request["AlgorithmSpecification"]["TrainingImage"]:
+    if not _image_of(request):
         # No image could be chosen, and the field at fault was named: framework_version, or the type.
         refused.add("image")
-    for violation in check(OPERATION, request):
+    for violation in check(operation_of(request), request):
         field = field_of(violation.path, request)
         if field in refused or (field, violation.rule) in _LEFT_TO_THE_SERVICE:
             continue

@@ -27,27 +27,40 @@ _FIELDS: Mapping[tuple[str, ...], str] = {
     ("AlgorithmSpecification", "TrainingImage"): "image",
     ("AlgorithmSpecification",): "image",
     ("Tags",): "tags",
+    ("ProcessingJobName",): "name",
+    ("ProcessingInputs",): "inputs",
+    ("ProcessingOutputConfig",): "output",
+    ("ProcessingResources", "ClusterConfig", "InstanceType"): "compute.instance_type",
+    ("ProcessingResources", "ClusterConfig", "InstanceCount"): "compute.hosts",
+    ("ProcessingResources", "ClusterConfig", "VolumeSizeInGB"): "compute.volume_gb",
+    ("NetworkConfig", "VpcConfig", "Subnets"): "subnets",
+    ("NetworkConfig", "VpcConfig", "SecurityGroupIds"): "security_groups",
+    ("NetworkConfig", "EnableNetworkIsolation"): "network_isolation",
+    ("NetworkConfig", "EnableInterContainerTrafficEncryption"): "encrypt_traffic",
+    ("AppSpecification",): "image",
 }
 
 _CHANNEL_FIELDS = {
     "S3Uri": ".uri",
     "InputMode": ".mode",
+    "S3InputMode": ".mode",
     "S3DataDistributionType": ".split",
     "ContentType": ".content_type",
 }
 
 
 def field_of(path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
-    """The job's field behind ``path`` of a CreateTrainingJob request; without one, the path itself."""
+    """The job's field behind ``path`` of a request; without one, the path itself."""
     names = tuple(part for part in path if isinstance(part, str))
-    for length in (2, 1):
+    for length in (3, 2, 1):
         field = _FIELDS.get(names[:length])
         if field is None:
             continue
         if field in ("hyperparameters", "environment") and len(path) > 1:
             return f"{field}.{path[1]}"
         if field == "inputs" and len(path) > 1 and isinstance(path[1], int):
-            channel = request["InputDataConfig"][path[1]]["ChannelName"]
+            given = request[str(path[0])][path[1]]
+            channel = given.get("ChannelName") or given.get("InputName")
             return f"inputs.{channel}{_CHANNEL_FIELDS.get(names[-1], '')}"
         if field == "tags" and len(path) > 1 and isinstance(path[1], int):
             return f"tags.{request['Tags'][path[1]]['Key']}"

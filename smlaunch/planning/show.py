@@ -19,6 +19,7 @@ from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.protocol.launch_spec import AUTO, RUNTIME, CheckpointSpec, Ref, Word
 from smlaunch.protocol.segment import SYNC
+from smlaunch.request import PROCESSING
 
 _WIDTH = 100
 
@@ -140,7 +141,7 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.checkpoints is not None:
         yield "checkpoints", _checkpoints(plan.checkpoints, plan)
     others = ", and so for each part" if plan.parts else ""
-    yield "output", f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/{others}"
+    yield "output", _output(task) + others
     network = list(_network(job))
     if network:
         yield "network", ", ".join(network)
@@ -195,12 +196,27 @@ def _expected(schedule: Schedule) -> str:
     )
 
 
+def _output(task: Task) -> str:
+    """Below which all lies that the job leaves."""
+    request = task.request
+    if task.operation == PROCESSING:
+        return str(request["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"])
+    return f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{task.name}/output/"
+
+
 def _machines(plan: Plan, request: Mapping[str, Any]) -> str:
     known = instances.find(plan.instance_type)
     about = f" ({known.describe()})" if known else ""
     # Types with NVMe disks of their own have no volume.
-    disk = "" if known and known.nvme_gb else f", {request['ResourceConfig']['VolumeSizeInGB']} GB disk"
+    disk = "" if known and known.nvme_gb else f", {_resources(request)['VolumeSizeInGB']} GB disk"
     return f"{plan.hosts} x {plan.instance_type}{about}{disk}" + (", spot" if plan.job.compute.spot else "")
+
+
+def _resources(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (
+        request.get("ResourceConfig") or request["ProcessingResources"]["ClusterConfig"]
+    )
+    return found
 
 
 def _network(job: Job) -> Iterator[str]:

@@ -24,6 +24,7 @@ from smlaunch.errors import (
 )
 from smlaunch.protocol import segment as variables
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, TaskName
+from smlaunch.request import name_member
 
 VERSION = "1.0"
 
@@ -187,7 +188,7 @@ def request_for(
     """
     variant = variant_for(workflow, segment, step)
     request = deepcopy(dict(variant.request))
-    request["TrainingJobName"] = str(TaskName(workflow.run, segment, attempt))
+    request[name_member(request)] = str(TaskName(workflow.run, segment, attempt))
     own = {TAG_RUN: workflow.run, TAG_SEGMENT: str(segment), TAG_ATTEMPT: str(attempt)}
     request["Tags"] = [
         {"Key": tag["Key"], "Value": own.get(tag["Key"], tag["Value"])} for tag in request.get("Tags", [])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 REGISTRY = {
     "custom": ("smlaunch.strategies.custom", "Custom"),
     "ddp": ("smlaunch.strategies.ddp", "DDP"),
+    "processing": ("smlaunch.strategies.processing", "Processing"),
 }
 """Name -> module and class."""
 

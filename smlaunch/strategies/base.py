@@ -50,6 +50,9 @@ class Strategy:
     rendezvous: ClassVar[bool]
     """Ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
 
+    operation: ClassVar[str] = "CreateTrainingJob"
+    """What the service is asked for."""
+
     hang: ClassVar[int | None] = None
     """Seconds without output and CPU use that count as a hang where the job does not say; None: none do."""
 

@@ -83,22 +83,37 @@ def test_pages_are_asked_for_as_they_are_needed(endpoint: Target) -> None:
             "TrainingJobStatus": "Completed",
         }
 
+    older = {
+        "ProcessingJobName": "p",
+        "ProcessingJobArn": "arn:aws:sagemaker:eu-west-1:1:processing-job/p",
+        "CreationTime": 1.0,
+        "ProcessingJobStatus": "Completed",
+    }
     Answering.answers += [
         (200, {"TrainingJobSummaries": [row("a"), row("b")], "NextToken": "more"}),
+        (200, {"ProcessingJobSummaries": [older]}),
         (200, {"TrainingJobSummaries": [row("c")]}),
     ]
     rows = endpoint.control.list("x")
     assert next(rows).name == "a"
-    assert len(Answering.asked) == 1
-    assert [row.name for row in rows] == ["b", "c"]
-    assert Answering.asked[1][1]["NextToken"] == "more"
-    assert Answering.asked[1][1]["NameContains"] == "x"
+    assert [name for name, _ in Answering.asked] == ["ListTrainingJobs", "ListProcessingJobs"]
+    assert [row.name for row in rows] == ["b", "c", "p"]
+    assert Answering.asked[2][1]["NextToken"] == "more"
+    assert all(asked["NameContains"] == "x" for _, asked in Answering.asked)
+
+
+def test_who_may_not_list_processing_jobs_sees_training_jobs(endpoint: Target) -> None:
+    denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
+    Answering.answers += [(200, {"TrainingJobSummaries": []}), (400, denied)]
+    assert list(endpoint.control.list()) == []
 
 
 def test_an_error_keeps_the_services_words(endpoint: Target) -> None:
-    Answering.answers.append(
-        (400, {"__type": "ValidationException", "message": "Requested resource not found."})
-    )
+    """The first service's: what is known is that there is no such training job."""
+    Answering.answers += [
+        (400, {"__type": "ValidationException", "message": "Requested resource not found."}),
+        (400, {"__type": "AccessDeniedException", "message": "no"}),
+    ]
     with pytest.raises(CallError) as caught:
         endpoint.control.describe("x")
     assert (caught.value.code, caught.value.message, caught.value.status) == (
