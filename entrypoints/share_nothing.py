@@ -24,8 +24,8 @@ from smlaunch.train import part_files
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="hash every record of this host's files")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each record is hashed")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rate", type=float, help="MB a second, at most")
+    rate = parser.parse_args().rate
 
     started = time.monotonic()
     paths = part_files("train")
@@ -38,11 +38,12 @@ def main() -> None:
         for number, path in enumerate(paths, start=1):
             for record in records_of(path):
                 name, _, rest = record.partition(b" ")
-                for _ in range(rounds):
-                    rest = hashlib.sha256(rest).hexdigest().encode()
-                out.write(json.dumps({"name": name.decode(), "sha256": rest.decode()}) + "\n")
+                row = {"name": name.decode(), "sha256": hashlib.sha256(rest).hexdigest()}
+                out.write(json.dumps(row) + "\n")
                 records += 1
             size += Path(path).stat().st_size
+            if rate is not None:
+                time.sleep(max(0.0, started + size / 1e6 / rate - time.monotonic()))
             print(f"smlaunch: progress step={number} steps={len(paths)}", flush=True)
     took = time.monotonic() - started
     print(f"part: files={len(paths)} bytes={size} records={records} seconds={took:.2f}", flush=True)

@@ -20,6 +20,7 @@ from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Carried
 from smlaunch.planning.surroundings import InputFacts, ScriptFacts, StoredFile, Surroundings
 from smlaunch.protocol.part_lists import fault_of
+from smlaunch.strategies import load
 from smlaunch.strategies.ddp import joins_ranks
 
 SHARDS, LISTS, JOBS = "shards", "lists", "jobs"
@@ -145,7 +146,13 @@ class _Choice:
     def _way(self) -> str:
         where, mode, stated = f"inputs.{self.name}", self.channel.mode, self.channel.carry
         way = stated or self._chosen()
-        if mode == "Pipe" and way == LISTS:
+        if self._copies and way == LISTS:
+            self.notes.refuse(
+                f"{where}.carry",
+                "a processing job copies all of its inputs to every host, so that lists spare nothing; use "
+                "shards or jobs",
+            )
+        elif mode == "Pipe" and way == LISTS:
             self.notes.refuse(f"{where}.mode", "a pipe cannot be read by a list; leave the mode out")
         if mode == "FastFile" and way in (SHARDS, JOBS):
             why = "SageMaker does not say that FastFile keeps to a share" if way == SHARDS else _NO_MANIFEST
@@ -177,7 +184,7 @@ class _Choice:
                     f"whichever host gets which (at worst {even:.3f} times the least possible).",
                 )
                 return SHARDS
-        if asks_for_files(script):
+        if asks_for_files(script) and not self._copies:
             self.notes.because(
                 f"{where}.carry", f"{entry} asks for its files (smlaunch.train.part_files): each host a list."
             )
@@ -186,7 +193,9 @@ class _Choice:
             self.notes.because(
                 f"{where}.carry",
                 f"{entry} neither joins ranks nor asks for its files: a job of its own for each part, which "
-                "is tried again alone.",
+                "is tried again alone."
+                if not self._copies
+                else "Processing jobs copy all of their inputs: a job for each part, tried again alone.",
             )
             return JOBS
         self.notes.refuse(
@@ -196,17 +205,22 @@ class _Choice:
         )
         return LISTS
 
+    @property
+    def _copies(self) -> bool:
+        """Processing jobs have no FastFile."""
+        return self.job.strategy == "processing"
+
     def _joined(self) -> str | None:
         """What says that the ranks of all hosts work together; None when nothing does."""
         if self.job.strategy is not None:
-            return None if self.job.strategy == "custom" else f"strategy: {self.job.strategy}"
+            return f"strategy: {self.job.strategy}" if load(self.job.strategy).rendezvous else None
         if self.surroundings.script.reads_resource_config:
             return "it reads resourceconfig.json"
         return joins_ranks(self.surroundings.script.imports)
 
     def _check_jobs(self) -> None:
         joined = self._joined()
-        if joined is not None and self.job.strategy != "ddp":
+        if joined is not None and self.job.strategy is None:
             self.notes.warn(f"Jobs of one host cannot find each other, and the script may want to: {joined}.")
         elif joined is not None:
             self.notes.refuse(

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from smlaunch.protocol.hosts import natural_key
 from smlaunch.protocol.part_lists import PARTS_CHANNEL, PARTS_INDEX, PartsIndex, from_lines
-from smlaunch.protocol.paths import Paths
+from smlaunch.protocol.paths import Paths, ProcessingPaths
 
 _WHOLE = "FullyReplicated"
 
@@ -21,18 +21,24 @@ def part_files(channel: str = "train", environ: Optional[Mapping[str, str]] = No
     for another number of hosts, when one is not what its index says, and when every host has all of it.
     """
     environ = os.environ if environ is None else environ
-    paths = Paths.from_environment(environ)
+    paths = _paths(environ)
     hosts, current = _hosts(paths)
     folder = paths.channel(channel)
     lists = os.path.join(paths.channel(PARTS_CHANNEL), channel)
     if os.path.exists(os.path.join(lists, PARTS_INDEX)):
         return [os.path.join(folder, name) for name in _listed(lists, channel, hosts, current)]
-    if len(hosts) > 1 and _distribution(paths, channel) == _WHOLE:
+    if len(hosts) > 1 and _distribution(paths, channel, environ) == _WHOLE:
         raise RuntimeError(
             "channel {!r} is whole on each of {} hosts, so that all would read the same: give it split=bytes "
             "in the job".format(channel, len(hosts))
         )
     return _found(folder)
+
+
+def _paths(environ: Mapping[str, str]) -> Paths:
+    """Those of a training job, or of a processing job where this is one."""
+    processing = ProcessingPaths.from_environment(environ)
+    return processing if os.path.exists(processing.resource_config) else Paths.from_environment(environ)
 
 
 def _listed(lists: str, channel: str, hosts: Tuple[str, ...], current: str) -> List[str]:
@@ -90,9 +96,10 @@ def _hosts(paths: Paths) -> Tuple[Tuple[str, ...], str]:
     return tuple(sorted(set(map(str, hosts)), key=natural_key)), current
 
 
-def _distribution(paths: Paths, channel: str) -> Optional[str]:
+def _distribution(paths: Paths, channel: str, environ: Mapping[str, str]) -> Optional[str]:
     try:
-        found = _document(paths.input_data_config).get(channel)
+        text = environ.get("SM_INPUT_DATA_CONFIG")  # the runtime's word, in a processing job too
+        found = (json.loads(text) if text else _document(paths.input_data_config)).get(channel)
     except FileNotFoundError:
         return None
     value = found.get("S3DistributionType") if isinstance(found, dict) else None

@@ -165,6 +165,16 @@ def test_one_file_larger_than_a_share_is_told() -> None:
     assert any("3.99 times an equal share" in w for w in made.warnings)
 
 
+def test_processing_jobs_copy_so_that_lists_spare_nothing() -> None:
+    made = plan({**job(), "strategy": "processing"}, world(facts(SKEWED), ASKS))
+    assert [one.way for one in made.carried] == ["jobs"]
+    inputs = made.tasks[1].request["ProcessingInputs"]
+    (own,) = (found["S3Input"] for found in inputs if found["InputName"] == "train")
+    assert own["S3DataType"] == "ManifestFile" and own["S3Uri"].endswith("/digits-p2/parts/train.manifest")
+    lists = {**job(carry="lists"), "strategy": "processing"}
+    assert any(line.startswith("inputs.train.carry: a pro") for line in refusals(lists, world(facts(SKEWED))))
+
+
 def test_one_host_gets_all_of_it() -> None:
     made = plan(job(1), world(facts(SKEWED)))
     assert made.carried == () and channel(made)["mode"] == "File"
