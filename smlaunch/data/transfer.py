@@ -12,10 +12,16 @@ from functools import cached_property
 from typing import Protocol
 
 from smlaunch.data.contents import LARGE, Landing, differs, is_md5, new_digest, read_whole
-from smlaunch.data.transfer_parts import AT_ONCE, Moved, PartWise
+from smlaunch.data.transfer_parts import Moved, PartWise
 from smlaunch.data.workers import each
 from smlaunch.errors import JobError, Problem
 from smlaunch.ports import ObjectStorage, Parcel, PartStorage
+
+AT_ONCE = 10
+"""Connections that a botocore client keeps (its default); more would wait for each other."""
+
+_LARGE_AT_ONCE = 3
+"""Large files; the connections are shared out among them."""
 
 _PAYS_FROM = 16
 """Objects; loading obstore takes as long as a few of them."""
@@ -36,7 +42,7 @@ class Quick(Protocol):
 
     def put(self, bucket: str, key: str, content: bytes) -> None: ...
 
-    def put_file(self, bucket: str, parcel: Parcel, moved: Moved) -> None:
+    def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
         """In parts. JobError when the file cannot be read or has changed."""
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes: ...
@@ -63,11 +69,16 @@ class Transfers:
             moved(parcel.size, 1)
 
         each(send, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE)
-        for parcel in parcels:
-            if parcel.size >= LARGE and not self._part_wise.resume(bucket, parcel, moved):
-                self._put_large(bucket, parcel, quick, moved)
+        large = [parcel for parcel in parcels if parcel.size >= LARGE]
+        each(
+            lambda parcel: self._put_large(bucket, parcel, _share(large), quick, moved), large, _LARGE_AT_ONCE
+        )
 
-    def _put_large(self, bucket: str, parcel: Parcel, quick: Quick | None, moved: Moved) -> None:
+    def _put_large(
+        self, bucket: str, parcel: Parcel, at_once: int, quick: Quick | None, moved: Moved
+    ) -> None:
+        if self._part_wise.resume(bucket, parcel, at_once, moved):
+            return
         counted = 0
 
         def count(size: int, files: int) -> None:
@@ -75,9 +86,9 @@ class Transfers:
             counted += size
             moved(size, files)
 
-        if not self._tried(quick, parcel.key, lambda using: using.put_file(bucket, parcel, count)):
+        if not self._tried(quick, parcel.key, lambda using: using.put_file(bucket, parcel, at_once, count)):
             moved(-counted, 0)
-            self._part_wise.put(bucket, parcel, moved)
+            self._part_wise.put(bucket, parcel, at_once, moved)
 
     def get(self, bucket: str, parcels: Sequence[Parcel], moved: Moved) -> None:
         quick = self._quick_for(parcels)
@@ -98,9 +109,13 @@ class Transfers:
             moved(parcel.size, 1)
 
         each(fetch, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE)
-        for parcel in parcels:
-            if parcel.size >= LARGE:
-                self._part_wise.get(bucket, parcel, get_range, moved)
+        large = [parcel for parcel in parcels if parcel.size >= LARGE]
+        at_once = _share(large)
+        each(
+            lambda parcel: self._part_wise.get(bucket, parcel, get_range, at_once, moved),
+            large,
+            _LARGE_AT_ONCE,
+        )
 
     def is_there(self, bucket: str, parcel: Parcel) -> bool:
         """Whether the file has the object's very content already. False where that cannot be known."""
@@ -144,6 +159,11 @@ class Transfers:
             self._failed = True
             return False
         return True
+
+
+def _share(large: Sequence[Parcel]) -> int:
+    """Parts at a time of each large file."""
+    return AT_ONCE // max(1, min(len(large), _LARGE_AT_ONCE))
 
 
 def _refuse_keys(parcels: Sequence[Parcel]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import cache
-from io import RawIOBase
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,7 +17,8 @@ from obstore.store import S3Store
 
 from smlaunch.data.contents import changed, part_size, reading
 from smlaunch.data.transfer import QuickFailed
-from smlaunch.data.transfer_parts import AT_ONCE, Moved
+from smlaunch.data.transfer_parts import Moved
+from smlaunch.errors import JobError
 from smlaunch.ports import Parcel
 
 _CREDENTIALS_FOR = timedelta(minutes=5)
@@ -73,22 +73,28 @@ class ByObstore:
         except BaseError as error:
             raise QuickFailed from error
 
-    def put_file(self, bucket: str, parcel: Parcel, moved: Moved) -> None:
-        with reading(parcel.path), _Counted(parcel.path, moved) as stream:
-            before = parcel.path.stat().st_mtime_ns
-            try:
-                obstore.put(
-                    self._store(bucket),
-                    parcel.key,
-                    stream,
-                    use_multipart=True,
-                    chunk_size=part_size(parcel.size),
-                    max_concurrency=AT_ONCE,
-                )
-            except BaseError as error:
+    def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
+        with reading(parcel.path):
+            descriptor = os.open(parcel.path, os.O_RDONLY)
+        part = part_size(parcel.size)
+        pieces = _Pieces(parcel, descriptor, part, moved)
+        try:
+            obstore.put(
+                self._store(bucket),
+                parcel.key,
+                pieces,
+                use_multipart=True,
+                chunk_size=part,
+                max_concurrency=at_once,
+            )
+        except Exception as error:
+            if pieces.problem is not None:
+                raise pieces.problem from error
+            if isinstance(error, BaseError):
                 raise QuickFailed from error
-            if stream.count != parcel.size or parcel.path.stat().st_mtime_ns != before:
-                raise changed(parcel.path)
+            raise
+        finally:
+            os.close(descriptor)
         moved(0, 1)
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
@@ -124,32 +130,35 @@ def addressed(endpoint: str, bucket: str) -> dict[str, Any]:
     return {"endpoint": endpoint.rstrip("/"), "virtual_hosted_style_request": False}
 
 
-class _Counted(RawIOBase):
-    """A file that tells how much of it has been read, which is as much as can be known of an upload."""
+class _Pieces:
+    """A file, part by part: obstore sends what it is given without copying it. Tells how much has been read,
+    which is as much as can be known of an upload.
 
-    def __init__(self, path: Path, moved: Moved) -> None:
-        self._stream = path.open("rb", buffering=0)
-        self._moved = moved
-        self.count = 0
+    ``problem``: why there is no next part; obstore then gives the upload up, and no object appears.
+    """
 
-    def readable(self) -> bool:
-        return True
+    def __init__(self, parcel: Parcel, descriptor: int, part: int, moved: Moved) -> None:
+        self._parcel, self._descriptor, self._part, self._moved = parcel, descriptor, part, moved
+        self._before = os.fstat(descriptor).st_mtime_ns
+        self._count = 0
+        self.problem: JobError | None = None
 
-    def seekable(self) -> bool:
-        return True
+    def __iter__(self) -> Iterator[bytes]:
+        return self
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def read(self, size: int = -1, /) -> bytes:
-        content = self._stream.read(size)
-        self.count += len(content)
+    def __next__(self) -> bytes:
+        try:
+            with reading(self._parcel.path):
+                content = os.pread(self._descriptor, self._part, self._count)
+                now = os.fstat(self._descriptor)
+            size = self._parcel.size
+            if not content and (self._count, now.st_size, now.st_mtime_ns) != (size, size, self._before):
+                raise changed(self._parcel.path)
+        except JobError as error:
+            self.problem = error
+            raise
+        if not content:
+            raise StopIteration
+        self._count += len(content)
         self._moved(len(content), 0)
         return content
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()

@@ -31,9 +31,6 @@ Moved = Callable[[int, int], None]
 GetRange = Callable[[str, str, int, int, "str | None"], bytes]
 """Bucket, key, start, length, ETag: as ``PartStorage.get_range``."""
 
-AT_ONCE = 10
-"""Connections that a botocore client keeps (its default); more would wait for each other."""
-
 _LONGEST_PART = 64 << 20
 """Parts of others' uploads up to this size are fetched and checked one by one; larger ones in pieces of
 ``PART``, and the file is checked when it is whole."""
@@ -43,10 +40,11 @@ class PartWise:
     def __init__(self, storage: PartStorage) -> None:
         self._storage = storage
 
-    def put(self, bucket: str, parcel: Parcel, moved: Moved) -> None:
-        self._send(bucket, parcel, part_size(parcel.size), None, moved)
+    def put(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
+        """``at_once``: parts under way at a time, here as below."""
+        self._send(bucket, parcel, at_once, part_size(parcel.size), None, moved)
 
-    def resume(self, bucket: str, parcel: Parcel, moved: Moved) -> bool:
+    def resume(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> bool:
         """Goes on with an upload of this file that was cut off; only what is missing of it is sent.
 
         False where there is none."""
@@ -57,11 +55,13 @@ class PartWise:
         for upload in begun:
             size = _uniform(upload, parcel.size)
             if size is not None:
-                self._send(bucket, parcel, size, upload, moved)
+                self._send(bucket, parcel, at_once, size, upload, moved)
                 return True
         return False
 
-    def _send(self, bucket: str, parcel: Parcel, size: int, begun: Unfinished | None, moved: Moved) -> None:
+    def _send(
+        self, bucket: str, parcel: Parcel, at_once: int, size: int, begun: Unfinished | None, moved: Moved
+    ) -> None:
         upload = begun.upload if begun is not None else self._storage.begin(bucket, parcel.key)
         there = begun.parts if begun is not None else {}
         pieces = list(enumerate(ranges(parcel.size, size), 1))
@@ -83,7 +83,7 @@ class PartWise:
                 sent[number] = part
                 moved(length, 0)
 
-            each(send, pieces, AT_ONCE)
+            each(send, pieces, at_once)
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
@@ -92,7 +92,7 @@ class PartWise:
         self._storage.complete(bucket, parcel.key, upload, [sent[number] for number, _ in pieces])
         moved(0, 1)
 
-    def get(self, bucket: str, parcel: Parcel, get_range: GetRange, moved: Moved) -> None:
+    def get(self, bucket: str, parcel: Parcel, get_range: GetRange, at_once: int, moved: Moved) -> None:
         check = self._storage.check(bucket, parcel.key)
         known = known_by(check)
         # By its own parts where these are known by their digests: then each is hashed while it is at hand.
@@ -113,7 +113,7 @@ class PartWise:
                 landing.write(content, start)
                 moved(length, 0)
 
-            each(fetch, pieces, AT_ONCE)
+            each(fetch, pieces, at_once)
             if known is not None:
                 algorithm, wanted = known
                 at_hand = own is not None

@@ -12,7 +12,7 @@ import pytest
 from smlaunch.data import transfer_parts
 from smlaunch.data.contents import LARGE, PART, combined, digest_of, new_digest, part_size, ranges
 from smlaunch.data.tally import Tally
-from smlaunch.data.transfer import Quick, QuickFailed, Transfers
+from smlaunch.data.transfer import AT_ONCE, Quick, QuickFailed, Transfers
 from smlaunch.data.workers import each
 from smlaunch.errors import JobError
 from smlaunch.launch.aws_parts import S3Parts
@@ -229,7 +229,7 @@ def test_an_object_that_changed_since_it_was_listed_is_refused(
         by_botocore(target).get(BUCKET, [parcel], Tally(1, 0).add)
 
 
-def test_files_that_change_or_vanish_are_told(transfer: Transfers, tmp_path: Path) -> None:
+def test_files_that_change_or_vanish_are_told(transfer: Transfers, target: Target, tmp_path: Path) -> None:
     parcels = files(tmp_path, {"small": b"12345", "large": bytes(LARGE)}, "changing/")
     parcels[0].path.write_bytes(b"1234")
     with pytest.raises(JobError, match="has changed while it was being sent"):
@@ -238,6 +238,7 @@ def test_files_that_change_or_vanish_are_told(transfer: Transfers, tmp_path: Pat
         stream.write(b"more")
     with pytest.raises(JobError, match="has changed while it was being sent"):
         transfer.put(BUCKET, parcels[1:], Tally(1, 0).add)
+    assert target.storage.size(BUCKET, parcels[1].key) is None, "half of one and half of another"
     parcels[0].path.unlink()
     with pytest.raises(JobError, match="cannot be read: No such file"):
         transfer.put(BUCKET, parcels[:1], Tally(1, 0).add)
@@ -269,7 +270,7 @@ class Failing:
         self.asked += 1
         raise QuickFailed
 
-    def put_file(self, bucket: str, parcel: Parcel, moved: Callable[[int, int], None]) -> None:
+    def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Callable[[int, int], None]) -> None:
         moved(1000, 0)
         self.put(bucket, parcel.key, b"")
 
@@ -285,7 +286,7 @@ def test_what_obstore_cannot_do_goes_by_botocore(target: Target, tmp_path: Path)
     tally = Tally(101, LARGE + 100)
     transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), tally.add)
     assert (tally.done_files, tally.done) == (101, LARGE + 100)
-    assert failing.asked <= transfer_parts.AT_ONCE, "after a failure it is not asked again"
+    assert failing.asked <= AT_ONCE, "after a failure it is not asked again"
     back = stored(target, "fallen-back/", tmp_path)
     transfer.get(BUCKET, back, Tally(0, 0).add)
     assert sum(parcel.path.stat().st_size for parcel in back) == LARGE + 100
