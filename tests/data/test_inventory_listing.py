@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +24,17 @@ from smlaunch.data.key_ranges import KeyRange, between, joined, rest
 from smlaunch.data.listing import Counts, Page, list_prefix
 from smlaunch.errors import JobError
 from smlaunch.launch.pages import S3Pages, read_page
+from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.ports import CallError
 from tests.data.pagers import AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
 from tests.local.client import Client
+
+PAGE = (
+    "<ListBucketResult><Contents>{}<LastModified>2026-11-21T12:34:56.000Z</LastModified><ETag>e</ETag>"
+    "<Size>1</Size></Contents><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
 
 letters = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 key_sets = st.sets(letters.filter(bool) | st.text("ab/", min_size=1, max_size=8), max_size=60)
@@ -208,10 +217,63 @@ def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
         list_prefix(MemoryPager([]), "b--use1-az4--x-s3", "", tmp_path / "keys.parquet")
 
 
+@pytest.mark.parametrize("written", [str, lambda text: text.replace("<", "<s3:").replace("<s3:/", "</s3:")])
+def test_an_answer_is_read_however_it_is_written(written: Callable[[str], str]) -> None:
+    entry = "<Contents>{}<LastModified>{}</LastModified>{}<Size>7</Size></Contents>"
+    etag = "<ETag>&quot;abc-2&quot;</ETag>"
+    rest_of_it = "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
+
+    def page(*entries: str) -> Page:
+        text = written(f"<ListBucketResult>{''.join(entries)}{rest_of_it}</ListBucketResult>")
+        return read_page(text.replace("Result>", ' Result xmlns:s3="x">', 1).replace(" R", "R", 1).encode())
+
+    plain = entry.format("<Key>a%2Fb+c%2B</Key>", AT, etag)
+    assert page(plain) == Page(["a/b c+"], [7], ["abc-2"], [AT], True)
+    escaped = entry.format("<Key>a&amp;b</Key>", AT, etag)
+    without_etag = entry.format("<Key>c</Key>", AT, "")
+    assert page(plain, escaped, without_etag).keys == ["a/b c+", "a&b", "c"]
+    assert page(plain, escaped, without_etag).etags == ["abc-2", "abc-2", ""]
+    assert page() == Page([], [], [], [], True)
+
+
 def test_an_answer_that_is_no_listing() -> None:
     for body in (b"<html/>", b"<ListBucketResult>", b"", b"<ListBucketResult><Contents/></ListBucketResult>"):
         with pytest.raises((ValueError, SyntaxError, KeyError)):
             read_page(body)
+
+
+def test_an_error_with_status_200_is_asked_again() -> None:
+    """S3 may find out that something is wrong after it has sent the status."""
+    bodies = [
+        b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>",
+        PAGE.format("<Key>a</Key>").encode(),
+        b"<html/>",
+        b"",
+    ]
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.pop(0)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *unused: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            target = Target.endpoint(f"http://127.0.0.1:{server.server_port}", "us-east-1", "a", "b")
+            pages = S3Pages(target.client("s3"))
+            assert pages.page("bucket", "", "").keys == ["a"]
+            with pytest.raises(CallError, match="ListObjectsV2"):
+                pages.page("bucket", "", "")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert not bodies
 
 
 def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
