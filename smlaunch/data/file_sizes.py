@@ -1,19 +1,12 @@
 """What kind, how large and how old each file below a folder is, looked up by several processes at once.
 
 To ask for a file's size takes six times as long as to read its name from the folder, and far longer on a
-network file system. So names are read here, and the rest by processes of this same file, which needs nothing
-but Python:
-
-    python -I -S file_sizes.py ROOT [--follow-links]
-
-They are asked in chunks: eight bytes of length, then names with a NUL between. The answer is three 64-bit
-numbers for each name: mode (0: it is gone), size in bytes, nanoseconds of the last change.
+network file system. So names are read here, and the rest by processes of ``file_facts``.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from array import array
@@ -23,7 +16,8 @@ from contextlib import ExitStack
 from itertools import chain, islice
 from queue import SimpleQueue
 
-FOLLOW = "--follow-links"
+from smlaunch.data import file_facts
+from smlaunch.data.file_facts import facts_of
 
 _CHUNK = 4096
 """Files asked for at once."""
@@ -51,7 +45,7 @@ def look_up(
     first = list(islice(chunks, _ALONE))
     if len(first) < _ALONE:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        asked = [(chunk, _facts(folder, chunk, follow_links)) for chunk in first]
+        asked = [(chunk, facts_of(folder, chunk, follow_links)) for chunk in first]
         os.close(folder)
     else:
         asked = _ask_all(root, chain(first, chunks), workers, follow_links)
@@ -78,7 +72,14 @@ def _names(root: str, unreadable: Unreadable) -> Iterator[bytes]:
 def _ask_all(
     root: str, chunks: Iterator[list[bytes]], workers: int, follow_links: bool
 ) -> list[tuple[list[bytes], bytes]]:
-    command = [sys.executable, "-I", "-S", __file__, root, *([FOLLOW] if follow_links else [])]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        file_facts.__file__,
+        root,
+        *([file_facts.FOLLOW] if follow_links else []),
+    ]
     free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
 
     def ask(names: list[bytes]) -> bytes:
@@ -102,34 +103,3 @@ def _ask_all(
         pool = stack.enter_context(ThreadPoolExecutor(workers, "sizes"))
         asked = [(chunk, pool.submit(ask, chunk)) for chunk in chunks]
         return [(chunk, answer.result()) for chunk, answer in asked]
-
-
-def _facts(root: int, names: Sequence[bytes], follow_links: bool) -> bytes:
-    """The answer for a chunk of names below the open folder ``root``."""
-    look, facts = os.stat, array("q")
-    add = facts.extend
-    for name in names:
-        try:
-            found = look(name, dir_fd=root, follow_symlinks=False)
-            mode = found.st_mode
-            if follow_links and stat.S_ISLNK(mode):
-                target = look(name, dir_fd=root)
-                if stat.S_ISREG(target.st_mode):
-                    found, mode = target, target.st_mode
-        except FileNotFoundError:
-            add((0, 0, 0))
-            continue
-        add((mode, found.st_size, found.st_mtime_ns))
-    return facts.tobytes()
-
-
-def main(root: str, follow: str = "") -> None:
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    while length := sys.stdin.buffer.read(8):
-        names = sys.stdin.buffer.read(int.from_bytes(length, "little")).split(b"\0")
-        sys.stdout.buffer.write(_facts(folder, names, follow == FOLLOW))
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import subprocess
@@ -161,7 +160,8 @@ class PythonWriter:
         program = [sys.executable, "-I", "-S", tar_writer.__file__]
         code, digest, err = self._programs.run([*program, self._root, str(out), *self._follow], content)
         if code == tar_writer.CHANGED:
-            raise ShardFailed([Changed(*json.loads(line)) for line in err.splitlines()])
+            words = os.fsdecode(err).split("\0")
+            raise ShardFailed(list(map(Changed, words[:-1:2], words[1::2])))
         if code:
             raise NoWay(err.decode(errors="replace").strip() or f"the writer ended with {code}")
         return digest.decode().strip()

@@ -5,7 +5,7 @@ Also a program of its own, one process per core without an import of smlaunch:
     python -I -S tar_writer.py ROOT OUT [--follow-links] < list
 
 The list is ``size NUL name NUL`` for each file, names relative to ROOT. The archive's SHA-256 goes to stdout.
-What has changed or gone since the list was made is told on stderr, one JSON ``[name, what]`` a line, and the
+What has changed or gone since the list was made is told on stderr, as ``name NUL what NUL`` each, and the
 exit code is then 1; 3 is a disk that is full, and the like.
 
 Fixed in every header: mode 0644, user and group 0 without names, time 0, so that an archive depends on names
@@ -16,12 +16,14 @@ file, where ``tarfile`` takes about 23 and GNU tar 7.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable
 from errno import ENOENT
-from io import FileIO
+
+TYPE_CHECKING = False  # as type checkers know it: `typing` and `collections` are most of a start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from io import FileIO
 
 BLOCK = 512
 RECORD = 20 * BLOCK
@@ -87,20 +89,17 @@ def end_of(members: int) -> bytes:
     return bytes(archive_size(members) - members)
 
 
-Tell = Callable[[bytes, str], None]
-"""Told (name, what is the matter) of each file that is not what the list says."""
-
-
 def write_archive(
     root: int,
     files: Iterable[tuple[bytes, int]],
     write: Callable[[memoryview], object],
-    tell: Tell,
+    tell: Callable[[bytes, str], object],
     follow_links: bool = False,
 ) -> str:
     """The archive of ``files`` (name, size) below the open directory ``root``; returns its SHA-256.
 
-    ``tell`` hears of every file that is not as listed; the archive is then no archive, and to be thrown away.
+    ``tell`` hears (name, what is the matter) of every file that is not as listed; the archive is then no
+    archive, and to be thrown away.
     """
     # Never waits for a pipe's writer, and never follows a link that has taken a file's place.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
@@ -198,7 +197,7 @@ def main(root: str, out: str, follow: str = "") -> int:
     """The program. ``out`` must not exist yet."""
     words = sys.stdin.buffer.read().split(b"\0")
     files = zip(words[1::2], map(int, words[:-1:2]))  # noqa: B905 (the last word is what follows the last NUL)
-    told: list[list[str]] = []
+    told: list[bytes] = []
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         with open(out, "xb", buffering=0) as archive:  # noqa: PTH123 (pathlib is a quarter of the start)
@@ -206,13 +205,13 @@ def main(root: str, out: str, follow: str = "") -> int:
                 folder,
                 files,
                 lambda block: _write_all(archive, block),
-                lambda name, what: told.append([os.fsdecode(name), what]),
+                lambda name, what: told.append(b"%b\0%b\0" % (name, what.encode())),
                 follow == FOLLOW,
             )
     except (OSError, _WriteError) as error:
         sys.stderr.write(f"{out}: {error}\n")
         return BROKEN
-    sys.stderr.writelines(json.dumps(row) + "\n" for row in told)
+    sys.stderr.buffer.writelines(told)
     sys.stdout.write(digest + "\n")
     return CHANGED if told else 0
 
