@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,7 +102,21 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         yield Jobs(info)
 
 
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Jobs]:
+    with Endpoint(tmp_path / "home", isolation="plain") as info:
+        yield Jobs(info)
+
+
 def test_what_a_host_finds_and_what_it_leaves(jobs: Jobs) -> None:
+    whole(jobs)
+
+
+def test_the_same_where_nothing_can_be_isolated(plain: Jobs) -> None:
+    whole(plain)
+
+
+def whole(jobs: Jobs) -> None:
     for number in range(5):
         jobs.put(f"data/part-{number}", b"12345"[:number])
     jobs.put("lists/some.json", json.dumps([{"prefix": "s3://tests/data/"}, "part-1", "part-3"]).encode())

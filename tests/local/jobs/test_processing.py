@@ -1,0 +1,153 @@
+"""What a processing job finds and leaves, on hosts that are only directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.local.executors.base import Place
+from smlaunch.local.jobs import channels, states
+from smlaunch.local.jobs.processing import ProcessingWork, exit_message
+from smlaunch.local.jobs.work import Tools
+from smlaunch.local.objects import ObjectStore
+from smlaunch.local.settings import Settings
+from smlaunch.local.store import JobRecord
+
+OUT = "/opt/ml/processing/out"
+
+
+def work(**changes: Any) -> ProcessingWork:
+    s3 = {"S3Uri": "s3://data/kept/", "LocalPath": OUT, "S3UploadMode": "EndOfJob", **changes}
+    request = {
+        "ProcessingJobName": "job",
+        "AppSpecification": {"ImageUri": "image", "ContainerEntrypoint": ["run"]},
+        "ProcessingResources": {"ClusterConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2}},
+        "ProcessingInputs": [
+            {
+                "InputName": name,
+                "S3Input": {"S3Uri": "s3://data/big/", "LocalPath": path, "S3DataType": "S3Prefix"},
+            }
+            for name, path in (("alone", "/opt/ml/processing/big"), ("around", "/opt/ml/processing/all"))
+        ],
+        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "out", "S3Output": s3}]},
+    }
+    arn = "arn:aws:sagemaker:us-east-1:000000000000:processing-job/job"
+    record = JobRecord("processing-job", "us-east-1", "job", arn, "me", request, states.begin(0.0))
+    return ProcessingWork(record, lambda kind: 0.0)
+
+
+def tools(objects: ObjectStore, notes: list[str], **settings: Any) -> Tools:
+    return Tools(objects, Settings(**settings), lambda label, text: notes.append(f"{label}: {text}"))
+
+
+def kept(objects: ObjectStore) -> dict[str, str]:
+    return {entry.key: objects.path("data", entry.key).read_text() for entry in objects.list("data", "kept/")}
+
+
+def fill(places: list[Place]) -> None:
+    for number, place in enumerate(places):
+        folder = place.tree / "processing/out"
+        (folder / "deep").mkdir(parents=True)
+        (folder / "same").write_text(str(number))
+        (folder / f"deep/{number}").write_text("own")
+
+
+def test_a_view_hides_no_output(objects: ObjectStore, places: list[Place]) -> None:
+    for number in range(100):
+        objects.put_bytes("data", f"big/{number}", b"x")
+    job = work(LocalPath="/opt/ml/processing/all/out")
+    job.lay_out(places, places[0])
+    found = channels.prepare(job.spec, places, objects, Settings(), True, lambda: None)
+    assert {view.target for views in found.views.values() for view in views} == {"processing/big"}
+    assert len(os.listdir(places[0].tree / "processing/all")) == 101
+    # Nor is what the job writes to shown while it changes.
+    job = work(S3Uri="s3://data/big/")
+    found = channels.prepare(job.spec, places, objects, Settings(), True, lambda: None)
+    assert not any(found.views.values())
+
+
+@pytest.mark.parametrize(("of", "uploaded"), [("completed", "c"), ("stopped", "cs"), ("all", "csf")])
+def test_of_which_jobs_outputs_are_uploaded(
+    objects: ObjectStore, places: list[Place], of: str, uploaded: str
+) -> None:
+    for end in "csf":
+        fill(places)
+        reason = "AlgorithmError: , exit code: 1" if end == "f" else None
+        outcome = work().finish(places, tools(objects, [], processing_outputs_of=of), reason, end == "s")
+        assert outcome.reason == reason
+        assert bool(kept(objects)) == (end in uploaded), end
+        for place in places:
+            shutil.rmtree(place.tree)
+        for key in kept(objects):
+            objects.delete("data", key)
+
+
+def test_names_that_clash_and_links_are_told(
+    objects: ObjectStore, places: list[Place], tmp_path: Path
+) -> None:
+    fill(places)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("of this machine")
+    (places[0].tree / "processing/out/away").symlink_to(tmp_path / "secret")
+    notes: list[str] = []
+    work().finish(places, tools(objects, notes), None, False)
+    assert kept(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
+    assert any("same exists on algo-1 too" in note for note in notes)
+    assert any("away is a symbolic link" in note for note in notes)
+
+
+def test_an_output_that_became_a_link_is_not_followed(
+    objects: ObjectStore, places: list[Place], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("of this machine")
+    for place in places:
+        place.tree.mkdir(parents=True)
+    (places[0].tree / "processing").mkdir()
+    (places[0].tree / "processing/out").symlink_to(tmp_path / "secret")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/key").write_text("of this machine")
+    (places[1].tree / "processing").symlink_to(tmp_path)
+    notes: list[str] = []
+    work().finish(places, tools(objects, notes), None, False)
+    assert kept(objects) == {}
+    assert sum("lies behind a symbolic link" in note for note in notes) == 2
+
+
+def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(
+    objects: ObjectStore, places: list[Place]
+) -> None:
+    fill(places)
+    (places[0].tree / "output").mkdir()
+    (places[0].tree / "output/message").write_text("done")
+    outcome = work(S3Uri="s3://absent/x").finish(places, tools(objects, []), None, False)
+    assert (outcome.reason or "").startswith("ClientError: Data upload failed:s3://absent/x/")
+    assert outcome.result == {"ExitMessage": "done"}
+
+
+@given(st.lists(st.text(max_size=700), min_size=1, max_size=3))
+def test_messages_are_joined_and_cut_between_characters(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("messages")
+    files = [(f"algo-{number}", folder / str(number)) for number in range(len(texts))]
+    for (_, path), text in zip(files, texts, strict=True):
+        path.write_bytes(text.encode())
+    found = exit_message(files)
+    assert len(found.encode()) <= 1024
+    assert found == "".join(texts)[: len(found)] or len("".join(texts).encode()) > 1024
+    if len("".join(texts).encode()) <= 1024:
+        assert found == "".join(texts)
+
+
+def test_a_message_that_is_no_file_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    assert exit_message([(name, tmp_path / name) for name in ("pipe", "link", "absent")]) == ""
