@@ -32,9 +32,15 @@ def _tell(name: str, channel: Channel, facts: InputFacts, job: Job, instance_typ
     from smlaunch.planning.advice import Needs, Place, advise
     from smlaunch.planning.advice_text import in_a_line
     from smlaunch.planning.census import DataFacts
-    from smlaunch.planning.io_times import Machine
+    from smlaunch.planning.io_times import Machine, Share
+    from smlaunch.planning.slow_disk import slow_disk
 
     objects, size = facts.objects or 0, facts.bytes or 0
+    machine = Machine(instances.find(instance_type), job.compute.hosts)
+    parted = job.compute.hosts if channel.split is not None else 1
+    slow = slow_disk(Share(size / parted, objects / parted), machine) if channel.mode == "File" else None
+    if slow is not None:
+        notes.warn(f"inputs.{name}: {slow}")
     data = DataFacts(objects, size, at_least=facts.capped)
     if facts.capped and size <= figure("local_bytes").low:
         if data.are_small:
@@ -44,7 +50,6 @@ def _tell(name: str, channel: Channel, facts: InputFacts, job: Job, instance_typ
             )
         return
     place: Place = "processing" if job.strategy == "processing" else "training"
-    machine = Machine(instances.find(instance_type), job.compute.hosts)
     advice = advise(data, Needs(split=channel.split is not None, place=place), machine)
     if advice.pack:
         notes.warn(f"inputs.{name}: {advice.ways[0].because}. See smlaunch data pack.")
