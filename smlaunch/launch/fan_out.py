@@ -240,6 +240,8 @@ class PartsWatch(Watch):
         def pause(seconds: float) -> bool:
             return wait(seconds) is True or left.is_set()
 
+        # Before there are threads: boto3 makes clients in one at a time only.
+        _ = self._run.target.control, self._run.target.logs, self._run.target.storage
         again = bool(self._watches)
         going = [number for number in self._run.parts if number not in self._over]
         for number in going:
