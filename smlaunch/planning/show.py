@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
@@ -15,13 +14,12 @@ from smlaunch.job import Channel, Job, format_duration
 from smlaunch.planning.carry import JOBS, LISTS, SHARDS
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
+from smlaunch.planning.prose import bullets, visible
 from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.protocol.launch_spec import AUTO, RUNTIME, CheckpointSpec, Ref, Word
 from smlaunch.protocol.segment import SYNC
 from smlaunch.request import PROCESSING
-
-_WIDTH = 100
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -81,19 +79,12 @@ def _parts(carried: Carried) -> dict[str, Any]:
 
 def as_text(plan: Plan) -> str:
     reasons = (f"{reason.because} [{reason.rule}]" for reason in plan.reasons)
-    blocks = [[_headline(plan)], _table(_decisions(plan)), ["Why", *_bullets("-", reasons)]]
+    blocks = [[_headline(plan)], _table(_decisions(plan)), ["Why", *bullets("-", reasons)]]
     if plan.warnings:
-        blocks.append(["Watch out", *_bullets("!", plan.warnings)])
+        blocks.append(["Watch out", *bullets("!", plan.warnings)])
     steps = (f"  {number}. {step}" for number, step in enumerate(_steps(plan), 1))
     blocks.append(["What launching does", *steps])
-    return "\n\n".join("\n".join(_visible(line) for line in block) for block in blocks)
-
-
-def _visible(line: str) -> str:
-    """Paths and addresses may hold anything; a terminal must not act on it."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return "\n\n".join("\n".join(visible(line) for line in block) for block in blocks)
 
 
 def _headline(plan: Plan) -> str:
@@ -330,18 +321,6 @@ def _table(pairs: Iterable[tuple[str, str]]) -> list[str]:
     rows = list(pairs)
     width = max(len(label) for label, _ in rows) + 2
     return [f"  {label:<{width}}{value}" for label, value in rows]
-
-
-def _bullets(mark: str, sentences: Iterable[str]) -> Iterator[str]:
-    for sentence in sentences:
-        yield from textwrap.wrap(
-            sentence,
-            _WIDTH,
-            initial_indent=f"  {mark} ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
 
 
 def _facts(plan: Plan, name: str, channel: Channel) -> InputFacts:
