@@ -136,7 +136,7 @@ def main() -> None:
 
         figures = interleave(
             {
-                OURS: ours("auto"),
+                OURS: ours("python"),
                 f"{OURS} --engine tar": ours("tar"),
                 BY_HAND: measure(lambda: hashed(tars(src, dst, found(src)))),
                 LISTED: measure(lambda: tars(src, dst, found(src))),

@@ -57,8 +57,8 @@ _SHARDS = "Shards"
 @option(
     "Work",
     "--engine",
-    type=click.Choice(["auto", "python", "tar"]),
-    default="auto",
+    type=click.Choice(["python", "tar"]),
+    default="python",
     help="Who writes shards from a folder: ours, or GNU tar; the bytes are the same.",
 )
 @place_options

@@ -107,8 +107,11 @@ class FolderPlace:
         foreign = [name for name in there if not ours or not is_shard(SHARDS + name)]
         if foreign:
             raise refuse(f"{shards} " + FOREIGN.format(name=foreign[0]))
-        self._work.mkdir(parents=True, exist_ok=True)
-        shards.mkdir(exist_ok=True)
+        try:
+            self._work.mkdir(parents=True, exist_ok=True)
+            shards.mkdir(exist_ok=True)
+        except OSError as error:
+            raise refuse(f"{self._root} cannot be written to: {error.strerror}") from error
         lock = os.open(self._work, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:

@@ -273,8 +273,14 @@ def test_a_place_that_holds_something_else_is_refused(tree: Path, tmp_path: Path
         packed(tree, tmp_path / "done", count=3, resume=True)
     assert content(tmp_path / "done") == before
     (tmp_path / "done" / "shards" / "shard-00001.tar").write_bytes(b"spoilt")
-    with pytest.raises(JobError, match=r"shard-00001\.tar is missing or spoilt"):
+    with pytest.raises(JobError, match=r"shard-00001\.tar is missing or spoilt; remove index\.json, then"):
         packed(tree, tmp_path / "done", count=2, resume=True)
+    (tmp_path / "done" / "index.json").unlink()
+    packed(tree, tmp_path / "done", count=2, resume=True)
+    assert content(tmp_path / "done") == before
+    write(tmp_path / "file", b"")
+    with pytest.raises(JobError, match="cannot be written to: Not a directory"):
+        packed(tree, tmp_path / "file" / "dst")
 
 
 def test_two_packs_never_work_in_one_place(tree: Path, tmp_path: Path) -> None:
@@ -316,7 +322,7 @@ def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, e
         pack(source, FolderPlace(dst), Wanted(count=4))
     told = problems(error)
     assert [any(path.name in line for line in told) for path in names[:5]] == [True, True, True, True, False]
-    assert "0/00000.bin is gone; --resume packs what is left" in told[0]
+    assert "'0/00000.bin' is gone; --resume packs what is left" in told[0]
     assert not (dst / "index.json").exists() and len(list((dst / "shards").iterdir())) == 3
     other.unlink()
     with pytest.raises(JobError, match="not finished; --resume"):

@@ -173,9 +173,9 @@ def test_objects_that_change_or_go_are_told() -> None:
         packed(storage)
     told = [str(problem) for problem in error.value.problems]
     assert [line.partition(";")[0] for line in told] == [
-        "SRC: large.bin is gone",
-        "SRC: many/000.bin is gone",
-        "SRC: many/001.bin has another size than when it was listed",
+        "SRC: 'large.bin' is gone",
+        "SRC: 'many/000.bin' is gone",
+        "SRC: 'many/001.bin' has another size than when it was listed",
     ]
     assert "packed/index.json" not in storage.objects[BUCKET]
 
