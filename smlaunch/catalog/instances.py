@@ -16,8 +16,8 @@ class InstanceType(NamedTuple):
     """One type's size and price.
 
     ``accelerators``: ranks that make sense on a host: GPUs, or NeuronCores. Memory in GiB. ``nvme_gb``: own
-    NVMe disk in GB, which SageMaker uses instead of a volume. ``usd_per_hour``: None when unknown;
-    ``price_confidence``: high, medium or low.
+    NVMe disk in GB, which SageMaker uses instead of a volume. ``usd_per_hour``: None when unknown, as the
+    disk may be; ``price_confidence``: high, medium or low.
     """
 
     name: str
@@ -26,7 +26,7 @@ class InstanceType(NamedTuple):
     accelerator: str | None
     accelerators: int
     accelerator_memory_gib: float | None
-    nvme_gb: float
+    nvme_gb: float | None
     usd_per_hour: float | None
     price_confidence: str | None
 

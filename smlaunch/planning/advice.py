@@ -428,6 +428,8 @@ def _notes(setting: _Setting) -> tuple[str, ...]:
         return tuple(notes)
     if machine.instance is None:
         notes.append("Without an instance type (--instance-type) memory, disk and network are not known.")
+    elif machine.instance.nvme_gb is None:
+        notes.append(f"Whether {machine.instance.name} has NVMe disks is not known; a volume is assumed.")
     elif math.isinf(machine.network):
         notes.append(f"The network of {machine.instance.name} is not known; times have no limit by it.")
     elif _bursts(machine):

@@ -72,7 +72,7 @@ def _advice(request: Mapping[str, Any], machines: bool) -> Iterator[str]:
             f"{what} lies on the host's disk already: more workers (num_workers of the DataLoader{cores}), "
             "or samples that are decoded and resized once and not in every epoch"
         )
-        if instance is not None and not instance.nvme_gb:
+        if instance is not None and instance.nvme_gb == 0:
             yield (
                 f"{name} has a volume of 128 to 250 MiB/s: data beyond its memory are read at that speed in "
                 "every epoch; a type with NVMe disks reads faster"

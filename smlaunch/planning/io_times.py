@@ -76,8 +76,10 @@ class Machine:
 
     @property
     def nvme(self) -> float:
-        """Bytes of the host's own disk that data may take; 0 where the host has a volume."""
-        return 0.0 if self.instance is None else self.instance.nvme_gb * 1e9 * figure("disk_share").low
+        """Bytes of the host's own disk that data may take; 0 where the host has a volume, or nobody knows."""
+        if self.instance is None or not self.instance.nvme_gb:
+            return 0.0
+        return self.instance.nvme_gb * 1e9 * figure("disk_share").low
 
     @property
     def disk_bytes(self) -> float:

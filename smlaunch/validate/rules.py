@@ -26,7 +26,7 @@ def volume_key(
     kinds = sorted({entry["InstanceType"] for entry in entries if entry.get("InstanceType")})
     for kind in kinds:
         known = find(kind)
-        if known is not None and known.nvme_gb > 0:
+        if known is not None and known.nvme_gb:
             text = f"VolumeKmsKeyId cannot be given with an instance type that has local storage, as {kind}"
             yield rule((*at, "VolumeKmsKeyId"), key, text)
 

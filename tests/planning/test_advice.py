@@ -235,3 +235,9 @@ def test_a_plan_has_nothing_to_say_of_little_data_or_of_this_machine() -> None:
     job = {"inputs": {"train": {"uri": "s3://b/d/"}}}
     here = plan(job, with_inputs(local(), {"train": _facts(500, 50 * GB)}))
     assert not any(reason.rule == "inputs.train.storage" for reason in here.reasons)
+
+
+def test_every_known_type_can_be_advised_for() -> None:
+    for instance in known_types().values():
+        advice = advise(data(60 * GB), Needs(), Machine(instance))
+        assert as_text(advice, "s3://b/")
