@@ -144,9 +144,13 @@ def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:
             follow_links=options["follow_links"],
             workers=options["workers"],
         )
-    from smlaunch.data.pack_s3 import S3Source
+    from smlaunch.data.pack_s3 import S3Source, quick_fetch
+    from smlaunch.data.transfer_obstore import by_obstore
 
-    return S3Source(target.storage, *_address(src, "SRC"))
+    bucket, prefix = _address(src, "SRC")
+    quick = by_obstore(target.client("s3"), target.clients)
+    fetch = quick_fetch(quick, target.storage, bucket) if quick is not None else None
+    return S3Source(target.storage, bucket, prefix, fetch)
 
 
 def _place(dst: str, target: Target | None) -> Place:
@@ -156,7 +160,7 @@ def _place(dst: str, target: Target | None) -> Place:
         return FolderPlace(Path(dst))
     from smlaunch.data.pack_s3 import S3Place
 
-    return S3Place(target.storage, *_address(dst, "DST"))
+    return S3Place(target.storage, *_address(dst, "DST"), target.transfer)
 
 
 def _address(uri: str, what: str) -> tuple[str, str]:

@@ -29,8 +29,9 @@ from smlaunch.data.pack_place import (
 from smlaunch.data.shard_index import INDEX, SHARDS, ShardIndex, ShardRecord, index_json, read_index
 from smlaunch.data.tar_shards import Changed, NoWay, Shard, ShardFailed, Writer
 from smlaunch.data.tar_writer import BLOCK, Output, end_of, header, member_size
+from smlaunch.data.transfer import Quick, QuickFailed
 from smlaunch.errors import JobError, Problem
-from smlaunch.ports import CallError, ObjectStorage
+from smlaunch.ports import CallError, ObjectStorage, Parcel, Transfer
 
 _LARGE = 8 << 20
 """Bytes: an object from here on is copied piece by piece instead of being fetched ahead."""
@@ -40,8 +41,23 @@ _AHEAD = 32
 
 _GONE = frozenset(("NoSuchKey", "404", "NotFound"))
 
-Fetch = Callable[[str], bytes | None]
-"""A small object's content by its key; None when it is gone."""
+Fetch = Callable[[str, int], bytes | None]
+"""A small object's content by its key and the size it was listed with; None when it is gone."""
+
+
+def quick_fetch(quick: Quick, storage: ObjectStorage, bucket: str) -> Fetch:
+    """By obstore; whatever it cannot do, or says it could not, by the port, which says what is the matter."""
+
+    def fetch(key: str, size: int) -> bytes | None:
+        if size and quick.takes(key):
+            try:
+                # One byte more than there should be: an object that has grown is seen.
+                return quick.get_range(bucket, key, 0, size + 1, None)
+            except QuickFailed:
+                pass
+        return storage.get_bytes(bucket, key)
+
+    return fetch
 
 
 class S3Source:
@@ -53,7 +69,7 @@ class S3Source:
     def __init__(self, storage: ObjectStorage, bucket: str, prefix: str, fetch: Fetch | None = None) -> None:
         self._storage, self._bucket = storage, bucket
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-        self._fetch = fetch or (lambda key: storage.get_bytes(bucket, key))
+        self._fetch = fetch or (lambda key, size: storage.get_bytes(bucket, key))
 
     def find(self) -> Sequence[Found]:
         cut = len(self._prefix)
@@ -107,8 +123,8 @@ class _ObjectWriter:
         ahead: deque[tuple[int, Content]] = deque()
         for index in range(shard.begin, shard.end):
             key = self._prefix + self._files.names[index].decode()
-            small = self._files.sizes[index] < _LARGE
-            ahead.append((index, pool.submit(self._fetch, key) if small else key))
+            size = self._files.sizes[index]
+            ahead.append((index, pool.submit(self._fetch, key, size) if size < _LARGE else key))
             if len(ahead) == _AHEAD:
                 yield ahead.popleft()
         yield from ahead
@@ -143,10 +159,12 @@ _OTHER_SIZE = "has another size than when it was listed"
 
 class S3Place:
     """A prefix, taken as a folder. An upload is seen when it is whole, or not at all; a shard that has its
-    record is trusted by its size."""
+    record is trusted by its size. ``transfer``: a faster way than the port's own to send a shard."""
 
-    def __init__(self, storage: ObjectStorage, bucket: str, prefix: str) -> None:
-        self._storage, self._bucket = storage, bucket
+    def __init__(
+        self, storage: ObjectStorage, bucket: str, prefix: str, transfer: Transfer | None = None
+    ) -> None:
+        self._storage, self._bucket, self._transfer = storage, bucket, transfer
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
         self._there: dict[str, int] = {}
 
@@ -203,7 +221,11 @@ class S3Place:
         # A record must never speak of bytes that are being replaced.
         if record_key(shard) in self._there:
             self._delete([record_key(shard)])
-        self._storage.put_file(self._bucket, self._prefix + shard.name, written)
+        key = self._prefix + shard.name
+        if self._transfer is None:
+            self._storage.put_file(self._bucket, key, written)
+        else:
+            self._transfer.put(self._bucket, [Parcel(key, written, shard.size)], lambda size, files: None)
         self._put(record_key(shard), record_of(shard, sha256, fingerprint))
 
     def finish(self, index: ShardIndex) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from smlaunch.data.pack import FolderSource, Packed, Wanted, pack
 from smlaunch.data.pack_place import FolderPlace
-from smlaunch.data.pack_s3 import S3Place, S3Source
+from smlaunch.data.pack_s3 import S3Place, S3Source, quick_fetch
 from smlaunch.data.shard_index import read_index
+from smlaunch.data.transfer import QuickFailed
 from smlaunch.errors import JobError
 from smlaunch.ports import CallError
 from tests.cli.conftest import Shell
@@ -178,6 +179,46 @@ def test_objects_that_change_or_go_are_told() -> None:
         "SRC: 'many/001.bin' has another size than when it was listed",
     ]
     assert "packed/index.json" not in storage.objects[BUCKET]
+
+
+class Quickly:
+    """Stands for obstore: does not take every key, and fails for some."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self.storage, self.fetched = storage, 0
+
+    def takes(self, key: str) -> bool:
+        return "\n" not in key
+
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
+        if not length or key.endswith(("000.bin", "007.bin")):
+            raise QuickFailed
+        self.fetched += 1
+        return self.storage.objects[bucket][key][start : start + length]
+
+
+def test_objects_are_fetched_quickly_where_that_works() -> None:
+    storage = Failing()
+    storage.objects = filled().objects
+    quick, place = Quickly(storage), S3Place(storage, BUCKET, "packed")
+    fetch = quick_fetch(quick, storage, BUCKET)  # type: ignore[arg-type]
+    source = S3Source(storage, BUCKET, "raw", fetch)
+    storage.late = {"raw/many/000.bin": None}
+    storage.objects[BUCKET]["raw/many/002.bin"] = b"before"
+    found = source.find()
+    storage.objects[BUCKET]["raw/many/002.bin"] = b"before and after"
+    source.find = lambda: found  # type: ignore[method-assign]
+    with pytest.raises(JobError) as error:
+        pack(source, place, Wanted(count=4))
+    assert [str(problem).partition(";")[0] for problem in error.value.problems] == [
+        "SRC: 'many/000.bin' is gone",
+        "SRC: 'many/002.bin' has another size than when it was listed",
+    ]
+    storage.late.clear()
+    pack(S3Source(storage, BUCKET, "raw", fetch), place, Wanted(count=4, resume=True))
+    again = S3Place(storage, BUCKET, "again")
+    pack(S3Source(storage, BUCKET, "raw"), again, Wanted(count=4))
+    assert quick.fetched > 100 and below(storage, "packed/") == below(storage, "again/")
 
 
 def test_a_prefix_that_holds_something_else_is_refused() -> None:
