@@ -1,0 +1,16 @@
+"""A processing script as people write them: paths of its own, a message for whoever asks."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+place = Path(os.environ.get("SMLAUNCH_ML_ROOT", "/opt/ml"))
+host = json.loads((place / "config" / "resourceconfig.json").read_text())["current_host"]
+names = sorted(path.name for path in (place / "processing" / "input" / "data").iterdir())
+print(f"{host} cleans {len(names)} files", *sys.argv[1:])
+(place / "output" / "message").write_text(f"{len(names)} files;")
+if "fail" in sys.argv:
+    sys.exit(3)
+for name in names:
+    (place / "processing" / "out" / name).write_text(host)
