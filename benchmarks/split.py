@@ -148,7 +148,7 @@ def stream(path: Path, hosts: int) -> float:
     def blocks() -> Iterator[Any]:
         for start in range(0, count, BLOCK):
             draw = np.random.default_rng(start)
-            yield draw.integers(1, 1 << 20, min(BLOCK, count - start)) ** 2
+            yield draw.integers(1, 1 << 16, min(BLOCK, count - start)) ** 2
 
     began = time.perf_counter()
     found = split_blocks(blocks, count, hosts)

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smlaunch.data.inventory import ROW_GROUP, Inventory
+from smlaunch.data.inventory import Inventory
 from smlaunch.data.split import BLOCK, as_sizes
 from smlaunch.errors import JobError, Problem
 
+Item = TypeVar("Item")
+
 SIZE = "size"
+
+_NAMES = 1 << 16
+"""Names that are looked at together: some megabytes, which a processor's cache almost holds."""
 
 _HELD = 1 << 24
 """Objects up to which their sizes are kept, 128 MB, rather than read three times."""
@@ -60,14 +66,17 @@ class Keys:
         or lacks some."""
         self._check_column(column)
         start = 0
-        for block in self._sizes if column == SIZE and self._sizes else self._read(column):
+        for block in self._sizes if column == SIZE and self._sizes else _ahead(self._read(column)):
             yield self._without_markers(block, start)
             start += len(block)
 
     def batches(self) -> Iterator[Batch]:
         """Raises JobError for keys that are not UTF-8, come twice, out of order, or not below ``base``."""
+        return _ahead(self._read_keys())
+
+    def _read_keys(self) -> Iterator[Batch]:
         last, row, start = None, 0, 0
-        for batch in self._inventory.batches(("key",), rows=ROW_GROUP):
+        for batch in self._inventory.batches(("key",), rows=_NAMES):
             keys = batch.column(0)
             if not len(keys):
                 continue
@@ -93,12 +102,12 @@ class Keys:
     def _find_markers(self) -> Any:
         rows: list[Any] = []
         start, nothing = 0, False
-        for block in self._read(SIZE):
+        for block in _ahead(self._read(SIZE)):
             nothing = nothing or not block.all()
             if self._inventory.objects <= _HELD:
                 self._sizes.append(block)
         if nothing:
-            for batch in self._inventory.batches(("key", SIZE), rows=ROW_GROUP):
+            for batch in self._inventory.batches(("key", SIZE), rows=_NAMES):
                 empty = np.flatnonzero(batch.column(1).to_numpy(zero_copy_only=False) == 0)
                 named = pc.ends_with(batch.column(0).take(empty), "/").to_numpy(zero_copy_only=False)
                 rows.append(empty[named.astype(bool)] + start)
@@ -146,6 +155,15 @@ class Keys:
 
     def _wrong(self, message: str) -> JobError:
         return JobError([Problem(os.fspath(self._inventory.path), message)])
+
+
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same, one more being read while one is used: pyarrow reads without holding up other threads."""
+    with ThreadPoolExecutor(1, "keys") as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def _named(columns: list[str]) -> str:

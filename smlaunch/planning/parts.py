@@ -52,7 +52,7 @@ def lower_bound(total: Number, largest: Number, hosts: int) -> float:
 def imbalance(loads: Sequence[Number], largest: Number) -> float:
     """The fullest host against ``lower_bound``: 1 cannot be better. 1 too when there is nothing at all."""
     bound = lower_bound(sum(loads), largest, len(loads))
-    return max(loads) / bound if bound else 1.0
+    return max(1.0, max(loads) / bound) if bound else 1.0  # sums of floats may be a bit less
 
 
 def best(sizes: Sequence[Number], hosts: int) -> Parts:

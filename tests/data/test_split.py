@@ -47,7 +47,7 @@ def check(found: Split, sizes: Any, hosts: int) -> None:
     ]
     assert list(found.by_count.round_robin) == (turns if exact else pytest.approx(turns, abs=slack))
     assert list(found.by_count.contiguous) == (ranges if exact else pytest.approx(ranges, abs=slack))
-    assert found.imbalance <= found.imbalance_by_count
+    assert found.imbalance <= found.imbalance_by_count * (1 if exact else 1 + 1e-9)
 
 
 @pytest.mark.parametrize("hosts", [16, 64])
