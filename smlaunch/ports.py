@@ -165,6 +165,9 @@ class Transfer(Protocol):
         """Each file appears whole and checked, or not at all. Raises CallError, or JobError when one cannot
         be written or what came is not what S3 knows the object by."""
 
+    def is_there(self, bucket: str, parcel: Parcel) -> bool:
+        """Whether file and object have the same content, by all that S3 tells. Raises CallError."""
+
 
 class LogReader(Protocol):
     """CloudWatch Logs, reading only."""

@@ -1,4 +1,4 @@
-"""``smlaunch data inventory | split | pack | advise``: one file per command, imported when it is used."""
+"""``smlaunch data inventory | split | pack | push | pull | advise``: one file each, imported when used."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ data = _DataGroup(
         "inventory": ("smlaunch.cli.data_inventory", "inventory", "List a prefix once, into a Parquet file."),
         "split": ("smlaunch.cli.data_split", "split", "Give every host the same share of the bytes."),
         "pack": ("smlaunch.cli.data_pack", "pack", "Pack many small files into tar shards."),
+        "push": ("smlaunch.cli.data_push", "push", "Send a folder to a prefix."),
+        "pull": ("smlaunch.cli.data_pull", "pull", "Fetch a prefix into a folder."),
         "advise": ("smlaunch.cli.data_advise", "advise", "Say how a job had best read its data, and why."),
     },
     name="data",
-    help="""Data before a job: list it, split it by bytes, pack it, choose how it is read.
+    help="""Data before a job: list it, split it by bytes, pack it, move it, choose how it is read.
 
     Needs the extra: pip install 'smlaunch[data]'.""",
 )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+import click
 
 from smlaunch.cli.display import duration
 from smlaunch.data.tally import Tally
+
+if TYPE_CHECKING:
+    from smlaunch.data.mirror import Mirror
+    from smlaunch.ports import Parcel
 
 _PLAIN_EVERY = 5.0
 """Seconds between two lines where there is no terminal, as for a run's progress."""
@@ -40,6 +48,24 @@ class Moving:
             rate = f"{megabytes(round(tally.size / tally.elapsed))}/s"
             self.err.write(f"{self.done} {what} in {duration(round(tally.elapsed, 1))} ({rate})\n")
         self.err.flush()
+
+
+def move(
+    way: Callable[[str, Sequence[Parcel], Callable[[int, int], None]], None],
+    found: Mirror,
+    words: tuple[str, str],
+    as_json: bool,
+) -> None:
+    """Moves what is to be moved, shows how far it is, and says in the end what has become of it."""
+    if found.parcels:
+        watch = None if as_json else Moving(*words).show
+        way(found.bucket, found.parcels, Tally(len(found.parcels), found.size, watch).add)
+    if as_json:
+        facts = {"files": len(found.parcels), "bytes": found.size, "kept": found.kept}
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        kept = f"; {found.kept:,} were there already" if found.kept else ""
+        click.echo(f"{words[1]} {len(found.parcels):,} files, {megabytes(found.size)}{kept}")
 
 
 def _line(doing: str, tally: Tally) -> str:

@@ -12,10 +12,10 @@ from smlaunch.errors import JobError, Problem
 from smlaunch.launch.bundle import build_runtime
 from smlaunch.launch.source import PackedSource
 from smlaunch.launch.target import Target
+from smlaunch.local_files import local_files
 from smlaunch.planning.plan import Plan, Upload
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.ports import CallError, ObjectStorage, Parcel
-from smlaunch.survey import local_files
 
 if TYPE_CHECKING:
     from smlaunch.data.tally import Tally

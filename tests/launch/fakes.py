@@ -147,8 +147,12 @@ class FakeTransfer:
 
     def get(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
         for parcel in parcels:
+            parcel.path.parent.mkdir(parents=True, exist_ok=True)
             parcel.path.write_bytes(self._storage.objects[bucket][parcel.key])
             moved(parcel.size, 1)
+
+    def is_there(self, bucket: str, parcel: Parcel) -> bool:
+        return parcel.path.is_file() and parcel.path.read_bytes() == self._storage.objects[bucket][parcel.key]
 
 
 class FakeLogs:

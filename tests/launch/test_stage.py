@@ -17,7 +17,7 @@ from smlaunch.data.tally import Tally
 from smlaunch.errors import JobError
 from smlaunch.job import Job
 from smlaunch.launch.api import launch, plan
-from smlaunch.survey import local_files
+from smlaunch.local_files import local_files
 from tests.launch.fakes import BUCKET, FakeTransfer, fake_target
 
 ROLE = "arn:aws:iam::123456789012:role/train"

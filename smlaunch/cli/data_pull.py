@@ -1,0 +1,31 @@
+"""``smlaunch data pull``: objects of a prefix as files of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smlaunch.cli.options import GroupedCommand, json_option, place_options
+
+
+@click.command(cls=GroupedCommand, short_help="Fetch a prefix into a folder.")
+@click.argument("src", metavar="SRC")
+@click.argument("dst", metavar="DST")
+@place_options
+@json_option
+def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
+    """Fetch the objects of SRC (s3://bucket/prefix/, or one object) into the folder DST.
+
+    What is there with the right content stays; so the same command goes on after a break. Every file is
+    checked by what S3 knows its object by, and appears when it is whole. Nothing is deleted."""
+    from smlaunch.cli.moving import move
+    from smlaunch.cli.place import open_place
+    from smlaunch.data.mirror import pulling
+    from smlaunch.launch.run import answers_of
+
+    with open_place(options) as place, answers_of(place.target):
+        found = pulling(place.target.storage, place.target.transfer, src, Path(dst))
+        move(place.target.transfer.get, found, ("fetching", "fetched"), as_json)
+    return 0
