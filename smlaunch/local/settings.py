@@ -20,7 +20,7 @@ class Settings:
 
     stop_grace_seconds: float = 120.0
     """Between SIGTERM and SIGKILL, for StopTrainingJob and MaxRuntime. Documented: 120 (developer guide,
-    your-algorithms-training-algo-dockerfile)."""
+    your-algorithms-training-algo-dockerfile), of training jobs; of processing jobs nothing is."""
 
     failed_peer_grace_seconds: float = 5.0
     """How long the other hosts may take to leave once one has failed. Not documented."""

@@ -75,7 +75,7 @@ def make_one(
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
     if strategy.operation == PROCESSING:
-        check_processing(job, surroundings.script, notes)
+        check_processing(asked, surroundings.script, notes)
     total = segments.total_seconds(job, notes)
     limit = segments.longest_job(job, surroundings, total, notes)
     chain = strategy.operation == TRAINING and segments.is_chain(job, total, limit)
