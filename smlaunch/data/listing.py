@@ -153,7 +153,7 @@ class _Listing:
         self._stopped = False
         self._running = self._workers = self._allowed = workers
         self._refused = self._since_refused = 0
-        self._pause_until = 0.0
+        self._refused_at = self._pause_until = 0.0
 
     def run(self, heard: Heard, every: float) -> Counts:
         threads = [Thread(target=self._work, name=f"listing-{n}") for n in range(self._workers)]
@@ -245,22 +245,32 @@ class _Listing:
 
     def _ask(self, task: _Rest) -> Page | None:
         """The next page; None when the service wants fewer requests, and the range waits for its turn."""
+        began = time.monotonic()
         try:
             page = self._pager.page(self._bucket, self._prefix, task.after)
         except CallError as error:
             with self._change:
-                self._refused += 1
-                if error.code not in _SLOW_DOWN or self._refused >= _PATIENCE:
-                    raise
-                self._since_refused = 0
-                self._allowed = max(1, self._allowed // 2)
-                self._pause_until = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2**self._refused)
+                self._slow_down(error, began)
                 self._active.remove(task)
                 self._waiting.append(task)
                 self._change.notify_all()
             return None
         _check(page, task.after, self._bucket, self._prefix)
         return page
+
+    def _slow_down(self, error: CallError, began: float) -> None:
+        """Raises the error when waiting does not mend it: not at all, no longer, or nothing ever answered."""
+        if error.code not in _SLOW_DOWN or (error.code == UNREACHABLE and not self._requests):
+            raise error
+        if began < self._refused_at:
+            return  # sent before the last refusal was known: the same one, told to another connection
+        self._refused += 1
+        if self._refused >= _PATIENCE:
+            raise error
+        self._refused_at = time.monotonic()
+        self._since_refused = 0
+        self._allowed = max(1, self._allowed // 2)
+        self._pause_until = self._refused_at + min(_LONGEST_PAUSE, 0.5 * 2**self._refused)
 
     def _take(self, task: _Rest, page: Page, basket: _Basket) -> bool:
         """Whether the range goes on after this page."""

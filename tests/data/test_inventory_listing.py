@@ -26,7 +26,7 @@ from smlaunch.errors import JobError
 from smlaunch.launch.pages import S3Pages, read_page
 from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.ports import CallError
+from smlaunch.ports import UNREACHABLE, CallError
 from tests.data.pagers import AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
 from tests.local.client import Client
@@ -170,11 +170,13 @@ def test_a_service_that_is_asked_too_much_is_asked_less(
     monkeypatch.setattr("smlaunch.data.listing._LONGEST_PAUSE", 0.01)
 
     def asked(number: int) -> None:
-        if 5 < number < 9:
+        time.sleep(0.001)
+        if 40 <= number < 48:  # all connections at the same time
+            time.sleep(0.1)
             raise CallError("ListObjectsV2", "SlowDown", "Please reduce your request rate.", 503)
 
     keys = [f"{number:05d}" for number in range(2000)]
-    list_prefix(MemoryPager(keys, 20, asked), "b", "", tmp_path / "keys.parquet", workers=4)
+    list_prefix(MemoryPager(keys, 20, asked), "b", "", tmp_path / "keys.parquet")
     assert keys_in(tmp_path / "keys.parquet") == keys
 
     def always(number: int) -> None:
@@ -182,6 +184,14 @@ def test_a_service_that_is_asked_too_much_is_asked_less(
 
     with pytest.raises(CallError, match="SlowDown"):
         list_prefix(MemoryPager(keys, 20, always), "b", "", tmp_path / "other.parquet")
+
+    def gone(number: int) -> None:
+        raise CallError("ListObjectsV2", UNREACHABLE, "no such host")
+
+    unreachable = MemoryPager(keys, 20, gone)
+    with pytest.raises(CallError, match="no such host"):
+        list_prefix(unreachable, "b", "", tmp_path / "gone.parquet")
+    assert unreachable.requests == 1, "what never answered is not waited for"
 
     def denied(number: int) -> None:
         raise CallError("ListObjectsV2", "AccessDenied", "no", 403)
