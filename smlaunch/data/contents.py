@@ -74,11 +74,17 @@ def is_md5(etag: str | None) -> bool:
     return etag is not None and _MD5.fullmatch(etag) is not None
 
 
-def known_by(check: Check) -> tuple[Algorithm, str] | None:
+def known_by(check: Check, size: int) -> tuple[Algorithm, str] | None:
     """What to compare a content with, the quickest first; None where S3 tells nothing to compare."""
-    if check.sha256 is not None:
-        return "sha256", check.sha256
-    return ("md5", check.md5) if check.md5 is not None else None
+    known: tuple[Algorithm, str | None] = (
+        ("md5", check.md5) if check.sha256 is None else ("sha256", check.sha256)
+    )
+    algorithm, digest = known
+    if digest is None:
+        return None
+    parts = None if check.part is None else len(ranges(size, check.part))
+    # Parts may be of any sizes; where they are not of one size their digests are of what nobody can tell.
+    return (algorithm, digest) if parts is None or digest.endswith(f"-{parts}") else None
 
 
 def combined(algorithm: Algorithm, digests: Sequence[bytes]) -> str:

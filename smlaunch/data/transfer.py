@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from threading import Event
 from typing import Protocol
 
 from smlaunch.data.contents import LARGE, Landing, differs, is_md5, new_digest, read_whole
 from smlaunch.data.transfer_parts import Moved, PartWise
-from smlaunch.data.workers import each
+from smlaunch.data.workers import Abandoned, each
 from smlaunch.errors import JobError, Problem
 from smlaunch.ports import ObjectStorage, Parcel, PartStorage
 
@@ -22,6 +23,10 @@ AT_ONCE = 10
 
 _LARGE_AT_ONCE = 3
 """Large files; the connections are shared out among them."""
+
+_KEPT_FROM = 1 << 30
+"""Bytes from which on it is worth more that what has been sent outlives an error or Ctrl-C than that it goes
+faster: obstore gives up the parts of an upload that it cannot end."""
 
 _PAYS_FROM = 16
 """Objects; loading obstore takes as long as a few of them."""
@@ -61,6 +66,7 @@ class Transfers:
     def put(self, bucket: str, parcels: Sequence[Parcel], moved: Moved) -> None:
         _refuse_keys(parcels)
         quick = self._quick_for(parcels)
+        over, moved = _abandonable(moved)
 
         def send(parcel: Parcel) -> None:
             content = read_whole(parcel)
@@ -68,10 +74,13 @@ class Transfers:
                 self._storage.put_bytes(bucket, parcel.key, content)
             moved(parcel.size, 1)
 
-        each(send, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE)
+        each(send, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE, over)
         large = [parcel for parcel in parcels if parcel.size >= LARGE]
         each(
-            lambda parcel: self._put_large(bucket, parcel, _share(large), quick, moved), large, _LARGE_AT_ONCE
+            lambda parcel: self._put_large(bucket, parcel, _share(large), quick, moved),
+            large,
+            _LARGE_AT_ONCE,
+            over,
         )
 
     def _put_large(
@@ -79,6 +88,7 @@ class Transfers:
     ) -> None:
         if self._part_wise.resume(bucket, parcel, at_once, moved):
             return
+        quick = quick if parcel.size < _KEPT_FROM else None
         counted = 0
 
         def count(size: int, files: int) -> None:
@@ -92,6 +102,7 @@ class Transfers:
 
     def get(self, bucket: str, parcels: Sequence[Parcel], moved: Moved) -> None:
         quick = self._quick_for(parcels)
+        over, moved = _abandonable(moved)
 
         def get_range(bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
             found: list[bytes] = []
@@ -108,7 +119,7 @@ class Transfers:
             self._land(bucket, parcel, content)
             moved(parcel.size, 1)
 
-        each(fetch, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE)
+        each(fetch, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE, over)
         large = [parcel for parcel in parcels if parcel.size >= LARGE]
         at_once = _share(large)
         each(
@@ -159,6 +170,18 @@ class Transfers:
             self._failed = True
             return False
         return True
+
+
+def _abandonable(moved: Moved) -> tuple[Event, Moved]:
+    """Large files look whether the transfer is over with every part that moves."""
+    over = Event()
+
+    def look(size: int, files: int) -> None:
+        if over.is_set() and not files:
+            raise Abandoned
+        moved(size, files)
+
+    return over, look
 
 
 def _share(large: Sequence[Parcel]) -> int:

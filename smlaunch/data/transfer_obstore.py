@@ -18,7 +18,6 @@ from obstore.store import S3Store
 from smlaunch.data.contents import changed, part_size, reading
 from smlaunch.data.transfer import QuickFailed
 from smlaunch.data.transfer_parts import Moved
-from smlaunch.errors import JobError
 from smlaunch.ports import Parcel
 
 _CREDENTIALS_FOR = timedelta(minutes=5)
@@ -141,24 +140,28 @@ class _Pieces:
         self._parcel, self._descriptor, self._part, self._moved = parcel, descriptor, part, moved
         self._before = os.fstat(descriptor).st_mtime_ns
         self._count = 0
-        self.problem: JobError | None = None
+        self.problem: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
         try:
-            with reading(self._parcel.path):
-                content = os.pread(self._descriptor, self._part, self._count)
-                now = os.fstat(self._descriptor)
-            size = self._parcel.size
-            if not content and (self._count, now.st_size, now.st_mtime_ns) != (size, size, self._before):
-                raise changed(self._parcel.path)
-        except JobError as error:
+            content = self._read()
+            self._moved(len(content), 0)
+        except Exception as error:
             self.problem = error
             raise
         if not content:
             raise StopIteration
+        return content
+
+    def _read(self) -> bytes:
+        with reading(self._parcel.path):
+            content = os.pread(self._descriptor, self._part, self._count)
+            now = os.fstat(self._descriptor)
         self._count += len(content)
-        self._moved(len(content), 0)
+        size = self._parcel.size
+        if not content and (self._count, now.st_size, now.st_mtime_ns) != (size, size, self._before):
+            raise changed(self._parcel.path)
         return content

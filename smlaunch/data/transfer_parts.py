@@ -94,9 +94,10 @@ class PartWise:
 
     def get(self, bucket: str, parcel: Parcel, get_range: GetRange, at_once: int, moved: Moved) -> None:
         check = self._storage.check(bucket, parcel.key)
-        known = known_by(check)
+        known = known_by(check, parcel.size)
         # By its own parts where these are known by their digests: then each is hashed while it is at hand.
-        own = check.part if known is not None and (check.part or _LONGEST_PART) < _LONGEST_PART else None
+        own = check.part if known is not None and check.part is not None else None
+        own = own if own is not None and own <= _LONGEST_PART else None
         pieces = list(enumerate(ranges(parcel.size, own or PART)))
         digests = [b""] * len(pieces)
         landing = Landing(parcel.path)
@@ -135,7 +136,7 @@ class PartWise:
             return True
         # An ETag may also be no MD5 sum, or one of the parts' sums: S3 is asked what it is.
         check = self._storage.check(bucket, parcel.key)
-        known = known_by(check)
+        known = known_by(check, parcel.size)
         return None if known is None else digest_of(path, known[0], check.part) == known[1]
 
 

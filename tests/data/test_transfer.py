@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.data import transfer_parts
-from smlaunch.data.contents import LARGE, PART, combined, digest_of, new_digest, part_size, ranges
+from smlaunch.data.contents import LARGE, PART, combined, digest_of, known_by, new_digest, part_size, ranges
 from smlaunch.data.tally import Tally
 from smlaunch.data.transfer import AT_ONCE, Quick, QuickFailed, Transfers
 from smlaunch.data.workers import each
@@ -392,3 +392,50 @@ def test_the_tally_tells_rate_and_end() -> None:
     assert len(seen) == 50
     tally.add(0, 0)
     assert len(seen) == 50, "not for every file"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_ctrl_c_ends_large_files_between_parts(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Very large ones are gone on with; of others nothing is left behind."""
+    monkeypatch.setattr("smlaunch.data.transfer._KEPT_FROM", LARGE if kept else 1 << 40)
+    content = random.Random(3).randbytes(4 * PART)
+    [parcel] = files(tmp_path, {"long": content}, f"interrupted-{kept}/")
+    transfer = by_obstore(target)
+    moved: list[int] = []
+
+    def interrupted(size: int, files: int) -> None:
+        moved.append(size)
+        if len(moved) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transfer.put(BUCKET, [parcel], interrupted)
+    assert target.storage.size(BUCKET, parcel.key) is None
+    begun = S3Parts(target.client("s3")).unfinished(BUCKET, parcel.key)
+    assert bool(begun) is kept
+    tally = Tally(1, len(content))
+    transfer.put(BUCKET, [parcel], tally.add)
+    assert target.storage.get_bytes(BUCKET, parcel.key) == content
+    assert tally.done == len(content)
+
+
+def test_parts_of_unequal_sizes_are_not_taken_for_damage() -> None:
+    assert known_by(Check(PART, None, f"{'0' * 32}-3"), 3 * PART) == ("md5", f"{'0' * 32}-3")
+    assert known_by(Check(PART, None, f"{'0' * 32}-3"), 4 * PART) is None
+    assert known_by(Check(None, "sum", "0" * 32), 4 * PART) == ("sha256", "sum")
+
+
+def test_credentials_that_are_gone_are_botocores_to_tell(target: Target, tmp_path: Path) -> None:
+    from smlaunch.data.transfer_obstore import ByObstore
+
+    class Gone:
+        def get_frozen_credentials(self) -> None:
+            raise RuntimeError("the session has expired")
+
+    quick = ByObstore(target.client("s3"), Gone())
+    with pytest.raises(QuickFailed):
+        quick.put(BUCKET, "never", b"x")
+    with pytest.raises(QuickFailed):
+        quick.put_file(BUCKET, files(tmp_path, {"x": bytes(LARGE)}, "never/")[0], 3, Tally(1, 0).add)
