@@ -126,6 +126,7 @@ class Transfers:
             lambda parcel: self._part_wise.get(bucket, parcel, get_range, at_once, moved),
             large,
             _LARGE_AT_ONCE,
+            over,
         )
 
     def is_there(self, bucket: str, parcel: Parcel) -> bool:
