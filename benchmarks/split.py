@@ -208,8 +208,9 @@ def main() -> None:
             write_inventory(path, arguments.stream_file)
             peaks = {}
             seconds = apart(whole, path, hosts, peaks)
-            told = f"{arguments.stream_file:,} keys, file to lists: {seconds:.1f} s, peak {peaks['whole']:.0f} MB"
-            print(f"{told}, the file being mapped: {path.stat().st_size / 1e6:.0f} MB of it")
+            mapped = path.stat().st_size / 1e6
+            print(f"{arguments.stream_file:,} keys, from the file to lists: {seconds:.1f} s")
+            print(f"peak {peaks['whole']:.0f} MB, of which the mapped file may be {mapped:.0f} MB")
     sys.exit(not reached)
 
 
