@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smlaunch.errors import JobError
@@ -25,7 +25,7 @@ from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import SourceFacts
 from smlaunch.ports import CallError
-from smlaunch.protocol.names import part_of
+from smlaunch.protocol.names import TaskName, part_of
 from smlaunch.survey import survey
 
 Told = Callable[[str], None]
@@ -116,6 +116,11 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
     storage, bucket = target.storage, plan.surroundings.bucket
     parts: dict[int, Run] = {}
     with answers_of(target):
+        if not prepared.fresh:
+            # A run of this name that is not in parts would hide them from whoever asks for the name.
+            existing(
+                replace(plan.tasks[0], name=str(TaskName(plan.run, 1, 1))), plan.job_hash, target.control
+            )
         there = {
             part.run: None if prepared.fresh else existing(part.tasks[0], plan.job_hash, target.control)
             for part in plan.parts

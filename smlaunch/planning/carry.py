@@ -34,7 +34,6 @@ EVEN_ENOUGH = 1.05
 
 _ASKS = ("smlaunch.train.part_files", "smlaunch.train.part_files.part_files")
 
-
 _NO_MANIFEST = "a part's job gets a manifest, which FastFile does not take"
 
 
@@ -82,7 +81,7 @@ def _files(where: str, channel: Channel, facts: InputFacts, notes: Notes) -> lis
     """What is to be shared out, in the order of names; None after a refusal."""
     if channel.is_local and not facts.directory:
         notes.refuse(f"{where}.split", f"{channel.uri} is one file, which cannot be split; name a folder")
-    elif not channel.is_local and not (channel.uri.endswith("/") or channel.uri.count("/") == 2):
+    elif not channel.is_local and not channel.uri.endswith("/"):
         notes.refuse(f"{where}.uri", f"files are listed below a whole folder; end {channel.uri} with a slash")
     elif facts.files is None:
         seen = f"more than {facts.objects:,}" if facts.objects else "too many"
@@ -93,6 +92,9 @@ def _files(where: str, channel: Channel, facts: InputFacts, notes: Notes) -> lis
         )
     else:
         files = [file for file in facts.files if not file.name.endswith("/")]  # folder markers
+        if not files:
+            notes.refuse(where, f"{channel.uri} holds folders and no file; there is nothing to split")
+            return None
         faults = [fault for file in files if (fault := fault_of(file.name)) is not None]
         if not faults:
             return files
@@ -113,6 +115,8 @@ class _Choice:
 
     def carried(self) -> Carried:
         way, shards = self._way(), self._shards()
+        if shards:
+            self._check_beside(shards)
         if way == SHARDS and shards:
             sizes = [file.bytes for file in shards]
             worst = _by_count(sizes, self.hosts)
@@ -241,6 +245,18 @@ class _Choice:
         wanted = set(self.facts.shards or ())
         found = [file for file in self.files if file.name in wanted]
         return found if len(found) == len(wanted) else []
+
+    def _check_beside(self, shards: Sequence[StoredFile]) -> None:
+        """What is not in the index would be left out by one way and dealt out by another."""
+        known = {SHARD_INDEX, *(file.name for file in shards)}
+        others = [file.name for file in self.files if file.name not in known]
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            self.notes.refuse(
+                f"inputs.{self.name}.uri",
+                f"beside its shards {self.channel.uri} holds {others[0]!r}{more}, which no index names; move "
+                "that away, or pack it too",
+            )
 
     def _tell(self, carried: Carried) -> None:
         where = f"inputs.{self.name}"

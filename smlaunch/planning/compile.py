@@ -109,6 +109,7 @@ class Compiler:
             checkpoints=self.kept,
             margin=shape.margin,
             deterministic=job.deterministic,
+            split=any(channel.split is not None for channel in job.inputs.values()),
         )
         if setting.hang is None and self.strategy.hang is not None:
             self.notes.because(

@@ -40,6 +40,10 @@ def plan_parts(
                          "one: a job cannot have an empty channel; ask for fewer hosts")  # fmt: skip
     if notes.problems or not filled:
         raise JobError(notes.problems)
+    if job.limits.attempts is None:
+        notes.because(
+            "parts.attempts", f"A part that fails is tried again alone, {DEFAULT_ATTEMPTS} jobs at most."
+        )
     digest = job_hash(job, surroundings)
     plans: list[Plan] = []
     for part in filled:

@@ -20,7 +20,8 @@ class Setting:
     ``entry``: the script's path inside the source archive. ``per_host``: ranks, a number or ``auto``.
     ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
     ``max_runtime``, ``margin`` (between a planned end and that) and ``hang`` in seconds; ``hang`` None leaves
-    it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``.
+    it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``. ``split``: hosts get different
+    parts of an input.
     """
 
     entry: str
@@ -38,6 +39,7 @@ class Setting:
     checkpoints: CheckpointSpec | None = None
     margin: int | None = None
     deterministic: bool = False
+    split: bool = False
 
 
 class Strategy:

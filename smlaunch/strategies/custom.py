@@ -25,7 +25,7 @@ class Custom(Strategy):
     def advice(self, setting: Setting) -> list[str]:
         if setting.hosts == 1 or setting.reads_resource_config or setting.entry.endswith(".sh"):
             return []
-        if "smlaunch.train.part_files" in setting.imports:  # each host asks for its own
+        if setting.split:
             return []
         return [
             f"{setting.entry} does not name resourceconfig.json: unless a module of its own reads it, "

@@ -97,6 +97,11 @@ def test_shards_are_dealt_out_by_the_service() -> None:
     assert sum(made.carried[0].by_bytes) == sum(shard.bytes for shard in SHARDS)
 
 
+def test_hosts_that_read_parts_do_not_do_the_same_work() -> None:
+    for found in (PACKED, facts(SKEWED)):
+        assert not any("same work" in warning for warning in plan(job(), world(found, PLAIN)).warnings)
+
+
 def test_lists_hold_every_file_once() -> None:
     made = plan(job(), world(facts(SKEWED), ASKS))
     assert channel(made)["mode"] == "FastFile"
@@ -182,6 +187,13 @@ def test_one_host_gets_all_of_it() -> None:
 
 REFUSED: list[tuple[dict[str, Any], InputFacts, ScriptFacts, str]] = [
     (job(), facts(SKEWED), TORCH, "inputs.train.split: train.py joins ranks (torch.distributed)"),
+    (job(), facts(files(0)[:0]), ASKS, "inputs.train: s3://b/data/ h"),
+    (
+        job(),
+        facts((*SHARDS, StoredFile("x", 1)), shards=PACKED.shards),
+        PLAIN,
+        "inputs.train.uri: beside its",
+    ),
     (job(carry="shards"), facts(SKEWED), PLAIN, "inputs.train.carry: s3://b/data/ has no index.json"),
     (job(carry="lists", mode="Pipe"), facts(SKEWED), ASKS, "inputs.train.mode: a pipe cannot be read"),
     (job(carry="jobs", mode="FastFile"), facts(SKEWED), PLAIN, "inputs.train.mode: a part's job gets a man"),
