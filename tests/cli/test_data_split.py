@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import boto3
 import pytest
 
 from tests.cli.conftest import Shell
@@ -38,3 +39,34 @@ def test_the_command_on_a_folder(shell: Shell) -> None:
     assert "nowhere" in missing.err
     none = shell("data", "split", "data", "--hosts", "0")
     assert none.code == 2
+
+
+def test_the_command_on_a_prefix(standing: Shell) -> None:
+    """Every key of the endpoint's bucket, whatever it is called, is in one manifest."""
+    settings = json.loads(standing("local", "env", "--json").out)
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        region_name="us-east-1",
+        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+    )
+    s3.create_bucket(Bucket="splits")
+    names = ["plain", "with space", "naïve/🙂", 'quote"', "line\nend", ".hidden", "a/b/c", "k" * 200]
+    for place, name in enumerate(names):
+        s3.put_object(Bucket="splits", Key=f"in/{name}", Body=b"x" * (place + 1) * 100)
+    s3.put_object(Bucket="splits", Key="in/", Body=b"")
+    done = standing(
+        "data", "split", "s3://splits/in/", "--local", "--hosts", "3", "--json", "--out", "split-out"
+    )
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["folder_markers_left_out"] == 1
+    assert told["imbalance"] <= told["by_count"]["imbalance"]
+    listed: list[str] = []
+    for part in told["parts"]:
+        head, *keys = json.loads((standing.folder / "split-out" / part["manifest"]).read_text())
+        assert head == {"prefix": "s3://splits/in/"}
+        assert len(keys) == part["keys"]
+        listed += keys
+    assert sorted(listed) == sorted(names)
