@@ -219,6 +219,11 @@ class CheckpointSync:
         yield from (change for change in changes if self._where.below(change[1]) not in failed)
 
     def _files(self, label: str, folder: Path) -> list[tuple[str, _Stamp]]:
+        if folder.is_symlink():
+            # On SageMaker a volume is mounted there. What a link leads to is no business of S3, and what
+            # has been uploaded has not been deleted either.
+            self._tell(label, "", f"{self._local_path} has become a symbolic link: nothing of it is uploaded")
+            return list(self._synced[label].items())
         found = []
         top = str(folder)
         waiting = [""]

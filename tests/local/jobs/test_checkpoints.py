@@ -127,6 +127,18 @@ def test_a_symbolic_link_is_told_once_and_left(bench: Bench) -> None:
     assert "latest" in bench.notes[0]
 
 
+def test_a_directory_that_became_a_link_is_not_followed(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("of this machine")
+    for folder in bench.folders:
+        folder.rename(folder.with_name("away"))
+        folder.symlink_to(tmp_path / "secret")
+    bench.scan(3)
+    bench.sync._scan(final=True)
+    assert bench.stored() == {"ckpt/step-1/part": "one"}
+    assert sum("has become a symbolic link" in note for note in bench.notes) == 1
+
+
 def test_another_local_path(objects: ObjectStore, places: list[Place]) -> None:
     bench = Bench(objects, places, "/opt/ml/my/own/")
     (places[0].tree / "my/own/file").write_text("x")
@@ -136,7 +148,7 @@ def test_another_local_path(objects: ObjectStore, places: list[Place]) -> None:
 
 def test_a_bucket_that_does_not_exist(objects: ObjectStore, places: list[Place]) -> None:
     sync = CheckpointSync(
-        S3Location("absent", ""), "/opt/ml/checkpoints", places, objects, 60.0, lambda *_: None
+        S3Location("absent", ""), "/opt/ml/checkpoints", places, objects, Settings(), lambda *_: None
     )
     with pytest.raises(DataError, match="absent"):
         sync.download(lambda: None)

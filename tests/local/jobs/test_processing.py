@@ -88,6 +88,24 @@ def test_of_which_jobs_outputs_are_uploaded(
             objects.delete("data", key)
 
 
+@pytest.mark.parametrize("deletes", [False, True])
+def test_what_is_deleted_on_a_host_while_it_runs(
+    objects: ObjectStore, places: list[Place], deletes: bool
+) -> None:
+    job = work(S3UploadMode="Continuous")
+    settings = {"processing_continuous_deletes": deletes}
+    (sync,) = job.synced(places, tools(objects, [], **settings), lambda: None)
+    fill(places)
+    sync._scan(final=False)
+    sync._scan(final=False)
+    (places[0].tree / "processing/out/deep/0").unlink()
+    sync._scan(final=True)
+    assert ("kept/deep/0" in kept(objects)) is not deletes
+    assert kept(objects).keys() >= {"kept/same", "kept/deep/1"}
+    job.finish(places, tools(objects, []), None, False)
+    assert ("kept/deep/0" in kept(objects)) is not deletes
+
+
 def test_names_that_clash_and_links_are_told(
     objects: ObjectStore, places: list[Place], tmp_path: Path
 ) -> None:
