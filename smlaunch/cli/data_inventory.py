@@ -41,11 +41,14 @@ def inventory(
 
     `--from-s3-inventory` lists nothing: it reads the report that S3 has made, of the objects below S3URI
     where one is given."""
-    if where is None and from_s3_inventory is None:
-        raise JobError([Problem("S3URI", "say what to list, or give --from-s3-inventory")])
     began = time.monotonic()
     with _kept_on_interrupt(out, where), Told(as_json) as told:
-        facts = _write(where, out, from_s3_inventory, resume, options, told)
+        if from_s3_inventory is not None:
+            facts = _from_report(where, out, from_s3_inventory, resume, options, told)
+        elif where is not None:
+            facts = _write(where, out, resume, options, told)
+        else:
+            raise JobError([Problem("S3URI", "say what to list, or give --from-s3-inventory")])
     facts = {"path": str(out), **facts, "seconds": round(time.monotonic() - began, 2)}
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -77,22 +80,11 @@ def opened(what: str, options: dict[str, Any]) -> Iterator[Inventory]:
     with TemporaryDirectory(prefix="smlaunch-") as folder:
         out = Path(folder, "keys.parquet")
         with Told(quiet=False) as told:
-            _write(what, out, None, False, options, told)
+            _write(what, out, False, options, told)
         yield Inventory(out)
 
 
-def _write(
-    where: str | None,
-    out: Path,
-    report: str | None,
-    resume: bool,
-    options: dict[str, Any],
-    told: Told,
-) -> dict[str, Any]:
-    if report is not None:
-        return _from_report(where, out, report, resume, options, told)
-    if where is None:
-        raise AssertionError("the command has checked it")
+def _write(where: str, out: Path, resume: bool, options: dict[str, Any], told: Told) -> dict[str, Any]:
     if where.startswith("s3://"):
         return _list(where, out, resume, options, told)
     from smlaunch.data.folder import list_folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -117,6 +118,7 @@ class InventoryWriter:
                 self._unfinished, self._schema, compression="zstd", compression_level=1, use_dictionary=False
             )
         except OSError as error:
+            self._unfinished.unlink(missing_ok=True)
             raise _wrong(self._path, f"cannot be written: {error}") from error
         return self
 
@@ -147,21 +149,32 @@ class InventoryWriter:
     def _flush(self, whole_groups: bool) -> None:
         table = pa.concat_tables(self._waiting)
         rows = table.num_rows - table.num_rows % ROW_GROUP if whole_groups else table.num_rows
-        self._file.write_table(table.slice(0, rows), row_group_size=ROW_GROUP)
+        try:
+            self._file.write_table(table.slice(0, rows), row_group_size=ROW_GROUP)
+        except OSError as error:
+            raise _wrong(self._path, f"cannot be written: {error}") from error
         self._waiting = [table.slice(rows)] if rows < table.num_rows else []
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._file.close()
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            with suppress(OSError):  # of a full disk, which has been told
+                self._file.close()
             self._unfinished.unlink(missing_ok=True)
-            return
+
+    def _finish(self) -> None:
         if self._waiting:
             self._flush(whole_groups=False)
         self._file.add_key_value_metadata({"smlaunch.bytes": str(self.bytes)})
-        self._file.close()
-        publish(self._unfinished, self._path)
+        try:
+            self._file.close()
+            publish(self._unfinished, self._path)
+        except OSError as error:
+            raise _wrong(self._path, f"cannot be written: {error}") from error
 
 
 def publish(unfinished: Path, path: Path) -> None:

@@ -59,6 +59,14 @@ class Runs:
             os.close(self._held)
             message = f"another process writes it: {self.folder} is locked"
             raise JobError([Problem(str(self._out), message)]) from None
+        try:
+            self._begin(there)
+        except OSError as error:
+            self.__exit__()
+            raise JobError([Problem(str(self._out), f"cannot be written: {error}")]) from error
+        return self
+
+    def _begin(self, there: bool) -> None:
         if not there:
             unfinished = self.folder / f"{_STATE}.tmp"
             unfinished.write_text(json.dumps(self._subject))
@@ -66,7 +74,6 @@ class Runs:
         for half in self.folder.glob("*.tmp"):
             half.unlink()
         self._next = max((int(path.stem) + 1 for path in self.paths()), default=0)
-        return self
 
     def _resume_or_refuse(self) -> bool:
         """Whether there is something to go on with."""

@@ -158,10 +158,13 @@ class _Reading:
     def _read_file(self, number: int) -> None:
         file = self._report.files[number]
         local = self._runs.folder / f"file-{number}.tmp"
-        self._fetch(file, local)
+        place = f"s3://{self._report.bucket}/{file.key}"
+        try:
+            self._fetch(file, local)
+        except OSError as error:
+            raise _wrong(str(local), f"cannot be written: {error}") from error
         held: list[Any] = []
         rows = 0
-        place = f"s3://{self._report.bucket}/{file.key}"
         try:
             for columns in _open(local, self._report):
                 held.append(current_objects(columns, self._prefix, place, self._report.format == "CSV"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -77,6 +78,27 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path, tables: list[list[str
                 file.write(table_of(keys))
     assert path.read_text() == "what was there"
     assert [left.name for left in tmp_path.iterdir()] == ["keys.parquet"]
+
+
+@pytest.mark.parametrize("room", [0, 1000, 100_000])
+def test_a_disk_without_room_is_told(tmp_path: Path, room: int) -> None:
+    keys = [f"{number * 2654435761 % 2**32:08x}" for number in range(50_000)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with (
+            pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
+            InventoryWriter(tmp_path / "keys.parquet", "b", "") as file,
+        ):
+            file.write(table_of(sorted(keys)))
+        with (
+            pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
+            Runs(tmp_path / "keys.parquet", {}, resume=False) as runs,
+        ):
+            runs.add(table_of(keys), None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_inventory_is_refused_by_name(tmp_path: Path) -> None:
