@@ -16,6 +16,8 @@ from smlaunch.local.faults import FaultPlan, HostLost, NoCapacity
 from smlaunch.local.services.processing import DESCRIBED
 from smlaunch.local.settings import Settings
 from tests.local.client import PRELUDE, Client
+from tests.local.executors.conftest import eventually
+from tests.local.grounds import grounds
 from tests.local.test_training_jobs_api import fields, model
 
 GROUP = "/aws/sagemaker/ProcessingJobs"
@@ -67,9 +69,11 @@ class Jobs(Client):
     def log(self, name: str) -> dict[str, list[str]]:
         """What stands in each host's log, by its label."""
         found = {}
-        for stream in self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")[
-            "logStreams"
-        ]:
+        try:
+            streams = self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")
+        except self.logs.exceptions.ResourceNotFoundException:
+            return {}
+        for stream in streams["logStreams"]:
             full = stream["logStreamName"]
             events = self.logs.get_log_events(logGroupName=GROUP, logStreamName=full, startFromHead=True)
             label = full.partition("/")[2].rpartition("-")[0]
@@ -311,6 +315,17 @@ def test_names_lists_tags_and_deletion(jobs: Jobs) -> None:
     jobs.sagemaker.delete_processing_job(ProcessingJobName="Listed-1")
     with pytest.raises(ClientError, match="Could not find requested job with name: Listed-1"):
         jobs.describe("Listed-1")
+
+
+def test_what_a_killed_endpoint_leaves_is_closed_by_the_next() -> None:
+    with grounds("plain") as place:
+        orphaned = Jobs(place.start())
+        orphaned.create("orphaned", "print('here', flush=True); time.sleep(600)")
+        assert eventually(lambda: "here" in str(orphaned.log("orphaned")))
+        place.kill()
+        job = Jobs(place.start()).describe("orphaned")
+        assert job["ProcessingJobStatus"] == "Failed"
+        assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
 
 
 def test_data_that_cannot_be_had(jobs: Jobs) -> None:
