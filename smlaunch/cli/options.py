@@ -87,7 +87,12 @@ _JOB, _HOSTS, _DATA, _LIMITS, _WHERE = "The job", "Hosts", "Data", "Limits", "Wh
 job_options = _stacked(
     (
         click.argument("what", metavar="SCRIPT|JOB.yaml", type=click.Path()),
-        option(_JOB, "--strategy", metavar="NAME", help="How to run it (ddp, custom, processing); default: chosen."),
+        option(
+            _JOB,
+            "--strategy",
+            metavar="NAME",
+            help="How to run it (ddp, custom, processing); default: chosen.",
+        ),
         option(_JOB, "--launcher", metavar="NAME", help="Who starts ranks: runtime (ours) or torchrun."),
         option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
         option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),
