@@ -6,6 +6,7 @@ All of them begin with the same folder in a warm cache and end with the same num
 memory disk where there is one. What a person would do by hand: find, sort, one list per core by bytes,
 as many GNU tars at once as there are cores, sha256sum of what they wrote. The lines below it take parts of
 that away, down to the tars alone with their lists ready, so that it is seen what listing and hashing cost.
+(Where sha256sum does not use the processor's own SHA instructions, as in Debian 12, it is the slower half.)
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def main() -> None:
         )
         figures[TARFILE] = Figure(TARFILE, (measure(lambda: by_tarfile(src, dst, ready))(),))
     print(f"{options.files:,} files, {CORES} cores, {CORES} shards")
-    reached = report(figures, BY_HAND, {OURS: 1 / 0.95})
+    reached = report(figures, BY_HAND, {OURS: 1.05})
     for name in (BY_HAND, LISTED, ALONE, TARFILE):
         speed = figures[name].median / figures[OURS].median
         print(f"{OURS} has {speed:.2f}x the speed of: {name}")

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -382,6 +383,31 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
     assert kills
     done = packed(src, tmp_path / "dst", count=16, resume=True)
     assert done.kept or (tmp_path / "dst" / "index.json").exists()
+    assert content(tmp_path / "dst") == content(tmp_path / "anew")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3000)
+def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
+    """Of 30,000 files, also while they are listed, hashed, renamed and recorded."""
+    src = many(tmp_path / "src", 30_000)
+    packed(src, tmp_path / "anew", count=16)
+    random, kills = Random(3), 0
+    for turn in range(100):
+        engine = ("python", "tar")[turn % 2]
+        command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            assert process.wait(random.uniform(0.1, 1.5)) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            continue
+        assert content(tmp_path / "dst") == content(tmp_path / "anew")
+        shutil.rmtree(tmp_path / "dst")
+    assert kills > 20
+    packed(src, tmp_path / "dst", count=16, resume=True)
     assert content(tmp_path / "dst") == content(tmp_path / "anew")
 
 
