@@ -149,8 +149,8 @@ class PartStorage(Protocol):
     def unfinished(self, bucket: str, key: str) -> Sequence[Unfinished]:
         """Uploads of exactly this key, with SHA-256 checksums, that have been begun and not ended."""
 
-    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
-        """``etag``: a CallError when the object is another one by now."""
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
+        """Piece by piece. ``etag``: a CallError when the object is another one by now."""
 
     def check(self, bucket: str, key: str) -> Check: ...
 

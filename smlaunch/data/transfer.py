@@ -7,7 +7,7 @@ it has failed, so that an error is always S3's own answer to botocore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from threading import Event
 from typing import Protocol
@@ -21,7 +21,7 @@ from smlaunch.ports import ObjectStorage, Parcel, PartStorage
 AT_ONCE = 10
 """Connections that a botocore client keeps (its default); more would wait for each other."""
 
-_LARGE_AT_ONCE = 3
+_LARGE_AT_ONCE = 4
 """Large files; the connections are shared out among them."""
 
 _KEPT_FROM = 1 << 30
@@ -50,7 +50,8 @@ class Quick(Protocol):
     def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
         """In parts. JobError when the file cannot be read or has changed."""
 
-    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes: ...
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
+        """As PartStorage's; may fail after some pieces."""
 
 
 class Transfers:
@@ -104,19 +105,22 @@ class Transfers:
         quick = self._quick_for(parcels)
         over, moved = _abandonable(moved)
 
-        def get_range(bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
-            found: list[bytes] = []
-
-            def get(using: Quick) -> None:
-                found.append(using.get_range(bucket, key, start, length, etag))
-
-            if not self._tried(quick, key, get):
-                found.append(self._parts.get_range(bucket, key, start, length, etag))
-            return found[0]
+        def get_range(bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
+            got = 0
+            if quick is not None and not self._failed and quick.takes(key):
+                try:
+                    for piece in quick.get_range(bucket, key, start, length, etag):
+                        got += len(piece)
+                        yield piece
+                    return
+                except QuickFailed:
+                    self._failed = True
+            if got < length:
+                yield from self._parts.get_range(bucket, key, start + got, length - got, etag)
 
         def fetch(parcel: Parcel) -> None:
-            content = get_range(bucket, parcel.key, 0, parcel.size, parcel.etag) if parcel.size else b""
-            self._land(bucket, parcel, content)
+            pieces = get_range(bucket, parcel.key, 0, parcel.size, parcel.etag) if parcel.size else ()
+            self._land(bucket, parcel, b"".join(pieces))
             moved(parcel.size, 1)
 
         each(fetch, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE, over)

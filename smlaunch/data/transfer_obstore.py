@@ -26,6 +26,9 @@ _CREDENTIALS_FOR = timedelta(minutes=5)
 _TIMEOUT = "10m"
 """For a part and its answer: ten parts at once over a slow line take their time."""
 
+_PIECE = 1 << 20
+"""Bytes handed on at a time: they stay in the processor's cache while they are hashed and written."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VIRTUAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 """Bucket names that may stand in a host name of a certificate: without dots."""
@@ -96,15 +99,14 @@ class ByObstore:
             os.close(descriptor)
         moved(0, 1)
 
-    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
         options: dict[str, Any] = {"range": (start, start + length)}
         if etag is not None:
             options["if_match"] = f'"{etag}"'
         try:
-            content: bytes = obstore.get(self._store(bucket), key, options=options).bytes()
+            yield from obstore.get(self._store(bucket), key, options=options).stream(min_chunk_size=_PIECE)
         except BaseError as error:
             raise QuickFailed from error
-        return content
 
 
 def by_obstore(client: Any, session: Any) -> ByObstore | None:

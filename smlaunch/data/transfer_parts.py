@@ -6,7 +6,7 @@ S3 keeps the parts of an upload that nobody completed, whichever client sent the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from smlaunch.data.contents import (
@@ -28,7 +28,7 @@ from smlaunch.data.workers import each
 from smlaunch.ports import CallError, Parcel, Part, PartStorage, Unfinished
 
 Moved = Callable[[int, int], None]
-GetRange = Callable[[str, str, int, int, "str | None"], bytes]
+GetRange = Callable[[str, str, int, int, "str | None"], Iterator[bytes]]
 """Bucket, key, start, length, ETag: as ``PartStorage.get_range``."""
 
 _LONGEST_PART = 64 << 20
@@ -106,13 +106,18 @@ class PartWise:
 
             def fetch(piece: tuple[int, tuple[int, int]]) -> None:
                 number, (start, length) = piece
-                content = get_range(bucket, parcel.key, start, length, parcel.etag)
-                if len(content) != length:
+                digest = new_digest(known[0]) if known is not None and own is not None else None
+                got = 0
+                for content in get_range(bucket, parcel.key, start, length, parcel.etag):
+                    if digest is not None:
+                        digest.update(content)
+                    landing.write(content, start + got)
+                    got += len(content)
+                    moved(len(content), 0)
+                if got != length:
                     raise differs(parcel.key)
-                if known is not None and own is not None:
-                    digests[number] = new_digest(known[0], content).digest()
-                landing.write(content, start)
-                moved(length, 0)
+                if digest is not None:
+                    digests[number] = digest.digest()
 
             each(fetch, pieces, at_once)
             if known is not None:

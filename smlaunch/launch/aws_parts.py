@@ -6,10 +6,14 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from smlaunch.launch.aws import call
 from smlaunch.ports import Check, Part, Unfinished
+
+_PIECE = 1 << 20
+"""Bytes read at a time: they stay in the processor's cache while they are hashed and written."""
 
 _PARTS_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 _MD5_BY = (None, "AES256")
@@ -64,15 +68,15 @@ class S3Parts:
                 return
             params["PartNumberMarker"] = page["NextPartNumberMarker"]
 
-    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> bytes:
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
         params: dict[str, Any] = {"Bucket": bucket, "Key": key}
-        if length:
-            params["Range"] = f"bytes={start}-{start + length - 1}"
+        params["Range"] = f"bytes={start}-{start + length - 1}"
         if etag is not None:
             params["IfMatch"] = f'"{etag}"'
-        answer = call("GetObject", self._client.get_object, **params)
-        content: bytes = call("GetObject", answer["Body"].read)
-        return content
+        body = call("GetObject", self._client.get_object, **params)["Body"]
+        with closing(body):
+            while piece := call("GetObject", body.read, amt=_PIECE):
+                yield piece
 
     def check(self, bucket: str, key: str) -> Check:
         """Two requests for an object of several parts: the size of one is told only of itself."""
