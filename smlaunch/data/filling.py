@@ -26,6 +26,7 @@ _LEVELLERS = (16, 256)
 larger ones belong to the head. Every one of them may move when keys are added."""
 
 _LEVELLER_EVERY = 256
+"""Rows of a host for each of its levellers, between least and most."""
 
 Blocks = Callable[[], Iterable[Any]]
 """Gives the sizes from the start, each time it is called: int64 or float64 arrays, one after the other."""

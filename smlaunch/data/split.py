@@ -46,6 +46,7 @@ _DEALT = 1 << 15
 """New rows up to which all go largest first."""
 
 _SEVERAL = 16
+"""Rows, about, that what is taken from a host is made of, if it has such."""
 
 _ROUNDS = 6
 """A new large row, once it has its place, may push others out of theirs."""
