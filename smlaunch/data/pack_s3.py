@@ -52,7 +52,7 @@ def quick_fetch(quick: Quick, storage: ObjectStorage, bucket: str) -> Fetch:
         if size and quick.takes(key):
             try:
                 # One byte more than there should be: an object that has grown is seen.
-                return quick.get_range(bucket, key, 0, size + 1, None)
+                return b"".join(quick.get_range(bucket, key, 0, size + 1, None))
             except QuickFailed:
                 pass
         return storage.get_bytes(bucket, key)
