@@ -208,15 +208,15 @@ def made(case: Case, folder: Path) -> list[Parcel]:
     return parcels
 
 
-def returned(parcels: Sequence[Parcel], folder: Path, known: bool) -> list[Parcel]:
-    """``known``: with the ETags that S3 would list for objects put whole."""
+def returned(parcels: Sequence[Parcel], folder: Path) -> list[Parcel]:
+    """With the ETags that a listing has of objects put whole."""
     folder.mkdir()
     return [
         Parcel(
             parcel.key,
             folder / parcel.path.name,
             parcel.size,
-            hashlib.md5(parcel.path.read_bytes()).hexdigest() if known and parcel.size < PART else None,
+            hashlib.md5(parcel.path.read_bytes()).hexdigest() if parcel.size < PART else None,
         )
         for parcel in parcels
     ]
@@ -236,7 +236,7 @@ def run(server: str, url: str, work: Path, rounds: int) -> bool:
     for case in CASES:
         sent = made(case, work / f"{server}-{case.files}")
         own = server == "loopback"
-        back = returned(sent, work / f"{server}-{case.files}-back", own)
+        back = returned(sent, work / f"{server}-{case.files}-back")
         clients = clients_for(url, sent if own else None)
         for way, parcels in (("put", sent), ("get", back)):
             print(f"\n{server}: {case.name} {'up' if way == 'put' else 'down'}")
