@@ -14,7 +14,7 @@ $(DEMO_DATA)/test/test.npz: entrypoints/prepare_digits.py | $(VENV)/.train
 	@$(BIN)/python entrypoints/prepare_digits.py --out $(DEMO_DATA)
 
 test: lint $(VENV)/.train
-	$(BIN)/python -m pytest -m "not real"
+	$(BIN)/python -m pytest -m "not real" --numprocesses auto --dist loadfile
 
 test-real: $(VENV)/.dev $(VENV)/.train
 	$(BIN)/python tools/real_components.py

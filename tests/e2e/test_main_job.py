@@ -55,6 +55,7 @@ def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -
     assert "held-out accuracy 0.9" in logs.out
 
 
+@pytest.mark.timeout(400)  # three trainings of four ranks on as few cores as there are
 def test_the_same_weights_however_the_ranks_lie(home: Path, digits: Path) -> None:
     few = ("--strategy", "ddp", "--hp", "epochs=2")
     torchrun = subprocess.run(
