@@ -57,6 +57,12 @@ OURS: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": "Gloo would look up the machine's own name, which may not resolve in a container.",
     "PYTHONFAULTHANDLER": "Stacks at a hang or a crash. Empty in the job's environment: off.",
     "PYTHONUNBUFFERED": "A script's last words are not lost in a buffer. AWS's images set it too.",
+    "SMLAUNCH_ATTEMPT": "Which attempt at the segment this job is.",
+    "SMLAUNCH_CARRIER": "How checkpoints get to S3: by the platform's sync, or by the ranks.",
+    "SMLAUNCH_JOB": "The job's name, for checkpoints and the outcome.",
+    "SMLAUNCH_KEEP": "How many checkpoints stay.",
+    "SMLAUNCH_SEGMENT": "Which segment of its run this job is.",
+    "SMLAUNCH_STOP_FILE": "It appears when the ranks are to leave. `smlaunch.train` reads all of these.",
 }
 """Variables that neither of them sets."""
 
