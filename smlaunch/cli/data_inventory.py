@@ -15,6 +15,7 @@ import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
 from smlaunch.errors import JobError, Problem
+from smlaunch.protocol.addresses import split_s3
 
 if TYPE_CHECKING:
     from smlaunch.data.inventory import Inventory
@@ -151,10 +152,10 @@ def _from_report(
 
 
 def _address(field: str, uri: str) -> tuple[str, str]:
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
+    found = split_s3(uri)
+    if found is None:
         raise JobError([Problem(field, f"{uri!r} is not s3://bucket/prefix")])
-    return bucket, key
+    return found
 
 
 @contextmanager

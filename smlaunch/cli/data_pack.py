@@ -14,6 +14,7 @@ import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
 from smlaunch.errors import JobError, Problem
+from smlaunch.protocol.addresses import split_s3
 
 if TYPE_CHECKING:
     from smlaunch.data.pack import Source, Wanted
@@ -164,10 +165,10 @@ def _place(dst: str, target: Target | None) -> Place:
 
 
 def _address(uri: str, what: str) -> tuple[str, str]:
-    bucket, _, prefix = uri[len("s3://") :].partition("/")
-    if not bucket:
+    found = split_s3(uri)
+    if found is None:
         raise JobError([Problem(what, f"{uri} names no bucket")])
-    return bucket, prefix
+    return found
 
 
 def _apart(src: Path, dst: Path) -> None:

@@ -11,6 +11,7 @@ from smlaunch.data.workers import each
 from smlaunch.errors import JobError, Problem
 from smlaunch.local_files import local_files
 from smlaunch.ports import ObjectStorage, Parcel, StoredObject, Transfer
+from smlaunch.protocol.addresses import split_s3
 
 _AT_ONCE = 8
 _TOLD = 10
@@ -73,10 +74,10 @@ def pushing(storage: ObjectStorage, transfer: Transfer, folder: Path, uri: str) 
 
 def address(uri: str) -> tuple[str, str]:
     """Bucket and key of an ``s3://`` address. Raises JobError when it is none."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
+    found = split_s3(uri)
+    if found is None:
         raise JobError([Problem("", f"{uri} is no address in S3; these begin with s3://BUCKET/")])
-    return bucket, key
+    return found
 
 
 def _lacking(transfer: Transfer, bucket: str, parcels: Sequence[Parcel]) -> Mirror:

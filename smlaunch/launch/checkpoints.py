@@ -17,6 +17,7 @@ from smlaunch.errors import JobError, Problem
 from smlaunch.launch.retry import retrying
 from smlaunch.ports import CallError, ObjectStorage
 from smlaunch.protocol import checkpoint as protocol
+from smlaunch.protocol.addresses import split_s3
 from smlaunch.protocol.checkpoint import Manifest, Outcome, Part
 
 _AT_ONCE = 4
@@ -61,10 +62,10 @@ class Checkpoints:
 
     def __init__(self, uri: str, storage: ObjectStorage) -> None:
         """Raises JobError for an address that is none."""
-        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        if not uri.startswith("s3://") or not bucket:
+        found = split_s3(uri)
+        if found is None:
             raise JobError([Problem("checkpoints", f"{uri!r} is no place in S3: s3://bucket/prefix/")])
-        self.bucket = bucket
+        self.bucket, prefix = found
         self.prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
         self._storage = storage
 

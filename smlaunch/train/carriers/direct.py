@@ -17,6 +17,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from smlaunch.protocol.addresses import split_s3
 from smlaunch.protocol.checkpoint import is_manifest, rank_of
 from smlaunch.train.carriers.base import Behind, CannotCarry, CannotLoad, Carrier
 from smlaunch.train.carriers.watch import Watch
@@ -175,9 +176,10 @@ class Direct(Carrier):
 
 
 def _place(uri: str) -> Tuple[str, str]:
-    bucket, _, prefix = uri[len("s3://") :].partition("/")
-    if not uri.startswith("s3://") or not bucket:
+    found = split_s3(uri)
+    if found is None:
         raise ValueError("{!r} is no place in S3: s3://bucket/prefix/ is needed".format(uri))
+    bucket, prefix = found
     return bucket, prefix.rstrip("/") + "/" if prefix.strip("/") else ""
 
 
