@@ -17,7 +17,17 @@ from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
 from smlaunch.planning.prose import bullets, visible
 from smlaunch.planning.segments import span
 from smlaunch.planning.surroundings import InputFacts
-from smlaunch.protocol.launch_spec import AUTO, RUNTIME, CheckpointSpec, Ref, Word
+from smlaunch.protocol.launch_spec import (
+    ALL,
+    AUTO,
+    LEADER,
+    RUNTIME,
+    CheckpointSpec,
+    Joined,
+    Ref,
+    Service,
+    Word,
+)
 from smlaunch.protocol.segment import SYNC
 from smlaunch.request import PROCESSING
 
@@ -112,6 +122,8 @@ def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.schedule is not None:
         yield "segments", _segments(plan)
     yield "command", _command(task)
+    for service in () if task.launch_spec is None else task.launch_spec.services:
+        yield f"beside it, {service.name}", _service(service)
     if job.hyperparameters:
         yield "hyperparameters", "  ".join(_pair(*item) for item in sorted(job.hyperparameters.items()))
     if job.requirements:
@@ -226,10 +238,19 @@ def _command(task: Task) -> str:
     if "HyperParameters" not in task.request:
         words = tuple(word for word in words if word != Ref("hyperparameters"))
     by = "" if task.launch_spec.ranks.launcher == RUNTIME else f"{task.launch_spec.ranks.launcher}: "
-    return by + " ".join(_word(word) for word in words)
+    where = " (on the leader alone)" if task.launch_spec.ranks.on == LEADER else ""
+    return by + " ".join(_word(word) for word in words) + where
+
+
+def _service(service: Service) -> str:
+    """``every host: ray start --block``."""
+    where = {LEADER: "the leader", ALL: "every host"}.get(service.on, "the other hosts")
+    return f"{where}: {' '.join(map(_word, service.argv))}"
 
 
 def _word(word: Word) -> str:
+    if isinstance(word, Joined):
+        return "".join(map(_word, word.words))
     if not isinstance(word, Ref):
         return shlex.quote(word) if word.isprintable() else json.dumps(word)
     if word.name == "source":

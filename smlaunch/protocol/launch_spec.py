@@ -1,8 +1,12 @@
 """job.json: what the runtime starts on every host, compiled by a strategy on the client.
 
-A command is a list of words. A word is either literal text, which reaches the process byte for byte, or a
-reference that only the host can fill in, written in JSON as ``{"ref": "source", "suffix": "/train.py"}``.
-Nothing is ever parsed as a shell line.
+A command is a list of words. A word is literal text, which reaches the process byte for byte, or a reference
+that only the host can fill in, written in JSON as ``{"ref": "source", "suffix": "/train.py"}``, or several of
+both in one, ``{"join": [...]}``. Nothing is ever parsed as a shell line.
+
+Three verbs: ``ranks`` are the user's program; ``services`` run beside it, from before its start until after
+its end; and ranks that are started ``on`` the leader alone (or by its MPI launcher) are followed by the other
+hosts, which end as the leader does.
 
 References that a host fills in
     python            the interpreter that runs the runtime
@@ -10,32 +14,52 @@ References that a host fills in
     ml                the contract's root, usually /opt/ml
     hyperparameters   (a whole word only) the hyperparameters as ``--key value`` words
     host, leader      names of this host and of the leader
+    address, leader_address   the IP addresses that these names resolve to on this host
     host_rank, hosts  this host's index in the training group, and how many hosts it has
-    rank, local_rank, world_size, per_host, port
+    rank, local_rank, world_size, per_host
+    port              the job's first port plus ``offset``, the same on every host
+    own_port          the same plus this host's index: hosts on one machine may share its ports
+    each_host         the names of all hosts, each between prefix and suffix, with commas between them
+    each_endpoint     the same with ``name:port``, the port being that host's own
 """
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from smlaunch.protocol.segment import CARRIERS, SYNC
 
-VERSION = "1.1"
-"""1.1 adds ``run``, ``checkpoints``, ``margin_seconds`` and ``deterministic``."""
+VERSION = "1.2"
+"""1.1 adds ``run``, ``checkpoints``, ``margin_seconds`` and ``deterministic``; 1.2 ``services``, ``join``,
+``offset``, ranks that run ``on`` the leader alone, the launcher ``mpi`` and its ``options``.
+"""
 
 REFERENCES = frozenset(
     (
         *("python", "source", "ml", "hyperparameters", "host", "leader", "host_rank", "hosts"),
-        *("rank", "local_rank", "world_size", "per_host", "port"),
+        *("rank", "local_rank", "world_size", "per_host", "port", "own_port"),
+        *("address", "leader_address", "each_host", "each_endpoint"),
     )
 )
+
+PORTS = frozenset(("port", "own_port", "each_endpoint"))
+"""References that an offset may be added to."""
 
 AUTO = "auto"
 """Ranks per host: as many as there are accelerators, else one."""
 
 RUNTIME = "runtime"
 TORCHRUN = "torchrun"
-LAUNCHERS = (RUNTIME, TORCHRUN)
-"""Who starts the ranks of a host: the runtime itself, or one torchrun that the runtime starts."""
+MPI = "mpi"
+LAUNCHERS = (RUNTIME, TORCHRUN, MPI)
+"""Who starts the ranks of a host: the runtime itself, one torchrun that the runtime starts, or the leader's
+mpirun through the runtimes of all hosts.
+"""
+
+ALL = "all"
+LEADER = "leader"
+OTHERS = "others"
+HOSTS = (ALL, LEADER, OTHERS)
+"""Which hosts something runs on."""
 
 FAILURE_GRACE = 5.0
 """Seconds. Peers of a failed rank wait for somebody who is gone; a failure is to be told within 10 s."""
@@ -49,17 +73,31 @@ class Ref(NamedTuple):
     name: str
     prefix: str = ""
     suffix: str = ""
+    offset: int = 0
 
 
-Word = Union[str, Ref]
+class Joined(NamedTuple):
+    """One word made of several."""
+
+    words: Tuple[Union[str, Ref], ...]
+
+
+Word = Union[str, Ref, Joined]
+
+
+def references(word: Word) -> Tuple[Ref, ...]:
+    """What only a host can fill in of it."""
+    parts = word.words if isinstance(word, Joined) else (word,)
+    return tuple(part for part in parts if isinstance(part, Ref))
 
 
 class Ranks(NamedTuple):
     """The processes of the user's program.
 
     ``rendezvous``: set RANK, WORLD_SIZE, MASTER_ADDR and the rest the way torchrun sets them. Without it a
-    host runs one plain process that finds its peers itself. ``launcher``: one of LAUNCHERS; torchrun needs
-    ``rendezvous``, and words that differ from rank to rank are then not known beforehand.
+    host runs one plain process that finds its peers itself. ``launcher``: one of LAUNCHERS; torchrun and mpi
+    need ``rendezvous``, and words that differ from rank to rank are then not known beforehand. ``on``: ALL
+    hosts, or the LEADER alone. ``options``: words for the launcher, before the program's own.
     """
 
     argv: Tuple[Word, ...]
@@ -67,6 +105,22 @@ class Ranks(NamedTuple):
     per_host: Union[int, str] = 1
     rendezvous: bool = True
     launcher: str = RUNTIME
+    on: str = ALL
+    options: Tuple[Word, ...] = ()
+
+
+class Service(NamedTuple):
+    """A program beside the ranks, on HOSTS. It is started before them, and told to end when they have.
+
+    ``ready``: a word ``host:port`` that must accept a connection before what follows is started; None: it
+    need not be waited for. A service that ends before the ranks do has failed, whatever its exit code is.
+    """
+
+    name: str
+    argv: Tuple[Word, ...]
+    env: Tuple[Tuple[str, Word], ...] = ()
+    on: str = ALL
+    ready: Optional[Word] = None
 
 
 class CheckpointSpec(NamedTuple):
@@ -108,6 +162,12 @@ class LaunchSpec(NamedTuple):
     checkpoints: Optional[CheckpointSpec] = None
     margin_seconds: Optional[float] = None
     deterministic: bool = False
+    services: Tuple[Service, ...] = ()
+
+    @property
+    def linked(self) -> bool:
+        """Hosts without ranks of their own follow the leader, and prove to each other who they are."""
+        return self.ranks.launcher == MPI or self.ranks.on == LEADER
 
     def to_json(self) -> str:
         document: Dict[str, Any] = {
@@ -118,7 +178,19 @@ class LaunchSpec(NamedTuple):
                 "per_host": self.ranks.per_host,
                 "rendezvous": self.ranks.rendezvous,
                 "launcher": self.ranks.launcher,
+                "on": self.ranks.on,
+                "options": [_word_out(word) for word in self.ranks.options],
             },
+            "services": [
+                {
+                    "name": service.name,
+                    "argv": [_word_out(word) for word in service.argv],
+                    "env": {name: _word_out(word) for name, word in service.env},
+                    "on": service.on,
+                    "ready": None if service.ready is None else _word_out(service.ready),
+                }
+                for service in self.services
+            ],
             "source": self.source,
             "requirements": self.requirements,
             "port": self.port,
@@ -166,28 +238,66 @@ class LaunchSpec(NamedTuple):
             checkpoints=_checkpoints_in(document),
             margin_seconds=_optional_seconds_in(document, "margin_seconds"),
             deterministic=bool(document.get("deterministic", False)),
+            services=_services_in(document),
         )
 
 
 def _ranks_in(document: Mapping[str, Any]) -> Ranks:
-    argv = document.get("argv")
-    if not isinstance(argv, list) or not argv:
-        raise LaunchSpecError("ranks.argv: a list with at least one word is needed")
-    env = document.get("env", {})
-    if not isinstance(env, dict):
-        raise LaunchSpecError("ranks.env: an object is needed")
+    argv = _argv_in(document, "ranks")
     per_host = document.get("per_host", 1)
     if per_host != AUTO and (not isinstance(per_host, int) or isinstance(per_host, bool) or per_host < 1):
         raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
-    words: List[Word] = [_word_in(word, "ranks.argv[{}]".format(index)) for index, word in enumerate(argv)]
-    pairs = tuple((str(name), _word_in(word, "ranks.env." + str(name))) for name, word in sorted(env.items()))
     rendezvous = bool(document.get("rendezvous", True))
-    launcher = document.get("launcher", RUNTIME)
-    if launcher not in LAUNCHERS:
-        raise LaunchSpecError("ranks.launcher: one of {}, not {!r}".format(", ".join(LAUNCHERS), launcher))
+    launcher = _one_of(document, "launcher", LAUNCHERS, RUNTIME, "ranks")
     if launcher == TORCHRUN and not rendezvous:
         raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
-    return Ranks(tuple(words), pairs, per_host, rendezvous, launcher)
+    on = _one_of(document, "on", (ALL, LEADER), ALL, "ranks")
+    options = _words_in(document.get("options", []), "ranks.options")
+    return Ranks(argv, _env_in(document, "ranks"), per_host, rendezvous, launcher, on, options)
+
+
+def _services_in(document: Mapping[str, Any]) -> Tuple[Service, ...]:
+    listed = document.get("services", [])
+    if not isinstance(listed, list):
+        raise LaunchSpecError("services: a list is needed, not {!r}".format(listed))
+    services = []
+    for index, value in enumerate(listed):
+        where = "services[{}]".format(index)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+            raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(where, value))
+        on = _one_of(value, "on", HOSTS, ALL, where)
+        ready = None if value.get("ready") is None else _word_in(value["ready"], where + ".ready")
+        services.append(Service(value["name"], _argv_in(value, where), _env_in(value, where), on, ready))
+    return tuple(services)
+
+
+def _argv_in(document: Mapping[str, Any], where: str) -> Tuple[Word, ...]:
+    argv = document.get("argv")
+    if not isinstance(argv, list) or not argv:
+        raise LaunchSpecError("{}.argv: a list with at least one word is needed".format(where))
+    return _words_in(argv, where + ".argv")
+
+
+def _env_in(document: Mapping[str, Any], where: str) -> Tuple[Tuple[str, Word], ...]:
+    env = document.get("env", {})
+    if not isinstance(env, dict):
+        raise LaunchSpecError("{}.env: an object is needed".format(where))
+    return tuple(
+        (str(name), _word_in(word, "{}.env.{}".format(where, name))) for name, word in sorted(env.items())
+    )
+
+
+def _words_in(words: Any, where: str) -> Tuple[Word, ...]:
+    if not isinstance(words, list):
+        raise LaunchSpecError("{}: a list of words is needed, not {!r}".format(where, words))
+    return tuple(_word_in(word, "{}[{}]".format(where, index)) for index, word in enumerate(words))
+
+
+def _one_of(document: Mapping[str, Any], key: str, known: Sequence[str], default: str, where: str) -> str:
+    value = document.get(key, default)
+    if value not in known:
+        raise LaunchSpecError("{}.{}: one of {}, not {!r}".format(where, key, ", ".join(known), value))
+    return str(value)
 
 
 def _checkpoints_in(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
@@ -212,19 +322,32 @@ def _checkpoints_in(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
 def _word_out(word: Word) -> Any:
     if isinstance(word, str):
         return word
-    parts = {"ref": word.name}
+    if isinstance(word, Joined):
+        return {"join": [_word_out(part) for part in word.words]}
+    parts: Dict[str, Any] = {"ref": word.name}
     if word.prefix:
         parts["prefix"] = word.prefix
     if word.suffix:
         parts["suffix"] = word.suffix
+    if word.offset:
+        parts["offset"] = word.offset
     return parts
 
 
 def _word_in(value: Any, where: str) -> Word:
+    if isinstance(value, dict) and isinstance(value.get("join"), list):
+        return Joined(tuple(_part_in(part, where) for part in value["join"]))
+    return _part_in(value, where)
+
+
+def _part_in(value: Any, where: str) -> Union[str, Ref]:
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and value.get("ref") in REFERENCES:
-        return Ref(value["ref"], str(value.get("prefix", "")), str(value.get("suffix", "")))
+        offset = value.get("offset", 0)
+        if not isinstance(offset, int) or isinstance(offset, bool) or (offset and value["ref"] not in PORTS):
+            raise LaunchSpecError("{}: no offset that a port could have: {!r}".format(where, value))
+        return Ref(value["ref"], str(value.get("prefix", "")), str(value.get("suffix", "")), offset)
     raise LaunchSpecError("{}: neither text nor a known reference: {!r}".format(where, value))
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from smlaunch.protocol.launch_spec import LaunchSpec, Ref, Word
+from smlaunch.protocol.launch_spec import Joined, LaunchSpec, Ref, Word
 from smlaunch.protocol.paths import Paths
 from smlaunch.runtime import rendezvous
 from smlaunch.runtime.arguments import Hyperparameters
@@ -168,6 +168,8 @@ def argv_of(
 def _text(word: Word, values: Mapping[str, str], where: str) -> str:
     if isinstance(word, str):
         return word
+    if isinstance(word, Joined):
+        return "".join(_text(part, values, where) for part in word.words)
     if word.name not in values:
         raise Unusable("job.json: {}: {!r} cannot be used here".format(where, word.name))
     return word.prefix + values[word.name] + word.suffix

@@ -10,7 +10,7 @@ import re
 import signal
 from typing import List, Mapping, Optional
 
-from smlaunch.protocol.launch_spec import LaunchSpec
+from smlaunch.protocol.launch_spec import LaunchSpec, references
 from smlaunch.runtime import tracebacks
 from smlaunch.runtime.commands import Command, Host, Outlet, argv_of, base_environment, environment_of
 from smlaunch.runtime.outcome import Ended, Outcome
@@ -90,11 +90,11 @@ def _command(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: s
 
 def _check(spec: LaunchSpec) -> None:
     words = (*spec.ranks.argv, *(word for _, word in spec.ranks.env))
-    for word in words:
-        if not isinstance(word, str) and word.name in _PER_RANK:
+    for reference in (reference for word in words for reference in references(word)):
+        if reference.name in _PER_RANK:
             raise Unusable(
                 "job.json: {!r} is not known before torchrun starts its ranks; "
-                "read RANK and LOCAL_RANK in the program".format(word.name)
+                "read RANK and LOCAL_RANK in the program".format(reference.name)
             )
 
 
