@@ -73,9 +73,14 @@ def weights_hash(model: nn.Module) -> str:
 def train(args: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> nn.Module:
     """The trained network, without its wrapper: DDP must be gone before the process group is."""
     torch.manual_seed(args.seed)
-    images, labels = load(args.train, device)
     bare = network().to(device)
-    model = DistributedDataParallel(bare) if world_size > 1 else bare
+    fit(DistributedDataParallel(bare) if world_size > 1 else bare, args, device, rank, world_size)
+    return bare
+
+
+def fit(model: nn.Module, args: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> None:
+    """The whole training, whatever wraps the network (train_fsdp.py takes the same steps)."""
+    images, labels = load(args.train, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     per_rank = args.batch_size // world_size
@@ -98,7 +103,6 @@ def train(args: argparse.Namespace, device: torch.device, rank: int, world_size:
             done = (epoch + 1) * steps
             counts = f"step={done} steps={args.epochs * steps} epoch={epoch + 1}"
             print(f"smlaunch: progress {counts} loss={loss.item():.4f}", flush=True)
-    return bare
 
 
 def main() -> None:
