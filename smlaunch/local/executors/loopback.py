@@ -1,4 +1,4 @@
-"""Addresses and a port for a job's hosts, which no other job on this machine has at the same time.
+"""Addresses and ports for a job's hosts, which no other job on this machine has at the same time.
 
 Hosts are 127.A.B.1, 127.A.B.2, ... A reservation is a bound UDP socket: it needs no file, holds across users
 and state directories, and ends with the process that made it.
@@ -6,22 +6,23 @@ and state directories, and ends with the process that made it.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import socket
 from collections.abc import Iterator
 
 from smlaunch.local.executors.base import CannotAllocate
+from smlaunch.protocol.ports import BLOCK
 
 _GUARD = 254
 """The last number of a subnet's address that stands for the reservation."""
-_FIRST_PORT, _LAST_PORT = 20000, 32000
-"""Below Linux' ephemeral range (32768 to 60999), so that no outgoing connection takes the port first."""
+_FIRST_PORT, _AFTER_PORTS = 19968, 32768
+"""Both multiples of BLOCK, and below Linux' ephemeral range (32768 to 60999), so that no outgoing connection
+takes a port first."""
 _TRIES = 500
 
 
 class Reservation:
-    """``port`` is free on all addresses when it is handed out, for the rendezvous of the job's ranks."""
+    """From ``port`` on BLOCK ports are free on all addresses when they are handed out (protocol.ports)."""
 
     def __init__(self, addresses: tuple[str, ...], port: int, guards: list[socket.socket]) -> None:
         self.addresses = addresses
@@ -60,16 +61,34 @@ def _subnets() -> Iterator[str]:
 
 
 def _free_port() -> tuple[int, socket.socket]:
-    for _ in range(_TRIES):
-        port = random.randint(_FIRST_PORT, _LAST_PORT)  # noqa: S311
-        guard = _bound("127.0.0.1", port)
-        if guard is None:
-            continue
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+    """The first of a block, and what keeps other jobs off it: blocks do not overlap, so their first will do.
+
+    A block where connections of an earlier job linger is taken when there is no other: most servers do not
+    mind.
+    """
+    blocks = list(range(_FIRST_PORT, _AFTER_PORTS, BLOCK))
+    random.shuffle(blocks)
+    for lingering in (False, True):
+        for port in blocks:
+            guard = _bound("127.0.0.1", port)
+            if guard is None:
+                continue
+            if all(_is_free(port + offset, lingering) for offset in range(BLOCK)):
+                return port, guard
+            guard.close()
+    raise CannotAllocate(
+        f"no {BLOCK} free ports in a row between {_FIRST_PORT} and {_AFTER_PORTS}: other jobs have them"
+    )
+
+
+def _is_free(port: int, lingering: bool) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lingering)
+        try:
             trial.bind(("0.0.0.0", port))  # noqa: S104
-            return port, guard
-        guard.close()
-    raise CannotAllocate("no free port between 20000 and 32000 for the ranks' rendezvous")
+        except OSError:
+            return False
+    return True
 
 
 def _bound(address: str, port: int) -> socket.socket | None:

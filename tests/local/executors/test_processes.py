@@ -13,6 +13,7 @@ import pytest
 from smlaunch.local.executors import loopback
 from smlaunch.local.executors.base import CannotAllocate, View
 from smlaunch.local.executors.host_plan import HostPlan, ViewPlan
+from smlaunch.protocol.ports import BLOCK
 from tests.local.executors.conftest import Hosts, ended, output, read_until
 
 namespaced = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
@@ -251,10 +252,27 @@ def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
     hosts.allocations += [first, second]
     addresses = [place.address for allocation in (first, second) for place in allocation.places]
     assert len(set(addresses)) == 4
-    ports = [allocation.offer.environment["SMLAUNCH_PORT"] for allocation in (first, second)]
-    assert ports[0] != ports[1]
-    with socket.create_server((addresses[0], int(ports[0]))):
-        pass
+    ports = [int(allocation.offer.environment["SMLAUNCH_PORT"]) for allocation in (first, second)]
+    assert abs(ports[0] - ports[1]) >= BLOCK
+    for offset in range(BLOCK):
+        with socket.create_server((addresses[0], ports[0] + offset)):
+            pass
+
+
+def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loopback.reserve(1)
+    port = first.port
+    monkeypatch.setattr(loopback, "_FIRST_PORT", port)
+    monkeypatch.setattr(loopback, "_AFTER_PORTS", port + BLOCK)
+    with pytest.raises(CannotAllocate, match="64 free ports in a row"):
+        loopback.reserve(1)
+    first.release()
+    with socket.create_server(("127.0.0.1", port + BLOCK - 1)):
+        with pytest.raises(CannotAllocate, match="64 free ports in a row"):
+            loopback.reserve(1)
+    again = loopback.reserve(1)
+    assert again.port == port
+    again.release()
 
 
 def test_a_reservation_ends_when_it_is_released() -> None:
