@@ -22,6 +22,7 @@ _PUBLIC = {
     "SegmentCompute": "smlaunch.job",
     "SmlaunchError": "smlaunch.errors",
     "Target": "smlaunch.launch.target",
+    "Workload": "smlaunch.job",
     "launch": "smlaunch.launch.api",
     "plan": "smlaunch.launch.api",
 }
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from smlaunch.job import Limits as Limits
     from smlaunch.job import SegmentChange as SegmentChange
     from smlaunch.job import SegmentCompute as SegmentCompute
+    from smlaunch.job import Workload as Workload
     from smlaunch.launch.api import launch as launch
     from smlaunch.launch.api import plan as plan
     from smlaunch.launch.run import Run as Run

@@ -32,6 +32,8 @@ from smlaunch.job_fields import (
     Processes,
     RunId,
     S3Uri,
+    Size,
+    StrategyName,
     Text,
     VariableName,
     Word,
@@ -41,11 +43,8 @@ from smlaunch.job_fields import format_duration as format_duration
 from smlaunch.job_fields import parse_duration as parse_duration
 from smlaunch.suggest import did_you_mean, nearest
 
-StrategyName = Literal["custom", "ddp", "processing"]
-"""The names in the registry of ``smlaunch.strategies``, which is above this module; a test compares them."""
-
 LauncherName = Literal["runtime", "torchrun"]
-"""protocol.launch_spec.LAUNCHERS; a test compares them."""
+"""Those of protocol.launch_spec.LAUNCHERS that a job may ask for; a test compares them."""
 
 InputMode = Literal["File", "FastFile", "Pipe"]
 
@@ -129,6 +128,9 @@ class Compute(_Part):
     ``volume_gb``: the disk of each host, in GB (types with their own NVMe disk ignore it).
     ``on_demand_fallback``: a segment that spot capacity does not come for is tried again on demand.
     ``price_per_hour``: US dollars for one host and hour, where the catalog knows none or an old one.
+    ``instance_preferences``: types in order of preference instead of one ``instance_type``: the service takes
+    the first that it has capacity for. ``keep_alive``: for how long hosts wait for the next job when this one
+    has ended, and are billed (a warm pool).
     """
 
     hosts: Count = 1
@@ -138,6 +140,8 @@ class Compute(_Part):
     spot: Flag = False
     on_demand_fallback: Flag = False
     price_per_hour: Dollars | None = None
+    instance_preferences: Annotated[tuple[InstanceTypeName, ...], Field(max_length=5)] = ()
+    keep_alive: Duration = None
 
 
 class Limits(_Part):
@@ -146,6 +150,7 @@ class Limits(_Part):
     ``max_runtime``: training time, of all segments together. ``segment``: training time of one job at most; a
     run that may train longer is a chain of such segments, each going on from the checkpoints of the one
     before. ``max_wait``: training time and waiting for spot capacity together, of one job, only with spot.
+    ``max_pending``: waiting for capacity of accelerated types, on demand.
     ``hang``: for how long all ranks of a host may print nothing and use no CPU; None leaves it to the
     strategy. ``attempts``: jobs tried per segment without progress, 3 in a chain and 1 otherwise where it is
     None. ``max_cost``: US dollars; a plan of one job that could cost more is refused before anything starts,
@@ -155,6 +160,7 @@ class Limits(_Part):
     max_runtime: Duration = None
     segment: Duration = None
     max_wait: Duration = None
+    max_pending: Duration = None
     hang: Duration = None
     attempts: Count | None = None
     max_cost: Dollars | None = None
@@ -190,6 +196,26 @@ class Checkpoints(_Part):
         _fill(self, {"uri": uri, **fields})
 
 
+class Workload(_Part):
+    """What only the user can know of the work, for the plan to choose by. Nothing of it is sent.
+
+    ``kind``: None lets the plan see it from the script. ``model_memory``: what one replica needs on its
+    accelerator while it trains (weights, gradients, optimizer state, activations). ``time_on_one``: what the
+    work takes on one accelerator of the type named, or on one host without. ``wanted_time``: when it should
+    be done. ``preprocessing``: how much the CPUs do for every batch. ``batch_size``: of one rank;
+    ``learning_rate`` and ``optimizer``: tuned for one rank with that batch size.
+    """
+
+    kind: Literal["training", "preparation", "inference"] | None = None
+    model_memory: Size = None
+    time_on_one: Duration = None
+    wanted_time: Duration = None
+    preprocessing: Literal["light", "heavy"] | None = None
+    batch_size: Count | None = None
+    learning_rate: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    optimizer: FilledText | None = None
+
+
 class SegmentCompute(_Part):
     """What may differ in the machines of a segment; None leaves it as the job has it."""
 
@@ -215,9 +241,12 @@ class SegmentChange(_Part):
 class Job(_Part):
     """A training job.
 
-    ``entry``: the script, ``.py`` or ``.sh``. ``source``: the directory that is sent with it, by default the
-    script's own. ``requirements``: a pip requirements file, relative to ``source``, installed on every host
-    before the start. ``args`` go to the script before the hyperparameters, word for word.
+    ``entry``: the script, ``.py`` or ``.sh``, or a program that can be executed. Without one, ``algorithm``
+    names one of SageMaker's built-in algorithms, or ``image`` brings a program of its own, which nothing of
+    smlaunch's is added to. ``source``: the directory that is sent with the entry, by default its own.
+    ``requirements``: a pip requirements file, relative to ``source``, installed on every host before the
+    start. ``args`` go to the script before the hyperparameters, word for word; without a script they are the
+    image's arguments. ``options``: what the strategy can be told; each names its own (docs/strategies.md).
     ``launcher``: who starts a host's ranks, smlaunch's own runtime or PyTorch's torchrun.
     ``image``: a container image; without one the plan takes AWS's PyTorch image, of ``framework_version``
     where that is given. ``output``: the S3 prefix below which model and output are written.
@@ -225,8 +254,10 @@ class Job(_Part):
     ``segments``: changes of a chain's segments, in their order.
     """
 
-    entry: Entry
+    entry: Entry | None = None
+    algorithm: FilledText | None = None
     strategy: StrategyName | None = None
+    options: dict[FilledText, Hyperparameter] = {}
     launcher: LauncherName = "runtime"
     args: tuple[Word, ...] = ()
     hyperparameters: dict[FilledText, Hyperparameter] = {}
@@ -238,6 +269,7 @@ class Job(_Part):
     framework_version: FilledText | None = None
     environment: dict[VariableName, Word] = {}
     limits: Limits = Limits()
+    workload: Workload = Workload()
     deterministic: Flag = False
     segments: tuple[SegmentChange, ...] = ()
     checkpoints: Annotated[Checkpoints | None, BeforeValidator(partial(as_mapping, "uri"))] = None
@@ -250,15 +282,34 @@ class Job(_Part):
     tags: dict[Text, Word] = {}
     name: RunId | None = None
 
+    @_outermost
+    def __init__(self, /, **fields: Any) -> None:
+        problems = _program_problems(fields)
+        try:
+            _fill(self, fields)
+        except JobError as error:
+            raise JobError([*problems, *error.problems]) from None
+        if problems:
+            raise JobError(problems)
+
+    @property
+    def program(self) -> str:
+        """What is run, in a word: the script's path, the algorithm, or the image."""
+        return self.entry or self.algorithm or self.image or ""
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Job:
         """Raises JobError with every mistake. Relative paths stay relative to the working directory."""
         if not isinstance(mapping, Mapping):
             raise JobError([Problem("", f"a mapping with the key 'entry' is needed, not {mapping!r}")])
+        problems = _program_problems(mapping)
         try:
-            return cls.model_validate(dict(mapping))
+            job = cls.model_validate(dict(mapping))
         except ValidationError as error:
-            raise JobError(problems_of(error, cls)) from None
+            raise JobError([*problems, *problems_of(error, cls)]) from None
+        if problems:
+            raise JobError(problems)
+        return job
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], changes: Mapping[str, Any] | None = None) -> Job:
@@ -287,11 +338,24 @@ class Job(_Part):
         return write_mapping(self.to_mapping())
 
 
+def _program_problems(fields: Mapping[str, Any]) -> list[Problem]:
+    """A job runs one thing."""
+    entry, algorithm = fields.get("entry"), fields.get("algorithm")
+    if entry is not None and algorithm is not None:
+        told = "a built-in algorithm brings its own program; leave out algorithm, or entry"
+        return [Problem("algorithm", told)]
+    if entry is None and algorithm is None and fields.get("image") is None:
+        told = "it is missing; name a script, or an algorithm, or an image with a program of its own"
+        return [Problem("entry", told)]
+    return []
+
+
 # ---- mistakes ------------------------------------------------------------------------------------
 
 _SECTIONS: Mapping[str, type[_Part]] = {
     "compute": Compute,
     "limits": Limits,
+    "workload": Workload,
     "checkpoints": Checkpoints,
     "inputs": Channel,
     "segments": SegmentChange,
@@ -333,6 +397,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
     if kind in ("model_type", "model_attributes_type"):
         keys = ", ".join(_fields_at(location, model))
         return Problem(path, f"a mapping is needed (keys: {keys}), not {_shown(value)}")
+    if kind == "too_long":
+        return Problem(path, f"{context['actual_length']} are too many: at most {context['max_length']}")
     if kind in ("greater_than", "greater_than_equal"):
         least = f"more than {context['gt']:g}" if "gt" in context else f"at least {context['ge']}"
         return Problem(path, f"{value!r} is too small: {least}")

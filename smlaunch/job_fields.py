@@ -17,11 +17,16 @@ from pydantic_core import PydanticCustomError
 
 from smlaunch.protocol.launch_spec import AUTO
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
+from smlaunch.strategy_names import find as find_strategy
+from smlaunch.strategy_names import known as known_strategies
+from smlaunch.suggest import did_you_mean
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)")
 _S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NO_PROGRAM = (".yaml", ".yml", ".ipynb", ".json", ".toml", ".txt", ".md", ".csv", ".zip", ".gz", "/")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
@@ -51,6 +56,15 @@ def format_duration(seconds: int) -> str:
         if seconds % _UNITS[unit] == 0:
             return f"{seconds // _UNITS[unit]}{unit}"
     raise AssertionError("every whole number of seconds ends in s")
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``60GB``, ``1.5 TB`` (powers of ten) or ``512MiB`` (powers of two). Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write a number with its unit, such as 60GB or 1.5TB")
+    power = "BKMGTP".index(match[2][0])
+    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** power)
 
 
 # ---- field types ---------------------------------------------------------------------------------
@@ -131,9 +145,27 @@ def _path_of(uri: str) -> str:
 
 
 def _entry(text: str) -> str:
-    if not text.endswith((".py", ".sh")):
-        raise _wrong(f"{text!r} is neither a .py nor a .sh script")
+    if text.endswith(_NO_PROGRAM):
+        raise _wrong(f"{text!r} is no program; name a .py or .sh script, or a program that can be executed")
     return text
+
+
+def _strategy(text: str) -> str:
+    if find_strategy(text) is None:
+        raise _wrong(f"{text!r} is unknown{did_you_mean(text, known_strategies())}")
+    return text
+
+
+def _size(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _wrong(f"a size with its unit is needed, such as 60GB or 1.5TB, not {value!r}")
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+    return value
 
 
 def _channel_name(text: str) -> str:
@@ -206,6 +238,8 @@ Processes = Annotated[
     int | Literal["auto"] | None,
     PlainValidator(_processes, json_schema_input_type=int | Literal["auto"] | None),
 ]
+StrategyName = Annotated[Text, AfterValidator(_strategy)]
+Size = Annotated[str | None, PlainValidator(_size, json_schema_input_type=str | None)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Dollars = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

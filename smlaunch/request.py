@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,8 +38,9 @@ class InputChannel:
 class TrainingTask:
     """Everything one training job is made of. Times in seconds; ``volume_gb`` per host, in GB.
 
-    ``max_wait`` with spot only. ``checkpoints``: S3 prefix and local directory. ``hyperparameters``: JSON
-    values, turned into the API's text here. A member that is empty or None is left out of the request.
+    ``entrypoint`` and ``arguments`` are empty where the image's own are meant. ``max_wait`` with spot only.
+    ``checkpoints``: S3 prefix and local directory. ``hyperparameters``: JSON values, turned into the API's
+    text here. A member that is empty or None is left out of the request.
     """
 
     name: str
@@ -62,6 +63,7 @@ class TrainingTask:
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
 
 def create_training_job(task: TrainingTask) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
         "AlgorithmSpecification": {
             "TrainingImage": task.image,
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": list(task.entrypoint),
+            **_container(task.entrypoint, task.arguments),
         },
         "RoleArn": task.role,
         "InputDataConfig": [_channel(channel) for channel in task.channels],
@@ -109,6 +111,12 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
     return request
 
 
+def _container(entrypoint: Sequence[str], arguments: Sequence[str]) -> dict[str, list[str]]:
+    """What replaces the image's own ENTRYPOINT and CMD."""
+    words = {"ContainerEntrypoint": list(entrypoint), "ContainerArguments": list(arguments)}
+    return {member: given for member, given in words.items() if given}
+
+
 def create_processing_job(task: TrainingTask) -> dict[str, Any]:
     """The keyword arguments of boto3's ``create_processing_job``: channels are inputs, and what a script
     leaves in its output directory goes where a training job's output would. Of the task's members that a
@@ -130,7 +138,10 @@ def create_processing_job(task: TrainingTask) -> dict[str, Any]:
         "StoppingCondition": {"MaxRuntimeInSeconds": task.max_runtime},
         "AppSpecification": {
             "ImageUri": task.image,
-            "ContainerEntrypoint": ["python3", f"{paths.channel(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"],
+            **_container(
+                task.entrypoint and ("python3", f"{paths.channel(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"),
+                task.arguments,
+            ),
         },
         "Environment": dict(task.environment),
         "RoleArn": task.role,

@@ -26,6 +26,7 @@ from smlaunch.planning.surroundings import (
     CheckpointFacts,
     EndpointFacts,
     InputFacts,
+    ScriptFacts,
     SourceFacts,
     StoredFile,
     Surroundings,
@@ -77,11 +78,12 @@ class Place(Protocol):
 def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     caller = _Caller(place)
     role, role_problem = _role(job.role, place, caller)
-    script = read_script(Path(job.entry))
+    script = ScriptFacts() if job.entry is None else read_script(Path(job.entry))
     longest_run: tuple[int | None, str | None] = (None, None)
     kept = None
     several = _may_take_several_jobs(job)
-    if several or any(channel.split == "bytes" for channel in job.inputs.values()):
+    splits = any(channel.split == "bytes" for channel in job.inputs.values())
+    if job.entry is not None and (several or splits):
         script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
     if several:
         kept = _kept(job, place.storage)

@@ -41,6 +41,15 @@ def has_region(region: str) -> bool:
     return region in load("images")["accounts"]
 
 
+def training_image(
+    family: str, region: str, partition: str, processor: str, version: str | None = None
+) -> Image:
+    """``family``: of frameworks, as ``pytorch``. Raises UnknownImage."""
+    if family != "pytorch":
+        raise UnknownImage(f"no {family} image is known")
+    return pytorch_image(region, partition, processor, version)
+
+
 def pytorch_image(region: str, partition: str, processor: str, version: str | None = None) -> Image:
     """``processor``: ``cpu`` or ``gpu``. ``version``: ``2.13`` or ``2.13.0``. Raises UnknownImage."""
     table = load("images")

@@ -23,7 +23,7 @@ from smlaunch.launch.submit import existing, submit
 from smlaunch.launch.target import Target
 from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.planning.surroundings import NO_SOURCE, SourceFacts
 from smlaunch.ports import CallError
 from smlaunch.protocol.names import TaskName, part_of
 from smlaunch.survey import survey
@@ -85,7 +85,7 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
     with answers_of(target):
         surroundings = survey(job, target, facts)
     given = name or job.name
-    made = make_plan(job, surroundings, given or fresh_run_id(job.entry))
+    made = make_plan(job, surroundings, given or fresh_run_id(job.program))
     return Prepared(made, source, target, fresh=given is None)
 
 
@@ -160,15 +160,19 @@ def _say_nothing(_: str) -> None:
     return None
 
 
-def fresh_run_id(entry: str) -> str:
+def fresh_run_id(program: str) -> str:
     """``train_ddp.py`` -> ``train-ddp-1121-1604-k7xq``: readable, sortable within a year, and not taken."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(entry).stem.lower()).strip("-")[:_STEM_LIMIT].rstrip("-") or "run"
+    stem = (
+        re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:_STEM_LIMIT].rstrip("-") or "run"
+    )
     tail = "".join(secrets.choice(_ALPHABET) for _ in range(4))
     return f"{stem}-{time.strftime('%m%d-%H%M')}-{tail}"
 
 
 def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
     """The facts for the plan, and the archive where there is one. What is wrong stands in the facts."""
+    if job.entry is None:
+        return NO_SOURCE, None
     entry = Path(job.entry).expanduser()
     root = Path(job.source).expanduser() if job.source else entry.parent
     # relpath, not resolve(): a script that is a link belongs to the folder it is named in.

@@ -10,6 +10,7 @@ from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.protocol.launch_spec import AUTO
 from smlaunch.strategies import load
+from smlaunch.strategies.base import Strategy
 from smlaunch.strategies.ddp import joins_ranks
 from smlaunch.suggest import nearest
 
@@ -30,10 +31,16 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
 
     if job.strategy is not None:
         return chosen(job.strategy, "given", "The job says so")
+    if job.algorithm is not None:
+        return chosen("builtin", "algorithm", f"The job names the built-in algorithm {job.algorithm}")
+    if job.entry is None:
+        return chosen("custom", "own-image", "The image brings its own program")
     if entry.endswith(".sh"):
         return chosen(
             "custom", "shell-script", f"{entry} is a shell script, which starts what it needs itself"
         )
+    if not entry.endswith(".py"):
+        return chosen("custom", "program", f"{entry} is a program that nobody can see into")
     if script.reads_resource_config and wants_one:
         return chosen("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")
     if library is not None:
@@ -69,7 +76,7 @@ def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | No
 
 def choose_processes(
     job: Job,
-    strategy: str,
+    strategy: Strategy,
     instance: tuple[str, InstanceType | None],
     surroundings: Surroundings,
     notes: Notes,
@@ -81,8 +88,10 @@ def choose_processes(
         if surroundings.target == "aws" and known is not None:
             _advise_processes(asked, known, notes)
         return asked
-    if strategy in ("custom", "processing") and asked is None:
-        notes.because("processes.one-per-host", f"{strategy} starts one process per host.")
+    if asked is None and job.entry is None:
+        return 1
+    if asked is None and strategy.one_per_host:
+        notes.because("processes.one-per-host", f"{strategy.name} starts one process per host.")
         return 1
     if surroundings.target == "local":
         return _local_processes(name, known, surroundings, notes)
@@ -125,14 +134,18 @@ def _local_processes(name: str, known: InstanceType | None, surroundings: Surrou
 
 
 def choose_image(
-    job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings, notes: Notes
+    job: Job,
+    strategy: Strategy,
+    instance: tuple[str, InstanceType | None],
+    surroundings: Surroundings,
+    notes: Notes,
 ) -> str:
     """The image's URI; empty after a refusal."""
     is_run = surroundings.target == "aws" or surroundings.endpoint.runs_images
     # The endpoint's own table says that its images are not run better, where it does.
     is_told = "AlgorithmSpecification.TrainingImage" in surroundings.endpoint.honesty
     if job.image is None:
-        image = _aws_image(job, instance, surroundings, notes)
+        image = _aws_image(job, strategy, instance, surroundings, notes)
         if image is None:
             return ""
         if is_run:
@@ -144,7 +157,9 @@ def choose_image(
         notes.refuse(
             "framework_version", "it chooses AWS's image, and 'image' names another; keep one of them"
         )
-    if is_run:
+    if job.entry is None:
+        notes.because("image.own-program", "The image's own program runs; nothing of smlaunch's is put in.")
+    elif is_run:
         notes.because(
             "image.given",
             "The job names its image; a python3 in it runs the runtime in place of its entry point.",
@@ -158,9 +173,16 @@ _NOT_RUN = "The image is recorded, not run: ranks run on the Python that runs th
 
 
 def _aws_image(
-    job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings, notes: Notes
+    job: Job,
+    strategy: Strategy,
+    instance: tuple[str, InstanceType | None],
+    surroundings: Surroundings,
+    notes: Notes,
 ) -> Image | None:
     name, known = instance
+    if strategy.family is None:
+        notes.refuse("image", f"{strategy.name} has no image of AWS's to fall back on; name one")
+        return None
     family = name.split(".")[1]
     if known.is_neuron if known is not None else family.startswith("trn"):
         notes.refuse("image", f"{name} needs a Neuron image, and none is in the catalog; name one")
@@ -170,7 +192,8 @@ def _aws_image(
     if surroundings.target == "local" and not images.has_region(region):
         region, partition = "us-east-1", "aws"
     try:
-        return images.pytorch_image(region, partition, "gpu" if accelerated else "cpu", job.framework_version)
+        processor = "gpu" if accelerated else "cpu"
+        return images.training_image(strategy.family, region, partition, processor, job.framework_version)
     except images.UnknownImage as error:
         at_fault = "framework_version" if job.framework_version and images.has_region(region) else "image"
         notes.refuse(at_fault, f"{error}; name an image, such as one of your own registry")

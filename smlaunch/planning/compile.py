@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job, format_duration, parse_duration
 from smlaunch.planning.choose import choose_image, choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
@@ -29,7 +30,7 @@ class Compiled:
     instance_type: str
     per_host: int | str
     image: str
-    spec: LaunchSpec
+    spec: LaunchSpec | None
     rate: Rate
     variant: Variant
 
@@ -52,10 +53,11 @@ class Compiler:
     def compile(self, shape: Shape) -> Compiled:
         job, surroundings, notes = shape.job, self.surroundings, self.notes
         instance = choose_instance_type(job, notes)
-        per_host = choose_processes(job, self.strategy.name, instance, surroundings, notes)
-        image = choose_image(job, instance, surroundings, notes)
-        spec = self._spec(shape, per_host)
-        own_channels = self._launch_channels(spec)
+        per_host = choose_processes(job, self.strategy, instance, surroundings, notes)
+        image = choose_image(job, self.strategy, instance, surroundings, notes)
+        setting = self._setting(shape, per_host, instance, image)
+        spec = self._spec(setting)
+        own_channels = [] if spec is None else self._launch_channels(spec)
         name = TaskName(self.run, shape.first, attempt=1)
         synced = self.kept is not None and self.kept.carrier == SYNC
         rate = rate_of(job, instance, surroundings)
@@ -63,8 +65,9 @@ class Compiler:
             name=str(name),
             role=surroundings.role or "",
             image=image,
-            entrypoint=ENTRYPOINT,
-            hyperparameters=job.hyperparameters,
+            entrypoint=() if spec is None else ENTRYPOINT,
+            arguments=job.args if spec is None else (),
+            hyperparameters={**job.hyperparameters, **self.strategy.hyperparameters(setting)},
             channels=(*self.channels, *own_channels),
             output=job.output or self.layout.output,
             instance_type=instance[0],
@@ -91,9 +94,11 @@ class Compiler:
         variant = Variant(shape.first, request, rate.per_hour, shape.until_step)
         return Compiled(shape, instance[0], per_host, image, spec, rate, variant)
 
-    def _spec(self, shape: Shape, per_host: int | str) -> LaunchSpec:
+    def _setting(
+        self, shape: Shape, per_host: int | str, instance: tuple[str, InstanceType | None], image: str
+    ) -> Setting:
         job, facts = shape.job, self.surroundings
-        setting = Setting(
+        return Setting(
             entry=facts.source.entry,
             args=job.args,
             hosts=job.compute.hosts,
@@ -110,8 +115,21 @@ class Compiler:
             margin=shape.margin,
             deterministic=job.deterministic,
             split=any(channel.split is not None for channel in job.inputs.values()),
+            options=job.options,
+            algorithm=job.algorithm,
+            instance_type=instance[0],
+            instance=instance[1],
+            image=image,
+            framework_version=job.framework_version,
+            channels=job.inputs,
+            hyperparameters=job.hyperparameters,
+            spot=job.compute.spot,
+            target=facts.target,
         )
-        if setting.hang is None and self.strategy.hang is not None:
+
+    def _spec(self, setting: Setting) -> LaunchSpec | None:
+        """None where the image brings its own program."""
+        if setting.entry and setting.hang is None and self.strategy.hang is not None:
             self.notes.because(
                 "limit.hang",
                 f"The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
@@ -122,7 +140,7 @@ class Compiler:
             self.notes.refuse(problem.path, problem.message)
         for sentence in self.strategy.advice(setting):
             self.notes.warn(sentence + ".")
-        return self.strategy.launch_spec(setting)
+        return self.strategy.launch_spec(setting) if setting.entry else None
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)

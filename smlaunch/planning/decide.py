@@ -241,13 +241,15 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
             f"{run_id!r} cannot name a run: lower-case letters, digits and single dashes between them, "
             f"{RUN_LIMIT} characters at most",
         )
-    if script.problem is not None:
+    if job.entry is None:
+        _check_without_script(job, notes)
+    elif script.problem is not None:
         notes.refuse("entry", script.problem)
     elif not script.exists:
         notes.refuse("entry", f"{job.entry} does not exist; check the path")
     if source.problem is not None:
         notes.refuse("source", source.problem)
-    if job.requirements is not None and not source.has_requirements:
+    if job.entry is not None and job.requirements is not None and not source.has_requirements:
         notes.refuse(
             "requirements", f"{job.requirements!r} is not in {source.root}; it is relative to the source"
         )
@@ -258,6 +260,24 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
             "role",
             f"{surroundings.role!r} is not a role's ARN; it looks like arn:aws:iam::123456789012:role/NAME",
         )
+
+
+def _check_without_script(job: Job, notes: Notes) -> None:
+    """Nothing of ours is put into an image that brings its own program: what
+    needs the runtime has no place."""
+    given = {
+        "source": job.source is not None,
+        "requirements": job.requirements is not None,
+        "launcher": job.launcher != "runtime",
+        "deterministic": job.deterministic,
+        "limits.hang": job.limits.hang is not None,
+        "compute.processes_per_host": job.compute.processes_per_host not in (None, 1),
+    }
+    for field, is_given in given.items():
+        if is_given:
+            notes.refuse(field, f"it is for scripts, and {job.program} brings its own program; leave it out")
+    if job.algorithm is not None and job.args:
+        notes.refuse("args", "a built-in algorithm takes hyperparameters; use those")
 
 
 def _check_hosts(shapes: Sequence[segments.Shape], carried: Mapping[str, Carried], notes: Notes) -> None:

@@ -25,6 +25,8 @@ _FIELDS: Mapping[tuple[str, ...], str] = {
     ("EnableNetworkIsolation",): "network_isolation",
     ("EnableInterContainerTrafficEncryption",): "encrypt_traffic",
     ("AlgorithmSpecification", "TrainingImage"): "image",
+    ("AlgorithmSpecification", "ContainerArguments"): "args",
+    ("AppSpecification", "ContainerArguments"): "args",
     ("AlgorithmSpecification",): "image",
     ("Tags",): "tags",
     ("ProcessingJobName",): "name",

@@ -28,14 +28,15 @@ class Reason:
 class Upload:
     """Something to put into S3 before the requests are sent.
 
-    ``kind``: ``runtime`` (the runtime's zip), ``launch`` (``content`` is the text of job.json), ``source``
+    ``kind``: ``runtime`` (the runtime's zip), ``launch`` (``content`` is the text of job.json), ``secret``
+    (random, made when it is sent, and only if nothing is there yet), ``source``
     (the archive of directory ``path``), ``data`` (local file or directory ``path``), ``parts`` (``content``
     is a list of files, or a manifest).
     ``uri``: the object's address; for a directory of data the prefix, ending in ``/``.
     ``sha256``: of the content where the address is made from it: what is already there need not be sent.
     """
 
-    kind: Literal["runtime", "launch", "source", "data", "parts"]
+    kind: Literal["runtime", "launch", "secret", "source", "data", "parts"]
     uri: str
     path: str | None = None
     content: str | None = None

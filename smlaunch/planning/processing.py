@@ -28,6 +28,8 @@ def check_processing(job: Job, script: ScriptFacts, notes: Notes) -> None:
         if channel.content_type is not None:
             notes.refuse(f"inputs.{name}.content_type", no_such)
     hosts = job.compute.hosts
+    if job.entry is None:
+        return
     if hosts > 1 and not script.reads_resource_config and not any(c.split for c in job.inputs.values()):
         notes.warn(
             f"No input is split, and {job.entry} does not name resourceconfig.json: unless a module of its "

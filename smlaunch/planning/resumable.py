@@ -53,7 +53,7 @@ def tell_worth(
 ) -> None:
     """Says what the run's segments are worth, or refuses ``field`` where they are worth nothing. ``why``: the
     beginning of a sentence, why there are several."""
-    script, entry = surroundings.script, surroundings.source.entry
+    script, entry = surroundings.script, surroundings.source.entry or job.program
     if uses_ours(script):
         notes.because(
             "resume.exact",

@@ -102,7 +102,8 @@ def _headline(plan: Plan) -> str:
     if plan.surroundings.target == "local":
         level = plan.surroundings.endpoint.isolation
         where = "on this machine" + (f" (isolation {level})" if level else "")
-    return f"Run {plan.run}: {plan.surroundings.source.entry} on {_ranks(plan)}, by {plan.strategy}, {where}"
+    program = plan.surroundings.source.entry or plan.job.program
+    return f"Run {plan.run}: {program} on {_ranks(plan)}, by {plan.strategy}, {where}"
 
 
 def _ranks(plan: Plan) -> str:

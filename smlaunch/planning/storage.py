@@ -19,6 +19,7 @@ from smlaunch.protocol.paths import (
     LAUNCH_FILE,
     RUNTIME_ARCHIVE,
     RUNTIME_CHANNEL,
+    SECRET_FILE,
     SOURCE_ARCHIVE,
     SOURCE_CHANNEL,
 )
@@ -175,13 +176,14 @@ def plan_launch_channels(
     number: int, spec: LaunchSpec, surroundings: Surroundings, layout: Layout
 ) -> tuple[list[InputChannel], list[Upload]]:
     """The two channels of smlaunch's own: the runtime with job.json, and the source. ``number``: of the
-    job.json among those of the run."""
+    job.json among those of the run. Its secret is made when it is submitted, and no plan knows it."""
     source = surroundings.source
     launch, code = layout.launch(number), layout.source(source.archive_sha256)
     channels = [InputChannel(RUNTIME_CHANNEL, launch), InputChannel(SOURCE_CHANNEL, code)]
     uploads = [
         Upload("runtime", launch + RUNTIME_ARCHIVE),
         Upload("launch", launch + LAUNCH_FILE, content=spec.to_json()),
+        *([Upload("secret", launch + SECRET_FILE)] if spec.linked else []),
         Upload(
             "source",
             code + SOURCE_ARCHIVE,

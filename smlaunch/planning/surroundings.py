@@ -60,6 +60,10 @@ class SourceFacts:
     problem: str | None = None
 
 
+NO_SOURCE = SourceFacts("", "", "", 0, 0)
+"""Of a job whose image brings its own program."""
+
+
 @dataclass(frozen=True)
 class ScriptFacts:
     """What reading the script (not running it) shows.

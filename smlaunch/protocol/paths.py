@@ -31,6 +31,9 @@ SOURCE_ARCHIVE = "source.tar.gz"
 RUNTIME_ARCHIVE = "runtime.pyz"
 LAUNCH_FILE = "job.json"
 
+SECRET_FILE = "secret"  # noqa: S105
+"""Beside them where hosts have to prove to each other that they are of one job. No copy of it is kept."""
+
 _CONTRACT = "/opt/ml"
 
 

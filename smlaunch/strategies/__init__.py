@@ -5,19 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from smlaunch.strategy_names import find
+
 if TYPE_CHECKING:
     from smlaunch.strategies.base import Strategy
 
-REGISTRY = {
-    "custom": ("smlaunch.strategies.custom", "Custom"),
-    "ddp": ("smlaunch.strategies.ddp", "DDP"),
-    "processing": ("smlaunch.strategies.processing", "Processing"),
-}
-"""Name -> module and class."""
-
 
 def load(name: str) -> Strategy:
-    """The strategy called ``name``. Raises KeyError for a name that is not in REGISTRY."""
-    module, attribute = REGISTRY[name]
+    """The strategy called ``name``. Raises KeyError for a name that ``strategy_names`` does not know."""
+    place = find(name)
+    if place is None:
+        raise KeyError(name)
+    module, _, attribute = place.partition(":")
     strategy: Strategy = getattr(import_module(module), attribute)()
     return strategy

@@ -5,19 +5,35 @@ A strategy compiles into the runtime's few verbs on the client; inside the job n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+from smlaunch.catalog.instances import InstanceType
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import RUNTIME, TORCHRUN, CheckpointSpec, LaunchSpec, Ranks, Ref, Word
+from smlaunch.job import Channel
+from smlaunch.protocol.launch_spec import (
+    ALL,
+    RUNTIME,
+    TORCHRUN,
+    CheckpointSpec,
+    LaunchSpec,
+    Ranks,
+    Ref,
+    Service,
+    Word,
+)
 from smlaunch.protocol.paths import SOURCE_ARCHIVE
+from smlaunch.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is decided already, and what the script shows.
 
-    ``entry``: the script's path inside the source archive. ``per_host``: ranks, a number or ``auto``.
+    ``entry``: the script's path inside the source archive, empty where the image brings its own program.
+    ``per_host``: ranks, a number or ``auto``. ``options``: the job's, for this strategy. ``instance_type`` is
+    a name, ``instance`` what the catalog knows of it. ``channels``: the job's inputs by name.
     ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
     ``max_runtime``, ``margin`` (between a planned end and that) and ``hang`` in seconds; ``hang`` None leaves
     it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``. ``split``: hosts get different
@@ -40,10 +56,21 @@ class Setting:
     margin: int | None = None
     deterministic: bool = False
     split: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str | None = None
+    instance_type: str = ""
+    instance: InstanceType | None = None
+    image: str = ""
+    framework_version: str | None = None
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    spot: bool = False
+    target: Literal["aws", "local"] = "aws"
 
 
 class Strategy:
-    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``."""
+    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``; where
+    more is started than ranks, ``services`` and ``variables``."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -58,16 +85,54 @@ class Strategy:
     hang: ClassVar[int | None] = None
     """Seconds without output and CPU use that count as a hang where the job does not say; None: none do."""
 
+    family: ClassVar[str | None] = "pytorch"
+    """Of images (``catalog.images``) that bring what this needs; None: the job has to name an image."""
+
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """A script that imports one of them is made for this strategy."""
+
+    options: ClassVar[Mapping[str, str]] = {}
+    """What the job's ``options`` may hold, each with a line that says what it does."""
+
+    one_per_host: ClassVar[bool] = False
+    """One plain process on each host, which starts what else it needs itself."""
+
+    launcher: ClassVar[str | None] = None
+    """Who starts the ranks, where it is not the job's choice."""
+
+    runs_on: ClassVar[str] = ALL
+    """Which hosts have ranks: ALL, or the LEADER alone."""
+
+    needs_script: ClassVar[bool] = True
+    """Whether there must be an entry; else the image or the algorithm may bring the program."""
+
+    instead_of_ranks: ClassVar[str] = "let the script start its own"
+    """The way out where one_per_host and the job asks for more."""
+
     own_checkpoints: ClassVar[str | None] = None
     """What a chain of segments is worth where the script does not use smlaunch.train, as a sentence; None: it
     depends on the script alone."""
 
     def check_all(self, setting: Setting) -> list[Problem]:
         """``check``, and what holds for every strategy."""
-        if setting.launcher != TORCHRUN or self.rendezvous:
-            return self.check(setting)
-        told = f"torchrun joins ranks, and {self.name} has none to join; use strategy: ddp, or leave it out"
-        return [*self.check(setting), Problem("launcher", told)]
+        problems = []
+        if self.needs_script and not setting.entry:
+            problems.append(Problem("entry", f"{self.name} starts a script of yours; name one"))
+        if self.one_per_host and setting.per_host != 1:
+            told = f"{self.name} starts one process per host, not {setting.per_host}"
+            problems.append(Problem("compute.processes_per_host", f"{told}; {self.instead_of_ranks}"))
+        if setting.launcher == TORCHRUN and not self.rendezvous:
+            told = (
+                f"torchrun joins ranks, and {self.name} has none to join; use strategy: ddp, or leave it out"
+            )
+            problems.append(Problem("launcher", told))
+        if setting.launcher == TORCHRUN and self.launcher not in (None, TORCHRUN):
+            problems.append(Problem("launcher", f"{self.name} brings its own; leave it out"))
+        for option in setting.options:
+            if option not in self.options:
+                known = did_you_mean(option, self.options) if self.options else "; it has none"
+                problems.append(Problem(f"options.{option}", f"{self.name} does not know it{known}"))
+        return [*problems, *self.check(setting)]
 
     def check(self, setting: Setting) -> list[Problem]:
         """What makes this strategy impossible here, by the job's own field names."""
@@ -79,17 +144,39 @@ class Strategy:
 
     def command(self, setting: Setting) -> tuple[Word, ...]:
         """The words of each rank's command: interpreter, script, arguments, then hyperparameters."""
-        script = Ref("source", suffix="/" + setting.entry)
-        interpreter: Word = "bash" if setting.entry.endswith(".sh") else Ref("python")
-        return (interpreter, script, *setting.args, Ref("hyperparameters"))
+        return (*program(setting.entry), *setting.args, Ref("hyperparameters"))
+
+    def services(self, setting: Setting) -> tuple[Service, ...]:
+        """What runs beside the ranks, in the order of its start."""
+        return ()
+
+    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
+        """Of every rank's environment; the job's own variables win."""
+        return ()
+
+    def hyperparameters(self, setting: Setting) -> Mapping[str, Any]:
+        """What the request's hyperparameters hold beside the job's own."""
+        return {}
+
+    def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
+        """Words for who starts the ranks."""
+        return ()
 
     def launch_spec(self, setting: Setting) -> LaunchSpec:
-        environment: list[tuple[str, Word]] = []
+        environment = [pair for pair in self.variables(setting) if pair[0] not in setting.environment]
         if "PYTHONUNBUFFERED" not in setting.environment:
             # Output goes into a pipe, where Python would hold back what a script prints until 8 KiB are full.
             environment.append(("PYTHONUNBUFFERED", "1"))
         command = self.command(setting)
-        ranks = Ranks(command, tuple(environment), setting.per_host, self.rendezvous, setting.launcher)
+        ranks = Ranks(
+            command,
+            tuple(environment),
+            setting.per_host,
+            self.rendezvous,
+            self.launcher or setting.launcher,
+            self.runs_on,
+            self.launcher_options(setting),
+        )
         return LaunchSpec(
             ranks=ranks,
             source=SOURCE_ARCHIVE,
@@ -100,4 +187,13 @@ class Strategy:
             checkpoints=setting.checkpoints,
             margin_seconds=setting.margin,
             deterministic=setting.deterministic,
+            services=self.services(setting),
         )
+
+
+def program(entry: str) -> tuple[Word, ...]:
+    """What starts a file of the source: its interpreter, or itself."""
+    script = Ref("source", suffix="/" + entry)
+    if entry.endswith(".sh"):
+        return ("bash", script)
+    return (Ref("python"), script) if entry.endswith(".py") else (script,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from smlaunch.errors import Problem
 from smlaunch.strategies.base import Setting, Strategy
 
 
@@ -10,23 +9,15 @@ class Custom(Strategy):
     name = "custom"
     summary = "starts one plain process per host, which reads resourceconfig.json itself"
     rendezvous = False
-
-    def check(self, setting: Setting) -> list[Problem]:
-        if setting.per_host == 1:
-            return []
-        return [
-            Problem(
-                "compute.processes_per_host",
-                f"custom starts one process per host, not {setting.per_host}; use strategy: ddp, or let the "
-                "script start its own processes",
-            )
-        ]
+    one_per_host = True
+    needs_script = False
+    instead_of_ranks = "use strategy: ddp, or let the script start its own processes"
 
     def advice(self, setting: Setting) -> list[str]:
-        if setting.hosts == 1 or setting.reads_resource_config or setting.entry.endswith(".sh"):
+        if setting.hosts == 1 or setting.reads_resource_config or setting.split:
             return []
-        if setting.split:
-            return []
+        if not setting.entry.endswith(".py"):
+            return []  # nobody can see into it
         return [
             f"{setting.entry} does not name resourceconfig.json: unless a module of its own reads it, "
             f"{setting.hosts} hosts do the same work {setting.hosts} times"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.errors import Problem
 from smlaunch.strategies.base import Setting
 from smlaunch.strategies.custom import Custom
 
@@ -14,11 +13,7 @@ class Processing(Custom):
     summary = "runs one plain process per host as a processing job, for work that trains nothing"
     operation: ClassVar[str] = "CreateProcessingJob"
 
-    def check(self, setting: Setting) -> list[Problem]:
-        if setting.per_host == 1:
-            return []
-        told = f"processing starts one process per host, not {setting.per_host}; let the script start its own"
-        return [Problem("compute.processes_per_host", told)]
+    instead_of_ranks = "let the script start its own"
 
     def advice(self, setting: Setting) -> list[str]:
         return []  # whether hosts do the same work depends on the inputs: planning.processing

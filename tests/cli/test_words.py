@@ -42,7 +42,7 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
         (["run", "x.py", "--isolation", "full", "--region", "eu-west-1"], "it goes with --local only"),
         (["run", "x.py", "--local", "--launcher", "torchrum"], "launcher: 'torchrum' is unknown"),
         (["run", "x.py", "--local", "--hang", "soon"], "limits.hang: 'soon' is not a duration"),
-        (["run", "x.txt", "--local"], "entry: 'x.txt' is neither a .py nor a .sh script"),
+        (["run", "x.txt", "--local"], "entry: 'x.txt' is no program; name a .py or .sh script"),
         (["logs", "x", "-f", "--json"], "one document cannot be written before the run has ended"),
     ],
 )

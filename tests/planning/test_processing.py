@@ -10,7 +10,8 @@ from smlaunch.errors import JobError
 from smlaunch.planning.fields import field_of
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.request import CREATE, PROCESSING, InputChannel, TrainingTask, create_processing_job
-from smlaunch.strategies import REGISTRY, load
+from smlaunch.strategies import load
+from smlaunch.strategy_names import BUILT_IN
 from smlaunch.validate import check
 from tests.planning.world import PLAIN, plan, region, with_inputs
 
@@ -78,7 +79,7 @@ def test_messages_name_what_the_user_wrote(path: tuple[str | int, ...], field: s
 
 
 def test_every_strategy_asks_for_an_operation_there_is() -> None:
-    assert {load(name).operation for name in REGISTRY} == set(CREATE)
+    assert {load(name).operation for name in BUILT_IN} == set(CREATE)
 
 
 def test_a_plan() -> None:

@@ -76,6 +76,8 @@ def verify(
     """
     if "kill" in signals and not can_kill():
         raise JobError([Problem("--signal", "ranks are found by /proc, which is not here; take term")])
+    if job.entry is None:
+        raise JobError([Problem("entry", "it is a script's resume that is verified; name one")])
     trials = Trials(job, target, folder, told)
     told("unsplit: the run that the others are compared with")
     unsplit = trials.run("unsplit")
