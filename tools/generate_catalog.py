@@ -1,4 +1,4 @@
-"""Makes smlaunch/catalog/images.json, instances.json and network.json from collected facts.
+"""Makes smlaunch/catalog/images.json, instances.json, network.json and efa.json from collected facts.
 
     python tools/generate_catalog.py FACTS_DIR
 
@@ -105,6 +105,19 @@ def network(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def efa(facts: dict[str, Any]) -> dict[str, Any]:
+    """Elastic Fabric Adapters by type; those without are left out."""
+    return {
+        "source": facts["_meta"]["source"],
+        "as_of": facts["_meta"]["as_of"],
+        "types": {
+            row["instance_type"]: row["efa_max_interfaces"]
+            for row in facts["instances"]
+            if row["efa"] and row["efa_max_interfaces"]
+        },
+    }
+
+
 def write(path: Path, document: dict[str, Any]) -> None:
     """One line per entry of the innermost tables: small, and a change shows as one line of a diff."""
     text = json.dumps(document, indent=1, ensure_ascii=False)
@@ -124,6 +137,7 @@ def main() -> None:
     machines = json.loads((facts / "instances.json").read_text())
     write(CATALOG / "instances.json", instances(machines))
     write(CATALOG / "network.json", network(machines))
+    write(CATALOG / "efa.json", efa(machines))
 
 
 if __name__ == "__main__":
