@@ -13,6 +13,10 @@ if __name__ == "__main__":
         package.__path__ = [os.path.normpath(os.path.join(here, *[os.pardir] * depth))]
         sys.modules[name] = package
 
-    from smlaunch.local.executors.supervisor import main
+    kind, lifeline, report = sys.argv[1:]
+    if kind == "container":
+        from smlaunch.local.executors.containers_supervisor import main
+    else:
+        from smlaunch.local.executors.supervisor import main
 
-    main(lifeline=int(sys.argv[1]), report=int(sys.argv[2]))
+    main(int(lifeline), int(report))

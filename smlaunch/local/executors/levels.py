@@ -129,7 +129,7 @@ def _explain(message: str) -> str:
     return message
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Changes when the machine was started anew, or this process has other rights than the one before."""
     if sys.platform != "linux":
         return sys.platform
@@ -145,11 +145,11 @@ def _read(cache: Path) -> dict[str, Level]:
         document = json.loads(cache.read_text())
     except (OSError, ValueError):
         return {}  # not there yet, or half written by a machine that went down: found anew
-    if document.get("fingerprint") != _fingerprint():
+    if document.get("fingerprint") != fingerprint():
         return {}
     return {entry["name"]: Level(**entry) for entry in document["levels"]}
 
 
 def _write(cache: Path, known: dict[str, Level]) -> None:
-    document = {"fingerprint": _fingerprint(), "levels": [asdict(level) for level in known.values()]}
+    document = {"fingerprint": fingerprint(), "levels": [asdict(level) for level in known.values()]}
     publish(cache, json.dumps(document).encode())

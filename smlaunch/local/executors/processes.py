@@ -7,34 +7,29 @@ isolation level (levels.py).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from smlaunch.local import lifelines
 from smlaunch.local.executors import loopback, sweep
 from smlaunch.local.executors.base import (
     Allocation,
     CannotAllocate,
-    HostExit,
     HostProcess,
     Offer,
     Place,
     Program,
 )
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
+from smlaunch.local.executors.supervised import SupervisedHost
 from smlaunch.protocol.paths import ROOT_VARIABLE
 
-_HOST_SCRIPT = Path(__file__).with_name("host.py")
 _CONTRACT_ROOT = "/opt/ml"
-_PIPE_BYTES = 1 << 20
 _SHORT_LINKS = Path(tempfile.gettempdir())
 _REMOVALS = 3
 _ROOM_FOR_SOCKETS = 50
@@ -86,7 +81,7 @@ class ProcessAllocation:
         self._level = level
         self._isolated_network = isolated_network and level != "plain"
         self._network = loopback.reserve(len(labels))
-        self._hosts: list[_Host] = []
+        self._hosts: list[SupervisedHost] = []
         self._links: list[Path] = []
         plain = level == "plain"
         environment = {"SMLAUNCH_PORT": str(self._network.port)}
@@ -106,7 +101,8 @@ class ProcessAllocation:
                 for part in ("ml", "tmp", "stage"):
                     (folder / place.label / part).mkdir(parents=True)
                 (folder / place.label / "tmp").chmod(0o1777)
-                self._hosts.append(_Host(place, f"{self._owner}/{place.label}"))
+                mark = f"{self._owner}/{place.label}/"
+                self._hosts.append(SupervisedHost(place, partial(sweep.end_marked, mark)))
         except OSError as error:
             self.release()
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
@@ -121,7 +117,7 @@ class ProcessAllocation:
             if self._isolated_network:
                 # The first host makes the network, the others join it.
                 network = "new" if index == 0 else str(self._hosts[0].pid)
-            host.start(self._plan(host.place, program, names, keep, network))
+            host.start(self._plan(host.place, program, names, keep, network).encode())
             if network == "new":
                 host.wait_for_start()
         return list(self._hosts)
@@ -183,104 +179,6 @@ class ProcessAllocation:
         return link
 
 
-class _Host:
-    """A supervisor and the three pipes to it: lifeline, report (``events``), and what the host prints.
-
-    ``mark`` is in the environment of all its processes.
-    """
-
-    def __init__(self, place: Place, mark: str) -> None:
-        self.place = place
-        self._mark = mark
-        lifeline, ours = os.pipe()
-        self._lifeline = lifelines.hold(ours)
-        self.events, report = os.pipe()
-        self.output, output = os.pipe()
-        _enlarge(self.output)
-        try:
-            # No shell, no user site, no environment: the supervisor is the same wherever we were started.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HOST_SCRIPT), str(lifeline), str(report)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=(lifeline, report),
-                start_new_session=True,  # the terminal's Ctrl-C is for the client alone
-                env={},
-            )
-        except BaseException:
-            lifelines.close(self._lifeline)
-            for descriptor in (self.events, self.output):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in (lifeline, report, output):
-                os.close(descriptor)
-        self._text = b""
-        self._started = False
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self, plan: HostPlan) -> None:
-        assert self._process.stdin is not None
-        # A supervisor that has died already is told by its report's end.
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
-            stream.write(plan.encode())
-
-    def wait_for_start(self) -> None:
-        """Until the program runs, or cannot; what was reported is not consumed for ``read``."""
-        while b"\n" not in self._text:
-            some = os.read(self.events, 4096)
-            if not some:
-                return
-            self._text += some
-
-    def read(self) -> HostExit | None:
-        if not self._text:
-            self._text = os.read(self.events, 4096)
-            if not self._text:
-                # Without a namespace its processes run on: its peers must not go on talking to them, nor
-                # its output stay open.
-                sweep.end_marked(self._mark + "/")
-                return HostExit(137, "lost", "the process that watches over the host was killed")
-        *lines, _ = self._text.split(b"\n")
-        self._text = b""
-        for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "exit":
-                return HostExit(int(rest))
-            if word == "killed":
-                return HostExit(128 + int(rest), signal=_signal_name(int(rest)))
-            if word == "error":
-                step, code, message = rest.split(" ", 2)
-                where = "" if step == "program" else "the host could not be isolated: "
-                return HostExit(int(code), "not_started", where + message)
-        return None
-
-    def terminate(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-
-    def kill(self) -> None:
-        if self._lifeline >= 0:
-            lifelines.close(self._lifeline)
-            self._lifeline = -1
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGCONT)  # one that was stopped would never see it
-
-    def reap(self) -> bool:
-        """After ``kill``. Closes what is still open. False when the supervisor did not end by itself."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        by_itself = self._process.wait() >= 0
-        for descriptor in (self.events, self.output):
-            os.close(descriptor)
-        return by_itself
-
-
 def told(level: str, isolated_network: bool = False) -> Iterator[str]:
     """What a person should know about a level before a job starts there."""
     if level != "plain":
@@ -293,24 +191,9 @@ def told(level: str, isolated_network: bool = False) -> Iterator[str]:
         yield "isolation plain: EnableNetworkIsolation is without effect, the network can be reached"
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"SIG{number}"
-
-
 def _link_prefix(owner: str) -> str:
     """``owner`` may go on with a job's name."""
     return f"sml-{owner.partition('/')[0]}-"
-
-
-def _enlarge(pipe: int) -> None:
-    """Room for bursts of output, where the system lets us."""
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _moved(word: str, root: str) -> str:
