@@ -82,17 +82,34 @@ def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function],
     return apply
 
 
+def _strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from smlaunch.strategy_names import known
+
+    return [name for name in known() if name.startswith(incomplete)]
+
+
 _JOB, _HOSTS, _DATA, _LIMITS, _WHERE = "The job", "Hosts", "Data", "Limits", "Where"
 
 job_options = _stacked(
     (
-        click.argument("what", metavar="SCRIPT|JOB.yaml", type=click.Path()),
+        click.argument("what", metavar="[SCRIPT|JOB.yaml]", type=click.Path(), required=False),
         option(
             _JOB,
             "--strategy",
             metavar="NAME",
-            help="How to run it (ddp, custom, processing); default: chosen.",
+            shell_complete=_strategies,
+            help="How to run it; default: chosen. `smlaunch init` lists them.",
         ),
+        option(
+            _JOB,
+            "--option",
+            "strategy_options",
+            metavar="K=V",
+            multiple=True,
+            help="What the strategy can be told; repeatable.",
+        ),
+        option(_JOB, "--algorithm", metavar="NAME", help="A built-in algorithm, instead of a script."),
         option(_JOB, "--launcher", metavar="NAME", help="Who starts ranks: runtime (ours) or torchrun."),
         option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
         option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),
@@ -167,8 +184,13 @@ launch_place_options = _stacked(
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
-def read_job(what: str, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
+def read_job(what: str | None, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
     """The job of the file or script with the options laid over it. Raises JobError with every mistake."""
+    if what is None and not options["algorithm"] and not options["image"]:
+        raise click.UsageError(
+            "Missing argument 'SCRIPT|JOB.yaml' (or --algorithm NAME, or --image URI with its own program)",
+            click.get_current_context(),
+        )
     problems: list[Problem] = []
     changes = _changes(options, problems)
     if script_arguments is not None:
@@ -177,10 +199,10 @@ def read_job(what: str, options: dict[str, Any], script_arguments: list[str] | N
         from smlaunch.job import Job
 
     try:
-        if what.endswith((".yaml", ".yml")):
+        if what is not None and what.endswith((".yaml", ".yml")):
             job = Job.from_file(what, changes)
         else:
-            job = Job.from_mapping({"entry": what, **changes})
+            job = Job.from_mapping(changes if what is None else {"entry": what, **changes})
     except JobError as error:
         raise JobError([*problems, *error.problems]) from None
     if problems:
@@ -224,11 +246,13 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
             "max_cost": _number(options["max_cost"]),
         },
         "hyperparameters": _pairs("--hp", options["hp"], problems),
+        "options": _values("--option", options["strategy_options"], problems),
         "environment": _pairs("--env", options["env"], problems),
         "inputs": _inputs(options["inputs"], problems),
     }
     plain = (
         "strategy",
+        "algorithm",
         "launcher",
         "source",
         "requirements",
@@ -255,6 +279,19 @@ def _number(text: str | None) -> int | float | str | None:
         except ValueError:
             continue
     return text
+
+
+def _values(name: str, given: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
+    """As YAML reads a value: numbers, true and false, lists in brackets; the rest is text."""
+    import yaml
+
+    values: dict[str, Any] = {}
+    for key, text in _pairs(name, given, problems).items():
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            values[key] = text
+    return values
 
 
 def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:

@@ -32,7 +32,9 @@ _WHAT = "What to say"
 @option(_WHAT, "--seed", type=int, default=0, show_default=True, help="Of --simulate's failures.")
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, /, what: str, simulated: bool, seed: int, as_json: bool, **options: Any) -> int:
+def plan(
+    ctx: click.Context, /, what: str | None, simulated: bool, seed: int, as_json: bool, **options: Any
+) -> int:
     """Decide everything about a run and say why: strategy, hosts, image, cost, and the exact request.
 
     Looks at the script, the data and the account; writes nothing anywhere.

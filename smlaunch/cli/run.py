@@ -32,7 +32,7 @@ _ACT = "What to do"
 def run(
     ctx: click.Context,
     /,
-    what: str,
+    what: str | None,
     dry_run: bool,
     detach: bool,
     faults: str | None,

@@ -50,7 +50,7 @@ _SIGNALS: dict[str, tuple[Signal, ...]] = {"term": ("term",), "kill": ("kill",),
 def verify_resume(
     ctx: click.Context,
     /,
-    what: str,
+    what: str | None,
     cuts: int,
     signal: str,
     seed: int,
