@@ -95,6 +95,7 @@ class Channel(_Part):
     ``carry``: how a split by bytes comes to the hosts; None lets the plan say. ``shards``: the prefix is
     packed in shards of one size (``smlaunch data pack``), which the service deals out. ``lists``: every host
     sees all of it and reads its own list (``smlaunch.train.part_files``). ``jobs``: a job for each part.
+    ``content_type``: told to built-in algorithms, such as text/csv.
     """
 
     uri: DataUri
@@ -124,6 +125,8 @@ class Channel(_Part):
 class Compute(_Part):
     """The machines.
 
+    ``hosts``: how many. ``instance_type``: such as ml.g5.12xlarge; left out, the plan chooses. ``spot``:
+    managed spot capacity, which is cheaper and may be taken away.
     ``processes_per_host``: a number, ``auto`` (one per accelerator, else one), or None to let the plan say.
     ``volume_gb``: the disk of each host, in GB (types with their own NVMe disk ignore it).
     ``on_demand_fallback``: a segment that spot capacity does not come for is tried again on demand.
@@ -169,7 +172,8 @@ class Limits(_Part):
 class Checkpoints(_Part):
     """What is kept of a training while it runs, in S3 and in ``local_path`` on every host.
 
-    ``uri``: the S3 prefix, by default one of the run's own. ``interval``: between two checkpoints; None lets
+    ``uri``: the S3 prefix, by default one of the run's own. ``local_path``: where every host finds and writes
+    them. ``interval``: between two checkpoints; None lets
     it follow from what a checkpoint costs and how often hosts fail. ``keep``: newest ones that stay.
     ``carrier``: ``sync`` brings the whole prefix to every host before its start and keeps both equal while
     training (SageMaker's checkpoint sync: a file deleted locally is deleted in S3 too), ``direct`` lets every
@@ -201,14 +205,16 @@ class Workload(_Part):
 
     ``kind``: None lets the plan see it from the script. ``model_memory``: what one replica needs on its
     accelerator while it trains (weights, gradients, optimizer state, activations). ``time_on_one``: what the
-    work takes on one accelerator of the type named, or on one host without. ``wanted_time``: when it should
-    be done. ``preprocessing``: how much the CPUs do for every batch. ``batch_size``: of one rank;
-    ``learning_rate`` and ``optimizer``: tuned for one rank with that batch size.
+    work takes on one accelerator, or on one host without. ``measured_on``: the instance type that was seen
+    on. ``wanted_time``: how long it may take. ``preprocessing``: how much the CPUs do for every batch.
+    ``batch_size``: of one rank. ``learning_rate``: tuned for one rank with that batch size. ``optimizer``:
+    such as sgd or adamw.
     """
 
     kind: Literal["training", "preparation", "inference"] | None = None
     model_memory: Size = None
     time_on_one: Duration = None
+    measured_on: InstanceTypeName | None = None
     wanted_time: Duration = None
     preprocessing: Literal["light", "heavy"] | None = None
     batch_size: Count | None = None
@@ -217,7 +223,10 @@ class Workload(_Part):
 
 
 class SegmentCompute(_Part):
-    """What may differ in the machines of a segment; None leaves it as the job has it."""
+    """What may differ in the machines of a segment; None leaves it as the job has it.
+
+    ``hosts``: how many. ``processes_per_host``: a number, or ``auto``. ``instance_type``: of all hosts.
+    """
 
     hosts: Count | None = None
     processes_per_host: Processes = None
@@ -228,7 +237,7 @@ class SegmentChange(_Part):
     """How one segment differs from the job: the first of the job's ``segments`` stands for the first segment,
     and so on; the last one holds for all that follow.
 
-    ``hyperparameters`` are laid over the job's own. ``until_step``: the training step after which the next
+    ``hyperparameters``: laid over the job's own. ``compute``: machines that differ. ``until_step``: the training step after which the next
     change begins, however many segments that takes. ``length``: training time of such a segment at most.
     """
 
@@ -239,19 +248,27 @@ class SegmentChange(_Part):
 
 
 class Job(_Part):
-    """A training job.
+    """A training job, or a processing job.
 
-    ``entry``: the script, ``.py`` or ``.sh``, or a program that can be executed. Without one, ``algorithm``
-    names one of SageMaker's built-in algorithms, or ``image`` brings a program of its own, which nothing of
-    smlaunch's is added to. ``source``: the directory that is sent with the entry, by default its own.
-    ``requirements``: a pip requirements file, relative to ``source``, installed on every host before the
-    start. ``args`` go to the script before the hyperparameters, word for word; without a script they are the
-    image's arguments. ``options``: what the strategy can be told; each names its own (docs/strategies.md).
-    ``launcher``: who starts a host's ranks, smlaunch's own runtime or PyTorch's torchrun.
-    ``image``: a container image; without one the plan takes AWS's PyTorch image, of ``framework_version``
-    where that is given. ``output``: the S3 prefix below which model and output are written.
-    ``deterministic``: ranks that use smlaunch.train compute bit by bit the same every time, or say why not.
-    ``segments``: changes of a chain's segments, in their order.
+    It runs one thing. ``entry``: a script, ``.py`` or ``.sh``, or a program that can be executed.
+    ``algorithm``: one of SageMaker's built-in algorithms instead. ``image``: a container image; with neither
+    of the two it brings a program of its own, which nothing of smlaunch's is added to; where it is left out,
+    the plan takes AWS's image for the strategy.
+
+    ``strategy``: how it is distributed; left out, the plan chooses and says why. ``options``: what the
+    strategy can be told; each names its own (docs/strategies.md). ``launcher``: who starts a host's ranks,
+    smlaunch's own runtime or PyTorch's torchrun. ``args``: words for the script, before the hyperparameters
+    and as they are; for an image's own program, its arguments. ``hyperparameters``: what the script gets as
+    ``--key value``, an algorithm as its parameters. ``inputs``: data, by channel name. ``source``: the
+    directory that is sent with the entry, by default its own. ``requirements``: a pip requirements file,
+    relative to the source, installed on every host before the start. ``framework_version``: of AWS's image,
+    such as 2.13. ``environment``: variables of every process. ``deterministic``: ranks that use
+    smlaunch.train compute bit by bit the same every time, or say why not. ``segments``: changes of a chain's
+    segments, in their order. ``checkpoints``: what is kept of a training while it runs. ``output``: the S3
+    prefix below which model and output are written. ``role``: the execution role, by name or ARN.
+    ``network_isolation``: hosts reach nothing outside. ``encrypt_traffic``: between the hosts. ``subnets``:
+    of the VPC that hosts run in. ``security_groups``: the same. ``tags``: of every job that is made.
+    ``name``: the run's id; the same job and name attach to the run that exists.
     """
 
     entry: Entry | None = None

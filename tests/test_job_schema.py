@@ -1,0 +1,92 @@
+"""The schema says yes to every job that is one, and no to what it can see to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from smlaunch.job import Job
+from smlaunch.job_file import read_mapping
+from smlaunch.job_schema import job_schema
+from smlaunch.strategy_names import BUILT_IN
+from tests.test_job import ONE_MISTAKE
+
+SCHEMA = job_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+JOBS = Path(__file__).parent / "planning" / "workloads"
+
+RIGHT: list[dict[str, Any]] = [
+    {"entry": "train.py"},
+    {"algorithm": "xgboost", "inputs": {"train": "s3://b/train/"}},
+    {"image": "repository:1", "args": ["a", 3]},
+    {"entry": "t.py", "checkpoints": "s3://b/c/", "inputs": {"a": {"uri": "s3://b/", "split": "bytes"}}},
+    {"entry": "t.py", "limits": {"max_runtime": "60d", "segment": "1h30m"}, "environment": {"A": 1}},
+    {"entry": "t.py", "compute": {"processes_per_host": "auto", "instance_preferences": ["ml.g5.xlarge"]}},
+    {"entry": "t.py", "segments": [{"compute": {"hosts": 2}, "until_step": 10}, {"length": "2h"}]},
+]
+NOT_SEEN_BY_A_SCHEMA = {
+    "limits.max_runtime": "the sum of a duration's parts",
+    "source": "what is text and what a character",
+}
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert set(SCHEMA["properties"]) == set(Job.model_fields)
+
+
+@pytest.mark.parametrize("mapping", RIGHT, ids=str)
+def test_jobs_that_are_right_pass(mapping: dict[str, Any]) -> None:
+    Job.from_mapping(mapping)
+    assert not list(VALIDATOR.iter_errors(mapping))
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: str(path.stem))
+def test_job_files_of_the_described_workloads_pass(path: Path) -> None:
+    document = read_mapping(path)
+    assert not list(VALIDATOR.iter_errors(document.get("job", document)))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {},
+        {"entry": "train.py", "strategy": "dpp"},
+        {"entry": "train.py", "hosts": 2},
+        {"entry": "train.py", "compute": {"hosts": 0}},
+        {"entry": "train.py", "compute": {"instance_type": "m5.xlarge"}},
+        {"entry": "train.py", "inputs": {"a": {"mode": "File"}}},
+        {"entry": "train.py", "limits": {"segment": "soon"}},
+        {"entry": "train.py", "checkpoints": {"keep": 1}},
+    ],
+    ids=str,
+)
+def test_mistakes_that_can_be_seen_are(mapping: dict[str, Any]) -> None:
+    assert list(VALIDATOR.iter_errors(mapping))
+
+
+def test_most_of_the_mistakes_that_the_job_names_are_seen() -> None:
+    """Not all: a schema knows nothing of surrogates, or of what two fields mean together."""
+    seen = [
+        bool(list(VALIDATOR.iter_errors({"entry": "train.py", **mistake})))
+        for mistake, _ in ONE_MISTAKE
+        if all(isinstance(key, str) for key in mistake)
+    ]
+    assert sum(seen) >= 0.6 * len(seen)
+
+
+def test_every_field_is_described() -> None:
+    missing = [
+        f"{name}.{field}"
+        for name, part in (("Job", SCHEMA), *SCHEMA["$defs"].items())
+        for field, said in part.get("properties", {}).items()
+        if "description" not in said and "$ref" not in said
+    ]
+    assert not missing
+
+
+def test_strategies_are_named() -> None:
+    assert set(BUILT_IN) <= set(SCHEMA["properties"]["strategy"]["anyOf"][0]["enum"])
