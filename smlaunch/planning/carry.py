@@ -25,6 +25,8 @@ from smlaunch.strategies.ddp import joins_ranks
 
 SHARDS, LISTS, JOBS = "shards", "lists", "jobs"
 
+_EACH = {SHARDS: "shard", LISTS: "file"}
+
 SHARD_FOLDER = "shards/"
 SHARD_INDEX = "index.json"
 """Where ``smlaunch data pack`` puts shards and, last, their index."""
@@ -260,9 +262,11 @@ class _Choice:
 
     def _tell(self, carried: Carried) -> None:
         where = f"inputs.{self.name}"
-        if 0 in carried.files:
+        if 0 in carried.files and carried.way == JOBS:
             empty = carried.files.count(0)
             self.notes.warn(f"{where}: {empty} of {self.hosts} hosts get no file; there are fewer files.")
+        elif 0 in carried.files:
+            self.notes.refuse(f"{where}.split", too_few(sum(carried.files), _EACH[carried.way], self.hosts))
         share = max(carried.by_bytes) * self.hosts / max(1, carried.total)
         if carried.imbalance > EVEN_ENOUGH:
             self.notes.warn(
@@ -273,6 +277,13 @@ class _Choice:
                 f"{where}: the fullest host gets {share:.2f} times an equal share, as one file alone is that "
                 "large; objects are never split."
             )
+
+
+def too_few(count: int, what: str, hosts: int) -> str:
+    """Some hosts would get nothing (``what``: a shard, a file, an object), and be paid for."""
+    things = f"{count} {what}{'' if count == 1 else 's'}"
+    told = f"{things} cannot be split among {hosts} hosts: some would get none"
+    return f"{told}; take fewer hosts, or smaller {what}s"
 
 
 def asks_for_files(script: ScriptFacts) -> bool:

@@ -20,16 +20,15 @@ from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.part_plans import plan_parts
 from smlaunch.planning.plan import Carried, Plan, Segment, Task
-from smlaunch.planning.processing import check_processing
+from smlaunch.planning.processing import tell_processing
 from smlaunch.planning.reading import tell_reading
+from smlaunch.planning.refusals import Case, refusals
 from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.planning.workflow import Policy, Workflow, request_for, variant_for
-from smlaunch.protocol.launch_spec import CheckpointSpec
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
-from smlaunch.protocol.paths import WHEELHOUSE_CHANNEL
-from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER, UNTIL_STEP
+from smlaunch.protocol.segment import STOP_AFTER
 from smlaunch.request import PROCESSING, TRAINING, name_member, operation_of
 from smlaunch.strategies import load
 from smlaunch.validate import check
@@ -75,10 +74,11 @@ def make_one(
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
     if strategy.operation == PROCESSING:
-        check_processing(asked, surroundings.script, notes)
+        tell_processing(asked, surroundings.script, notes)
     total = segments.total_seconds(job, notes)
     limit = segments.longest_job(job, surroundings, total, notes)
-    chain = strategy.operation == TRAINING and segments.is_chain(job, total, limit)
+    chainable = strategy.operation == TRAINING and job.entry is not None
+    chain = chainable and segments.is_chain(job, total, limit)
     if chain:
         shapes = segments.cut(job, surroundings, total, limit, notes)
         if len(shapes) > 1 or total > shapes[0].length:
@@ -86,12 +86,12 @@ def make_one(
             tell_worth(job, surroundings, strategy, field, why, notes)
     else:
         shapes = segments.single(job, total)
-    _check_network(job, notes)
-    _check_names(job, notes)
+    for problem in refusals(Case(asked, seen, strategy)):
+        notes.refuse(problem.path, problem.message)
+    _tell_names(job, notes)
 
     layout = Layout(surroundings.bucket, run_id)
     kept = plan_checkpoints(job, surroundings, layout, chain, shapes[0], notes)
-    _check_spot(job, kept, notes)
     channels, uploads = plan_inputs(job, surroundings, layout, notes, carried, part)
     _check_hosts(shapes, carried, notes)
     compiler = Compiler(run_id, digest, strategy, surroundings, layout, kept, tuple(channels), notes)
@@ -288,52 +288,13 @@ def _check_hosts(shapes: Sequence[segments.Shape], carried: Mapping[str, Carried
         notes.refuse("segments", f"lists of files are made for one number of hosts, not for {told}")
 
 
-def _check_spot(job: Job, kept: CheckpointSpec | None, notes: Notes) -> None:
-    if job.compute.spot:
-        if kept is None:
-            notes.refuse(
-                "checkpoints",
-                "a spot job that is interrupted starts from zero without them; give an S3 prefix",
-            )
-        return
-    if job.limits.max_wait is not None:
-        notes.refuse(
-            "limits.max_wait", "it bounds the wait for spot capacity; set compute.spot, or leave it out"
-        )
-    if job.compute.on_demand_fallback:
-        notes.refuse(
-            "compute.on_demand_fallback",
-            "it stands in for spot capacity that does not come; set compute.spot, or leave it out",
-        )
-
-
-def _check_network(job: Job, notes: Notes) -> None:
-    if bool(job.subnets) != bool(job.security_groups):
-        given, missing = ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
-        notes.refuse(missing, f"it goes together with {given}; give both or neither")
-    if job.network_isolation and job.requirements and WHEELHOUSE_CHANNEL not in job.inputs:
-        notes.refuse(
-            "requirements",
-            "under network_isolation pip reaches no index; add an input "
-            f"{WHEELHOUSE_CHANNEL!r} with the wheels",
-        )
-
-
-def _check_names(job: Job, notes: Notes) -> None:
+def _tell_names(job: Job, notes: Notes) -> None:
     for key in job.hyperparameters:
         if key.startswith(TOOLKIT_PREFIX):
             notes.warn(
                 f"hyperparameters.{key}: names that begin with {TOOLKIT_PREFIX} are for AWS's toolkit; the "
                 "script gets them in SM_FRAMEWORK_PARAMS, not as arguments."
             )
-    for key in (STOP_AFTER, UNTIL_STEP, FROM_STEP):
-        if key in job.environment:
-            notes.refuse(
-                f"environment.{key}", "the plan sets it itself; use limits.segment or segments[].until_step"
-            )
-    for key in job.tags:
-        if key.startswith(("smlaunch:", "aws:")):
-            notes.refuse(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
 
 
 def _image_of(request: Mapping[str, Any]) -> Any:

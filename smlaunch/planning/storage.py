@@ -28,11 +28,12 @@ from smlaunch.request import InputChannel
 DEFAULT_VOLUME_GB = 30
 """The SageMaker SDK's default too."""
 
-_RESERVED = {
+RESERVED_CHANNELS = {
     RUNTIME_CHANNEL: "carries the runtime",
     SOURCE_CHANNEL: "carries the source",
     PARTS_CHANNEL: "carries the lists of files",
 }
+"""Names that the job's own channels cannot have, and why."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,21 @@ def plan_inputs(
     channels: list[InputChannel] = []
     uploads: list[Upload] = []
     for name, channel in job.inputs.items():
-        where = f"inputs.{name}"
-        if name in _RESERVED:
-            notes.refuse(where, f"smlaunch's own channel {name!r} {_RESERVED[name]}; choose another name")
-            continue
+        if name in RESERVED_CHANNELS:
+            continue  # refused by a rule
         facts = surroundings.inputs.get(name) or InputFacts(
             channel.uri, "local" if channel.is_local else "s3"
         )
-        if not _usable(where, channel, facts, notes):
+        fault = fault_of_input(channel, facts)
+        if fault is not None:
+            notes.refuse(f"inputs.{name}", fault)
             continue
         uri = channel.uri
         if channel.is_local:
             upload = _data_upload(channel, facts, layout)
             uploads.append(upload)
             uri = layout.data(facts.sha256 or "")
-        _advise(name, channel, facts, job.compute.hosts, uri, notes)
+        _tell_split(name, channel, job.compute.hosts, notes)
         one = carried.get(name)
         sharded, manifest = channel.split == "key", False
         if one is not None and one.way == SHARDS:
@@ -130,20 +131,26 @@ def _manifest(carried: Carried, part: int, uri: str, layout: Layout) -> Upload:
     return Upload("parts", f"{layout.parts}{carried.channel}.manifest", content=text + "\n")
 
 
-def _usable(where: str, channel: Channel, facts: InputFacts, notes: Notes) -> bool:
+def own_channels(job: Job) -> int:
+    """How many smlaunch adds: the runtime, the source, and the lists of files where there may be some."""
+    if job.entry is None:
+        return 0
+    return 2 + any(channel.carry == LISTS for channel in job.inputs.values())
+
+
+def fault_of_input(channel: Channel, facts: InputFacts) -> str | None:
+    """Why nothing can be read there; None when all is well."""
     if facts.problem is not None:
-        notes.refuse(where, facts.problem)
-    elif not facts.exists:
+        return facts.problem
+    if not facts.exists:
         place = "on this machine" if channel.is_local else "in S3"
-        notes.refuse(where, f"{channel.uri} does not exist {place}; check the path")
-    elif facts.objects == 0:
+        return f"{channel.uri} does not exist {place}; check the path"
+    if facts.objects == 0:
         what = "holds no files" if channel.is_local else "has no objects under it"
-        notes.refuse(where, f"{channel.uri} {what}; check the path, or leave the channel out")
-    elif channel.is_local and facts.sha256 is None:
-        notes.refuse(where, f"{channel.uri} could not be read")
-    else:
-        return True
-    return False
+        return f"{channel.uri} {what}; check the path, or leave the channel out"
+    if channel.is_local and facts.sha256 is None:
+        return f"{channel.uri} could not be read"
+    return None
 
 
 def _data_upload(channel: Channel, facts: InputFacts, layout: Layout) -> Upload:
@@ -153,23 +160,17 @@ def _data_upload(channel: Channel, facts: InputFacts, layout: Layout) -> Upload:
     return Upload("data", uri, path=channel.uri, sha256=facts.sha256, bytes=facts.bytes)
 
 
-def _advise(name: str, channel: Channel, facts: InputFacts, hosts: int, uri: str, notes: Notes) -> None:
-    if channel.split == "key":
-        if facts.objects is not None and not facts.capped and facts.objects < hosts:
-            notes.warn(
-                f"inputs.{name}: {facts.objects} objects are split among {hosts} hosts, so that some get "
-                "none; there the directory may not even exist."
-            )
-        elif hosts == 1:
-            notes.because(f"inputs.{name}.split", "One host gets every object, split or not.")
-        else:
-            notes.because(
-                f"inputs.{name}.split",
-                f"Every object goes to exactly one of {hosts} hosts; which one is the service's choice, by "
-                "number of objects and not by size. Ranks may see unequal amounts of data.",
-            )
-    if channel.mode == "FastFile" and not uri.endswith("/"):
-        notes.warn(f"inputs.{name}: FastFile wants a whole folder; end {uri} with a slash.")
+def _tell_split(name: str, channel: Channel, hosts: int, notes: Notes) -> None:
+    if channel.split != "key":
+        return
+    if hosts == 1:
+        notes.because(f"inputs.{name}.split", "One host gets every object, split or not.")
+        return
+    notes.because(
+        f"inputs.{name}.split",
+        f"Every object goes to exactly one of {hosts} hosts; which one is the service's choice, by number of "
+        "objects and not by size. Ranks may see unequal amounts of data.",
+    )
 
 
 def plan_launch_channels(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Literal, NamedTuple
 
 
@@ -64,6 +65,13 @@ NO_SOURCE = SourceFacts("", "", "", 0, 0)
 """Of a job whose image brings its own program."""
 
 
+class Sign(NamedTuple):
+    """Where something stands first: the line, and the source's file (empty: the script itself)."""
+
+    line: int
+    file: str = ""
+
+
 @dataclass(frozen=True)
 class ScriptFacts:
     """What reading the script (not running it) shows.
@@ -74,7 +82,8 @@ class ScriptFacts:
     run of several segments.
     ``reads_resource_config``: the text ``resourceconfig.json`` stands in one of its strings;
     ``names_checkpoints``: the checkpoint directory or the variable with its path does.
-    ``problem``: it is missing or cannot be parsed.
+    ``signs``: what tells how many accelerators it can use (``script_signs.CALLS``), by name; None where
+    nobody looked. ``problem``: it is missing or cannot be parsed.
     """
 
     exists: bool = True
@@ -82,6 +91,7 @@ class ScriptFacts:
     reached: frozenset[str] = frozenset()
     reads_resource_config: bool = False
     names_checkpoints: bool = False
+    signs: Mapping[str, Sign] | None = None
     problem: str | None = None
 
 
@@ -115,13 +125,25 @@ class EndpointFacts:
 
 
 @dataclass(frozen=True)
+class ResolvedImage:
+    """What the official ``sagemaker`` package said of an image that the catalog does not know: its ``uri``,
+    or the ``problem`` with it, a clause. ``source``: the package with its version."""
+
+    uri: str | None = None
+    problem: str | None = None
+    source: str = "the sagemaker package"
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """``bucket`` is where smlaunch stages files and, by default, writes outputs: a bare name.
 
     ``role``: ARN of the execution role; ``role_problem`` says why there is none. ``inputs`` has one entry per
     channel of the job, by channel name. ``script`` and ``source`` are about the job's ``entry``.
     ``longest_run``: seconds that the account's quota lets one job run; None where nobody asked, or where
-    ``longest_run_problem`` says why there was no answer. ``checkpoints``: None where nobody looked.
+    ``longest_run_problem`` says why there was no answer. ``quotas``: those of the account that were read, by
+    their names; ``quotas_problem``: why none were, None where nobody asked. ``today``: the day of the plan.
+    ``checkpoints``: None where nobody looked. ``resolved_image``: None where there was no need to ask.
     """
 
     region: str
@@ -137,4 +159,8 @@ class Surroundings:
     role_problem: str | None = None
     longest_run: int | None = None
     longest_run_problem: str | None = None
+    quotas: Mapping[str, float] = field(default_factory=dict)
+    quotas_problem: str | None = None
+    today: date | None = None
     checkpoints: CheckpointFacts | None = None
+    resolved_image: ResolvedImage | None = None

@@ -249,7 +249,7 @@ def test_a_local_folder_is_split_where_it_will_lie() -> None:
 
 
 @given(
-    sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=60),
+    sizes=st.lists(st.integers(0, 10_000), min_size=9, max_size=60),
     hosts=st.integers(2, 9),
     script=st.sampled_from([ASKS, PLAIN]),
 )

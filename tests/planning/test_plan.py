@@ -153,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"requirements": "req.txt"}, {}, "requirements: 'req.txt' is not in src"),
     ({"limits": {"max_runtime": "60d"}}, {}, "limits.max_runtime: 60d is longer than the 28d"),
     ({"limits": {"max_wait": "2h"}}, {}, "limits.max_wait: it bounds the wait for spot capacity"),
-    ({"compute": {"spot": True}}, {}, "checkpoints: a spot job that is interrupted starts from zero"),
+    ({"compute": {"spot": True}}, {}, "checkpoints: a spot job of 24h that is interrupted starts from zero"),
     (
         {"compute": {"spot": True}, "checkpoints": "s3://b/c", "limits": {"max_wait": "2h"}},
         {},
@@ -172,15 +172,23 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"tags": {"team": "x" * 257}}, {}, "tags.team: is 257 characters long"),
     ({"image": "x" * 256}, {}, "image: is 256 characters long"),
     ({"image": "x", "framework_version": "2.13"}, {}, "framework_version: it chooses AWS's image"),
-    ({"framework_version": "2.1"}, {}, "framework_version: no PyTorch 2.1 image is known"),
+    ({"framework_version": "3.1"}, {}, "framework_version: no PyTorch 3.1 image is known"),
     (
         {"framework_version": "2.13.7"},
         {},
         "framework_version: the PyTorch 2.13 image holds 2.13.0, not 2.13.7",
     ),
     ({}, {"region": "xx-nowhere-1"}, "image: no registry of AWS's images is known in region xx-nowhere-1"),
-    ({"compute": {"instance_type": "ml.trn1.32xlarge"}}, {}, "image: ml.trn1.32xlarge needs a Neuron image"),
-    ({"compute": {"instance_type": "ml.trn9.large"}}, {}, "image: ml.trn9.large needs a Neuron image"),
+    (
+        {"strategy": "custom", "compute": {"instance_type": "ml.trn1.32xlarge"}},
+        {},
+        "image: ml.trn1.32xlarge needs a Neuron image",
+    ),
+    (
+        {"strategy": "custom", "compute": {"instance_type": "ml.trn9.large"}},
+        {},
+        "image: ml.trn9.large needs a Neuron image",
+    ),
     ({}, {"partition": "aws-moon"}, "image: no registry of AWS's images is known in partition aws-moon"),
     (
         {"network_isolation": True, "requirements": "r.txt"},
@@ -312,8 +320,10 @@ def test_split_data() -> None:
     assert made.to_dict()["parts"] == [{"channel": "t", "hosts": 4, "objects": 1797}]
     assert "inputs.t.split" in [reason.rule for reason in made.reasons]
     few = dataclasses.replace(S3_DATA, objects=3)
-    made = plan(job, with_inputs(region(), {"t": few}))
-    assert any("3 objects are split among 4 hosts" in warning for warning in made.warnings)
+    (told,) = refusals(job, with_inputs(region(), {"t": few}))
+    assert told.startswith("inputs.t.split: 3 objects cannot be split among 4 hosts")
+    capped = dataclasses.replace(few, capped=True)
+    assert plan(job, with_inputs(region(), {"t": capped})).parts == ()
 
 
 @pytest.mark.parametrize(
