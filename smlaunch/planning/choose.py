@@ -1,9 +1,8 @@
-"""Chooses what the job leaves open: strategy, instance type, ranks per host, image."""
+"""Chooses what the job leaves open: strategy, instance type, ranks per host."""
 
 from __future__ import annotations
 
-from smlaunch.catalog import images, instances
-from smlaunch.catalog.images import Image
+from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job
 from smlaunch.planning.notes import Notes
@@ -131,86 +130,3 @@ def _local_processes(name: str, known: InstanceType | None, surroundings: Surrou
             f"Say --processes-per-host {known.accelerators} to run as many."
         )
     return 1
-
-
-def choose_image(
-    job: Job,
-    strategy: Strategy,
-    instance: tuple[str, InstanceType | None],
-    surroundings: Surroundings,
-    notes: Notes,
-) -> str:
-    """The image's URI; empty after a refusal."""
-    is_run = surroundings.target == "aws" or surroundings.endpoint.runs_images
-    # The endpoint's own table says that its images are not run better, where it does.
-    is_told = "AlgorithmSpecification.TrainingImage" in surroundings.endpoint.honesty
-    if job.image is None:
-        image = _aws_image(job, strategy, instance, surroundings, notes)
-        if image is None:
-            return ""
-        if is_run:
-            _explain(job, image, notes)
-        elif not is_told:
-            notes.because("image.not-run", _NOT_RUN)
-        return image.uri
-    if job.framework_version is not None:
-        notes.refuse(
-            "framework_version", "it chooses AWS's image, and 'image' names another; keep one of them"
-        )
-    if job.entry is None:
-        notes.because("image.own-program", "The image's own program runs; nothing of smlaunch's is put in.")
-    elif is_run:
-        notes.because(
-            "image.given",
-            "The job names its image; a python3 in it runs the runtime in place of its entry point.",
-        )
-    elif not is_told:
-        notes.warn(f"image: {_NOT_RUN}")
-    return job.image
-
-
-_NOT_RUN = "The image is recorded, not run: ranks run on the Python that runs the endpoint."
-
-
-def _aws_image(
-    job: Job,
-    strategy: Strategy,
-    instance: tuple[str, InstanceType | None],
-    surroundings: Surroundings,
-    notes: Notes,
-) -> Image | None:
-    name, known = instance
-    if strategy.family is None:
-        notes.refuse("image", f"{strategy.name} has no image of AWS's to fall back on; name one")
-        return None
-    family = name.split(".")[1]
-    if known.is_neuron if known is not None else family.startswith("trn"):
-        notes.refuse("image", f"{name} needs a Neuron image, and none is in the catalog; name one")
-        return None
-    accelerated = known.accelerators > 0 if known is not None else family.startswith(("g", "p"))
-    region, partition = surroundings.region, surroundings.partition
-    if surroundings.target == "local" and not images.has_region(region):
-        region, partition = "us-east-1", "aws"
-    try:
-        processor = "gpu" if accelerated else "cpu"
-        return images.training_image(strategy.family, region, partition, processor, job.framework_version)
-    except images.UnknownImage as error:
-        at_fault = "framework_version" if job.framework_version and images.has_region(region) else "image"
-        notes.refuse(at_fault, f"{error}; name an image, such as one of your own registry")
-        return None
-
-
-def _explain(job: Job, image: Image, notes: Notes) -> None:
-    what = f"AWS's {image.processor.upper()} image of PyTorch {image.version}"
-    brings = f"it brings {_python(image.python)}"
-    if job.framework_version is None:
-        notes.because(
-            "image.default", f"{what}, the version patched longest (until {image.end_of_patch}); {brings}."
-        )
-    else:
-        notes.because("image.framework-version", f"{what}, patched until {image.end_of_patch}; {brings}.")
-
-
-def _python(tag: str) -> str:
-    """``py312`` -> ``Python 3.12``."""
-    return f"Python {tag[2]}.{tag[3:]}"

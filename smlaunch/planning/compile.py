@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job, format_duration, parse_duration
-from smlaunch.planning.choose import choose_image, choose_instance_type, choose_processes
+from smlaunch.planning.choose import choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
+from smlaunch.planning.image import choose_image
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Upload
 from smlaunch.planning.segments import Shape
