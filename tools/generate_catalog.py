@@ -16,19 +16,6 @@ from typing import Any
 
 CATALOG = Path(__file__).parent.parent / "smlaunch" / "catalog"
 
-IMAGE_REPOSITORIES = ("pytorch-training", "pytorch")
-DNS_SUFFIXES = {
-    "aws": "amazonaws.com",
-    "aws-cn": "amazonaws.com.cn",
-    "aws-eusc": "amazonaws.eu",
-    "aws-iso": "c2s.ic.gov",
-    "aws-iso-b": "sc2s.sgov.gov",
-    "aws-iso-e": "cloud.adc-e.uk",
-    "aws-iso-f": "csp.hci.ic.gov",
-    "aws-us-gov": "amazonaws.com",
-}
-"""From botocore's partitions.json."""
-
 COLUMNS = (
     "vcpu",
     "memory_gib",
@@ -39,34 +26,6 @@ COLUMNS = (
     "usd_per_hour",
     "price_confidence",
 )
-
-
-def images(facts: dict[str, Any]) -> dict[str, Any]:
-    versions: dict[str, dict[str, Any]] = {}
-    for row in facts["published"]:
-        if row["repository"] not in IMAGE_REPOSITORIES or row["accelerator"] not in ("cpu", "gpu"):
-            continue
-        entry = versions.setdefault(
-            row["version"],
-            {
-                "repository": row["repository"],
-                "python": row["python"],
-                "end_of_patch": row["end_of_patch"],
-                "tags": {},
-            },
-        )
-        # The first tag is the longest and the only one that is never moved to another image.
-        entry["tags"][row["accelerator"]] = row["tags"][0]
-    whole = {version: entry for version, entry in versions.items() if len(entry["tags"]) == 2}
-    return {
-        "source": facts["_meta"]["as_of"],
-        "pytorch": {
-            "default": max(whole, key=lambda version: whole[version]["end_of_patch"]),
-            "versions": dict(sorted(whole.items(), key=lambda item: [int(n) for n in item[0].split(".")])),
-        },
-        "accounts": facts["accounts"]["dlc"],
-        "dns_suffixes": DNS_SUFFIXES,
-    }
 
 
 def instances(facts: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +92,6 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 def main() -> None:
     facts = Path(sys.argv[1])
-    write(CATALOG / "images.json", images(json.loads((facts / "dlc.json").read_text())))
     machines = json.loads((facts / "instances.json").read_text())
     write(CATALOG / "instances.json", instances(machines))
     write(CATALOG / "network.json", network(machines))
