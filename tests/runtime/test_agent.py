@@ -1,0 +1,221 @@
+"""The agent: what it runs, for whom, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.runtime import agent_wire, secret
+from smlaunch.runtime.agent import Agent
+from smlaunch.runtime.agent_wire import ENDED, ERR, OUT, Frame, Wire, WireError
+
+KEY = bytes(range(32))
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    environ = {b"PATH": os.environb[b"PATH"], b"OWN": b"this host's"}
+    made = Agent(KEY, HOST, HOST, 0, environ)
+    made.start()
+    yield made
+    made.close()
+
+
+def ask(agent: Agent, line: str, key: bytes = KEY, host: str = HOST, address: str = HOST) -> Wire:
+    return agent_wire.connect(address, agent.port, key, {"do": "run", "host": host, "line": line}, 5)
+
+
+def frames(wire: Wire) -> list[Frame]:
+    found = []
+    while (frame := wire.receive()) is not None:
+        found.append(frame)
+    return found
+
+
+def joined(found: list[Frame], kind: bytes) -> bytes:
+    return b"".join(frame.payload for frame in found if frame.kind == kind)
+
+
+def eventually(is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not is_so():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("true", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("no-such-program-here", 127)],
+)
+def test_the_status_is_the_commands(agent: Agent, line: str, status: int) -> None:
+    assert joined(frames(ask(agent, line)), ENDED) == str(status).encode()
+
+
+def test_output_and_error_output_come_apart_and_whole(agent: Agent) -> None:
+    found = frames(ask(agent, 'head -c 300000 /dev/zero; echo "$OWN" >&2; cat'))
+    assert joined(found, OUT) == bytes(300000)
+    assert joined(found, ERR).decode() == "this host's\n"
+    assert joined(found, ENDED) == b"0"
+
+
+def test_what_it_leaves_behind_does_not_hold_up_the_answer(agent: Agent, tmp_path: Path) -> None:
+    """A child in the same group that keeps the pipes open is killed with the group."""
+    found = frames(ask(agent, f"sleep 300 & echo $! > {tmp_path}/pid; exit 3"))
+    assert joined(found, ENDED) == b"3"
+    assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
+
+
+def test_the_group_dies_with_the_connection(agent: Agent, tmp_path: Path) -> None:
+    wire = ask(agent, f"sleep 300 & echo $! > {tmp_path}/one; echo here; sleep 300")
+    frame = wire.receive()
+    assert frame is not None and frame.payload == b"here\n"
+    pid = int((tmp_path / "one").read_text())
+    assert alive(pid)
+    wire.close()
+    assert eventually(lambda: not alive(pid))
+
+
+def test_the_group_dies_with_the_agent(agent: Agent, tmp_path: Path) -> None:
+    wire = ask(agent, f"echo $$ > {tmp_path}/pid; echo here; sleep 300")
+    assert wire.receive() is not None
+    agent.close()
+    assert joined(frames(wire), ENDED) == b"137"
+    with pytest.raises(WireError):
+        ask(agent, "true")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+# ---- who may ask -----------------------------------------------------------------------------------------
+
+
+def test_another_key_gets_nothing_done(agent: Agent, tmp_path: Path) -> None:
+    with pytest.raises(WireError, match=r"127\.0\.0\.1 does not know this job's secret"):
+        ask(agent, f"touch {tmp_path}/done", key=bytes(32))
+    # And one that does not care who answers.
+    with connected(agent) as raw:
+        raw.sendall(secret.nonce())
+        nonce_b = exactly(raw, 64)[:32]
+        body = b'{"do": "run", "host": "127.0.0.1", "line": "touch done"}'
+        forged = secret.proof(bytes(32), agent_wire.PURPOSE, "a", bytes(32), nonce_b, body)
+        raw.sendall(len(body).to_bytes(4, "big") + body + forged)
+        assert raw.recv(1) == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_said_before_is_not_taken_again(agent: Agent, tmp_path: Path) -> None:
+    """A man in the middle notes everything of a true request, and says it all once more."""
+    server = socket.create_server((HOST, 0))
+    said: list[bytes] = []
+
+    def between() -> None:
+        client, _ = server.accept()
+        with client, connected(agent) as behind:
+            said.append(exactly(client, 32))
+            behind.sendall(said[0])
+            client.sendall(exactly(behind, 64))
+            size = exactly(client, 4)
+            said.append(size + exactly(client, int.from_bytes(size, "big") + 32))
+            behind.sendall(said[1])
+            while block := behind.recv(4096):
+                client.sendall(block)
+
+    thread = threading.Thread(target=between)
+    thread.start()
+    request = {"do": "run", "host": HOST, "line": f"echo ran >> {tmp_path}/count"}
+    wire = agent_wire.connect(HOST, server.getsockname()[1], KEY, request, 5)
+    assert joined(frames(wire), ENDED) == b"0"
+    thread.join()
+    server.close()
+    with connected(agent) as raw:
+        raw.sendall(said[0])
+        exactly(raw, 64)
+        raw.sendall(said[1])
+        assert raw.recv(1) == b""
+    assert (tmp_path / "count").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("change", ["line", "host"])
+def test_a_request_that_was_changed_or_is_for_another_host(agent: Agent, tmp_path: Path, change: str) -> None:
+    if change == "host":
+        wire = ask(agent, "touch done", host="algo-7")
+        assert wire.receive() is None
+    else:
+        with connected(agent) as raw:
+            nonce_a = secret.nonce()
+            raw.sendall(nonce_a)
+            nonce_b = exactly(raw, 64)[:32]
+            body = b'{"do": "run", "host": "127.0.0.1", "line": "true"}'
+            signed = secret.proof(KEY, agent_wire.PURPOSE, "a", nonce_a, nonce_b, body)
+            other = body.replace(b"true", b"touch done")
+            raw.sendall(len(other).to_bytes(4, "big") + other + signed)
+            assert raw.recv(1) == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_cannot_be_made_changed_or_repeated() -> None:
+    here, there = socket.socketpair()
+    one, other = Wire(here, KEY, "a", "b"), Wire(there, KEY, "b", "a")
+    one.send(OUT, b"first")
+    assert other.receive() == Frame(OUT, b"first")
+    one.send(OUT, b"second")
+    noted = exactly(there, 5 + 6 + 32)
+    here.sendall(noted)
+    assert other.receive() == Frame(OUT, b"second")
+    here.sendall(noted)  # the same once more
+    with pytest.raises(WireError, match="not from who it should be from"):
+        other.receive()
+    there.sendall(noted)  # sent back
+    with pytest.raises(WireError, match="not from who it should be from"):
+        one.receive()
+
+
+def test_strangers_do_not_keep_others_waiting(agent: Agent) -> None:
+    silent = [connected(agent) for _ in range(20)]
+    assert joined(frames(ask(agent, "true")), ENDED) == b"0"
+    for stranger in silent:
+        stranger.close()
+
+
+def connected(agent: Agent) -> socket.socket:
+    return socket.create_connection((HOST, agent.port), timeout=20)
+
+
+def exactly(raw: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = raw.recv(size - len(data))
+        assert piece, "closed"
+        data += piece
+    return data
+
+
+def test_other_requests_go_to_who_understands_them() -> None:
+    heard: list[dict[str, Any]] = []
+
+    def others(wire: Wire, request: dict[str, Any]) -> None:
+        heard.append(request)
+        wire.tell(OUT, ["yes"])
+
+    made = Agent(KEY, HOST, HOST, 0, {}, others)
+    made.start()
+    wire = agent_wire.connect(HOST, made.port, KEY, {"do": "follow", "host": HOST}, 5)
+    assert [frame.document() for frame in frames(wire)] == [["yes"]]
+    made.close()
+    assert heard == [{"do": "follow", "host": HOST}]
