@@ -1,0 +1,59 @@
+"""`smlaunch init`: a job for every strategy, which plans; nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from smlaunch.cli.main import run_command
+from smlaunch.job import Job
+from smlaunch.starters import STARTERS, write
+from smlaunch.strategy_names import BUILT_IN
+
+
+def test_every_strategy_of_ours_has_a_first_job() -> None:
+    assert set(STARTERS) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_it_is_a_job_with_its_files_beside_it(name: str, tmp_path: Path) -> None:
+    written = write(name, tmp_path)
+    assert all(path.is_file() for path in written)
+    job = Job.from_file(tmp_path / "job.yaml")
+    assert job.strategy == name
+    if job.entry is not None:
+        assert Path(job.entry) in written
+    assert set(yaml.safe_load((tmp_path / "job.yaml").read_text())) <= set(Job.model_fields)
+
+
+@pytest.mark.parametrize("name", [name for name, starter in STARTERS.items() if starter.local])
+def test_it_plans(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path / ".smlaunch"))
+    for address in STARTERS[name].inputs.values():
+        Path(address).mkdir(parents=True, exist_ok=True)
+        for number in range(4):
+            (Path(address) / f"part-{number}").write_bytes(b"x" * 100)
+    assert run_command(["plan", "job.yaml", "--local", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["strategy"] == name
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train_ddp.py").write_text("mine")
+    assert run_command(["init", "ddp", str(tmp_path)]) == 2
+    assert "train_ddp.py is there already; nothing was written" in capsys.readouterr().err
+    assert (tmp_path / "train_ddp.py").read_text() == "mine"
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["init", "--json"]) == 0
+    assert set(BUILT_IN) <= set(json.loads(capsys.readouterr().out)["strategies"])
+    assert run_command(["init", "dpp"]) == 2
+    assert "'dpp' is unknown, did you mean 'ddp'?" in capsys.readouterr().err
