@@ -62,13 +62,20 @@ _SHARDS = "Shards"
     default="python",
     help="Who writes shards from a folder: ours, or GNU tar; the bytes are the same.",
 )
+@option(
+    "Work",
+    "--checksum",
+    type=click.Choice(["crc32", "sha256"]),
+    default="crc32",
+    help="Of each shard, in the index: against accidents, or against tampering too, which takes longer.",
+)
 @place_options
 @json_option
 def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     """Pack the files of SRC into tar shards of equal size in DST; each is a directory or an s3:// prefix.
 
     \b
-    DST/index.json          the shards with their hashes, written last
+    DST/index.json          the shards with their checksums, written last
     DST/shards/shard-*.tar  give this folder to a job, split by key: every host gets the same share
 
     The same files give the same bytes. Samples (the files of a folder with one name before the first dot, as
@@ -132,7 +139,15 @@ def _wanted(options: dict[str, Any]) -> Wanted:
         problems.append(Problem("--shard-size", str(error)))
     if problems:
         raise JobError(problems)
-    return Wanted(size, count, options["hosts"], options["group"], options["resume"], options["workers"])
+    return Wanted(
+        size,
+        count,
+        options["hosts"],
+        options["group"],
+        options["resume"],
+        options["workers"],
+        options["checksum"],
+    )
 
 
 def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:

@@ -1,7 +1,7 @@
 """``pack``: a folder or an S3 prefix becomes tar shards and an index, in a folder or in S3.
 
 While it goes on, PLACE/.pack/ holds one small record per finished shard. A pack that was killed goes on from
-them: a shard whose files are the same, and whose bytes still have the recorded hash, is kept.
+them: a shard whose files are the same, and whose bytes still have the recorded checksum, is kept.
 
     list the source -> refuse what cannot be carried -> plan all shards -> write those not there -> index
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from smlaunch.data.file_sizes import look_up
 from smlaunch.data.grouping import Found, Group, Listing, listing, refusals, without_sample
@@ -33,9 +33,12 @@ from smlaunch.data.tar_shards import (
 )
 from smlaunch.errors import JobError, Problem, ServiceError
 
+if TYPE_CHECKING:
+    from smlaunch.data.tar_writer import Checksum
+
 Engine = Literal["python", "tar"]
 """Who writes the shards of a folder. Both take the same time; ours sees every file that has changed, and does
-not read a shard once more for its hash."""
+not read a shard once more for its checksum."""
 
 SHARD_SIZE = 150_000_000
 """Bytes. AWS's advice for small files: group them into containers of about 150 MB (facts: best practices for
@@ -48,7 +51,8 @@ _SHOWN = 20
 @dataclass(frozen=True)
 class Wanted:
     """``size``: bytes of a shard, about; or ``count``: how many shards. ``hosts``: the number of shards is a
-    multiple of it. ``workers``: shards written at once."""
+    multiple of it. ``workers``: shards written at once. ``checksum``: of each shard, in the index; SHA-256 is
+    for who must be sure that nobody has tampered with them, and takes two to five times as long."""
 
     size: int | None = SHARD_SIZE
     count: int | None = None
@@ -56,6 +60,7 @@ class Wanted:
     group: Group = "basename"
     resume: bool = False
     workers: int | None = None
+    checksum: Checksum = "crc32"
 
 
 class Source(Protocol):
@@ -66,7 +71,7 @@ class Source(Protocol):
     def find(self) -> Sequence[Found]:
         """Every file, in any order. Raises JobError for what is no file and would be left out unseen."""
 
-    def writer(self, files: Listing) -> Writer: ...
+    def writer(self, files: Listing, checksum: Checksum) -> Writer: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ def pack(
             place.finish(index)
             return Packed(index, len(shards), ())
         place.clear({shard.name for shard in shards})
-        records, kept = _write_all(source.writer(files), files, shards, place, wanted, heard)
+        writer = source.writer(files, wanted.checksum)
+        records, kept = _write_all(writer, files, shards, place, wanted, heard)
         index = ShardIndex(wanted.group, len(files.names), len(files.starts), files.total, tuple(records))
         place.finish(index)
     return Packed(index, kept, tuple(_notes(files, shards, wanted)))
@@ -127,16 +133,16 @@ def _write_all(
 
     def one(shard: Shard) -> tuple[str, bool]:
         fingerprint = shard.fingerprint(files)
-        digest = place.kept(shard, fingerprint) if wanted.resume else None
-        if digest is not None:
-            return digest, True
+        checksum = place.kept(shard, fingerprint) if wanted.resume else None
+        if checksum is not None and checksum.partition(":")[0] == wanted.checksum:
+            return checksum, True
         out = place.room(shard)
         try:
-            digest = writer.write(shard, out)
-            place.take(shard, out, digest, fingerprint)
+            checksum = writer.write(shard, out)
+            place.take(shard, out, checksum, fingerprint)
         finally:
             out.unlink(missing_ok=True)
-        return digest, False
+        return checksum, False
 
     with ThreadPoolExecutor(wanted.workers or os.cpu_count() or 1, "pack") as pool:
         pending: dict[Future[tuple[str, bool]], Shard] = {pool.submit(one, shard): shard for shard in shards}
@@ -145,12 +151,12 @@ def _write_all(
                 for future in wait(pending, return_when=FIRST_COMPLETED).done:
                     shard = pending.pop(future)
                     try:
-                        digest, was_there = future.result()
+                        checksum, was_there = future.result()
                     except ShardFailed as error:
                         changed.extend(error.changed)
                         continue
                     kept += was_there
-                    records[shard.name] = shard.record(files, digest)
+                    records[shard.name] = shard.record(files, checksum)
                     done += shard.size
                     heard(done, total)
         except (NoWay, OSError) as error:
@@ -181,7 +187,7 @@ def _printable(name: bytes) -> str:
 def _unchanged(finished: ShardIndex, files: Listing, shards: Sequence[Shard], place: Place) -> ShardIndex:
     """The index of a pack that is whole, when it is the one asked for."""
     planned = [shard.record(files, "") for shard in shards]
-    if planned != [replace(record, sha256="") for record in finished.shards]:
+    if planned != [replace(record, checksum="") for record in finished.shards]:
         message = "holds a finished pack of other files, or in other shards; pack to another place"
         raise JobError([Problem("DST", message)])
     missing = [record.name for record in finished.shards if not place.holds(record)]
@@ -241,13 +247,13 @@ class FolderSource:
         _refuse(sorted(problems), cure)
         return list(zip(names, sizes, stamps, strict=True))
 
-    def writer(self, files: Listing) -> Writer:
+    def writer(self, files: Listing, checksum: Checksum) -> Writer:
         program = gnu_tar() if self._engine == "tar" else None
         if self._engine == "tar" and program is None:
             raise JobError([Problem("--engine", "there is no GNU tar here; leave the option out")])
         if program is not None:
-            return TarWriter(self._root, files, program, self._follow)
-        return PythonWriter(self._root, files, self._follow)
+            return TarWriter(self._root, files, program, self._follow, checksum)
+        return PythonWriter(self._root, files, self._follow, checksum)
 
 
 def _kind(mode: int) -> str:

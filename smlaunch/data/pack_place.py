@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from typing import Protocol
 
 from smlaunch.data.shard_index import INDEX, SHARDS, ShardIndex, ShardRecord, index_json, read_index
-from smlaunch.data.tar_shards import Shard, file_sha256
+from smlaunch.data.tar_shards import Shard, is_whole
 from smlaunch.errors import JobError, Problem
 
 WORK = ".pack/"
@@ -45,7 +45,7 @@ class Place(Protocol):
         """Deletes shards of an earlier plan that are not called one of these names."""
 
     def kept(self, shard: Shard, fingerprint: str) -> str | None:
-        """The SHA-256 of a shard that is there and whole; None when it has to be written."""
+        """The checksum of a shard that is there and whole; None when it has to be written."""
 
     def holds(self, record: ShardRecord) -> bool:
         """Whether a shard is there with these bytes."""
@@ -53,7 +53,7 @@ class Place(Protocol):
     def room(self, shard: Shard) -> Path:
         """A path that does not exist, for a writer to write to."""
 
-    def take(self, shard: Shard, written: Path, sha256: str, fingerprint: str) -> None:
+    def take(self, shard: Shard, written: Path, checksum: str, fingerprint: str) -> None:
         """Publishes the shard, then its record."""
 
     def finish(self, index: ShardIndex) -> None:
@@ -64,13 +64,13 @@ def record_key(shard: Shard) -> str:
     return WORK + shard.name[len(SHARDS) :] + ".json"
 
 
-def record_of(shard: Shard, sha256: str, fingerprint: str) -> bytes:
-    row = {"name": shard.name, "bytes": shard.size, "sha256": sha256, "files": fingerprint}
+def record_of(shard: Shard, checksum: str, fingerprint: str) -> bytes:
+    row = {"name": shard.name, "bytes": shard.size, "checksum": checksum, "files": fingerprint}
     return json.dumps(row).encode()
 
 
 def recorded(content: bytes | None, shard: Shard, fingerprint: str) -> str | None:
-    """The hash in a record, when it is one of this very shard."""
+    """The checksum in a record, when it is one of this very shard."""
     if content is None:
         return None
     try:
@@ -80,7 +80,7 @@ def recorded(content: bytes | None, shard: Shard, fingerprint: str) -> str | Non
     wanted = {"name": shard.name, "bytes": shard.size, "files": fingerprint}
     if not isinstance(row, dict) or {**row, **wanted} != row:
         return None
-    return str(row.get("sha256"))
+    return str(row.get("checksum"))
 
 
 def refuse(message: str) -> JobError:
@@ -147,23 +147,20 @@ class FolderPlace:
 
     def kept(self, shard: Shard, fingerprint: str) -> str | None:
         record = self._root / record_key(shard)
-        digest = recorded(record.read_bytes() if record.exists() else None, shard, fingerprint)
-        return digest if digest is not None and self._is(shard.name, digest, shard.size) else None
+        checksum = recorded(record.read_bytes() if record.exists() else None, shard, fingerprint)
+        whole = checksum is not None and is_whole(self._root / shard.name, checksum, shard.size)
+        return checksum if whole else None
 
     def holds(self, record: ShardRecord) -> bool:
-        return self._is(record.name, record.sha256, record.bytes)
-
-    def _is(self, name: str, sha256: str, size: int) -> bool:
-        path = self._root / name
-        return path.is_file() and path.stat().st_size == size and file_sha256(path) == (sha256, size)
+        return is_whole(self._root / record.name, record.checksum, record.bytes)
 
     def room(self, shard: Shard) -> Path:
         return self._rooms / shard.name[len(SHARDS) :]
 
-    def take(self, shard: Shard, written: Path, sha256: str, fingerprint: str) -> None:
+    def take(self, shard: Shard, written: Path, checksum: str, fingerprint: str) -> None:
         written.replace(self._root / shard.name)
         record = self._root / record_key(shard)
-        self._publish(record, record_of(shard, sha256, fingerprint))
+        self._publish(record, record_of(shard, checksum, fingerprint))
 
     def finish(self, index: ShardIndex) -> None:
         self._publish(self._root / INDEX, index_json(index))

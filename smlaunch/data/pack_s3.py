@@ -1,7 +1,7 @@
 """Packing from S3 and into S3. From S3 to S3 only the shards being written lie on this machine's disk.
 
 Objects are fetched many at once, in the order of packing and only so far ahead; a shard is put together in a
-temporary file, hashed in passing, and uploaded in parallel parts.
+temporary file, summed in passing, and uploaded in parallel parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
+from typing import TYPE_CHECKING
 
 from smlaunch.data.grouping import Found, Listing
 from smlaunch.data.pack_place import (
@@ -32,6 +33,9 @@ from smlaunch.data.tar_writer import BLOCK, Output, end_of, header, member_size
 from smlaunch.data.transfer import Quick, QuickFailed
 from smlaunch.errors import JobError, Problem
 from smlaunch.ports import CallError, ObjectStorage, Parcel, Transfer
+
+if TYPE_CHECKING:
+    from smlaunch.data.tar_writer import Checksum
 
 _LARGE = 8 << 20
 """Bytes: an object from here on is copied piece by piece instead of being fetched ahead."""
@@ -83,16 +87,22 @@ class S3Source:
             raise JobError([Problem("SRC", f"there is nothing below s3://{self._bucket}/{self._prefix}")])
         return found
 
-    def writer(self, files: Listing) -> Writer:
-        return _ObjectWriter(self._storage, self._bucket, self._prefix, self._fetch, files)
+    def writer(self, files: Listing, checksum: Checksum) -> Writer:
+        return _ObjectWriter(self._storage, self._bucket, self._prefix, self._fetch, files, checksum)
 
 
 class _ObjectWriter:
     def __init__(
-        self, storage: ObjectStorage, bucket: str, prefix: str, fetch: Fetch, files: Listing
+        self,
+        storage: ObjectStorage,
+        bucket: str,
+        prefix: str,
+        fetch: Fetch,
+        files: Listing,
+        checksum: Checksum,
     ) -> None:
         self._storage, self._bucket, self._prefix = storage, bucket, prefix
-        self._fetch, self._files = fetch, files
+        self._fetch, self._files, self._checksum = fetch, files, checksum
         self._stopped = Event()
 
     def stop(self) -> None:
@@ -102,7 +112,7 @@ class _ObjectWriter:
         changed: list[Changed] = []
         total = 0
         with out.open("xb", buffering=_LARGE) as archive, ThreadPoolExecutor(_AHEAD, "fetch") as pool:
-            output = Output(archive.write)
+            output = Output(archive.write, self._checksum)
             for index, content in self._in_order(shard, pool):
                 if self._stopped.is_set():
                     raise NoWay("stopped")
@@ -116,7 +126,7 @@ class _ObjectWriter:
             output.put(end_of(total))
         if changed:
             raise ShardFailed(changed)
-        return output.digest.hexdigest()
+        return output.checksum
 
     def _in_order(self, shard: Shard, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Content]]:
         """Index and content of each object; at most ``_AHEAD`` are fetched or wait to be written."""
@@ -217,7 +227,7 @@ class S3Place:
     def room(self, shard: Shard) -> Path:
         return self._rooms / shard.name[len(SHARDS) :]
 
-    def take(self, shard: Shard, written: Path, sha256: str, fingerprint: str) -> None:
+    def take(self, shard: Shard, written: Path, checksum: str, fingerprint: str) -> None:
         # A record must never speak of bytes that are being replaced.
         if record_key(shard) in self._there:
             self._delete([record_key(shard)])
@@ -226,7 +236,7 @@ class S3Place:
             self._storage.put_file(self._bucket, key, written)
         else:
             self._transfer.put(self._bucket, [Parcel(key, written, shard.size)], lambda size, files: None)
-        self._put(record_key(shard), record_of(shard, sha256, fingerprint))
+        self._put(record_key(shard), record_of(shard, checksum, fingerprint))
 
     def finish(self, index: ShardIndex) -> None:
         self._put(INDEX, index_json(index))

@@ -16,16 +16,18 @@ from typing import Any
 INDEX = "index.json"
 SHARDS = "shards/"
 KIND = "smlaunch.shards"
-VERSION = "1.0"
+VERSION = "1.1"
+"""1.0 had a shard's SHA-256 as ``sha256``."""
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """``bytes`` of the archive. ``first`` and ``last`` are names of files, in the order of packing."""
+    """``bytes`` of the archive. ``checksum``: ``crc32:`` or ``sha256:`` and its hex digits. ``first`` and
+    ``last`` are names of files, in the order of packing."""
 
     name: str
     bytes: int
-    sha256: str
+    checksum: str
     files: int
     samples: int
     first: str
@@ -74,6 +76,5 @@ def _record(row: Mapping[str, Any]) -> ShardRecord:
     if not name.startswith(SHARDS) or "/" in name[len(SHARDS) :] or name == SHARDS:
         raise ValueError(f"a shard called {name!r}")
     first, last = str(row["first"]), str(row["last"])
-    return ShardRecord(
-        name, int(row["bytes"]), str(row["sha256"]), int(row["files"]), int(row["samples"]), first, last
-    )
+    checksum = str(row["checksum"]) if "checksum" in row else f"sha256:{row['sha256']}"
+    return ShardRecord(name, int(row["bytes"]), checksum, int(row["files"]), int(row["samples"]), first, last)

@@ -15,14 +15,18 @@ from functools import cache
 from pathlib import Path
 from shutil import which
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from smlaunch.data import tar_writer
 from smlaunch.data.grouping import Listing
 from smlaunch.data.shard_index import SHARDS, ShardRecord
-from smlaunch.data.tar_writer import archive_size
+from smlaunch.data.tar_writer import archive_size, list_of, new_sum
 
-_HASH_PIECE = 1 << 20
+if TYPE_CHECKING:
+    from smlaunch.data.tar_writer import Checksum
+
+_SUM_PIECE = 1 << 18
+"""Bytes: they stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class Shard:
     samples: int
     size: int
 
-    def record(self, listing: Listing, sha256: str) -> ShardRecord:
+    def record(self, listing: Listing, checksum: str) -> ShardRecord:
         first, last = listing.names[self.begin].decode(), listing.names[self.end - 1].decode()
-        return ShardRecord(self.name, self.size, sha256, self.end - self.begin, self.samples, first, last)
+        return ShardRecord(self.name, self.size, checksum, self.end - self.begin, self.samples, first, last)
 
     def fingerprint(self, listing: Listing) -> str:
         """Another one when a file of the shard is another, has another size, or was changed."""
@@ -105,7 +109,7 @@ class Writer(Protocol):
     """What writes a shard's archive into a new file."""
 
     def write(self, shard: Shard, out: Path) -> str:
-        """Returns the archive's SHA-256. Raises ShardFailed, or NoWay."""
+        """Returns the archive's checksum, after its kind. Raises ShardFailed, or NoWay."""
 
     def stop(self) -> None:
         """Ends what is being written now, from another thread."""
@@ -144,10 +148,12 @@ class _Programs:
 
 
 class PythonWriter:
-    """``tar_writer`` as a program: hashes while it writes, and sees every file that has changed."""
+    """``tar_writer`` as a program: sums while it writes, and sees every file that has changed."""
 
-    def __init__(self, root: Path, listing: Listing, follow_links: bool = False) -> None:
-        self._root, self._listing = str(root), listing
+    def __init__(
+        self, root: Path, listing: Listing, follow_links: bool = False, checksum: Checksum = "crc32"
+    ) -> None:
+        self._root, self._listing, self._checksum = str(root), listing, checksum
         self._follow: list[str] = [tar_writer.FOLLOW] if follow_links else []
         self._programs = _Programs()
         self.stop = self._programs.stop
@@ -155,23 +161,30 @@ class PythonWriter:
     def write(self, shard: Shard, out: Path) -> str:
         chosen = slice(shard.begin, shard.end)
         sizes, names = self._listing.sizes[chosen], self._listing.names[chosen]
-        content = b"".join([b"%d\0%b\0" % row for row in zip(sizes, names, strict=True)])
         # -I -S: nothing of the user's Python set-up is loaded, which is most of the start.
         program = [sys.executable, "-I", "-S", tar_writer.__file__]
-        code, digest, err = self._programs.run([*program, self._root, str(out), *self._follow], content)
+        command = [*program, self._root, str(out), self._checksum, *self._follow]
+        code, told, err = self._programs.run(command, list_of(names, sizes))
         if code == tar_writer.CHANGED:
             words = os.fsdecode(err).split("\0")
             raise ShardFailed(list(map(Changed, words[:-1:2], words[1::2])))
         if code:
             raise NoWay(err.decode(errors="replace").strip() or f"the writer ended with {code}")
-        return digest.decode().strip()
+        return told.decode().strip()
 
 
 class TarWriter:
-    """GNU tar. Its archive is read once more for the hash, and what changed is found by looking again."""
+    """GNU tar. Its archive is read once more for the checksum, and what changed is found by looking again."""
 
-    def __init__(self, root: Path, listing: Listing, program: str, follow_links: bool = False) -> None:
-        self._root, self._listing, self._program = root, listing, program
+    def __init__(
+        self,
+        root: Path,
+        listing: Listing,
+        program: str,
+        follow_links: bool = False,
+        checksum: Checksum = "crc32",
+    ) -> None:
+        self._root, self._listing, self._program, self._checksum = root, listing, program, checksum
         self._look = os.stat if follow_links else os.lstat
         self._follow = ["--dereference"] if follow_links else []
         self._programs = _Programs()
@@ -188,7 +201,7 @@ class TarWriter:
         code, _, err = self._programs.run(command, b"\0".join(names))
         written = out.stat().st_size if out.exists() else -1
         if code == 0 and written == shard.size:
-            return file_sha256(out)[0]
+            return file_sum(out, self._checksum)[0]
         changed = self._changed(shard)
         if changed:
             raise ShardFailed(changed)
@@ -225,12 +238,20 @@ def gnu_tar() -> str | None:
     return None
 
 
-def file_sha256(path: Path) -> tuple[str, int]:
-    """The hash, and the bytes that were read for it."""
-    digest, size = hashlib.sha256(), 0
-    room = memoryview(bytearray(_HASH_PIECE))
+def file_sum(path: Path, checksum: Checksum) -> tuple[str, int]:
+    """The checksum, after its kind, and the bytes that were read for it."""
+    found, size = new_sum(checksum), 0
+    room = memoryview(bytearray(_SUM_PIECE))
     with path.open("rb", buffering=0) as content:
         while count := content.readinto(room):
-            digest.update(room[:count])
+            found.update(room[:count])
             size += count
-    return digest.hexdigest(), size
+    return f"{checksum}:{found.hexdigest()}", size
+
+
+def is_whole(path: Path, checksum: str, size: int) -> bool:
+    """Whether a file is there with these bytes. False for a checksum of a kind that is not known here."""
+    kind = checksum.partition(":")[0]
+    if kind not in ("crc32", "sha256") or not path.is_file() or path.stat().st_size != size:
+        return False
+    return file_sum(path, "crc32" if kind == "crc32" else "sha256") == (checksum, size)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -111,7 +112,7 @@ def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> 
     assert index == done.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
     for record in index.shards:
         whole = (tmp_path / "dst" / record.name).read_bytes()
-        assert (len(whole), hashlib.sha256(whole).hexdigest()) == (record.bytes, record.sha256)
+        assert (len(whole), f"crc32:{zlib.crc32(whole):08x}") == (record.bytes, record.checksum)
     assert index.shards[0].first == found[0][0]
     assert sorted(path.name for path in (tmp_path / "dst").iterdir()) == ["index.json", "shards"]
 
@@ -126,6 +127,16 @@ def test_the_same_files_give_the_same_bytes_whoever_packs_them(tree: Path, tmp_p
         pytest.skip("no GNU tar here")
     packed(tree, tmp_path / "tar", engine="tar", count=3)
     assert content(tmp_path / "once") == content(tmp_path / "tar")
+
+
+@pytest.mark.parametrize("engine", ["python", "tar"])
+def test_the_checksum_is_sha256_where_that_is_asked_for(tree: Path, tmp_path: Path, engine: Engine) -> None:
+    if engine == "tar" and gnu_tar() is None:
+        pytest.skip("no GNU tar here")
+    done = packed(tree, tmp_path / "dst", engine=engine, count=2, checksum="sha256")
+    for record in done.index.shards:
+        whole = (tmp_path / "dst" / record.name).read_bytes()
+        assert record.checksum == f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
 @given(st.lists(st.text("ab/.", min_size=1), min_size=1, max_size=4), st.integers(0, 2**33 - 1))
@@ -347,7 +358,7 @@ def packed_kept(src: Path, dst: Path) -> int:
     return packed(src, dst, count=8, resume=True).kept
 
 
-def test_a_shard_is_kept_only_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
     monkeypatch.setattr(FolderPlace, "finish", lambda self, index: None)  # killed just before the index
     packed(src, dst, count=8)
@@ -433,6 +444,33 @@ def test_a_full_disk_ends_the_pack_in_words(
         packed(src, tmp_path / "dst", engine=engine)
 
 
+def test_shards_of_another_kind_of_checksum_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed with another --checksum, the end is that of a pack that had it from the start."""
+    src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
+    monkeypatch.setattr(FolderPlace, "finish", lambda self, index: None)  # killed just before the index
+    packed(src, dst, count=8)
+    monkeypatch.undo()
+    assert packed(src, dst, count=8, resume=True, checksum="sha256").kept == 0
+    packed(src, tmp_path / "anew", count=8, checksum="sha256")
+    assert content(dst) == content(tmp_path / "anew")
+
+
+def test_the_index_of_an_earlier_release_is_read(tree: Path, tmp_path: Path) -> None:
+    done = packed(tree, tmp_path / "dst", count=2, checksum="sha256")
+    document = json.loads(index_json(done.index))
+    for row in document["shards"]:
+        row["sha256"] = row.pop("checksum").removeprefix("sha256:")
+    old = json.dumps({**document, "version": "1.0"}).encode()
+    assert read_index(old) == done.index
+    (tmp_path / "dst" / "index.json").write_bytes(old)
+    assert packed(tree, tmp_path / "dst", count=2, resume=True).kept == 2
+    (tmp_path / "dst" / "shards" / "shard-00000.tar").write_bytes(b"spoilt")
+    with pytest.raises(JobError, match="missing or spoilt"):
+        packed(tree, tmp_path / "dst", count=2, resume=True)
+
+
 def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> None:
     index = packed(tree, tmp_path / "dst", count=2).index
     document = json.loads(index_json(index))
@@ -460,9 +498,9 @@ def test_large_files_are_copied_piece_by_piece(tmp_path: Path) -> None:
         room.write(block)
 
     files = [(b"big", (1 << 20) + 513), (b"big", (1 << 20) + 513)]
-    digest = tar_writer.write_archive(folder, files, take, lambda name, what: pytest.fail(what))
+    checksum = tar_writer.write_archive(folder, files, take, lambda name, what: pytest.fail(what))
     os.close(folder)
-    assert max(largest) <= 1 << 18 and digest == hashlib.sha256(room.getvalue()).hexdigest()
+    assert max(largest) <= 1 << 18 and checksum == f"crc32:{zlib.crc32(room.getvalue()):08x}"
     room.seek(0)
     with tarfile.open(fileobj=room) as tar:
         assert [tar.extractfile(member).read() for member in tar] == [(tmp_path / "big").read_bytes()] * 2  # type: ignore[union-attr]
