@@ -17,7 +17,11 @@ GROUP = "smlaunch.strategies"
 BUILT_IN = {
     "custom": "smlaunch.strategies.custom:Custom",
     "ddp": "smlaunch.strategies.ddp:DDP",
+    "huggingface": "smlaunch.strategies.huggingface:HuggingFace",
     "processing": "smlaunch.strategies.processing:Processing",
+    "share-nothing": "smlaunch.strategies.share_nothing:ShareNothing",
+    "sklearn": "smlaunch.strategies.sklearn:Sklearn",
+    "spark": "smlaunch.strategies.spark:Spark",
 }
 """Name -> module and class."""
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 
 from smlaunch.job import Channel, Job
 from smlaunch.planning import parts
+from smlaunch.planning.libraries import spoken_for
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Carried
 from smlaunch.planning.surroundings import InputFacts, ScriptFacts, StoredFile, Surroundings
 from smlaunch.protocol.part_lists import fault_of
+from smlaunch.request import PROCESSING
 from smlaunch.strategies import load
-from smlaunch.strategies.ddp import joins_ranks
+from smlaunch.strategies.share_nothing import FAIL, FINISH, ON_HOST_FAILURE
 
 SHARDS, LISTS, JOBS = "shards", "lists", "jobs"
 
@@ -175,6 +177,11 @@ class _Choice:
             )
         if way == JOBS:
             self._check_jobs()
+        elif stated is not None and self.job.options.get(ON_HOST_FAILURE) == FINISH:
+            self.notes.refuse(
+                f"{where}.carry",
+                f"{ON_HOST_FAILURE}: {FINISH} makes a job for every part; use jobs, or leave it out",
+            )
         return way
 
     def _chosen(self) -> str:
@@ -190,9 +197,24 @@ class _Choice:
                     f"whichever host gets which (at worst {even:.3f} times the least possible).",
                 )
                 return SHARDS
+        policy = self.job.options.get(ON_HOST_FAILURE)
+        if policy == FINISH:
+            self.notes.because(
+                f"{where}.carry",
+                f"{ON_HOST_FAILURE}: {FINISH}: a job of its own for each part, so that one that fails "
+                "ends no other.",
+            )
+            return JOBS
         if asks_for_files(script) and not self._copies:
             self.notes.because(
                 f"{where}.carry", f"{entry} asks for its files (smlaunch.train.part_files): each host a list."
+            )
+            return LISTS
+        if self._joined() is None and policy == FAIL:
+            self.notes.refuse(
+                f"options.{ON_HOST_FAILURE}",
+                f"{FAIL} is about one job for all parts, and {entry} would have to ask it for its files: "
+                "read smlaunch.train.part_files(), or pack the data (smlaunch data pack), or leave it out",
             )
             return LISTS
         if self._joined() is None:
@@ -214,15 +236,17 @@ class _Choice:
     @property
     def _copies(self) -> bool:
         """Processing jobs have no FastFile."""
-        return self.job.strategy == "processing"
+        named = self.job.strategy
+        return named is not None and load(named).operation == PROCESSING
 
     def _joined(self) -> str | None:
         """What says that the ranks of all hosts work together; None when nothing does."""
         if self.job.strategy is not None:
-            return f"strategy: {self.job.strategy}" if load(self.job.strategy).rendezvous else None
+            return f"strategy: {self.job.strategy}" if load(self.job.strategy).joins_hosts else None
         if self.surroundings.script.reads_resource_config:
             return "it reads resourceconfig.json"
-        return joins_ranks(self.surroundings.script.imports)
+        spoken = spoken_for(self.surroundings.script.imports)
+        return spoken.library if spoken is not None and spoken.joins_hosts else None
 
     def _check_jobs(self) -> None:
         joined = self._joined()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job
+from smlaunch.planning.libraries import spoken_for
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.protocol.launch_spec import AUTO
 from smlaunch.strategies import load
 from smlaunch.strategies.base import Strategy
-from smlaunch.strategies.ddp import joins_ranks
 from smlaunch.suggest import nearest
 
 DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
@@ -22,7 +22,8 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
     script = surroundings.script
     entry = surroundings.source.entry
     wants_one = job.compute.processes_per_host in (None, 1)
-    library = joins_ranks(script.imports)
+    spoken = spoken_for(script.imports)
+    parts = wants_one and any(channel.split is not None for channel in job.inputs.values())
 
     def chosen(name: str, rule: str, evidence: str) -> str:
         notes.because(f"strategy.{rule}", f"{evidence}: {name} {load(name).summary}.")
@@ -42,12 +43,12 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
         return chosen("custom", "program", f"{entry} is a program that nobody can see into")
     if script.reads_resource_config and wants_one:
         return chosen("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")
-    if library is not None:
-        return chosen("ddp", library.replace(".", "-"), f"{entry} imports {library}")
+    if spoken is not None and (spoken.joins_hosts or not parts):
+        return chosen(spoken.strategy, spoken.rule, f"{entry} imports {spoken.library}")
+    if parts:
+        return chosen("share-nothing", "parts", "Hosts read parts of their own, and nothing joins ranks")
     if job.compute.hosts == 1 and wants_one:
         return chosen("custom", "single-process", "One host and one process have nobody to find")
-    if wants_one and any(channel.split == "bytes" for channel in job.inputs.values()):
-        return chosen("custom", "share-nothing", "Hosts read parts of their own, and nothing joins ranks")
     return chosen("ddp", "several-processes", "Several processes are asked for")
 
 
@@ -89,7 +90,7 @@ def choose_processes(
         return asked
     if asked is None and job.entry is None:
         return 1
-    if asked is None and strategy.one_per_host:
+    if asked is None and (strategy.one_per_host or strategy.one_unless_asked):
         notes.because("processes.one-per-host", f"{strategy.name} starts one process per host.")
         return 1
     if surroundings.target == "local":

@@ -102,7 +102,7 @@ def _looked_up(
         # What it does not run on is the strategy's to say; it has one image for all.
         fitting = processor if processor in images.PROCESSORS[:2] else "cpu"
         return algorithms.algorithm_image(algorithm, region, partition, fitting, version)
-    family = strategy.family or ""
+    family = strategy.family_on(processor == "gpu") or ""
     processor = _THEIR_OWN.get(family, processor)
     if processor == "neuron" and family not in _THEIR_OWN:
         if not any(problem.path == "strategy" for problem in notes.problems):

@@ -97,6 +97,12 @@ class Strategy:
     one_per_host: ClassVar[bool] = False
     """One plain process on each host, which starts what else it needs itself."""
 
+    one_unless_asked: ClassVar[bool] = False
+    """One process on each host where the job does not ask for more, whatever accelerators there are."""
+
+    joins_hosts: ClassVar[bool] = True
+    """The processes of all hosts work together, so that they have to be one job."""
+
     launcher: ClassVar[str | None] = None
     """Who starts the ranks, where it is not the job's choice."""
 
@@ -141,6 +147,10 @@ class Strategy:
     def advice(self, setting: Setting) -> list[str]:
         """What will work, but probably not as meant."""
         return []
+
+    def family_on(self, accelerated: bool) -> str | None:
+        """``family``, where it is not the same with and without accelerators."""
+        return self.family
 
     def command(self, setting: Setting) -> tuple[Word, ...]:
         """The words of each rank's command: interpreter, script, arguments, then hyperparameters."""

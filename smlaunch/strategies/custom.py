@@ -10,6 +10,7 @@ class Custom(Strategy):
     summary = "starts one plain process per host, which reads resourceconfig.json itself"
     rendezvous = False
     one_per_host = True
+    joins_hosts = False
     needs_script = False
     instead_of_ranks = "use strategy: ddp, or let the script start its own processes"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from smlaunch.errors import Problem
 from smlaunch.strategies.base import Setting, Strategy
 
@@ -21,6 +23,7 @@ class DDP(Strategy):
     name = "ddp"
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
+    libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
     # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer
     # than that waits for nobody. Not for custom, whose hosts may serve others and rightly idle.
     hang = 3600
@@ -28,12 +31,10 @@ class DDP(Strategy):
     def check(self, setting: Setting) -> list[Problem]:
         if setting.entry.endswith(".py"):
             return []
-        return [
-            Problem(
-                "strategy",
-                f"ddp starts Python scripts; {setting.entry} needs strategy: custom, or a .py around it",
-            )
-        ]
+        told = (
+            f"{self.name} starts Python scripts; {setting.entry} needs strategy: custom, or a .py around it"
+        )
+        return [Problem("strategy", told)]
 
     def advice(self, setting: Setting) -> list[str]:
         if joins_ranks(setting.imports) or (setting.hosts == 1 and setting.per_host == 1):
