@@ -11,9 +11,9 @@ ready, so that it is seen what listing and summing cost.
 
 Goals: 5 times the speed of tarfile; 0.95 times that of "find, sort, tars", which is what a person does who
 trusts the disk. The second is missed, and the strictest line, the tars alone, is out of reach: our writers,
-summing left out, take as long as they do, which is mostly the kernel's time to open, read and write; then
-100,000 sizes have to be asked for first (Python takes twice the kernel's time for each), put in order,
-and 500 MB be summed, which zlib does at half the speed of cksum. "find, sort, tars, cksum" does the same work.
+summing left out, take a tenth longer than they do, and both mostly the kernel's time to open, read and write;
+then 100,000 sizes have to be asked for first (Python takes twice the kernel's time for each), put in order,
+and 500 MB summed, which zlib does at half the speed of cksum. ("find, sort, tars, cksum" does the same work.)
 """
 
 from __future__ import annotations
