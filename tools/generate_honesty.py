@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from smlaunch.local.honesty import CREATE_PROCESSING_JOB, CREATE_TRAINING_JOB, OTHER_OPERATIONS, Row
+from smlaunch.local.honesty import (
+    CREATE_PROCESSING_JOB,
+    CREATE_TRAINING_JOB,
+    OTHER_OPERATIONS,
+    PROCESSING_IN_CONTAINERS,
+    TRAINING_IN_CONTAINERS,
+    Row,
+)
 from smlaunch.local.settings import Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "honesty.md"
@@ -23,6 +30,13 @@ This page is generated from `smlaunch/local/honesty.py` by `tools/generate_hones
 A row holds for all fields below it that have no row of their own. What is **without effect** is recorded,
 shown by Describe, told in the plan and in the first host's log. What is **refused** ends in a
 ValidationException that names the field. Nothing is ignored silently.
+
+"""
+_CONTAINERS = """
+## What differs with the executor `containers`
+
+The tables above are those of the executor `processes`. Where hosts are containers (`--executor containers`),
+these rows stand for theirs.
 
 """
 _SETTINGS = """
@@ -49,13 +63,17 @@ def page() -> str:
         + _table("CreateProcessingJob", CREATE_PROCESSING_JOB)
         + "\n"
         + _table("Other operations", OTHER_OPERATIONS)
+        + _CONTAINERS
+        + _table("CreateTrainingJob in containers", TRAINING_IN_CONTAINERS, 3)
+        + "\n"
+        + _table("CreateProcessingJob in containers", PROCESSING_IN_CONTAINERS, 3)
         + _SETTINGS
         + known
     )
 
 
-def _table(title: str, rows: Mapping[str, Row]) -> str:
-    lines = [f"## {title}", "", "| field | here | what that means |", "|---|---|---|"]
+def _table(title: str, rows: Mapping[str, Row], level: int = 2) -> str:
+    lines = [f"{'#' * level} {title}", "", "| field | here | what that means |", "|---|---|---|"]
     for path, row in rows.items():
         texts = [row.sentence] if row.sentence else []
         texts += [f"`{value}` is refused: {reason}" for value, reason in row.refused_values.items()]

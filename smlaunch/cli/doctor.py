@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
 from smlaunch import __version__
 from smlaunch.cli.options import GroupedCommand, json_option, option
 from smlaunch.errors import EXIT_REFUSED, SmlaunchError
+
+if TYPE_CHECKING:
+    from smlaunch.local.executors.containers_words import Engine
 
 _LITTLE_DISK = 2 << 30
 
@@ -76,6 +79,7 @@ def _version_of(package: str) -> str:
 
 def _local() -> Iterator[Check]:
     from smlaunch.cli.place import standing_endpoint
+    from smlaunch.local.executors.containers_engine import engines
     from smlaunch.local.executors.levels import levels
     from smlaunch.local.state_dir import default_root
 
@@ -86,10 +90,19 @@ def _local() -> Iterator[Check]:
     yield Check("disk", verdict, f"{free / (1 << 30):.1f} GB free for {root}")
     for level in levels():
         yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.why_not or "works")
+    for found in engines():
+        text = found.why_not if found.engine is None else f"{found.engine.version}{_remedy(found.engine)}"
+        yield Check(f"containers by {found.name}", "note" if found.engine is None else "ok", text)
     info = standing_endpoint(root)
     yield Check(
         "endpoint", "ok", f"standing at {info.url}" if info else "none standing (run --local brings its own)"
     )
+
+
+def _remedy(engine: Engine) -> str:
+    """What is said to the engine here because its own settings do not work."""
+    words = [*engine.flags, *engine.create_flags]
+    return f", with {' '.join(words)} (its own settings do not work here)" if words else ""
 
 
 def _region(region: str | None, profile: str | None) -> Iterator[Check]:

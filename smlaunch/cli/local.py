@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smlaunch.cli.main import LazyGroup
-from smlaunch.cli.options import GroupedCommand, json_option, option
+from smlaunch.cli.options import GroupedCommand, executor_option, json_option, option
 from smlaunch.errors import EXIT_SERVICE, EndpointError
 
 if TYPE_CHECKING:
@@ -40,20 +40,23 @@ local = LazyGroup(
     type=click.Choice(("full", "user", "plain")),
     help="How hosts are kept apart; default: the best there is.",
 )
+@executor_option("How", "What hosts are: processes on this machine, or containers of the jobs' images.")
 @json_option
-def start(port: int, isolation: str | None, as_json: bool) -> int:
+def start(port: int, isolation: str | None, executor: str | None, as_json: bool) -> int:
     """Start the endpoint and leave it standing. It listens on this machine only."""
-    from smlaunch.cli.place import standing_endpoint
+    from smlaunch.cli.place import same_hosts, standing_endpoint
     from smlaunch.local import standing
     from smlaunch.local.state_dir import default_root
 
     root = default_root()
     already = standing_endpoint(root)
-    info = already or standing.start(root, isolation=isolation, port=port)
+    if already is not None:
+        same_hosts({"isolation": isolation, "executor": executor}, already)
+    info = already or standing.start(root, isolation=isolation, executor=executor or "processes", port=port)
     if as_json:
         click.echo(json.dumps(_public(info), indent=2))
         return 0
-    click.echo(f"{'already standing' if already else 'standing'} at {info.url} (isolation {info.isolation})")
+    click.echo(f"{'already standing' if already else 'standing'} at {info.url} ({_hosts(info)})")
     click.echo("point any AWS client at it:  eval $(smlaunch local env)", err=True)
     return 0
 
@@ -91,7 +94,7 @@ def status(as_json: bool) -> int:
     elif info is None:
         click.echo("no endpoint is standing; `smlaunch local start` starts one")
     else:
-        click.echo(f"standing at {info.url}, isolation {info.isolation}, process {info.pid}, state in {root}")
+        click.echo(f"standing at {info.url}, {_hosts(info)}, process {info.pid}, state in {root}")
     return 0 if info is not None else EXIT_SERVICE
 
 
@@ -116,6 +119,12 @@ def env(as_json: bool) -> int:
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo("unset AWS_PROFILE AWS_DEFAULT_PROFILE")  # these would win over the keys above
     return 0
+
+
+def _hosts(info: EndpointInfo) -> str:
+    if info.executor == "processes":
+        return f"isolation {info.isolation}"
+    return f"{info.executor} by {info.isolation}"
 
 
 def _public(info: EndpointInfo) -> dict[str, Any]:

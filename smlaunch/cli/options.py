@@ -73,6 +73,11 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Fun
     return click.option(*names, cls=Grouped, group=group, **settings)
 
 
+def executor_option(group: str, text: str) -> Callable[[Function], Function]:
+    names = ("processes", "containers")
+    return option(group, "--executor", type=click.Choice(names), help=f"{text} Default: processes.")
+
+
 def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function], Function]:
     def apply(function: Function) -> Function:
         for decorator in reversed(list(decorators)):
@@ -178,6 +183,7 @@ launch_place_options = _stacked(
             type=click.Choice(("full", "user", "plain")),
             help="With --local: how hosts are kept apart; default: the best there is.",
         ),
+        executor_option(_WHERE, "With --local: what hosts are; containers run the job's real image."),
     )
 )
 

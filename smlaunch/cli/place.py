@@ -56,17 +56,17 @@ class Place:
 def open_place(
     options: dict[str, Any], *, leaves_no_trace: bool = False, faults: str | None = None
 ) -> Iterator[Place]:
-    """``options``: local, region, profile and, where the command has it, isolation. ``faults``: a file that
-    says what is to go wrong on an endpoint that is brought up here.
+    """``options``: local, region, profile and, where the command has them, isolation and executor.
+    ``faults``: a file that says what is to go wrong on an endpoint that is brought up here.
 
     ``leaves_no_trace``: the command must not write anything, so that an endpoint that has no state directory
     yet is brought up in a temporary one.
     """
     if not options["local"]:
-        if options.get("isolation"):
-            raise JobError(
-                [Problem("--isolation", "hosts of a region are machines; it goes with --local only")]
-            )
+        for name in ("isolation", "executor"):
+            if options.get(name):
+                reason = "hosts of a region are machines; it goes with --local only"
+                raise JobError([Problem(f"--{name}", reason)])
         if faults is not None:
             raise JobError([Problem("--faults", "a region has its own; it goes with --local only")])
         from smlaunch.launch.target import Target
@@ -80,7 +80,7 @@ def open_place(
     root = default_root()
     standing = standing_endpoint(root)
     if standing is not None:
-        _same_isolation(options.get("isolation"), standing.isolation)
+        same_hosts(options, standing)
         if faults is not None:
             raise JobError([Problem("--faults", _STANDING_FAULTS)])
         yield Place(target_of(standing, options["region"]), state=root)
@@ -109,7 +109,8 @@ def _embedded(root: Path, options: dict[str, Any], faults: str | None) -> Iterat
 
     # Closed with a job on it only when the person has lost patience: it has had its SIGTERM.
     settings = Settings(close_grace_seconds=_LAST_GRACE, faults=_faults(faults))
-    with Endpoint(root, isolation=options.get("isolation"), settings=settings) as info:
+    executor = options.get("executor") or "processes"
+    with Endpoint(root, isolation=options.get("isolation"), executor=executor, settings=settings) as info:
         yield Place(target_of(info, options["region"]), embedded=True, state=root)
 
 
@@ -156,23 +157,32 @@ def facts_of(info: EndpointInfo) -> EndpointFacts:
     from smlaunch.local.executors.processes import told
     from smlaunch.planning.surroundings import EndpointFacts
 
-    without_effect, refused = honesty.facts()
+    runs_images = info.executor == "containers"
+    without_effect, refused = honesty.facts(runs_images)
     return EndpointFacts(
         isolation=info.isolation,
+        runs_images=runs_images,
         notes=tuple(told(info.isolation)),
         honesty=without_effect,
         refused=refused,
     )
 
 
-def _same_isolation(asked: str | None, had: str) -> None:
-    if asked is not None and asked != had:
-        raise JobError(
-            [
-                Problem(
-                    "--isolation",
-                    f"the standing endpoint keeps its hosts apart by {had!r}; leave the option out, "
-                    f"or `smlaunch local stop` first",
-                )
-            ]
+def same_hosts(options: dict[str, Any], standing: EndpointInfo) -> None:
+    """Raises JobError when ``isolation`` or ``executor`` ask for other hosts than the endpoint has."""
+    problems = []
+    isolation, executor = options.get("isolation"), options.get("executor")
+    another = "leave the option out, or `smlaunch local stop` first"
+    if executor not in (None, standing.executor):
+        problems.append(
+            Problem("--executor", f"the standing endpoint's hosts are {standing.executor}; {another}")
         )
+    if isolation not in (None, standing.isolation):
+        problems.append(
+            Problem(
+                "--isolation",
+                f"the standing endpoint keeps its hosts apart by {standing.isolation!r}; {another}",
+            )
+        )
+    if problems:
+        raise JobError(problems)

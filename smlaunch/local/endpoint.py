@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ from smlaunch.local.state_dir import Owner, StateDir, default_root, publish
 
 if TYPE_CHECKING:
     from smlaunch.local.credentials import Credentials
+    from smlaunch.local.executors.base import Executor
 
-EXECUTORS = ("processes",)
+EXECUTORS = ("processes", "containers")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class EndpointInfo:
 
 
 class Endpoint:
-    """``isolation``: full, user or plain; None takes the best there is. ``port=0`` takes a free port."""
+    """``executor``: one of EXECUTORS. ``isolation``, of ``processes`` alone: full, user or plain; None takes
+    the best there is. ``port=0`` takes a free port."""
 
     def __init__(
         self,
@@ -76,6 +79,11 @@ class Endpoint:
     ) -> None:
         if executor not in EXECUTORS:
             raise EndpointError(f"executor {executor!r} is unknown; there is {', '.join(EXECUTORS)}")
+        if executor == "containers" and isolation is not None:
+            raise EndpointError(
+                "isolation levels belong to the executor `processes`; containers have one only"
+            )
+        self._executor = executor
         self._home = state_dir or default_root()
         self._isolation = isolation
         self._settings = settings or Settings()
@@ -86,8 +94,6 @@ class Endpoint:
         isolation level that does not work here, or a port that is taken."""
         from smlaunch.local.credentials import Keyring
         from smlaunch.local.dispatch import Dispatch
-        from smlaunch.local.executors import levels
-        from smlaunch.local.executors.processes import Processes
         from smlaunch.local.jobs.manager import JobManager
         from smlaunch.local.jobs.runner import Rooms
         from smlaunch.local.log_store import LogStore
@@ -105,15 +111,15 @@ class Endpoint:
         settings = self._settings
         if settings.faults is None:
             settings = replace(settings, faults=from_environment(os.environ))
-        level = levels.best(state.hosts, state.levels, self._isolation)
+        chosen = self._chosen(state, settings)
         credentials = _credentials(state)
         store = JobStore(state.database)
         objects = ObjectStore(state.objects)
         logs = LogStore(state.logs)
         metrics = MetricStore(state.metrics)
         owner = Owner(state)
-        executor = Processes(owner.hosts, owner.id, level.name, level.views)
         script_environment: dict[str, str] = {}
+        executor = chosen(owner, script_environment)
         rooms = Rooms(store, objects, logs, metrics, executor, settings, script_environment)
         jobs = JobManager(rooms, state, owner)
         jobs.recover()
@@ -144,7 +150,7 @@ class Endpoint:
             role_arn=ROLE_ARN,
             bucket=bucket,
             pid=os.getpid(),
-            isolation=level.name,
+            isolation=executor.isolation,
             executor=executor.name,
             home=str(state.root),
         )
@@ -152,6 +158,23 @@ class Endpoint:
             {name: value for name, value in info.environment().items() if value and "REGION" not in name}
         )
         return info
+
+    def _chosen(self, state: StateDir, settings: Settings) -> Callable[[Owner, Mapping[str, str]], Executor]:
+        """What makes the executor for an owner and, as soon as they are known, the endpoint's variables.
+        Raises EndpointError when it does not work here."""
+        if self._executor == "containers":
+            from smlaunch.local.executors import containers_engine
+            from smlaunch.local.executors.containers import Containers
+
+            engine = containers_engine.best(state.engine, settings.container_engine)
+            return lambda owner, reach: Containers(
+                owner.hosts, owner.id, engine, reach, settings.container_shm_bytes, settings.container_options
+            )
+        from smlaunch.local.executors import levels
+        from smlaunch.local.executors.processes import Processes
+
+        level = levels.best(state.hosts, state.levels, self._isolation)
+        return lambda owner, reach: Processes(owner.hosts, owner.id, level.name, level.views)
 
     def close(self) -> None:
         """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process

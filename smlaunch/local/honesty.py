@@ -55,6 +55,15 @@ _NO_EXPERIMENTS = "there is no experiment tracking here"
 _ANSWER = "it is an answer's field, not a request's"
 _CAPACITY = "capacity never lacks here, unless a fault plan says so"
 _BUCKETS = "a bucket that does not exist is made (setting make_buckets), where SageMaker would fail"
+_PULLED = (
+    "an image that is not on this machine is pulled with the engine's own login, not with the job's role"
+)
+_OWN_LOGIN = "images are pulled with the container engine's own login"
+_ALL_HARDWARE = (
+    "every host is a container on this machine: neither the type's hardware nor its limits are there"
+)
+_ENGINE_NETWORK = "hosts have a network of the container engine's, of the job's own"
+_BRIDGE = "traffic between hosts stays on this machine"
 _NO_DEBUGGER = "there is no Debugger and no Profiler here"
 
 CREATE_TRAINING_JOB: Mapping[str, Row] = {
@@ -191,6 +200,33 @@ CREATE_PROCESSING_JOB: Mapping[str, Row] = {
     "ExperimentConfig": _without(_NO_EXPERIMENTS),
 }
 
+TRAINING_IN_CONTAINERS: Mapping[str, Row] = {
+    "AlgorithmSpecification.TrainingImage": _noted(_PULLED),
+    "AlgorithmSpecification.TrainingImageConfig": _without(_OWN_LOGIN),
+    "ResourceConfig.InstanceType": _without(_ALL_HARDWARE),
+    "VpcConfig": _without(_ENGINE_NETWORK),
+    "EnableInterContainerTrafficEncryption": _without(_BRIDGE),
+}
+PROCESSING_IN_CONTAINERS: Mapping[str, Row] = {
+    "ProcessingResources.ClusterConfig.InstanceType": _without(_ALL_HARDWARE),
+    "AppSpecification": _honoured(),
+    "AppSpecification.ImageUri": _noted(_PULLED),
+    "NetworkConfig.EnableInterContainerTrafficEncryption": _without(_BRIDGE),
+    "NetworkConfig.VpcConfig": _without(_ENGINE_NETWORK),
+}
+"""Rows that stand for those above where the executor is ``containers``."""
+
+
+def training_rows(runs_images: bool) -> Mapping[str, Row]:
+    """CreateTrainingJob's, for the executor that an endpoint has."""
+    return {**CREATE_TRAINING_JOB, **TRAINING_IN_CONTAINERS} if runs_images else CREATE_TRAINING_JOB
+
+
+def processing_rows(runs_images: bool) -> Mapping[str, Row]:
+    """CreateProcessingJob's, for the executor that an endpoint has."""
+    return {**CREATE_PROCESSING_JOB, **PROCESSING_IN_CONTAINERS} if runs_images else CREATE_PROCESSING_JOB
+
+
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values that ask for nothing."""
 
@@ -242,10 +278,11 @@ def refusals(request: Mapping[str, Any], anywhere: bool = True) -> list[tuple[st
     return found
 
 
-def processing_refusals(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(field, reason) for all that makes this endpoint refuse a processing job."""
-    found = _refused_by(CREATE_PROCESSING_JOB, request)
-    if not (request.get("AppSpecification") or {}).get("ContainerEntrypoint"):
+def processing_refusals(request: Mapping[str, Any], runs_images: bool = False) -> list[tuple[str, str]]:
+    """(field, reason) for all that makes this endpoint refuse a processing job. ``runs_images``: whether an
+    image's own entry point can be had."""
+    found = _refused_by(processing_rows(runs_images), request)
+    if not runs_images and not (request.get("AppSpecification") or {}).get("ContainerEntrypoint"):
         reason = "this endpoint does not run images, so that it is needed here"
         found.append(("AppSpecification.ContainerEntrypoint", reason))
     outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
@@ -291,11 +328,11 @@ def _regex_problem(regex: str) -> str | None:
     return None
 
 
-def facts() -> tuple[dict[str, str], dict[str, str]]:
+def facts(runs_images: bool = False) -> tuple[dict[str, str], dict[str, str]]:
     """For a plan: what is without effect, and what is refused whatever its value, by dotted path, of any kind
     of job: where two of them have the same path, the same is said of it."""
     effects = ("without effect", "refused")
-    rows = {**CREATE_PROCESSING_JOB, **CREATE_TRAINING_JOB}
+    rows = {**processing_rows(runs_images), **training_rows(runs_images)}
     without, refused = (
         {path: row.sentence for path, row in rows.items() if row.effect == effect} for effect in effects
     )

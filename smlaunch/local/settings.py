@@ -99,6 +99,17 @@ class Settings:
     max_parallel_jobs: int | None = None
     """More jobs than this wait in Starting, as they do for capacity. None: no limit."""
 
+    container_engine: str | None = None
+    """``podman`` or ``docker``, for the executor ``containers``. None: the first that works."""
+
+    container_shm_bytes: int | None = 2 << 30
+    """The size of /dev/shm in a container; None leaves it to the engine, whose 64 MB are too little for a
+    data loader's workers. What SageMaker gives is not documented."""
+
+    container_options: tuple[str, ...] = ()
+    """Further words for the engine's `create`, such as ``--memory=8g`` or ``--device=nvidia.com/gpu=all``.
+    They are handed on as they are."""
+
     inherit_environment: tuple[str, ...] = (
         *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "LOGNAME"),
         *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES"),

@@ -161,6 +161,7 @@ def _serve(ready: int) -> None:
     chosen = {
         **orders["settings"],
         "inherit_environment": tuple(orders["settings"]["inherit_environment"]),
+        "container_options": tuple(orders["settings"]["container_options"]),
         "faults": read(orders["faults"], "the fault plan"),
     }
     endpoint = Endpoint(

@@ -49,6 +49,7 @@ class StateDir:
         self.standing_lock = self.root / "standing.lock"
         self.standing_log = self.root / "standing.log"
         self.levels = self.root / "levels.json"
+        self.engine = self.root / "engine.json"
         self.credentials = self.root / "credentials.json"
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

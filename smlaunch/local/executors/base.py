@@ -6,7 +6,7 @@ them from a container engine or a cluster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,17 +16,24 @@ class CannotAllocate(Exception):
     """The hosts a job asks for cannot be had here. The text names the cause and the next step."""
 
 
+class ImageProblem(Exception):
+    """The job's image cannot be had or used here: the job fails with a ClientError. The text names the cause
+    and the next step."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One host of a job. ``label`` is algo-1, algo-2, ...; ``name`` is what the host is called where it
     runs, which is the same unless names cannot be given there. ``tree`` is where this process finds the
-    contract's directories, ``root`` where the host's own programs do."""
+    contract's directories, ``root`` where the host's own programs do. ``interface``: the network interface by
+    which hosts meet; on SageMaker it is eth0."""
 
     label: str
     name: str
     address: str
     tree: Path
     root: str
+    interface: str = "lo"
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,18 @@ class View:
 
 @dataclass(frozen=True)
 class Program:
-    """What one host runs: words, never a shell line; the whole environment; what is shown below its root.
-    It starts in ``directory``, relative to that root."""
+    """What one host runs: words, never a shell line; the environment; what is shown below its root.
+
+    Where no image is run, it is ``argv``, with that environment and no other, in ``directory``, relative to
+    that root. An image brings a directory and variables of its own, and an entry point too unless
+    ``entrypoint`` replaces it; ``arguments`` go to whichever it is."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     views: tuple[View, ...] = ()
     directory: str = "code"
+    entrypoint: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,8 @@ class Offer:
     notes: tuple[str, ...] = ()
     views: bool = True
     """Whether programs may have views; else the data must be copied into the trees."""
+    reaches_endpoint: bool = True
+    """Whether the endpoint's address, on this machine's loopback, is its address on the hosts too."""
 
 
 class Allocation(Protocol):
@@ -109,14 +123,24 @@ class Allocation(Protocol):
 
 class Executor(Protocol):
     """``name`` and ``isolation`` are what plans, logs and ``doctor`` show. ``shows_anywhere``: whether a view
-    may be shared and lie outside the contract's tree."""
+    may be shared and lie outside the contract's tree. ``runs_images``: hosts are containers of the job's
+    image; else they see this machine's programs, and so its variables."""
 
     name: str
     isolation: str
     shows_anywhere: bool
+    runs_images: bool
 
-    def allocate(self, job: str, labels: Sequence[str], isolated_network: bool) -> Allocation:
-        """Hosts for one job, in the order of ``labels``. Raises CannotAllocate."""
+    def allocate(
+        self,
+        job: str,
+        labels: Sequence[str],
+        isolated_network: bool,
+        image: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> Allocation:
+        """Hosts for one job, in the order of ``labels``. ``check`` raises to give up, where it takes long.
+        Raises CannotAllocate and, for an image that would have to be run, ImageProblem."""
 
     def recover(self, owner: str) -> int:
         """Ends what an endpoint that is gone (``owner``) left running; returns how many processes."""

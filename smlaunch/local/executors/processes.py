@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Processes:
     """``folder`` holds the trees of this endpoint's hosts; ``owner`` names the endpoint in every process."""
 
     name = "processes"
+    runs_images = False
 
     def __init__(self, folder: Path, owner: str, isolation: str, views: bool) -> None:
         self.isolation = isolation
@@ -48,7 +49,14 @@ class Processes:
         self._views = views and isolation != "plain"
         self.shows_anywhere = isolation != "plain"  # a bind is had where an overlay is not
 
-    def allocate(self, job: str, labels: Sequence[str], isolated_network: bool) -> Allocation:
+    def allocate(
+        self,
+        job: str,
+        labels: Sequence[str],
+        isolated_network: bool,
+        image: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> Allocation:
         return ProcessAllocation(
             self._folder / job,
             f"{self._owner}/{job}",

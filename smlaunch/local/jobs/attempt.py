@@ -15,6 +15,7 @@ from smlaunch.local.executors.base import (
     Executor,
     HostExit,
     HostProcess,
+    ImageProblem,
     Program,
 )
 from smlaunch.local.faults import AttemptFaults
@@ -75,7 +76,7 @@ class Attempt:
             outcome = self._run()
         except Stopping:
             outcome = Outcome()  # nothing had been started: there is nothing to upload either
-        except (DataError, artifacts.UploadError) as error:
+        except (DataError, artifacts.UploadError, ImageProblem) as error:
             outcome = Outcome(f"ClientError: {error}")
         except CannotAllocate as error:
             outcome = Outcome(f"CapacityError: Unable to provision requested ML compute capacity: {error}")
@@ -94,7 +95,11 @@ class Attempt:
         spec = self._spec
         # Names are unique per region only, and two regions' jobs may run at once.
         self._allocation = allocation = self._rooms.executor.allocate(
-            f"{spec.name}.{spec.region}", [host.label for host in spec.hosts], spec.isolated_network
+            f"{spec.name}.{spec.region}",
+            [host.label for host in spec.hosts],
+            spec.isolated_network,
+            spec.image,
+            self._control.check,
         )
         reports, interrupted = self._train(allocation)
         stopping = self._control.is_stopping
@@ -164,24 +169,36 @@ class Attempt:
             spec,
             allocation.offer.environment,
             settings.inherit_environment,
-            self._rooms.credentials,
+            self._rooms.credentials if allocation.offer.reaches_endpoint else {},
             os.environ,
+            self._rooms.executor.runs_images,
         )
         programs = [
-            Program(spec.command, environment, tuple(data.views[place.label]), self._work.directory)
+            Program(
+                spec.command,
+                environment,
+                tuple(data.views[place.label]),
+                self._work.directory,
+                spec.entrypoint,
+                spec.arguments,
+            )
             for place in places
         ]
         return programs, syncs, pipes
 
     def _remarks(self) -> list[str]:
         """What differs from SageMaker for this very job, said once at the top of the first host's log."""
+        executor = self._rooms.executor
+        told = [f"{path}: {sentence}" for path, sentence in self._work.told(executor.runs_images).items()]
+        if executor.runs_images:
+            return told  # which image runs is among the allocation's own notes
         words = " ".join(self._spec.command)
         instead = words if self._spec.given_entrypoint else "`train`, from the PATH,"
-        remarks = [
+        remark = (
             f"image {self._spec.image or '(none)'} is not run: {instead} runs on this machine's Python "
-            f"({self._rooms.executor.name}, isolation {self._rooms.executor.isolation})"
-        ]
-        return remarks + [f"{path}: {sentence}" for path, sentence in self._work.told().items()]
+            f"({executor.name}, isolation {executor.isolation})"
+        )
+        return [remark, *told]
 
     def _made_buckets(self) -> list[str]:
         if not self._rooms.settings.make_buckets:
@@ -197,7 +214,7 @@ class Attempt:
 
     def _explained(self, ended: HostExit) -> HostExit:
         """Adds what to do where a training image would have brought the program."""
-        if ended.how != "not_started" or self._spec.given_entrypoint:
+        if ended.how != "not_started" or self._spec.given_entrypoint or self._rooms.executor.runs_images:
             return ended
         hint = "this endpoint does not run images: give ContainerEntrypoint, or have `train` on the PATH"
         return replace(ended, message=f"{ended.message} ({hint})")

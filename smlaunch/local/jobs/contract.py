@@ -16,9 +16,6 @@ from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.spec import DEFAULT_GROUP, JobSpec, TrainingSpec
 from smlaunch.protocol.paths import SHARED_PYTHON_VARIABLE, Paths
 
-NETWORK_INTERFACE = "lo"
-"""All hosts of this endpoint meet on loopback addresses; on SageMaker it is eth0."""
-
 
 def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place) -> dict[str, Any]:
     names = {place.label: place.name for place in places}
@@ -38,7 +35,7 @@ def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place)
         "current_group_name": mine.group if spec.heterogeneous else DEFAULT_GROUP,
         "hosts": sorted(names.values()),  # lexicographic, as documented: algo-10 before algo-2
         "instance_groups": list(groups.values()),
-        "network_interface_name": NETWORK_INTERFACE,
+        "network_interface_name": current.interface,
     }
 
 
@@ -81,30 +78,35 @@ def environment(
     inherited: Sequence[str],
     credentials: Mapping[str, str],
     own: Mapping[str, str],
+    runs_image: bool = False,
 ) -> dict[str, str]:
-    """A host's whole environment: the platform's variables, then the request's own, which win.
+    """A host's environment: the platform's variables, then the request's own, which win.
 
     ``offered``: the executor's. ``credentials``: how a script's boto3 reaches this endpoint; left out under
     network isolation, where SageMaker gives a container none either. ``own``: this process's environment,
-    of which ``inherited`` names are taken.
+    of which ``inherited`` names are taken. Without ``runs_image`` that is the whole environment; an image has
+    its own, so that of ours only the ways through the network mean something there.
     """
+    if runs_image:
+        inherited = [name for name in inherited if name.lower().endswith("_proxy")]
     variables = {name: own[name] for name in inherited if name in own}
-    # The endpoint's interpreter first, so that `python3` is the one smlaunch was installed for, in an
-    # environment that is not activated too.
-    here = str(Path(sys.executable).parent)
-    others = [folder for folder in own.get("PATH", os.defpath).split(os.pathsep) if folder and folder != here]
-    variables["PATH"] = os.pathsep.join([here, *others])
-    variables |= {
-        **spec.variables,
-        "AWS_REGION": spec.region,
-        "AWS_DEFAULT_REGION": spec.region,
-        SHARED_PYTHON_VARIABLE: "1",
-    }
+    if not runs_image:
+        variables |= _this_python(own)
+    variables |= {**spec.variables, "AWS_REGION": spec.region, "AWS_DEFAULT_REGION": spec.region}
     if not spec.isolated_network:
         variables |= credentials
+    if runs_image and not any(name.lower().endswith("_proxy") for name in variables):
+        return {**variables, **offered, **spec.environment}
+    hosts = [host.label for host in spec.hosts] if runs_image else ["127.0.0.0/8"]
     for name in {"no_proxy", "NO_PROXY"} & variables.keys() or {"no_proxy"}:
         # The endpoint and the other hosts are on this machine: no proxy knows them.
-        variables[name] = ",".join(
-            filter(None, [variables.get(name), "127.0.0.0/8", "127.0.0.1", "localhost"])
-        )
+        variables[name] = ",".join(filter(None, [variables.get(name), *hosts, "127.0.0.1", "localhost"]))
     return {**variables, **offered, **spec.environment}
+
+
+def _this_python(own: Mapping[str, str]) -> dict[str, str]:
+    """The endpoint's interpreter first, so that `python3` is the one smlaunch was installed for, in an
+    environment that is not activated too."""
+    here = str(Path(sys.executable).parent)
+    others = [folder for folder in own.get("PATH", os.defpath).split(os.pathsep) if folder and folder != here]
+    return {"PATH": os.pathsep.join([here, *others]), SHARED_PYTHON_VARIABLE: "1"}

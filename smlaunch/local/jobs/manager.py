@@ -92,6 +92,11 @@ class JobManager:
         """Whether the hosts here can be shown a directory at any path."""
         return self._rooms.executor.shows_anywhere
 
+    @property
+    def runs_images(self) -> bool:
+        """Whether the hosts here are containers of the jobs' images."""
+        return self._rooms.executor.runs_images
+
     def _stop_own(self, arn: str, message: str | None = None, grace: float | None = None) -> None:
         with self._lock:
             runner = self._running.get(arn)

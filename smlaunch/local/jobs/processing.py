@@ -81,8 +81,8 @@ class ProcessingWork:
         resources = self._request["ProcessingResources"]
         return {"ProcessingResources": {"ClusterConfig": {**resources["ClusterConfig"], **chosen}}}
 
-    def told(self) -> Mapping[str, str]:
-        told = honesty.without_effect(self._request, honesty.CREATE_PROCESSING_JOB)
+    def told(self, runs_images: bool) -> Mapping[str, str]:
+        told = honesty.without_effect(self._request, honesty.processing_rows(runs_images))
         told.pop("AppSpecification.ImageUri", None)
         return told
 
@@ -150,6 +150,8 @@ def read_request(
 ) -> ProcessingSpec:
     """``request``: the members of CreateProcessingJob. ``wait``: what capacity there is."""
     application = request["AppSpecification"]
+    entrypoint = application.get("ContainerEntrypoint") or ()
+    arguments = application.get("ContainerArguments") or ()
     cluster = request["ProcessingResources"]["ClusterConfig"]
     selected = selected_instance(cluster, wait)
     count = cluster.get("InstanceCount") or 1
@@ -161,8 +163,10 @@ def read_request(
         arn=arn,
         region=region,
         image=application["ImageUri"],
-        command=(*application["ContainerEntrypoint"], *(application.get("ContainerArguments") or ())),
+        command=(*entrypoint, *arguments),
         given_entrypoint=True,
+        entrypoint=tuple(entrypoint),
+        arguments=tuple(arguments),
         hosts=hosts,
         channels=tuple(
             _channel(given) for given in request.get("ProcessingInputs") or () if not given.get("AppManaged")

@@ -79,8 +79,9 @@ class HostSpec:
 class JobSpec:
     """Everything the runner needs to know about one job, of whatever kind. Durations are seconds.
 
-    ``capacity_in``: until its hosts can be had; None: never. ``selected``: type and count taken of
-    InstancePreferences. What has a default is not known to every kind.
+    ``command``: what runs where the image does not. Where it does, ``entrypoint`` replaces its own unless it
+    is empty, and gets ``arguments``. ``capacity_in``: until its hosts can be had; None: never. ``selected``:
+    type and count taken of InstancePreferences. What has a default is not known to every kind.
     """
 
     name: str
@@ -94,6 +95,8 @@ class JobSpec:
     environment: Mapping[str, str]
     max_runtime: int
     isolated_network: bool
+    entrypoint: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     max_pending: int | None = None
     spot: bool = False
     retries: int = 0
@@ -167,6 +170,8 @@ def read_request(
         # As docker does it: arguments follow the entry point, and without both a training image gets `train`.
         command=(*entrypoint, *arguments) or ("train",),
         given_entrypoint=bool(entrypoint or arguments),
+        entrypoint=tuple(entrypoint),
+        arguments=tuple(arguments) if entrypoint or arguments else ("train",),
         hosts=hosts,
         heterogeneous=bool(request["ResourceConfig"].get("InstanceGroups")),
         channels=tuple(

@@ -29,8 +29,8 @@ class TrainingWork:
     def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ResourceConfig": {**self._request["ResourceConfig"], **chosen}}
 
-    def told(self) -> Mapping[str, str]:
-        told = honesty.without_effect(self._request)
+    def told(self, runs_images: bool) -> Mapping[str, str]:
+        told = honesty.without_effect(self._request, honesty.training_rows(runs_images))
         told.pop("AlgorithmSpecification.TrainingImage", None)
         return told
 

@@ -53,6 +53,8 @@ def failure_reason(reports: Sequence[HostReport]) -> str | None:
         text = format_failure(first.label, None, first.exit.code, first.exit.message)
         return algorithm_error(text, first.exit.code)
     text = first.failure
+    if not text and first.exit.message:
+        text = format_failure(first.label, None, first.exit.code, first.exit.message)
     if not text and first.exit.signal:
         # No program was left to say anything; a plain exit without a failure file stays in AWS's words.
         text = format_failure(first.label, None, None, _SILENT, signal=first.exit.signal)

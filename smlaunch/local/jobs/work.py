@@ -50,8 +50,9 @@ class Work(Protocol):
     def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
         """What Describe shows once a type was ``chosen`` of InstancePreferences."""
 
-    def told(self) -> Mapping[str, str]:
-        """Fields of the request that have no effect here, with what happens instead; the image aside."""
+    def told(self, runs_images: bool) -> Mapping[str, str]:
+        """Fields of the request that have no effect here, with what happens instead; the image aside.
+        ``runs_images``: whether the executor here does."""
 
     def lay_out(self, places: Sequence[Place], current: Place) -> None:
         """Makes one host's directories and configuration files."""

@@ -30,7 +30,7 @@ class ProcessingJobs:
         self._jobs = jobs
 
     def create_processing_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        refused = honesty.processing_refusals(params)
+        refused = honesty.processing_refusals(params, self._jobs.runs_images)
         record = create(self._store, self._jobs, KIND, params["ProcessingJobName"], params, refused)
         self._jobs.submit(record)
         return {"ProcessingJobArn": record.arn}

@@ -1,0 +1,256 @@
+"""Hosts as containers of the job's real image, by podman or Docker.
+
+A job's hosts share a network of their own, where each has the name and the address it is known by from its
+first moment on. The contract's tree is a directory of this machine, mounted at /opt/ml. Every host has a
+supervisor (containers_supervisor.py): it ends and removes the container whenever the endpoint dies.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from smlaunch.local.executors import containers_words as words
+from smlaunch.local.executors.base import (
+    Allocation,
+    CannotAllocate,
+    HostProcess,
+    ImageProblem,
+    Offer,
+    Place,
+    Program,
+    View,
+)
+from smlaunch.local.executors.containers_engine import bring, run, said
+from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
+from smlaunch.local.executors.processes import remove_tree
+from smlaunch.local.executors.supervised import SupervisedHost
+
+_CONTRACT_ROOT = "/opt/ml"
+_FIRST_ADDRESS = 2
+"""Of a network: the first belongs to its gateway."""
+_STATE = "{{json .State}}"
+
+
+class Containers:
+    """``folder`` holds the trees of this endpoint's hosts; ``owner`` is on every container as a label.
+    ``reach``: the endpoint's variables, once it has them: hosts find it where AWS_ENDPOINT_URL says, too.
+    ``shm_bytes`` and ``options``: see Settings."""
+
+    name = "containers"
+    runs_images = True
+    shows_anywhere = True
+
+    def __init__(
+        self,
+        folder: Path,
+        owner: str,
+        engine: Engine,
+        reach: Mapping[str, str],
+        shm_bytes: int | None,
+        options: Sequence[str],
+    ) -> None:
+        self.isolation: str = engine.kind
+        self.engine = engine
+        self._folder = folder
+        self._owner = owner
+        self._reach = reach
+        self._shm_bytes = shm_bytes
+        self._options = tuple(options)
+
+    def allocate(
+        self,
+        job: str,
+        labels: Sequence[str],
+        isolated_network: bool,
+        image: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> Allocation:
+        digest = bring(self.engine, image, check)
+        return ContainerAllocation(self, job, labels, isolated_network, image, digest)
+
+    def recover(self, owner: str) -> int:
+        """Also networks, which the last supervisor to leave could not remove."""
+        label = f"--filter=label={words.OWNER_LABEL}={owner}"
+        left = run(self.engine.words("ps", "--all", "--quiet", label)).stdout.decode().split()
+        if left:
+            run(words.remove(self.engine, *left))
+        networks = run(self.engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
+        if networks:
+            run(words.remove_network(self.engine, *networks))
+        return len(left)
+
+    @property
+    def port(self) -> int:
+        """The endpoint's; 0 while nobody can know it."""
+        return urlsplit(self._reach.get("AWS_ENDPOINT_URL", "")).port or 0
+
+    @property
+    def enters_networks(self) -> bool:
+        """Whether a container's network can be entered from here: the daemon's is root's, and on another
+        machine, or in a virtual one, there is nothing to enter."""
+        is_near = os.environ.get("DOCKER_HOST", "unix:").startswith("unix:") and os.geteuid() == 0
+        return Path("/proc/self/ns").is_dir() and (self.engine.kind == "podman" or is_near)
+
+    def plan(self, name: str, **parts: Any) -> ContainerPlan:
+        return ContainerPlan(
+            name=name, owner=self._owner, shm_bytes=self._shm_bytes, options=self._options, **parts
+        )
+
+    def folder(self, job: str) -> Path:
+        return self._folder / job
+
+    def name_of(self, *parts: str) -> str:
+        """Of a container or a network: unique on the machine, and telling."""
+        return "-".join(("smlaunch", self._owner, *parts))
+
+    def make_network(self, name: str, hosts: int, internal: bool) -> list[str]:
+        """The addresses of its hosts. Raises CannotAllocate; then there is none."""
+        try:
+            return self._network(name, hosts, internal)
+        except BaseException:
+            self.remove_network(name)
+            raise
+
+    def _network(self, name: str, hosts: int, internal: bool) -> list[str]:
+        def create(subnet: str | None) -> None:
+            done = run(words.create_network(self.engine, name, self._owner, internal, subnet))
+            if done.returncode:
+                raise CannotAllocate(f"{self.engine.kind} cannot make a network for the hosts: {said(done)}")
+
+        create(None)
+        listed = run(words.subnet_of(self.engine, name)).stdout.decode().split()
+        networks = [ipaddress.ip_network(subnet) for subnet in listed]
+        subnet = next((subnet for subnet in networks if subnet.version == 4), None)
+        if subnet is None or subnet.num_addresses < hosts + _FIRST_ADDRESS + 1:
+            raise CannotAllocate(
+                f"{hosts} hosts do not fit into the network that {self.engine.kind} gives them"
+            )
+        if self.engine.kind == "docker":
+            # It gives fixed addresses in a subnet only that was asked for by name.
+            self.remove_network(name)
+            create(str(subnet))
+        return [str(subnet[number + _FIRST_ADDRESS]) for number in range(hosts)]
+
+    def remove_network(self, name: str) -> None:
+        run(words.remove_network(self.engine, name))
+
+
+class ContainerAllocation:
+    """The hosts of one job. Their containers are made when it is known what they run."""
+
+    def __init__(
+        self,
+        executor: Containers,
+        job: str,
+        labels: Sequence[str],
+        isolated_network: bool,
+        image: str,
+        digest: str,
+    ) -> None:
+        self._executor = executor
+        self._job = job
+        self._image = image
+        self._folder = executor.folder(job)
+        self._network = executor.name_of(job)
+        self._hosts: list[SupervisedHost] = []
+        self._relayed = not isolated_network and executor.enters_networks
+        addresses = executor.make_network(self._network, len(labels), isolated_network)
+        engine = executor.engine
+        self.offer = Offer(
+            {},
+            tuple(self._told(engine, digest, isolated_network)),
+            views=engine.overlays,
+            reaches_endpoint=self._relayed,
+        )
+        self.places = tuple(
+            Place(label, label, address, self._folder / label / "ml", _CONTRACT_ROOT, interface="eth0")
+            for label, address in zip(labels, addresses, strict=True)
+        )
+        try:
+            for place in self.places:
+                place.tree.mkdir(parents=True)
+                on_lost = partial(run, words.remove(engine, self._name(place)))
+                self._hosts.append(SupervisedHost(place, on_lost, "container"))
+        except OSError as error:
+            self.release()
+            raise CannotAllocate(f"no process can be started for a host: {error}") from error
+
+    def start(self, programs: Sequence[Program]) -> list[HostProcess]:
+        orders = [self._order(place, program) for place, program in zip(self.places, programs, strict=True)]
+        for host, order in zip(self._hosts, orders, strict=True):
+            host.start(json.dumps(order).encode())
+        return list(self._hosts)
+
+    def release(self) -> None:
+        for host in self._hosts:
+            host.kill()
+        killed = [host for host in self._hosts if not host.reap()]
+        if killed:
+            run(words.remove(self._executor.engine, *(self._name(host.place) for host in killed)))
+        self._hosts = []
+        self._executor.remove_network(self._network)
+        remove_tree(self._folder)
+
+    def _told(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
+        short = digest.removeprefix("sha256:")[:12]
+        yield f"image {self._image} ({short}) is run by {engine.kind} {engine.version}"
+        if not isolated_network and not self._relayed:
+            yield (
+                f"{engine.kind}: the network of a container cannot be entered from here, so that its program "
+                "cannot reach this endpoint's S3; channels, checkpoints and the model do not need it"
+            )
+
+    def _name(self, place: Place) -> str:
+        return self._executor.name_of(self._job, place.label)
+
+    def _order(self, place: Place, program: Program) -> dict[str, Any]:
+        """What the supervisor is told (containers_supervisor.Container). Raises ImageProblem for a path that
+        cannot be mounted: the request's own paths are the only ones that may look like that."""
+        engine, name = self._executor.engine, self._name(place)
+        plan = self._executor.plan(
+            name,
+            image=self._image,
+            network=self._network,
+            address=place.address,
+            hostname=place.name,
+            names={other.name: other.address for other in self.places},
+            entrypoint=program.entrypoint,
+            arguments=program.arguments,
+            environment=program.environment,
+            mounts=[Mount(str(place.tree), _CONTRACT_ROOT, "shared"), *map(_mount, program.views)],
+        )
+        try:
+            create = words.create(engine, plan)
+        except words.CannotMount as error:
+            raise ImageProblem(str(error)) from error
+        rootless = engine.kind == "podman" and os.geteuid() != 0
+        # What the container's users own belongs to nobody here: only the engine can give it back.
+        give_back = engine.words("unshare", "chown", "-R", "0:0", str(place.tree.parent))
+        return {
+            "create": create,
+            "init": engine.words("init", name) if engine.kind == "podman" else [],
+            "start": engine.words("start", "--attach", "--sig-proxy=false", name),
+            "inspect": engine.words("inspect", "--format", _STATE, name),
+            "terminate": engine.words("kill", "--signal=TERM", name),
+            "kill": engine.words("kill", "--signal=KILL", name),
+            "remove": words.remove(engine, name),
+            "afterwards": [give_back] if rootless else [],
+            "abandoned": words.remove_network(engine, self._network),
+            "environment": {key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
+            "secrets": words.secrets(program.environment),
+            "relay": self._executor.port if self._relayed else 0,
+        }
+
+
+def _mount(view: View) -> Mount:
+    target = view.target if view.target.startswith("/") else f"{_CONTRACT_ROOT}/{view.target}"
+    return Mount(
+        str(view.source), target, "read-only" if view.read_only else "shared" if view.shared else "own"
+    )
