@@ -20,7 +20,7 @@ _CLASS = re.compile(r"^(?:AlgorithmError|InternalServerError): ")
 """Reasons of these classes may be about one host."""
 
 _FIRST = re.compile(
-    r"(?:rank (?P<rank>\d+) on )?(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*) "
+    r"(?:rank (?P<rank>\d+) on |service (?P<service>\S+) on )?(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*) "
     r"(?:exited with code (?P<code>\d+)|was killed by (?P<signal>SIG[A-Z0-9]+)|failed)"
     r"(?:: (?P<cause>[^\n]*))?"
 )
@@ -34,6 +34,7 @@ class Failure(NamedTuple):
     rank: Optional[int] = None
     exit_code: Optional[int] = None
     traceback: str = ""
+    service: Optional[str] = None
 
 
 def format_failure(
@@ -43,9 +44,14 @@ def format_failure(
     cause: str = "",
     traceback: str = "",
     signal: Optional[str] = None,
+    service: Optional[str] = None,
 ) -> str:
-    """``signal``: the signal's name when the process was killed by one, such as ``SIGKILL``."""
+    """``signal``: the signal's name when the process was killed by one, such as ``SIGKILL``. ``service``: the
+    name of one that failed instead of a rank.
+    """
     who = "rank {} on {}".format(rank, host) if rank is not None else host
+    if service:
+        who = "service {} on {}".format("-".join(service.split()), host)
     if signal:
         what = "was killed by {}".format(signal)
     elif exit_code is not None:
@@ -85,4 +91,5 @@ def parse_failure(text: str) -> Failure:
         rank=int(rank) if rank is not None else None,
         exit_code=code,
         traceback=traceback,
+        service=match.group("service"),
     )

@@ -113,7 +113,9 @@ class Service(NamedTuple):
     """A program beside the ranks, on HOSTS. It is started before them, and told to end when they have.
 
     ``ready``: a word ``host:port`` that must accept a connection before what follows is started; None: it
-    need not be waited for. A service that ends before the ranks do has failed, whatever its exit code is.
+    need not be waited for. One on the LEADER is waited for by all hosts, any other by those it runs on, each
+    for ``ready_seconds`` at most. A service that ends before the ranks do has failed, whatever its exit code
+    is.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Service(NamedTuple):
     env: Tuple[Tuple[str, Word], ...] = ()
     on: str = ALL
     ready: Optional[Word] = None
+    ready_seconds: float = 300.0
 
 
 class CheckpointSpec(NamedTuple):
@@ -188,6 +191,7 @@ class LaunchSpec(NamedTuple):
                     "env": {name: _word_out(word) for name, word in service.env},
                     "on": service.on,
                     "ready": None if service.ready is None else _word_out(service.ready),
+                    "ready_seconds": service.ready_seconds,
                 }
                 for service in self.services
             ],
@@ -267,7 +271,9 @@ def _services_in(document: Mapping[str, Any]) -> Tuple[Service, ...]:
             raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(where, value))
         on = _one_of(value, "on", HOSTS, ALL, where)
         ready = None if value.get("ready") is None else _word_in(value["ready"], where + ".ready")
-        services.append(Service(value["name"], _argv_in(value, where), _env_in(value, where), on, ready))
+        seconds = _seconds_in(value, "ready_seconds", 300.0)
+        argv, env = _argv_in(value, where), _env_in(value, where)
+        services.append(Service(value["name"], argv, env, on, ready, seconds))
     return tuple(services)
 
 

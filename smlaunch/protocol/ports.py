@@ -6,7 +6,7 @@ the host's index (the references ``own_port`` and ``each_endpoint``).
 """
 
 BLOCK = 64
-"""How many ports in a row a shared network keeps free for a job. A job with its own network has all of them."""
+"""How many ports in a row a shared network keeps free for a job; one with a network of its own has all."""
 
 RENDEZVOUS = 0
 """MASTER_PORT, on the leader."""

@@ -8,12 +8,17 @@ import os
 import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from smlaunch.protocol.launch_spec import Joined, LaunchSpec, Ref, Word
+from smlaunch.protocol.launch_spec import PORTS, Joined, LaunchSpec, Ref, Word
 from smlaunch.protocol.paths import Paths
 from smlaunch.runtime import rendezvous
 from smlaunch.runtime.arguments import Hyperparameters
 from smlaunch.runtime.cluster import Cluster
 from smlaunch.runtime.problems import Unusable
+
+_SEPARATOR = ","
+"""Between the hosts of a word; no host's name holds one."""
+
+_ADDRESSES = {"address": "host", "leader_address": "leader"}
 
 
 class Outlet(NamedTuple):
@@ -26,7 +31,7 @@ class Outlet(NamedTuple):
 
 class Command(NamedTuple):
     """One process to start. ``ranks``: its own rank, those that it will start itself, or none; ``prefix``
-    goes before its lines.
+    goes before its lines. ``service``: its name, when it is one and no rank.
     """
 
     argv: Tuple[bytes, ...]
@@ -34,6 +39,7 @@ class Command(NamedTuple):
     ranks: Tuple[int, ...] = ()
     prefix: bytes = b""
     outlets: Tuple[Outlet, ...] = ()
+    service: str = ""
 
 
 class Host(NamedTuple):
@@ -63,6 +69,8 @@ class Host(NamedTuple):
             "world_size": str(len(self.cluster.hosts) * self.per_host),
             "per_host": str(self.per_host),
             "port": str(self.port),
+            "own_port": str(self.port + self.cluster.rank),
+            "each_host": _SEPARATOR.join(self.cluster.hosts),
         }
 
 
@@ -111,9 +119,10 @@ def entry_point(spec: LaunchSpec) -> Optional[str]:
     there.
     """
     words = spec.ranks.argv
-    for index, word in enumerate(words):
+    for word in words:
         if isinstance(word, Ref) and word.name == "source" and word.suffix.strip("/"):
             return word.suffix.strip("/")
+    for index, word in enumerate(words):
         if word == "-m" and index + 1 < len(words) and isinstance(words[index + 1], str):
             return str(words[index + 1])
     return None
@@ -148,11 +157,14 @@ def _contents(folder: str) -> str:
 
 
 def argv_of(
-    words: Iterable[Word], values: Mapping[str, str], hyperparameters: Hyperparameters
+    words: Iterable[Word],
+    values: Mapping[str, str],
+    hyperparameters: Hyperparameters,
+    of: str = "ranks",
 ) -> Tuple[bytes, ...]:
     argv: List[bytes] = []
     for index, word in enumerate(words):
-        where = "ranks.argv[{}]".format(index)
+        where = "{}.argv[{}]".format(of, index)
         if isinstance(word, Ref) and word.name == "hyperparameters":
             if word.prefix or word.suffix:
                 raise Unusable(
@@ -161,28 +173,50 @@ def argv_of(
             for key, pair in hyperparameters.named_words():
                 argv.extend(_bytes(text, "hyperparameter {!r}".format(key)) for text in pair)
         else:
-            argv.append(_bytes(_text(word, values, where), where))
+            argv.append(_bytes(text_of(word, values, where), where))
     return tuple(argv)
 
 
-def _text(word: Word, values: Mapping[str, str], where: str) -> str:
+def text_of(word: Word, values: Mapping[str, str], where: str) -> str:
     if isinstance(word, str):
         return word
     if isinstance(word, Joined):
-        return "".join(_text(part, values, where) for part in word.words)
+        return "".join(text_of(part, values, where) for part in word.words)
+    if word.name in ("each_host", "each_endpoint"):
+        hosts = values["each_host"].split(_SEPARATOR)
+        endpoint = word.name == "each_endpoint"
+        first = int(values["port"]) + word.offset
+        texts = (
+            "{}:{}".format(host, first + index) if endpoint else host for index, host in enumerate(hosts)
+        )
+        return _SEPARATOR.join(word.prefix + text + word.suffix for text in texts)
+    if word.name in _ADDRESSES:
+        return word.prefix + _address_of(values[_ADDRESSES[word.name]]) + word.suffix
     if word.name not in values:
         raise Unusable("job.json: {}: {!r} cannot be used here".format(where, word.name))
-    return word.prefix + values[word.name] + word.suffix
+    value = values[word.name]
+    return word.prefix + (str(int(value) + word.offset) if word.name in PORTS else value) + word.suffix
+
+
+def _address_of(name: str) -> str:
+    """For programs that take no names. The leader's has been waited for (names.py)."""
+    import socket
+
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise Unusable("{}: the name of this job's host does not resolve: {}".format(name, error)) from None
 
 
 def environment_of(
     variables: Mapping[str, str],
     words: Iterable[Tuple[str, Word]] = (),
     values: Optional[Mapping[str, str]] = None,
+    of: str = "ranks",
 ) -> Dict[bytes, bytes]:
     """``words``: the job's own variables, laid over the others."""
     env: Dict[bytes, bytes] = {}
-    own = ((name, _text(word, values or {}, "ranks.env." + name)) for name, word in words)
+    own = ((name, text_of(word, values or {}, "{}.env.{}".format(of, name))) for name, word in words)
     for name, value in (*variables.items(), *own):
         # A hyperparameter may be called what no variable can be called. It reaches the script as an
         # argument and in SM_HPS all the same.

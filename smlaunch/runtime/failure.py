@@ -28,7 +28,12 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
     """
     if outcome.hang is not None:
         return _describe_hang(host, outcome.hang, outcome.processes)
-    process = outcome.first_failure
+    if outcome.elsewhere is not None:
+        return outcome.elsewhere.text or None
+    if outcome.unready is not None:
+        name, told = outcome.unready
+        return protocol.format_failure(host, None, None, told, service=name)
+    process = outcome.service or outcome.first_failure
     if outcome.overstayed is not None and (process is None or process.status == -signal.SIGKILL):
         return None if outcome.exit_code == 0 else _describe_overstay(host, outcome.overstayed)
     if process is None:
@@ -45,8 +50,10 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
         if other.status == 0 and not other.stopped and other.ended <= process.ended
     ]
     line = "; ".join(filter(None, (line, _left(left))))
+    if process.service and process.status == 0:
+        line = "; ".join(filter(None, ("it was to run as long as the ranks do", line)))
     return protocol.format_failure(
-        host, process.rank, process.exit_code, line, traceback, signal=process.signal_name
+        host, process.rank, process.exit_code, line, traceback, process.signal_name, process.service or None
     )
 
 

@@ -30,15 +30,19 @@ class Hang(NamedTuple):
 
 class Watch:
     """Times are of time.monotonic. ``agents``: processes that start ranks and are none themselves; one that
-    looks after its ranks ten times a second, as torchrun does, is not at work.
+    looks after its ranks ten times a second, as torchrun does, is not at work. ``others``: services; what
+    they and those below them do is not the ranks' work.
     """
 
-    def __init__(self, seconds: float, now: float, agents: Collection[int] = ()) -> None:
+    def __init__(
+        self, seconds: float, now: float, agents: Collection[int] = (), others: Collection[int] = ()
+    ) -> None:
         self.seconds = seconds
         self._agents = agents
+        self._others = others
         self._step = seconds / _SAMPLES
         self._sampled = now
-        self._used = _cpu_seconds(agents)
+        self._used = _cpu_seconds(agents, others)
         self._heard = False
         self._silent = 0
 
@@ -57,7 +61,7 @@ class Watch:
         """
         if now < self.due:
             return False
-        used = _cpu_seconds(self._agents)
+        used = _cpu_seconds(self._agents, self._others)
         if self._heard or _is_busy(self._used, used, now - self._sampled):
             self._silent = 0
         else:
@@ -101,15 +105,17 @@ def _leave_no_core(pid: int) -> None:
         return
 
 
-def _cpu_seconds(agents: Collection[int]) -> Dict[int, float]:
-    """What each child of this process has used, with all that is below it; of an agent only what is below."""
+def _cpu_seconds(agents: Collection[int], others: Collection[int]) -> Dict[int, float]:
+    """What each child of this process has used, with all that is below it; of an agent only what is below, of
+    the ``others`` nothing.
+    """
     living = processes.living()
     per_second = os.sysconf("SC_CLK_TCK")
     own = os.getpid()
     return {
         child: sum(living[pid].ticks for pid in _at_work(child, agents, living)) / per_second
         for child, seen in living.items()
-        if seen.parent == own
+        if seen.parent == own and child not in others
     }
 
 

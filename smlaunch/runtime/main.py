@@ -3,7 +3,8 @@
     job.json, resourceconfig.json   ->  what to start, and who the peers are
     source, requirements            ->  unpacked and installed
     the leader's name               ->  resolved, meanwhile
-    ranks                           ->  started, looked after (supervise.py)
+    services, then ranks            ->  started, looked after (supervise.py); on a host that has none, the
+                                        leader is followed (link.py)
     the first failure               ->  the failure file and the exit code
     all left with 0                 ->  the outcome of the segment, beside its checkpoints
 
@@ -14,13 +15,14 @@ when the runtime itself failed.
 
 import os
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional
 
-from smlaunch.protocol.launch_spec import AUTO, TORCHRUN, LaunchSpec, LaunchSpecError
+from smlaunch.protocol.launch_spec import AUTO, LEADER, MPI, TORCHRUN, LaunchSpec, LaunchSpecError
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
     PORT_VARIABLE,
     RUNTIME_CHANNEL,
+    SECRET_FILE,
     SOURCE_CHANNEL,
     Paths,
     ProcessingPaths,
@@ -34,8 +36,33 @@ from smlaunch.runtime.signals import Signals
 from smlaunch.runtime.streams import Output
 from smlaunch.runtime.supervise import Supervisor
 
+if TYPE_CHECKING:
+    from smlaunch.runtime.link import Link
+
 _INTERNAL = 70
 """sysexits.h: EX_SOFTWARE."""
+
+
+class _Work(NamedTuple):
+    """What a host has been given to do, before anything has been prepared. ``folder``: the runtime's own."""
+
+    spec: LaunchSpec
+    paths: Paths
+    cluster: Cluster
+    resource_config: Dict[str, Any]
+    channels: Dict[str, Any]
+    folder: str
+    segment: Segment
+    end: segments.End
+    before: segments.Left
+
+    @property
+    def has_ranks(self) -> bool:
+        return self.spec.ranks.on != LEADER or self.leads
+
+    @property
+    def leads(self) -> bool:
+        return self.cluster.current == self.cluster.leader
 
 
 def main(signals: Signals) -> int:
@@ -83,8 +110,27 @@ def _run(
     if before.finished:
         _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
+    work = _Work(spec, paths, cluster, resource_config, channels, folder, segment, end, before)
+    if spec.ranks.on != LEADER or len(cluster.hosts) == 1:
+        return _do(work, signals)
+    from smlaunch.runtime import link as links
+    from smlaunch.runtime import secret
+
+    key = secret.read(os.path.join(paths.channel(RUNTIME_CHANNEL), SECRET_FILE))
+    link = links.join(cluster, key, _port(spec, os.environ))
+    try:
+        code = _do(work, signals, link)
+    except BaseException as error:
+        link.tell(links.last_word(cluster.current, error))
+        raise
+    link.tell(links.News(code))  # where nothing more was said
+    return code
+
+
+def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
+    spec, paths, cluster = work.spec, work.paths, work.cluster
     resolution = None
-    if spec.ranks.rendezvous and len(cluster.hosts) > 1:
+    if (spec.ranks.rendezvous or spec.services or link is not None) and len(cluster.hosts) > 1:
         from smlaunch.runtime import names
 
         resolution = names.Resolution(cluster.leader)
@@ -123,8 +169,8 @@ def _run(
         environment.sagemaker_variables(
             paths,
             cluster,
-            resource_config,
-            channels,
+            work.resource_config,
+            work.channels,
             hyperparameters,
             machine,
             commands.entry_point(spec),
@@ -133,7 +179,7 @@ def _run(
             os.environ,
         )
     )
-    rank_environment.update(segment.to_environment())
+    rank_environment.update(work.segment.to_environment())
     host = commands.Host(
         cluster=cluster,
         paths=paths,
@@ -141,27 +187,42 @@ def _run(
         python=python,
         per_host=_per_host(spec, machine),
         port=port,
-        importable=own.importable(folder, paths),
+        importable=own.importable(work.folder, paths),
     )
-    by_torchrun = spec.ranks.launcher == TORCHRUN
-    ranks = [] if by_torchrun else commands.rank_commands(spec, host, rank_environment)
+    launcher = spec.ranks.launcher
+    ranks = []
+    if work.has_ranks and launcher not in (TORCHRUN, MPI):
+        ranks = commands.rank_commands(spec, host, rank_environment)
     if resolution is not None:
         resolution.wait()
+    steps = []
+    if spec.services:
+        from smlaunch.runtime import services
+
+        steps = services.steps(spec, host, rank_environment)
     supervisor = Supervisor(
-        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds, end
+        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds, work.end, link
     )
     memory_kills = memory.out_of_memory_kills()
-    if by_torchrun:
+    if launcher == TORCHRUN:
         from smlaunch.runtime import torchrun
 
         outcome = torchrun.run(spec, host, rank_environment, supervisor)
+    elif launcher == MPI:
+        from smlaunch.runtime import mpi
+
+        outcome = mpi.run(spec, host, rank_environment, supervisor)
     else:
-        outcome = supervisor.run(ranks)
-    _report_failure(paths, cluster.current, outcome, memory_kills)
-    if end.problem is not None:
-        _say("error: " + end.problem)
-    if outcome.exit_code == 0 and cluster.current == cluster.leader:
-        _leave_outcome(segment, end.told, before)
+        outcome = supervisor.run(ranks, steps)
+    text = _report_failure(paths, cluster.current, outcome, memory_kills)
+    if work.end.problem is not None:
+        _say("error: " + work.end.problem)
+    if outcome.exit_code == 0 and work.leads:
+        _leave_outcome(work.segment, work.end.told, work.before)
+    if link is not None:
+        from smlaunch.runtime.link import News
+
+        link.tell(News(outcome.exit_code, text or "", outcome.began))
     return outcome.exit_code
 
 
@@ -179,17 +240,17 @@ def _leave_outcome(segment: Segment, told: bool, before: segments.Left) -> None:
     _say("segment {} of run {}: {}".format(segment.segment, segment.run, result))
 
 
-def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> None:
+def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> Optional[str]:
+    """What there was to say."""
     if outcome.exit_code == 0:
-        return
+        return None
     from smlaunch.runtime import failure
 
     text = failure.describe(host, outcome, memory.out_of_memory_kills() > memory_kills)
-    if text is None:
-        return
-    _say(text.partition("\n")[0])
-    process = outcome.first_failure
-    _write_failure(paths, text, process.began if process is not None and outcome.hang is None else None)
+    if text is not None:
+        _say(text.partition("\n")[0])
+        _write_failure(paths, text, outcome.began)
+    return text
 
 
 def _report_unusable(paths: Paths, host: Optional[str], problem: str) -> None:

@@ -1,9 +1,12 @@
 """What became of a host's processes, and what follows from it: pure decisions on plain data."""
 
 import signal
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
 
 from smlaunch.runtime.hang import EXIT_CODE, Hang
+
+if TYPE_CHECKING:
+    from smlaunch.runtime.link import News
 
 _LINGERING = 5.0
 """Seconds between a rank's exception and its exit in which peers may fail for want of it."""
@@ -16,7 +19,8 @@ class Ended(NamedTuple):
     """``status`` is an exit code, or minus the signal's number. ``ended`` and ``began`` are seconds since the
     epoch: when the process was gone, and when its failing began (its last traceback, when that was its end).
     ``stopped``: it was told to end because another one had failed. ``rank_tails``: of a launcher's ranks,
-    their own last output, and when its last traceback began.
+    their own last output, and when its last traceback began. ``service``: its name, when it was one and no
+    rank.
     """
 
     rank: Optional[int]
@@ -26,6 +30,7 @@ class Ended(NamedTuple):
     tail: str
     stopped: bool = False
     rank_tails: Dict[int, Tuple[str, Optional[float]]] = {}  # noqa: RUF012 - never changed
+    service: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -44,13 +49,18 @@ class Ended(NamedTuple):
 class Outcome(NamedTuple):
     """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start.
     ``hang``: why they were ended, when that was it. ``overstayed``: for how many seconds they had stayed
-    after the planned end of their segment when they were stopped for it.
+    after the planned end of their segment when they were stopped for it. Where it was none of them:
+    ``service`` is the one that ended before them, ``unready`` what a service that never got ready is told by,
+    ``elsewhere`` how the host ended that this one follows, or the one that failed.
     """
 
     processes: Tuple[Ended, ...]
     stopped_by: Optional[int] = None
     hang: Optional[Hang] = None
     overstayed: Optional[float] = None
+    service: Optional[Ended] = None
+    unready: Optional[Tuple[str, str]] = None
+    elsewhere: "Optional[News]" = None
 
     @property
     def first_failure(self) -> Optional[Ended]:
@@ -73,18 +83,36 @@ class Outcome(NamedTuple):
         return min([first, *lingering], key=_time)
 
     @property
+    def began(self) -> Optional[float]:
+        """When the failure began, seconds since the epoch; None where now is as good."""
+        if self.hang is not None:
+            return None
+        if self.elsewhere is not None:
+            return self.elsewhere.began
+        process = self.service or self.first_failure
+        return None if process is None else process.began
+
+    @property
     def exit_code(self) -> int:
-        """A hang's own, or the first failure's; without one 128 + n when any rank ended by the stop signal n;
-        else 0.
+        """A hang's own, or the first failure's; without one 128 + n when any rank ended by the stop signal n,
+        or none was started; else 0. A service that was not to end has failed, with 1 if it says 0 itself.
         """
         if self.hang is not None:
             return EXIT_CODE
+        if self.elsewhere is not None:
+            return self.elsewhere.code
+        if self.service is not None:
+            return self.service.exit_code or 1
+        if self.unready is not None:
+            return 1
         failure = self.first_failure
         if failure is not None:
             return failure.exit_code
-        if self.stopped_by is not None and any(process.status != 0 for process in self.processes):
-            return 128 + self.stopped_by
-        return 0
+        if self.stopped_by is None:
+            return 0
+        if self.processes and all(process.status == 0 for process in self.processes):
+            return 0
+        return 128 + self.stopped_by
 
     def _obeyed(self, process: Ended) -> bool:
         return self.stopped_by is not None and process.status in (-self.stopped_by, 128 + self.stopped_by)

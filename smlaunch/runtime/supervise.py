@@ -1,65 +1,58 @@
 """Starting processes and looking after them until all are gone: the heart of PID 1.
 
 One loop waits for everything at once: signals, ends of processes, output of ranks, room in the host's output,
-deadlines. It never sleeps and never asks a process whether it is still there.
+deadlines, other hosts. It never sleeps and never asks a process whether it is still there.
 
-    stop signal            passed on to each rank (not to its group: loader workers must not die before the
-                           rank that uses them), SIGKILL to the groups after ``grace_seconds``; the stop
-                           file first, so that a rank finds it when it hears the signal
-    the planned end        the stop file; ranks that do not leave then are stopped as by a signal
-    a rank fails           SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
-    all ranks hang         SIGABRT to all, so that they show their stacks (hang.py), then as above
-    an orphan ends         reaped
-    all ranks are gone     what they left behind is killed, the rest of their output passed on
+    services             started one after the other, each when the one before it is ready; then the ranks
+    stop signal          passed on to each rank (not to its group: loader workers must not die before the
+                         rank that uses them), SIGKILL to the groups after ``grace_seconds``; the stop
+                         file first, so that a rank finds it when it hears the signal
+    the planned end      the stop file; ranks that do not leave then are stopped as by a signal
+    a rank fails         SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
+    a service ends       the same, while there are ranks
+    all ranks hang       SIGABRT to all, so that they show their stacks (hang.py), then as above
+    an orphan ends       reaped
+    all ranks are gone   SIGTERM to the services, SIGKILL to their groups after a moment; then what they all
+                         left behind is killed, the rest of their output passed on
+
+A host that follows the leader (link.py) has no ranks of its own. It does what it does when all ranks are gone
+when it hears how the leader has ended, and leaves signals and the planned end to that one.
 """
 
-import errno
 import os
 import select
 import signal
 import time
-from typing import Dict, List, Optional, Sequence, Set
+from collections import deque
+from typing import TYPE_CHECKING, Deque, Dict, List, Optional, Sequence, Set
 
-from smlaunch.runtime import hang, orphans
+from smlaunch.runtime import hang, orphans, spawn
 from smlaunch.runtime.commands import Command
 from smlaunch.runtime.outcome import Ended, Outcome
-from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.segments import End
 from smlaunch.runtime.signals import STOP, Signals
+from smlaunch.runtime.spawn import Process
 from smlaunch.runtime.streams import Output, Stream
+
+if TYPE_CHECKING:
+    from smlaunch.runtime.link import Link, News
+    from smlaunch.runtime.services import Door, Step
 
 _FLUSH_SECONDS = 5.0
 """How long the host's output may take to be written when everything else is over."""
+
+_SERVICE_GRACE = 5.0
+"""Seconds for services to leave when there are no ranks any more."""
 
 _MOST_IN_A_PIPE = 1 << 20
 """What may still be unread when the last writer is gone. Where one could not be found, it may go on
 writing.
 """
 
-_DEFAULTED = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
-"""Python ignores these, and what is ignored stays so through an exec: give them back to the ranks."""
-
-
-class _Process:
-    def __init__(self, command: Command, pid: int, stream: Stream) -> None:
-        self.command = command
-        self.pid = pid
-        self.stream = stream
-        self.rank_streams: Dict[int, Stream] = {}
-        """Of ranks that it starts itself."""
-        self.status: Optional[int] = None
-        self.ended = 0.0
-        self.stopped = False
-        """Told to end because another one had failed."""
-
-    @property
-    def running(self) -> bool:
-        return self.status is None
-
 
 class Supervisor:
     """Runs one set of commands. ``signals`` must be installed; it is left holding. ``end``: of the segment
-    that they train.
+    that they train. ``link``: to the hosts that follow this one, or to the leader that it follows.
     """
 
     def __init__(
@@ -70,13 +63,17 @@ class Supervisor:
         failure_grace_seconds: float,
         hang_seconds: Optional[float] = None,
         end: Optional[End] = None,
+        link: "Optional[Link]" = None,
     ) -> None:
         self._signals = signals
         self._output = output
         self._grace = grace_seconds
         self._failure_grace = failure_grace_seconds
-        self._processes: List[_Process] = []
-        self._by_pid: Dict[int, _Process] = {}
+        self._commands: Sequence[Command] = ()
+        self._begun = False
+        """The ranks have been started."""
+        self._ranks: List[Process] = []
+        self._by_pid: Dict[int, Process] = {}
         self._streams: List[Stream] = []
         self._kill_at: Optional[float] = None
         self._stopped_by: Optional[int] = None
@@ -86,54 +83,59 @@ class Supervisor:
         self._hang: Optional[hang.Hang] = None
         self._aborted: List[int] = []
         self._overstayed: Optional[float] = None
+        self._steps: "Deque[Step]" = deque()
+        self._door: "Optional[Door]" = None
+        self._services: List[Process] = []
+        self._services_kill_at: Optional[float] = None
+        self._lost: Optional[Process] = None
+        """The service that ended before the ranks did."""
+        self._unready: "Optional[Door]" = None
+        self._link = link
+        self._elsewhere: "Optional[News]" = None
 
-    def run(self, commands: Sequence[Command]) -> Outcome:
+    def run(self, commands: Sequence[Command], steps: "Sequence[Step]" = ()) -> Outcome:
         """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
         self._signals.hold()
+        self._commands, self._steps = commands, deque(steps)
         try:
-            for command in commands:
-                self._start(command)
+            self._advance()
             orphans.adopt()
-            if self._hang_seconds is not None:
-                agents = {process.pid for process in self._processes if process.command.outlets}
-                self._watch = hang.Watch(self._hang_seconds, time.monotonic(), agents)
             self._look_after()
         finally:
             self._sweep()
-        ended = tuple(self._ended(process) for process in self._processes)
-        return Outcome(ended, self._stopped_by, self._hang, self._overstayed)
+        return self._outcome()
 
-    def _start(self, command: Command) -> None:
-        read_end, write_end = os.pipe()
-        try:
-            pid = os.posix_spawnp(
-                command.argv[0],
-                command.argv,
-                command.env,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, write_end, 1),
-                    (os.POSIX_SPAWN_DUP2, write_end, 2),
-                ],
-                setpgroup=0,
-                setsigmask=(),
-                setsigdef=_DEFAULTED,
-            )
-        except OSError as error:
-            os.close(read_end)
-            raise Unusable(_why_not(command, error)) from None
-        finally:
-            os.close(write_end)
-        stream = Stream(read_end, command.prefix, self._output)
-        process = _Process(command, pid, stream)
-        self._processes.append(process)
-        self._by_pid[pid] = process
-        self._streams.append(stream)
-        for outlet in command.outlets:
-            # Opened for writing too: so it never ends before its first writer has come.
-            descriptor = os.open(outlet.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            process.rank_streams[outlet.rank] = Stream(descriptor, outlet.prefix, self._output)
-            self._streams.append(process.rank_streams[outlet.rank])
+    def _advance(self) -> None:
+        """Starts what may be started by now: services in their order, then the ranks."""
+        if self._begun or self._kill_at is not None:
+            return
+        while self._steps and self._door is None:
+            step = self._steps[0]
+            if step.command is not None:
+                self._services.append(self._start(step.command))
+            if step.ready is None:
+                self._steps.popleft()
+            else:
+                self._door = step.door()
+        if self._steps:
+            return
+        if self._link is not None:
+            self._link.say_ready()
+            if self._link.leads and not self._link.everyone_ready:
+                return
+        self._begun = True
+        for command in self._commands:
+            self._ranks.append(self._start(command))
+        if self._hang_seconds is not None and self._ranks:
+            agents = {process.pid for process in self._ranks if process.command.outlets}
+            services = {process.pid for process in self._services}
+            self._watch = hang.Watch(self._hang_seconds, time.monotonic(), agents, services)
+
+    def _start(self, command: Command) -> Process:
+        process = spawn.start(command, self._output)
+        self._by_pid[process.pid] = process
+        self._streams += (process.stream, *process.rank_streams.values())
+        return process
 
     def _look_after(self) -> None:
         wakeup = self._signals.wakeup
@@ -147,28 +149,91 @@ class Supervisor:
                 for stream in self._streams:
                     if stream.open:
                         poll.register(stream.descriptor, select.POLLIN)
+            if self._door is not None:
+                poll.register(self._door.descriptor, select.POLLIN)
+            for descriptor in self._link.descriptors() if self._link is not None else ():
+                poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(self._milliseconds_left())}
             # Ends first: a rank that was killed must be seen to be gone before its peers' complaints are
             # read.
-            self._reap()
-            for number in self._signals.take():
+            signals = self._signals.take()
+            self._reap(stopping=not set(STOP).isdisjoint(signals))
+            for number in signals:
                 self._answer(number)
             self._end_when_due()
             self._kill_when_due()
             self._pump(ready)
             self._output.write()
             self._abort_when_hanging()
+            self._go_through(ready)
+            self._hear(ready)
+            self._advance()
 
     def _unfinished(self) -> bool:
-        """Ranks are running, or somebody is still writing down the stacks of a hang."""
-        if any(process.running for process in self._processes):
+        """Ranks are running, or services, or somebody is still writing down the stacks of a hang."""
+        if not self._ranks_are_over():
+            return True
+        self._end_services()
+        if any(process.running for process in self._services):
             return True
         self._aborted = hang.still_there(self._aborted) if self._aborted else []
         return bool(self._aborted) and self._kill_at != float("inf")
 
+    def _ranks_are_over(self) -> bool:
+        """Also those that the leader has, and those that will never be started."""
+        if any(process.running for process in self._ranks):
+            return False
+        if self._link is None or self._link.leads:
+            return self._begun or self._kill_at is not None
+        failed = self._lost is not None or self._unready is not None
+        # Whoever was stopped before it has met the leader need not wait for its word.
+        stopped = self._stopped_by is not None and not self._link.connected
+        return failed or stopped or self._link.over is not None or self._kill_at == float("inf")
+
+    def _end_services(self) -> None:
+        """Once."""
+        if self._services_kill_at is None:
+            self._services_kill_at = time.monotonic() + _SERVICE_GRACE
+            for process in self._services:
+                if process.running:
+                    process.stopped = True
+                    spawn.send(process.pid, signal.SIGTERM)
+
+    def _go_through(self, ready: Set[int]) -> None:
+        """The door of a service that has opened, or will not."""
+        door = self._door
+        if door is None:
+            return
+        if door.descriptor in ready:
+            self._steps.popleft()
+        elif time.monotonic() >= door.gives_up and self._kill_at is None:
+            self._unready = door
+            self._stop_peers()
+        elif self._kill_at is None:
+            return
+        door.close()
+        self._door = None
+
+    def _hear(self, ready: Set[int]) -> None:
+        """What other hosts say. One that failed stops the leader's ranks; the leader's end is seen to by
+        ``_ranks_are_over``.
+        """
+        link = self._link
+        if link is None:
+            return
+        link.act(ready)
+        told = link.over is not None and self._elsewhere is None
+        if told and link.leads and self._stopped_by is None and not self._ranks_are_over():
+            self._elsewhere = link.over
+            if self._kill_at is None:
+                self._stop_peers()
+
     def _pump(self, ready: Set[int]) -> None:
+        services = [process.stream for process in self._services]
         for stream in self._streams:
-            if stream.open and stream.descriptor in ready and stream.pump() and self._watch is not None:
+            if not (stream.open and stream.descriptor in ready and stream.pump()):
+                continue
+            if self._watch is not None and stream not in services:
                 self._watch.heard()
 
     def _abort_when_hanging(self) -> None:
@@ -177,7 +242,7 @@ class Supervisor:
         if self._output.full:
             self._watch.heard()  # ranks wait for whoever reads our output, not for each other
         if self._watch.is_hang(time.monotonic()):
-            silent = [process for process in self._processes if process.running]
+            silent = [process for process in self._ranks if process.running]
             ranks = tuple(rank for process in silent for rank in process.command.ranks)
             self._hang = hang.Hang(self._watch.seconds, ranks)
             self._kill_within(self._failure_grace)
@@ -191,9 +256,9 @@ class Supervisor:
             self._kill_within(self._grace)
             if self._end is not None:
                 self._end.tell()
-        for process in self._processes:
+        for process in self._ranks:
             if process.running:
-                _send(process.pid, number)
+                spawn.send(process.pid, number)
 
     def _end_when_due(self) -> None:
         """Not where a stop or a failure ends everything already."""
@@ -208,46 +273,66 @@ class Supervisor:
             self._kill_within(end.kill_after(now))
             self._answer(signal.SIGTERM)
 
-    def _reap(self) -> None:
+    def _reap(self, stopping: bool) -> None:
+        """``stopping``: a stop has just come that has not been answered yet."""
+        gone = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                break
             if pid == 0:
-                return
+                break
             process = self._by_pid.get(pid)
             if process is None:
                 continue  # an orphan that came to us as its new parent
             process.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             process.ended = time.time()
-            if process.status != 0 and self._kill_at is None:
-                self._stop_peers()
+            gone.append(process)
+        if gone and self._kill_at is None:
+            self._end_after(gone, stopping)
+
+    def _end_after(self, gone: Sequence[Process], stopping: bool) -> None:
+        """Where a service and a rank are gone at the same time, it is the rank that missed the service."""
+        lost = [process for process in gone if process.command.service and not process.stopped]
+        in_peace = bool(self._ranks) and all(process.status == 0 for process in self._ranks)
+        if lost and not in_peace and not stopping:
+            self._lost = lost[0]
+        failed = any(process.status != 0 for process in gone if not process.command.service)
+        if self._lost is not None or failed:
+            self._stop_peers()
 
     def _stop_peers(self) -> None:
         self._kill_within(self._failure_grace)
-        for process in self._processes:
+        for process in self._ranks:
             if process.running:
                 process.stopped = True
-                _send(process.pid, signal.SIGTERM)
+                spawn.send(process.pid, signal.SIGTERM)
 
     def _kill_within(self, seconds: float) -> None:
         due = time.monotonic() + seconds
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def _kill_when_due(self) -> None:
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            for process in self._processes:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            for process in self._ranks:
                 if process.running:
-                    _kill_group(process.pid)
+                    spawn.kill_group(process.pid)
             self._kill_at = float("inf")
+        if self._services_kill_at is not None and now >= self._services_kill_at:
+            for process in self._services:
+                if process.running:
+                    spawn.kill_group(process.pid)
+            self._services_kill_at = float("inf")
 
     def _milliseconds_left(self) -> Optional[int]:
-        due = self._kill_at
-        if due is None:
-            waits = [source.due for source in (self._watch, self._end) if source is not None]
-            due = min((at for at in waits if at is not None), default=None)
-        if due is None or due == float("inf"):
+        waits = [self._kill_at, self._services_kill_at]
+        if self._kill_at is None:
+            waits += [source.due for source in (self._watch, self._end) if source is not None]
+            waits += [self._door.gives_up] if self._door is not None else []
+        due = min((at for at in waits if at is not None), default=float("inf"))
+        if due == float("inf"):
             return None
         # poll takes no more than a C int.
         return min(max(0, int((due - time.monotonic()) * 1000) + 1), 86_400_000)
@@ -256,8 +341,10 @@ class Supervisor:
         """Kills what is left, then passes on what is still in the pipes: an orphan may hold them open for
         ever.
         """
-        for process in self._processes:
-            _kill_group(process.pid)
+        if self._door is not None:
+            self._door.close()
+        for process in self._by_pid.values():
+            spawn.kill_group(process.pid)
         self._reap_killed()
         orphans.kill_descendants()
         give_up = time.monotonic() + _FLUSH_SECONDS
@@ -275,12 +362,31 @@ class Supervisor:
 
     def _reap_killed(self) -> None:
         """Only after a start that failed half-way are there any."""
-        for process in self._processes:
+        for process in self._by_pid.values():
             if process.running:
                 os.waitpid(process.pid, 0)
                 process.status = -signal.SIGKILL
 
-    def _ended(self, process: _Process) -> Ended:
+    def _outcome(self) -> Outcome:
+        outcome = Outcome(
+            tuple(self._ended(process) for process in self._ranks),
+            self._stopped_by,
+            self._hang,
+            self._overstayed,
+            None if self._lost is None else self._ended(self._lost),
+            None if self._unready is None else (self._unready.step.name, self._unready.problem),
+        )
+        link = self._link
+        if link is None or (outcome.service or outcome.unready) is not None:
+            return outcome
+        if not link.leads:
+            return outcome._replace(elsewhere=link.over)
+        news, own = self._elsewhere, outcome.first_failure
+        if news is None or (own is not None and news.began is not None and own.began < news.began):
+            return outcome
+        return outcome._replace(elsewhere=news)
+
+    def _ended(self, process: Process) -> Ended:
         from smlaunch.runtime import tracebacks  # not before the ranks are started: they need not wait for it
 
         status = process.status if process.status is not None else 0
@@ -291,31 +397,5 @@ class Supervisor:
             began = min(began, at)
         rank = next(iter(process.command.ranks), None)
         tails = {rank: (stream.tail(), stream.traceback_at) for rank, stream in process.rank_streams.items()}
-        return Ended(rank, status, process.ended, began, tail, process.stopped, tails)
-
-
-def _send(pid: int, number: int) -> None:
-    """To a child that has not been reaped, so its number is still its own."""
-    try:
-        os.kill(pid, number)
-    except PermissionError:  # it has taken another user's identity
-        return
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # none left; or, on macOS, none left but zombies
-        return
-
-
-def _why_not(command: Command, error: OSError) -> str:
-    program = command.argv[0].decode("utf-8", "replace")
-    if error.errno == errno.E2BIG:
-        size = sum(map(len, command.argv)) + sum(len(k) + len(v) for k, v in command.env.items())
-        return "{}: arguments and environment are {} bytes, more than this system takes".format(program, size)
-    if error.errno == errno.EACCES:
-        return "{}: is not executable (chmod +x), or may not be run by this user".format(program)
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "{}: no such program on this host".format(program)
-    return "{}: cannot be started: {}".format(program, error.strerror)
+        service = process.command.service
+        return Ended(rank, status, process.ended, began, tail, process.stopped, tails, service)

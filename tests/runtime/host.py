@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.launch.bundle import build_runtime
-from smlaunch.protocol.launch_spec import RUNTIME, LaunchSpec, Ranks, Ref, Word
+from smlaunch.protocol.launch_spec import ALL, RUNTIME, LaunchSpec, Ranks, Ref, Word
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
@@ -93,7 +93,8 @@ class Host:
         self, per_host: int | str = 1, argv: Sequence[Word] = SCRIPT, rendezvous: bool = True, **more: Any
     ) -> None:
         env = tuple(more.pop("env", {}).items())
-        ranks = Ranks(tuple(argv), env, per_host, rendezvous, more.pop("launcher", RUNTIME))
+        launcher, on = more.pop("launcher", RUNTIME), more.pop("on", ALL)
+        ranks = Ranks(tuple(argv), env, per_host, rendezvous, launcher, on)
         spec = LaunchSpec(ranks, **{"source": SOURCE_ARCHIVE, **more})
         (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
 

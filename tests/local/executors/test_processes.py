@@ -267,9 +267,9 @@ def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: py
     with pytest.raises(CannotAllocate, match="64 free ports in a row"):
         loopback.reserve(1)
     first.release()
-    with socket.create_server(("127.0.0.1", port + BLOCK - 1)):
-        with pytest.raises(CannotAllocate, match="64 free ports in a row"):
-            loopback.reserve(1)
+    server = socket.create_server(("127.0.0.1", port + BLOCK - 1))
+    with server, pytest.raises(CannotAllocate, match="64 free ports in a row"):
+        loopback.reserve(1)
     again = loopback.reserve(1)
     assert again.port == port
     again.release()

@@ -1,0 +1,316 @@
+"""Programs beside the ranks: started before them, waited for, ended after them, told of when they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.protocol.failure import parse_failure
+from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service, Word
+from tests.runtime.host import Host, Result, finish
+
+MakeHost = Callable[..., Host]
+
+LISTENS = """
+import os, signal, socket, sys, time
+time.sleep(float(sys.argv[2]))
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listens", flush=True)
+def leave(number, frame):
+    print("told to end", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+while True:
+    signal.pause()
+"""
+PYTHON: Word = Ref("python")
+SERVICE: Word = Ref("source", suffix="/service.py")
+READY = Joined(("127.0.0.1:", Ref("port", offset=4)))
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+    yield number
+
+
+def listening(name: str = "table", ready: bool = True, after: str = "0", **more: object) -> Service:
+    argv = (PYTHON, SERVICE, Ref("port", offset=4), after)
+    return Service(name, argv, ready=READY if ready else None, **more)  # type: ignore[arg-type]
+
+
+def program(text: str, name: str = "table") -> Service:
+    return Service(name, (PYTHON, "-c", text))
+
+
+def made_of(host: MakeHost, train: str) -> Host:
+    return host(train, source={"service.py": LISTENS})
+
+
+def test_it_is_ready_before_the_ranks_and_told_to_end_after_them(host: MakeHost, port: int) -> None:
+    train = """
+import os, socket
+socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4)).close()
+print("rank", flush=True)
+"""
+    made = made_of(host, train)
+    result = made.run(services=(listening(after="0.3"),), per_host=2, port=port)
+    assert (result.exit_code, made.failure) == (0, ""), result.stderr
+    assert result.lines[0] == "[table] listens"
+    assert sorted(result.lines[1:3]) == ["[0] rank", "[1] rank"]
+    assert result.lines[3:] == ["[table] told to end"]
+
+
+def test_they_start_in_their_order(host: MakeHost, port: int) -> None:
+    second = program("import sys, time; print('second', flush=True); time.sleep(60)", "two")
+    made = made_of(host, "print('rank')")
+    result = made.run(services=(listening(after="0.2"), second), port=port)
+    assert result.exit_code == 0
+    assert result.lines.index("[table] listens") < result.lines.index("[two] second")
+
+
+def test_words_of_a_service(host: MakeHost) -> None:
+    tell = "import json, os, sys, time; print(json.dumps([sys.argv[1:], os.environ['TOLD']]), flush=True); "
+    words: tuple[Word, ...] = (
+        Ref("port", offset=9),
+        Ref("own_port", prefix="p", suffix="q", offset=9),
+        Ref("each_host", prefix="<", suffix=">"),
+        Ref("each_endpoint", prefix='"', suffix='"', offset=10),
+        Joined((Ref("leader"), "/", Ref("host_rank"), " $HOME")),
+        Ref("leader_address"),
+        Ref("address"),
+        Ref("hyperparameters"),
+    )
+    hosts = ["127.0.0.2", "127.0.0.1"]
+    made = host(
+        "import time; time.sleep(0.5)", hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"}
+    )
+    service = Service(
+        "teller", (PYTHON, "-c", tell + "time.sleep(60)", *words), (("TOLD", Joined(("x=", Ref("host")))),)
+    )
+    result = made.run(services=(service,), port=29500, rendezvous=False)
+    assert result.exit_code == 0, result.stderr
+    argv, told = json.loads(result.lines[0].removeprefix("[teller] "))
+    assert argv == [
+        *("29509", "p29510q", "<127.0.0.1>,<127.0.0.2>", '"127.0.0.1:29510","127.0.0.2:29511"'),
+        *("127.0.0.1/1 $HOME", "127.0.0.1", "127.0.0.2", "--lr", "0.10"),
+    ]
+    assert told == "x=127.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("raise SystemExit(7)", 7, "service table on algo-1 exited with code 7"),
+        ("raise ValueError('boom')", 1, "service table on algo-1 exited with code 1: ValueError: boom"),
+        ("os.kill(os.getpid(), 9)", 137, "service table on algo-1 was killed by SIGKILL"),
+        ("pass", 1, "service table on algo-1 exited with code 0: it was to run as long as the ranks do"),
+    ],
+)
+def test_one_that_ends_by_itself_ends_the_ranks(host: MakeHost, how: str, code: int, said: str) -> None:
+    made = host("import signal; signal.pause()")
+    result = made.run(services=(program(f"import os, time; time.sleep(0.2)\n{how}"),), per_host=2)
+    assert result.exit_code == code
+    assert made.failure.startswith(said)
+    assert parse_failure(made.failure).service == "table"
+    assert parse_failure(made.failure).rank is None
+
+
+def test_a_rank_that_misses_it_is_not_the_one_that_failed(host: MakeHost, port: int) -> None:
+    """They notice at once, and leave with a traceback of their own."""
+    train = """
+import os, socket
+peer = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4))
+if not peer.recv(1):
+    raise ConnectionError("the table is gone")
+"""
+    dies = LISTENS.replace(
+        "while True:",
+        "kept = [server.accept() for _ in range(2)]  # the runtime's, and the rank's\n"
+        "os.kill(os.getpid(), 9)\nwhile True:",
+    )
+    for attempt in range(5):
+        made = host(train, name=f"ml-{attempt}", source={"service.py": dies})
+        result = made.run(services=(listening(),), port=port)
+        assert result.exit_code == 137, result.stdout
+        assert made.failure.startswith("service table on algo-1 was killed by SIGKILL"), result.stdout
+
+
+def test_a_rank_that_fails_first_is_the_one_named(host: MakeHost, port: int) -> None:
+    made = made_of(host, "raise SystemExit(9)")
+    result = made.run(services=(listening(),), port=port)
+    assert (result.exit_code, made.failure) == (9, "rank 0 on algo-1 exited with code 9")
+    assert "[table] told to end" in result.lines
+
+
+def test_one_that_never_gets_ready(host: MakeHost, port: int) -> None:
+    made = made_of(host, "print('rank')")
+    service = listening(after="60", ready_seconds=0.5)
+    result = made.run(services=(service,), port=port)
+    assert result.exit_code == 1
+    assert "rank" not in result.stdout
+    told = f"service table on algo-1 failed: was not ready within 0.5 s: 127.0.0.1:{port + 4} accepts no"
+    assert made.failure.startswith(told)
+
+
+def test_one_that_fails_before_it_is_ready(host: MakeHost, port: int) -> None:
+    service = program("raise SystemExit(3)")._replace(ready=READY)
+    made = host("print('rank')")
+    result = made.run(services=(service,), port=port)
+    assert (result.exit_code, made.failure) == (3, "service table on algo-1 exited with code 3")
+    assert "rank" not in result.stdout
+
+
+def test_one_that_cannot_be_started(host: MakeHost) -> None:
+    made = host("print('rank')")
+    result = made.run(services=(Service("table", ("/nowhere/table",)),))
+    assert result.exit_code == 2
+    assert "/nowhere/table: no such program on this host" in made.failure
+
+
+def test_one_that_does_not_end_is_killed_with_what_it_started(host: MakeHost) -> None:
+    deaf = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+    made = host("import time; time.sleep(0.5)")
+    result = made.run(services=(program(deaf),))
+    assert (result.exit_code, made.failure) == (0, "")
+    for line in result.lines:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(line.split()[1]), 0)
+
+
+class TestStop:
+    def test_it_outlives_the_ranks_that_are_stopped(self, host: MakeHost, port: int) -> None:
+        train = """
+import os, signal, socket, sys
+def leave(number, frame):
+    socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4)).close()
+    print("left with the table there", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+        made = made_of(host, train)
+        with made.start(services=(listening(),), port=port) as process:
+            await_line(process.stdout, "[0] ready")
+            process.terminate()
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (0, "")
+        assert result.lines == ["[0] left with the table there", "[table] told to end"]
+
+    def test_before_a_service_is_ready(self, host: MakeHost, port: int) -> None:
+        silent = program("import time; print('up', flush=True); time.sleep(60)")._replace(ready=READY)
+        made = host("print('rank')")
+        began = time.monotonic()
+        with made.start(services=(silent,), port=port) as process:
+            await_line(process.stdout, "[table] up")
+            process.send_signal(signal.SIGINT)
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (130, "")
+        assert "rank" not in result.stdout
+        assert time.monotonic() - began < 30  # the service has 300 s to get ready
+
+    def test_a_service_that_dies_of_the_stop_is_no_failure(self, host: MakeHost) -> None:
+        train = """
+import signal, sys, time
+def leave(number, frame):
+    print("told", flush=True)
+    time.sleep(0.5)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+        made = host(train)
+        with made.start(
+            services=(program("import time; print('up', flush=True); time.sleep(60)"),)
+        ) as process:
+            lines = {process.stdout.readline().strip() for _ in range(2)}  # type: ignore[union-attr]
+            assert lines == {"[0] ready", "[table] up"}
+            process.terminate()
+            await_line(process.stdout, "[0] told")
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            service = next(pid for pid in children if "time.sleep(60)" in cmdline(pid))
+            os.kill(int(service), signal.SIGKILL)
+            result = finish(process)
+        assert (result.exit_code, made.failure) == (0, "")
+
+
+def test_a_hang_is_seen_though_the_service_works_and_talks(host: MakeHost) -> None:
+    busy = program(
+        "import time\nwhile True:\n    print('busy', sum(range(100000)), flush=True); time.sleep(0.01)"
+    )
+    made = host("import signal\ndef waits(): signal.pause()\nwaits()")
+    result = made.run(services=(busy,), hang_seconds=2.0)
+    assert result.exit_code == 124
+    assert parse_failure(made.failure).cause == "hang: no output and no CPU use for 2 s by rank 0"
+
+
+def test_after_the_planned_end_it_is_ended_with_the_ranks(host: MakeHost, port: int) -> None:
+    train = """
+import os, time
+while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
+    time.sleep(0.02)
+print("left", flush=True)
+"""
+    made = host(train, source={"service.py": LISTENS}, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    result = made.run(services=(listening(),), port=port)
+    assert (result.exit_code, made.failure) == (0, "")
+    assert result.lines == ["[table] listens", "[0] left", "[table] told to end"]
+
+
+def test_where_it_runs(host: MakeHost, port: int) -> None:
+    """One on the leader is waited for by all; the one on the others starts after it."""
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    other = program("import time; print('worker', flush=True); time.sleep(60)", "worker")._replace(on=OTHERS)
+    services = (listening(name="head", after="0.3", on=LEADER), other)
+    made = [
+        host(
+            "import time; time.sleep(1)", source={"service.py": LISTENS}, name=name, hosts=hosts, current=name
+        )
+        for name in hosts
+    ]
+    started = [one.start(services=services, port=port, rendezvous=False) for one in made]
+    leader, follower = (finish(process) for process in started)
+    assert (leader.exit_code, follower.exit_code) == (0, 0)
+    assert leader.lines == ["[head] listens", "[head] told to end"]
+    assert follower.lines == ["[worker] worker"]
+
+
+def await_line(stream: object, expected: str) -> None:
+    while True:
+        line = stream.readline()  # type: ignore[attr-defined]
+        assert line, f"it ended without {expected!r}"
+        if line.strip() == expected:
+            return
+
+
+def cmdline(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_a_job_without_services_loads_nothing_of_theirs(host: MakeHost) -> None:
+    """What an ordinary job does not need must not lengthen its start."""
+    result: Result = host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
+    loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
+    assert "smlaunch.runtime.supervise" in loaded
+    for name in ("services", "link", "secret"):
+        assert f"smlaunch.runtime.{name}" not in loaded
+    assert "socket" not in loaded
