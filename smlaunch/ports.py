@@ -6,7 +6,7 @@ reached, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -183,10 +183,10 @@ class LogReader(Protocol):
 
 
 class Quotas(Protocol):
-    """Service Quotas, as far as planning a run's segments needs it."""
+    """Service Quotas, as far as planning a run needs it."""
 
-    def longest_training(self) -> int | None:
-        """Seconds that one training job of this account may run; None where the service does not list it."""
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        """Those of SageMaker's quotas in this account that have one of these names and are listed."""
 
 
 class Identity(Protocol):

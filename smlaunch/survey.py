@@ -12,15 +12,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from smlaunch.ignoring import OWN_FILE
 from smlaunch.job import Channel, Job, parse_duration
 from smlaunch.local_files import local_files
 from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
+from smlaunch.planning.quotas import LONGEST_RUN, wanted
 from smlaunch.planning.segments import DEFAULT_QUOTA
 from smlaunch.planning.surroundings import (
     CheckpointFacts,
@@ -79,7 +81,6 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     caller = _Caller(place)
     role, role_problem = _role(job.role, place, caller)
     script = ScriptFacts() if job.entry is None else read_script(Path(job.entry))
-    longest_run: tuple[int | None, str | None] = (None, None)
     kept = None
     several = _may_take_several_jobs(job)
     splits = any(channel.split == "bytes" for channel in job.inputs.values())
@@ -87,8 +88,6 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
     if several:
         kept = _kept(job, place.storage)
-        if place.kind == "aws" and _wants_a_long_job(job):
-            longest_run = _longest_run(place)
     return Surroundings(
         region=place.region_name,
         account=caller.account,
@@ -101,8 +100,8 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         target=place.kind,
         inputs={name: _input(channel, place.storage) for name, channel in job.inputs.items()},
         endpoint=place.facts or EndpointFacts(),
-        longest_run=longest_run[0],
-        longest_run_problem=longest_run[1],
+        **_quotas(job, place),
+        today=datetime.now(timezone.utc).date(),
         checkpoints=kept,
     )
 
@@ -124,13 +123,22 @@ def _wants_a_long_job(job: Job) -> bool:
     return min(stated, default=0) > DEFAULT_QUOTA
 
 
-def _longest_run(place: Place) -> tuple[int | None, str | None]:
-    """Seconds that the account lets one training job run, or None and why that is not known."""
+def _quotas(job: Job, place: Place) -> dict[str, Any]:
+    """What Surroundings hold of the account's quotas: those that can matter, read in one pass, or why not."""
+    long, names = _wants_a_long_job(job), wanted(job)
+    if place.kind != "aws" or not (long or names):
+        return {}
     try:
-        seconds = place.quotas.longest_training()
+        found = place.quotas.values((*names, LONGEST_RUN) if long else names)
     except CallError as error:
-        return None, f"{error.operation}: {error.code}"
-    return seconds, None if seconds is not None else "Service Quotas does not list it"
+        why = f"{error.operation}: {error.code}"
+        return {"quotas_problem": why if names else None, "longest_run_problem": why if long else None}
+    known: dict[str, Any] = {"quotas": {name: found.get(name) for name in names}}
+    if LONGEST_RUN in found:
+        known["longest_run"] = int(found[LONGEST_RUN])
+    elif long:
+        known["longest_run_problem"] = "Service Quotas does not list it"
+    return known
 
 
 def _kept(job: Job, storage: ObjectStorage) -> CheckpointFacts | None:

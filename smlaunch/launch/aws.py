@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ _CHUNK = 1 << 20
 _LOG_PAGE = 10_000
 """GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
 
-_LONGEST_TRAINING = "Longest run time for a training job"
-"""Its value is in seconds (SageMaker's quotas page: 432,000 by default)."""
+_MOST_QUOTA_PAGES = 50
+"""Of 100 quotas: SageMaker has several for each instance type. What is on none of them counts as unlisted."""
 
 _NO_SUCH_JOB = ("ValidationException", "ResourceNotFound")
 _MAY_NOT = ("AccessDenied", "AccessDeniedException", "UnknownOperationException")
@@ -274,21 +274,23 @@ class CloudWatchLogs:
 
 
 class ServiceQuotas:
-    """Quotas. The one wanted is looked for by its name: its code is nowhere documented."""
+    """Quotas. They are looked for by their names, page by page: their codes are nowhere documented."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def longest_training(self) -> int | None:
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        found: dict[str, float] = {}
         params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
-        while True:
+        for _ in range(_MOST_QUOTA_PAGES):
             page = call("ListServiceQuotas", self._client.list_service_quotas, **params)
             for row in page.get("Quotas", []):
-                if row.get("QuotaName") == _LONGEST_TRAINING:
-                    return int(row["Value"])
-            if not page.get("NextToken"):
-                return None
+                if row.get("QuotaName") in names:
+                    found[row["QuotaName"]] = float(row["Value"])
+            if len(found) == len(set(names)) or not page.get("NextToken"):
+                break
             params["NextToken"] = page["NextToken"]
+        return found
 
 
 class Caller:

@@ -141,9 +141,9 @@ class Surroundings:
     ``role``: ARN of the execution role; ``role_problem`` says why there is none. ``inputs`` has one entry per
     channel of the job, by channel name. ``script`` and ``source`` are about the job's ``entry``.
     ``longest_run``: seconds that the account's quota lets one job run; None where nobody asked, or where
-    ``longest_run_problem`` says why there was no answer. ``quotas``: those of the account that were read, by
-    their names; ``quotas_problem``: why none were, None where nobody asked. ``today``: the day of the plan.
-    ``checkpoints``: None where nobody looked. ``resolved_image``: None where there was no need to ask.
+    ``longest_run_problem`` says why there was no answer. ``quotas``: those of the account that were asked
+    for, by their names, None for one that the service does not list; ``quotas_problem``: why none could be
+    read. ``today``: the day of the plan. ``checkpoints``: None where nobody looked. ``resolved_image``: None where there was no need to ask.
     """
 
     region: str
@@ -159,7 +159,7 @@ class Surroundings:
     role_problem: str | None = None
     longest_run: int | None = None
     longest_run_problem: str | None = None
-    quotas: Mapping[str, float] = field(default_factory=dict)
+    quotas: Mapping[str, float | None] = field(default_factory=dict)
     quotas_problem: str | None = None
     today: date | None = None
     checkpoints: CheckpointFacts | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smlaunch.job import Job
+from smlaunch.job import Compute, Job
 from smlaunch.launch.aws import ServiceQuotas
 from smlaunch.launch.target import Target
 from smlaunch.planning.surroundings import CheckpointFacts, SourceFacts
@@ -16,17 +18,19 @@ from smlaunch.scripts import reached_imports
 from smlaunch.survey import survey
 from tests.launch.fakes import ROLE, fake_target
 
+LONGEST = "Longest run time for a training job"
+
 
 class FakeQuotas:
-    def __init__(self, answer: int | CallError | None) -> None:
+    def __init__(self, answer: Mapping[str, float] | CallError) -> None:
         self.answer = answer
-        self.asked = 0
+        self.asked: list[tuple[str, ...]] = []
 
-    def longest_training(self) -> int | None:
-        self.asked += 1
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        self.asked.append(tuple(names))
         if isinstance(self.answer, CallError):
             raise self.answer
-        return self.answer
+        return {name: value for name, value in self.answer.items() if name in names}
 
 
 def job_of(folder: Path, **limits: str) -> Job:
@@ -57,9 +61,9 @@ def target_with(quotas: FakeQuotas, **known: object) -> Target:
 def test_the_quota_is_asked_for_only_where_it_can_matter(
     tmp_path: Path, limits: dict[str, str], asked: int
 ) -> None:
-    quotas = FakeQuotas(10 * 86400)
+    quotas = FakeQuotas({LONGEST: 10 * 86400})
     found = survey(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
-    assert quotas.asked == asked
+    assert quotas.asked == [(LONGEST,)] * asked
     assert found.longest_run == (10 * 86400 if asked else None)
 
 
@@ -72,11 +76,56 @@ def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
-    quotas = FakeQuotas(1)
+    quotas = FakeQuotas({LONGEST: 1})
     target = dataclasses.replace(fake_target(), kind="local")
     target.__dict__.update(quotas=quotas, storage=fake_target().storage, identity=fake_target().identity)
-    survey(job_of(tmp_path, max_runtime="60d"), target, source_of(tmp_path))
-    assert quotas.asked == 0
+    job = job_of(tmp_path, max_runtime="60d")
+    wide = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
+    for asks in (job, wide):
+        found = survey(asks, target, source_of(tmp_path))
+        assert (found.quotas, found.quotas_problem) == ({}, None)
+    assert quotas.asked == []
+
+
+@pytest.mark.parametrize(
+    ("compute", "asked"),
+    [
+        ({}, []),
+        ({"instance_type": "ml.m5.xlarge"}, []),
+        ({"hosts": 2}, ["ml.m5.xlarge for training job usage"]),
+        ({"instance_type": "ml.g5.xlarge"}, ["ml.g5.xlarge for training job usage"]),
+        ({"spot": True}, ["ml.m5.xlarge for spot training job usage"]),
+        (
+            {"keep_alive": "1h"},
+            ["ml.m5.xlarge for training job usage", "ml.m5.xlarge for training warm pool usage"],
+        ),
+        (
+            {"hosts": 21, "instance_preferences": ["ml.g5.xlarge", "ml.g6.xlarge"]},
+            [
+                "ml.g5.xlarge for training job usage",
+                "ml.g6.xlarge for training job usage",
+                "Number of instances for a training job",
+            ],
+        ),
+    ],
+)
+def test_which_quotas_are_asked_for(tmp_path: Path, compute: dict[str, Any], asked: list[str]) -> None:
+    quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
+    job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
+    found = survey(job, target_with(quotas), source_of(tmp_path))
+    assert quotas.asked == ([tuple(asked)] if asked else [])
+    assert list(found.quotas) == asked
+    if "ml.g5.xlarge for training job usage" in asked:
+        assert found.quotas["ml.g5.xlarge for training job usage"] == 4.0
+
+
+def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None:
+    quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
+    job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
+    found = survey(job, target_with(quotas), source_of(tmp_path))
+    assert len(quotas.asked) == 1
+    assert found.longest_run == 10 * 86400
+    assert found.quotas == {"ml.m5.xlarge for training job usage": 8.0}
 
 
 def test_the_quota_is_found_by_its_name_on_any_page() -> None:
@@ -90,7 +139,25 @@ def test_the_quota_is_found_by_its_name_on_any_page() -> None:
             assert params["ServiceCode"] == "sagemaker"
             return pages[params.get("NextToken")]  # type: ignore[index]
 
-    assert ServiceQuotas(Client()).longest_training() == 432000
+    read = ServiceQuotas(Client()).values
+    assert read([LONGEST]) == {LONGEST: 432000.0}
+    assert read(["Number of instances", LONGEST]) == {"Number of instances": 20.0, LONGEST: 432000.0}
+    assert read(["Number of instances", "no such quota"]) == {"Number of instances": 20.0}
+
+
+def test_pages_end_when_all_is_found() -> None:
+    class Client:
+        pages = 0
+
+        def list_service_quotas(self, **params: object) -> object:
+            self.pages += 1
+            return {"Quotas": [{"QuotaName": f"q{self.pages}", "Value": 1.0}], "NextToken": "on"}
+
+    client = Client()
+    assert ServiceQuotas(client).values(["q2"]) == {"q2": 1.0}
+    assert client.pages == 2
+    assert ServiceQuotas(client).values(["never"]) == {}
+    assert client.pages == 52
 
 
 def test_what_lies_in_the_prefix_already_is_counted(tmp_path: Path) -> None:

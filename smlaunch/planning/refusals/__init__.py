@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smlaunch.errors import Problem
+from smlaunch.planning.case import Case
 from smlaunch.planning.refusals import account, capacity, data, images, jobs, request
-from smlaunch.planning.refusals.rule import Case, Rule, overlap
+from smlaunch.planning.refusals.rule import Rule, overlap
 
 __all__ = ["RULES", "Case", "Rule", "overlap", "refusals"]
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from smlaunch.errors import Problem
-from smlaunch.planning.refusals.rule import Case, Found, rule
-
-HOSTS_OF_A_JOB = "Number of instances for a training job"
-ON_DEMAND = "{} for training job usage"
-SPOT = "{} for spot training job usage"
-WARM_POOL = "{} for training warm pool usage"
-"""Names of quotas, as Service Quotas has them; the braces stand for an instance type."""
+from smlaunch.planning.case import Case
+from smlaunch.planning.quotas import HOSTS_OF_A_JOB, too_small, usage
+from smlaunch.planning.refusals.rule import Found, rule
 
 _RAISE = "ask for more in the Service Quotas console (Amazon SageMaker), or take another type"
 
@@ -25,34 +19,22 @@ _RAISE = "ask for more in the Service Quotas console (Amazon SageMaker), or take
 def more_than_the_quota(case: Case) -> Found:
     if case.is_processing:
         return
-    short = list(_too_small(case))
-    preferences = case.job.compute.instance_preferences
-    if preferences:
-        if len(short) == len(preferences):
-            told = "; ".join(f"{name}: {limit}" for name, limit in short)
-            yield Problem(
-                "compute.instance_preferences",
-                f"the account may have too few of any ({told}) for {case.hosts}; {_RAISE}",
-            )
+    short, compute = too_small(case), case.job.compute
+    if compute.instance_preferences:
+        if len(short) == len(set(compute.instance_preferences)):
+            told = "; ".join(f"{name}: {limit}" for name, limit in short.items())
+            told = f"the account's quotas are too small for {case.hosts} of any ({told}); {_RAISE}"
+            yield Problem("compute.instance_preferences", told)
         return
-    for name, limit in short:
-        quota = (SPOT if case.job.compute.spot else ON_DEMAND).format(name)
+    for name, limit in short.items():
+        quota = usage(case.job).format(name)
         if limit == 0:
-            field = "compute.spot" if case.job.compute.spot else "compute.instance_type"
-            other = ", or hosts on demand" if case.job.compute.spot else ""
+            field = "compute.spot" if compute.spot else "compute.instance_type"
+            other = ", or hosts on demand" if compute.spot else ""
             yield Problem(field, f"the account's quota {quota!r} is 0; {_RAISE}{other}")
         else:
             told = f"the account's quota {quota!r} is {limit}, and the job takes {case.hosts}"
             yield Problem("compute.hosts", f"{told}; take fewer hosts, or {_RAISE}")
-
-
-def _too_small(case: Case) -> Iterator[tuple[str, int]]:
-    """Types whose quota is known not to be enough, with it."""
-    pattern = SPOT if case.job.compute.spot else ON_DEMAND
-    for name in dict.fromkeys(case.types):
-        limit = case.surroundings.quotas.get(pattern.format(name))
-        if limit is not None and limit < case.hosts:
-            yield name, int(limit)
 
 
 @rule(

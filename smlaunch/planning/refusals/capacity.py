@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from smlaunch.errors import Problem
 from smlaunch.job import format_duration, parse_duration
-from smlaunch.planning.refusals.rule import Case, Found, is_accelerated, is_neuron, rule
+from smlaunch.planning.case import Case, is_accelerated, is_neuron
+from smlaunch.planning.refusals.rule import Found, rule
 
 WITHOUT_CHECKPOINTS = 3600
 """Seconds that a spot job may take without checkpoints, and that the service lets it where an algorithm keeps

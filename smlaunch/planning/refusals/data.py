@@ -6,7 +6,8 @@ import posixpath
 
 from smlaunch.errors import Problem
 from smlaunch.planning.carry import too_few
-from smlaunch.planning.refusals.rule import Case, Found, rule
+from smlaunch.planning.case import Case
+from smlaunch.planning.refusals.rule import Found, rule
 from smlaunch.planning.storage import RESERVED_CHANNELS, fault_of_input, own_channels
 
 MOST_CHANNELS = 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from smlaunch.errors import Problem
-from smlaunch.planning.refusals.rule import Case, Found, is_neuron, rule
+from smlaunch.planning.case import Case, is_neuron
+from smlaunch.planning.refusals.rule import Found, rule
 
 
 class Framework(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from smlaunch.errors import Problem
 from smlaunch.job import format_duration, parse_duration
+from smlaunch.planning.case import Case
 from smlaunch.planning.refusals.capacity import WITHOUT_CHECKPOINTS
-from smlaunch.planning.refusals.rule import Case, Found, rule
+from smlaunch.planning.refusals.rule import Found, rule
 
 LONGEST_TRAINING = 28 * 86_400
 LONGEST_PROCESSING = 777_600

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from smlaunch.errors import Problem
+from smlaunch.planning.case import Case
 from smlaunch.planning.fields import field_of
-from smlaunch.planning.refusals.rule import Case, Found, rule
+from smlaunch.planning.refusals.rule import Found, rule
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.protocol.paths import WHEELHOUSE_CHANNEL
 from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER, UNTIL_STEP

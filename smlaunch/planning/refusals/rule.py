@@ -4,51 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from smlaunch.catalog import instances
 from smlaunch.errors import Problem
-from smlaunch.job import Job
-from smlaunch.planning.surroundings import Surroundings
-from smlaunch.request import PROCESSING
-
-if TYPE_CHECKING:
-    from smlaunch.strategies.base import Strategy
-
-DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
-"""Taken where the job names none; the SageMaker SDK's default too."""
+from smlaunch.planning.case import Case
 
 Found = Iterator[Problem]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What rules look at. ``strategy``: the one that was chosen; None where that could not be done."""
-
-    job: Job
-    surroundings: Surroundings
-    strategy: Strategy | None = None
-
-    @property
-    def is_processing(self) -> bool:
-        return self.strategy is not None and self.strategy.operation == PROCESSING
-
-    @property
-    def has_runtime(self) -> bool:
-        """smlaunch's own runtime starts the program, so that a job can end itself and be gone on with."""
-        return self.job.entry is not None
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The instance types that the job may run on, in its order."""
-        compute = self.job.compute
-        return compute.instance_preferences or (compute.instance_type or DEFAULT_INSTANCE_TYPE,)
-
-    @property
-    def hosts(self) -> int:
-        """Of the segment that has the most."""
-        changes = (change.compute.hosts or 1 for change in self.job.segments)
-        return max(self.job.compute.hosts, *changes, 1)
 
 
 @dataclass(frozen=True)
@@ -79,16 +39,3 @@ def overlap(one: str, other: str) -> bool:
     return (
         one == other or one.startswith((other + ".", other + "[")) or other.startswith((one + ".", one + "["))
     )
-
-
-def is_accelerated(instance_type: str) -> bool:
-    """Whether a type has GPUs or NeuronCores: by the catalog, else by the family's letter."""
-    known = instances.find(instance_type)
-    if known is not None:
-        return known.accelerators > 0
-    return instance_type.split(".")[1].startswith(("g", "p", "trn"))
-
-
-def is_neuron(instance_type: str) -> bool:
-    known = instances.find(instance_type)
-    return known.is_neuron if known is not None else instance_type.split(".")[1].startswith("trn")
