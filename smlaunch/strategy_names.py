@@ -17,6 +17,7 @@ GROUP = "smlaunch.strategies"
 BUILT_IN = {
     "custom": "smlaunch.strategies.custom:Custom",
     "ddp": "smlaunch.strategies.ddp:DDP",
+    "deepspeed": "smlaunch.strategies.deepspeed:DeepSpeed",
     "huggingface": "smlaunch.strategies.huggingface:HuggingFace",
     "processing": "smlaunch.strategies.processing:Processing",
     "share-nothing": "smlaunch.strategies.share_nothing:ShareNothing",

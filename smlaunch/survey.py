@@ -7,6 +7,7 @@ caller cannot even be identified.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -88,6 +89,8 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
     if several:
         kept = _kept(job, place.storage)
+    if job.entry is not None:
+        source = dataclasses.replace(source, named=_named(job, Path(source.root)))
     return Surroundings(
         region=place.region_name,
         account=caller.account,
@@ -104,6 +107,24 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         today=datetime.now(timezone.utc).date(),
         checkpoints=kept,
     )
+
+
+_LARGEST_NAMED = 1 << 20
+
+
+def _named(job: Job, root: Path) -> dict[str, str]:
+    """Small JSON files of the source that the job names: a strategy's check may have a word on them."""
+    words = (*job.options.values(), *job.args, *job.hyperparameters.values())
+    found: dict[str, str] = {}
+    for word in words:
+        name = word.rpartition("=")[2] if isinstance(word, str) else ""
+        if not name.endswith(".json") or name in found:
+            continue
+        path = root / name
+        with contextlib.suppress(OSError, ValueError):  # not there, not readable, or no text
+            if path.resolve().is_relative_to(root.resolve()) and path.stat().st_size <= _LARGEST_NAMED:
+                found[name] = path.read_text("utf-8")
+    return found
 
 
 # ---- what a run of several jobs needs --------------------------------------------------------------------

@@ -117,6 +117,7 @@ class Compiler:
             deterministic=job.deterministic,
             split=any(channel.split is not None for channel in job.inputs.values()),
             options=job.options,
+            files=facts.source.named,
             algorithm=job.algorithm,
             instance_type=instance[0],
             instance=instance[1],

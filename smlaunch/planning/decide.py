@@ -74,7 +74,7 @@ def make_one(
     _check_surroundings(job, surroundings, run_id, notes)
     strategy = load(choose_strategy(job, surroundings, notes))
     if strategy.operation == PROCESSING:
-        tell_processing(asked, surroundings.script, notes)
+        tell_processing(asked, surroundings.script, strategy.joins_hosts, notes)
     total = segments.total_seconds(job, notes)
     limit = segments.longest_job(job, surroundings, total, notes)
     chainable = strategy.operation == TRAINING and job.entry is not None

@@ -7,11 +7,13 @@ from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import ScriptFacts
 
 
-def tell_processing(job: Job, script: ScriptFacts, notes: Notes) -> None:
+def tell_processing(job: Job, script: ScriptFacts, joins_hosts: bool, notes: Notes) -> None:
+    """``joins_hosts``: the strategy makes the hosts work together."""
     hosts = job.compute.hosts
     if job.entry is None:
         return
-    if hosts > 1 and not script.reads_resource_config and not any(c.split for c in job.inputs.values()):
+    alone = hosts > 1 and not joins_hosts and not script.reads_resource_config
+    if alone and not any(channel.split for channel in job.inputs.values()):
         notes.warn(
             f"No input is split, and {job.entry} does not name resourceconfig.json: unless a module of its "
             f"own reads it, {hosts} hosts do the same work {hosts} times."

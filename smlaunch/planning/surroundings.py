@@ -49,7 +49,8 @@ class SourceFacts:
 
     ``root``: the directory. ``entry``: the script's path inside it, with forward slashes. ``files`` and
     ``bytes``: how many files, and their size unpacked. ``has_requirements``: the job's ``requirements`` is
-    one of those files.
+    one of those files. ``named``: JSON files among them that the job's options, args or hyperparameters name,
+    by that name, and what is in them.
     """
 
     root: str
@@ -59,6 +60,7 @@ class SourceFacts:
     bytes: int
     has_requirements: bool = False
     problem: str | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_SOURCE = SourceFacts("", "", "", 0, 0)

@@ -33,7 +33,8 @@ class Setting:
 
     ``entry``: the script's path inside the source archive, empty where the image brings its own program.
     ``per_host``: ranks, a number or ``auto``. ``options``: the job's, for this strategy. ``instance_type`` is
-    a name, ``instance`` what the catalog knows of it. ``channels``: the job's inputs by name.
+    a name, ``instance`` what the catalog knows of it. ``channels``: the job's inputs by name. ``files``: JSON
+    files of the source that options, args or hyperparameters name, by that name.
     ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
     ``max_runtime``, ``margin`` (between a planned end and that) and ``hang`` in seconds; ``hang`` None leaves
     it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``. ``split``: hosts get different
@@ -57,6 +58,7 @@ class Setting:
     deterministic: bool = False
     split: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     algorithm: str | None = None
     instance_type: str = ""
     instance: InstanceType | None = None

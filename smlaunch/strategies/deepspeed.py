@@ -1,0 +1,130 @@
+"""deepspeed: ranks that DeepSpeed joins by the variables torchrun sets, without its launcher and its ssh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from smlaunch.errors import Problem
+from smlaunch.protocol.launch_spec import Ref, Word
+from smlaunch.strategies.base import Setting
+from smlaunch.strategies.ddp import DDP
+
+_AUTO = "auto"
+"""Hugging Face's Trainer fills these in itself."""
+
+_TRAIN, _MICRO, _ACCUMULATED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+
+
+class DeepSpeed(DDP):
+    name = "deepspeed"
+    summary = (
+        "starts every rank with the variables that DeepSpeed joins by; neither its launcher nor ssh is used"
+    )
+    libraries = ("deepspeed",)
+    options: ClassVar[Mapping[str, str]] = {
+        "config": "DeepSpeed's configuration, a JSON file of the source; the script gets it as --deepspeed_config"
+    }
+
+    def check(self, setting: Setting) -> list[Problem]:
+        problems = super().check(setting)
+        option = setting.options.get("config")
+        if option is not None and (not isinstance(option, str) or option not in setting.files):
+            told = f"{option!r} is not a .json file in the source, which it is relative to"
+            return [*problems, Problem("options.config", told)]
+        name, field = _config_of(setting)
+        if name in setting.files:
+            world = setting.hosts * setting.per_host if isinstance(setting.per_host, int) else None
+            problems += [Problem(field, f"{name}: {told}") for told in faults(setting.files[name], world)]
+        return problems
+
+    def advice(self, setting: Setting) -> list[str]:
+        found = []
+        if not any(name.partition(".")[0] == "deepspeed" for name in setting.imports):
+            found += super().advice(setting)
+        if setting.target == "aws" and "/pytorch" in setting.image and setting.requirements is None:
+            found.append(
+                "AWS's PyTorch image is not known to bring deepspeed; name it in a requirements file"
+            )
+        return found
+
+    def command(self, setting: Setting) -> tuple[Word, ...]:
+        config = setting.options.get("config")
+        *words, hyperparameters = super().command(setting)
+        given = () if config is None else ("--deepspeed_config", Ref("source", suffix=f"/{config}"))
+        return (*words, *given, hyperparameters)
+
+    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
+        without = (
+            setting.target == "aws" and setting.instance is not None and not setting.instance.accelerators
+        )
+        return (("DS_ACCELERATOR", "cpu"),) if without else ()
+
+
+def _config_of(setting: Setting) -> tuple[str, str]:
+    """The configuration's name and the field that names it; a script may read one that nobody sees here."""
+    option = setting.options.get("config")
+    if option is not None:
+        return str(option), "options.config"
+    for key in ("deepspeed_config", "deepspeed"):
+        value = setting.hyperparameters.get(key)
+        if isinstance(value, str):
+            return value, f"hyperparameters.{key}"
+        for index, word in enumerate(setting.args):
+            name, equals, rest = word.partition("=")
+            if name == f"--{key}":
+                following = setting.args[index + 1 : index + 2]
+                return rest if equals else "".join(following), f"args[{index}]"
+    return "", ""
+
+
+def faults(text: str, world: int | None) -> Iterator[str]:
+    """What DeepSpeed would refuse of a configuration with ``world`` ranks (None: not known beforehand), each
+    as a clause with the next step. Source: deepspeed 0.19.8, runtime/config.py, _set_batch_related_parameters
+    and _batch_assertion."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        yield f"it is not JSON ({error}); mend it"
+        return
+    if not isinstance(config, dict):
+        yield "it is not a JSON object; DeepSpeed's settings are the keys of one"
+        return
+    zero = config.get("zero_optimization", {})
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else zero
+    if stage not in (0, 1, 2, 3, _AUTO) or isinstance(stage, bool):
+        yield f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}"
+    yield from _batch_faults(config, world)
+
+
+def _batch_faults(config: Mapping[str, Any], world: int | None) -> Iterator[str]:
+    sizes = {name: config.get(name) for name in (_TRAIN, _MICRO, _ACCUMULATED)}
+    if _AUTO in sizes.values():
+        return
+    wrong = [name for name, size in sizes.items() if size is not None and not _counts(size)]
+    for name in wrong:
+        yield f"{name} is a whole number from 1, not {sizes[name]!r}"
+    train, micro = sizes[_TRAIN], sizes[_MICRO]
+    if train is None and micro is None:
+        yield f"it names neither {_TRAIN} nor {_MICRO}; DeepSpeed needs one of them"
+    elif train is not None and world is not None and not wrong:
+        accumulated = sizes[_ACCUMULATED]
+        if micro is None:
+            accumulated = accumulated or 1
+            micro = max(1, train // world // accumulated)
+        elif accumulated is None:
+            accumulated = max(1, train // micro // world)
+        if micro * accumulated * world != train:
+            yield (
+                f"{_TRAIN} {train} is not {_MICRO} {micro} x {_ACCUMULATED} {accumulated} x {world} ranks; "
+                f"change one, or leave {_TRAIN} out"
+            )
+
+
+def _counts(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0
