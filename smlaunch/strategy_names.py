@@ -15,13 +15,17 @@ from functools import cache
 GROUP = "smlaunch.strategies"
 
 BUILT_IN = {
+    "builtin": "smlaunch.strategies.builtin:Builtin",
     "custom": "smlaunch.strategies.custom:Custom",
     "ddp": "smlaunch.strategies.ddp:DDP",
     "deepspeed": "smlaunch.strategies.deepspeed:DeepSpeed",
     "huggingface": "smlaunch.strategies.huggingface:HuggingFace",
+    "neuron": "smlaunch.strategies.neuron:Neuron",
     "processing": "smlaunch.strategies.processing:Processing",
     "share-nothing": "smlaunch.strategies.share_nothing:ShareNothing",
     "sklearn": "smlaunch.strategies.sklearn:Sklearn",
+    "smddp": "smlaunch.strategies.smddp:SMDDP",
+    "smp": "smlaunch.strategies.smp:SMP",
     "spark": "smlaunch.strategies.spark:Spark",
 }
 """Name -> module and class."""

@@ -101,8 +101,10 @@ def choose_processes(
         )
         return AUTO
     if known.accelerators:
-        notes.because("processes.accelerators", f"{name} has {known.accelerators_text()}: one rank for each.")
-        return known.accelerators
+        ranks = strategy.ranks_per_host(known)
+        told = "one rank for each" if ranks == known.accelerators else f"{ranks} ranks"
+        notes.because("processes.accelerators", f"{name} has {known.accelerators_text()}: {told}.")
+        return ranks
     notes.because("processes.no-accelerator", f"{name} has no accelerator: one rank per host.")
     return 1
 

@@ -76,7 +76,7 @@ class Compiler:
             volume_gb=plan_volume(job, instance, surroundings, notes),
             max_runtime=shape.length,
             spot=job.compute.spot,
-            max_wait=_max_wait(job, shape.length, notes),
+            max_wait=_max_wait(job, shape.length, self.strategy.longest_wait(setting), notes),
             checkpoints=(self.kept.uri or "", self.kept.path) if self.kept is not None and synced else None,
             environment={**job.environment, **_own_variables(shape)},
             network_isolation=job.network_isolation,
@@ -156,17 +156,25 @@ def _own_variables(shape: Shape) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _max_wait(job: Job, max_runtime: int, notes: Notes) -> int | None:
-    """Seconds; None without spot."""
+def _max_wait(job: Job, max_runtime: int, longest: int | None, notes: Notes) -> int | None:
+    """Seconds; None without spot. ``longest``: what the strategy lets it be."""
     if not job.compute.spot:
         return None
     if job.limits.max_wait is None:
+        twice = 2 * max_runtime
+        if longest is not None and max_runtime <= longest < twice:
+            notes.because(
+                "spot.wait",
+                f"The job states no limits.max_wait: {format_duration(longest)}, the most where no "
+                "checkpoints are kept, for training and waiting for capacity together.",
+            )
+            return longest
         notes.because(
             "spot.wait",
-            f"The job states no limits.max_wait: {format_duration(2 * max_runtime)}, twice the training "
+            f"The job states no limits.max_wait: {format_duration(twice)}, twice the training "
             "time, for training and waiting for capacity together.",
         )
-        return 2 * max_runtime
+        return twice
     stated = parse_duration(job.limits.max_wait)
     if stated < max_runtime:
         notes.refuse(

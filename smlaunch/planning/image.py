@@ -77,7 +77,7 @@ def _found(
     if image is None:
         return ""
     if is_run:
-        _explain(job, image, notes)
+        _explain(job, strategy, image, notes)
     elif not is_told:
         notes.because("image.not-run", NOT_RUN)
     return image.uri
@@ -112,6 +112,7 @@ def _looked_up(
     if processor == "gpu" and images.processors(family) == ("cpu",):
         processor = "cpu"
         notes.warn(f"{images.title(family)} has no image for GPUs: those of {instance[0]} are not used.")
+    version = version or strategy.image_version
     return images.training_image(family, region, partition, processor, version, instance[0])
 
 
@@ -140,7 +141,7 @@ def _asked(job: Job, error: UnknownImage, surroundings: Surroundings, notes: Not
     return ""
 
 
-def _explain(job: Job, image: Image, notes: Notes) -> None:
+def _explain(job: Job, strategy: Strategy, image: Image, notes: Notes) -> None:
     what = _what(job, image)
     brings = f"it brings {_python(image.python)}" if image.python else ""
     patched = f"patched until {image.end_of_patch}" if image.end_of_patch else ""
@@ -148,6 +149,9 @@ def _explain(job: Job, image: Image, notes: Notes) -> None:
         notes.because("image.algorithm", f"{what}, {patched}." if patched else f"{what}.")
     elif job.framework_version is not None:
         notes.because("image.framework-version", _sentence(f"{what}, {patched}" if patched else what, brings))
+    elif strategy.image_version is not None:
+        last = f"{what}, the last that is known to have what {strategy.name} needs"
+        notes.because("image.strategy", _sentence(last, brings))
     elif patched:
         chosen = f"{what}, the version patched longest (until {image.end_of_patch})"
         notes.because("image.default", _sentence(chosen, brings))

@@ -97,7 +97,8 @@ class Ranks(NamedTuple):
     ``rendezvous``: set RANK, WORLD_SIZE, MASTER_ADDR and the rest the way torchrun sets them. Without it a
     host runs one plain process that finds its peers itself. ``launcher``: one of LAUNCHERS; torchrun and mpi
     need ``rendezvous``, and words that differ from rank to rank are then not known beforehand. ``on``: ALL
-    hosts, or the LEADER alone. ``options``: words for the launcher, before the program's own.
+    hosts, or the LEADER alone. ``options``: words for mpirun, before the program's own; for torchrun the
+    program that starts it.
     """
 
     argv: Tuple[Word, ...]

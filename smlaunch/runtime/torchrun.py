@@ -78,7 +78,8 @@ def _command(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: s
         "--rdzv_id={}".format(run_id(environ)),
         *(host.python, "-I", "-S", "-c", _REDIRECT, prefix),
     )
-    argv = tuple(word.encode("utf-8", "surrogateescape") for word in words)
+    argv = argv_of(spec.ranks.options, values, host.hyperparameters)
+    argv += tuple(word.encode("utf-8", "surrogateescape") for word in words)
     return Command(
         argv=argv + argv_of(spec.ranks.argv, values, host.hyperparameters),
         env=environment_of(env, spec.ranks.env, values),

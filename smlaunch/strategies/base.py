@@ -90,6 +90,9 @@ class Strategy:
     family: ClassVar[str | None] = "pytorch"
     """Of images (``catalog.images``) that bring what this needs; None: the job has to name an image."""
 
+    image_version: ClassVar[str | None] = None
+    """Of the family, where the newest image does not do."""
+
     libraries: ClassVar[tuple[str, ...]] = ()
     """A script that imports one of them is made for this strategy."""
 
@@ -124,6 +127,9 @@ class Strategy:
     def check_all(self, setting: Setting) -> list[Problem]:
         """``check``, and what holds for every strategy."""
         problems = []
+        if setting.algorithm is not None and self.name != "builtin":
+            told = f"a built-in algorithm runs by builtin, not by {self.name}; leave it out"
+            return [Problem("strategy", told)]
         if self.needs_script and not setting.entry:
             problems.append(Problem("entry", f"{self.name} starts a script of yours; name one"))
         if self.one_per_host and setting.per_host != 1:
@@ -153,6 +159,14 @@ class Strategy:
     def family_on(self, accelerated: bool) -> str | None:
         """``family``, where it is not the same with and without accelerators."""
         return self.family
+
+    def ranks_per_host(self, instance: InstanceType) -> int:
+        """How many ranks a host of that type has where the job does not say: one for each accelerator."""
+        return instance.accelerators
+
+    def longest_wait(self, setting: Setting) -> int | None:
+        """Seconds that a spot job may take with its wait for capacity; None: the service's own limit."""
+        return None
 
     def command(self, setting: Setting) -> tuple[Word, ...]:
         """The words of each rank's command: interpreter, script, arguments, then hyperparameters."""
