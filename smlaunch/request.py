@@ -39,6 +39,8 @@ class TrainingTask:
     """Everything one training job is made of. Times in seconds; ``volume_gb`` per host, in GB.
 
     ``entrypoint`` and ``arguments`` are empty where the image's own are meant. ``max_wait`` with spot only.
+    ``instance_preferences``: types in order instead of ``instance_type``, each for ``hosts`` hosts.
+    ``keep_alive``: how long hosts wait for the next job; ``max_pending``: how long to wait for capacity.
     ``checkpoints``: S3 prefix and local directory. ``hyperparameters``: JSON values, turned into the API's
     text here. A member that is empty or None is left out of the request.
     """
@@ -64,6 +66,9 @@ class TrainingTask:
     security_groups: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    instance_preferences: tuple[str, ...] = ()
+    keep_alive: int | None = None
+    max_pending: int | None = None
 
 
 def create_training_job(task: TrainingTask) -> dict[str, Any]:
@@ -71,6 +76,8 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
     stopping = {"MaxRuntimeInSeconds": task.max_runtime}
     if task.max_wait is not None:
         stopping["MaxWaitTimeInSeconds"] = task.max_wait
+    if task.max_pending is not None:
+        stopping["MaxPendingTimeInSeconds"] = task.max_pending
     request: dict[str, Any] = {
         "TrainingJobName": task.name,
         "HyperParameters": {key: hyperparameter_text(value) for key, value in task.hyperparameters.items()},
@@ -82,15 +89,13 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
         "RoleArn": task.role,
         "InputDataConfig": [_channel(channel) for channel in task.channels],
         "OutputDataConfig": {"S3OutputPath": task.output},
-        "ResourceConfig": {
-            "InstanceType": task.instance_type,
-            "InstanceCount": task.hosts,
-            "VolumeSizeInGB": task.volume_gb,
-        },
+        "ResourceConfig": _machines(task),
         "StoppingCondition": stopping,
         "Environment": dict(task.environment),
         "Tags": [{"Key": key, "Value": value} for key, value in task.tags.items()],
     }
+    if task.keep_alive is not None:
+        request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = task.keep_alive
     if task.checkpoints is not None:
         uri, path = task.checkpoints
         request["CheckpointConfig"] = {"S3Uri": uri, "LocalPath": path}
@@ -111,6 +116,14 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
     return request
 
 
+def _machines(task: TrainingTask) -> dict[str, Any]:
+    """One number of hosts for the job, whichever type is taken."""
+    rest = {"InstanceCount": task.hosts, "VolumeSizeInGB": task.volume_gb}
+    if task.instance_preferences:
+        return {"InstancePreferences": [{"InstanceType": name} for name in task.instance_preferences], **rest}
+    return {"InstanceType": task.instance_type, **rest}
+
+
 def _container(entrypoint: Sequence[str], arguments: Sequence[str]) -> dict[str, list[str]]:
     """What replaces the image's own ENTRYPOINT and CMD."""
     words = {"ContainerEntrypoint": list(entrypoint), "ContainerArguments": list(arguments)}
@@ -128,13 +141,7 @@ def create_processing_job(task: TrainingTask) -> dict[str, Any]:
         "ProcessingJobName": task.name,
         "ProcessingInputs": [_input(channel, paths) for channel in task.channels],
         "ProcessingOutputConfig": {"Outputs": [{"OutputName": "output", "S3Output": output}]},
-        "ProcessingResources": {
-            "ClusterConfig": {
-                "InstanceType": task.instance_type,
-                "InstanceCount": task.hosts,
-                "VolumeSizeInGB": task.volume_gb,
-            }
-        },
+        "ProcessingResources": {"ClusterConfig": _machines(task)},
         "StoppingCondition": {"MaxRuntimeInSeconds": task.max_runtime},
         "AppSpecification": {
             "ImageUri": task.image,

@@ -132,6 +132,14 @@ job_options = _stacked(
         option(_HOSTS, "--hosts", metavar="N", help="How many machines."),
         option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks on each; a number or auto."),
         option(_HOSTS, "--instance-type", metavar="TYPE", help="Such as ml.g5.12xlarge."),
+        option(
+            _HOSTS,
+            "--instance-preference",
+            "instance_preferences",
+            metavar="TYPE",
+            multiple=True,
+            help="In place of a type: the first that there is capacity for; repeatable, up to 5.",
+        ),
         option(_HOSTS, "--spot", is_flag=True, default=None, help="Managed spot capacity."),
         option(
             _HOSTS,
@@ -139,6 +147,9 @@ job_options = _stacked(
             is_flag=True,
             default=None,
             help="On demand, where spot capacity does not come.",
+        ),
+        option(
+            _HOSTS, "--keep-alive", metavar="TIME", help="Hosts wait so long for a next job: a warm pool."
         ),
         option(
             _DATA,
@@ -155,6 +166,7 @@ job_options = _stacked(
         option(_LIMITS, "--max-runtime", metavar="TIME", help="Training time in all: 90m, 24h, 60d."),
         option(_LIMITS, "--segment", metavar="TIME", help="Of one job; a longer run is a chain of them."),
         option(_LIMITS, "--attempts", metavar="N", help="Jobs tried per segment without progress."),
+        option(_LIMITS, "--max-pending", metavar="TIME", help="Waiting for capacity with accelerators."),
         option(_LIMITS, "--max-wait", metavar="TIME", help="With --spot: running and waiting together."),
         option(
             _LIMITS, "--hang", metavar="TIME", help="Fail, with every rank's stack, when silent and idle."
@@ -241,6 +253,8 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
             "instance_type": options["instance_type"],
             "spot": options["spot"],
             "on_demand_fallback": options["on_demand_fallback"],
+            "instance_preferences": options["instance_preferences"] or None,
+            "keep_alive": options["keep_alive"],
         },
         "checkpoints": {"uri": options["checkpoints"], "interval": options["checkpoint_interval"]},
         "limits": {
@@ -248,6 +262,7 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
             "segment": options["segment"],
             "attempts": _number(options["attempts"]),
             "max_wait": options["max_wait"],
+            "max_pending": options["max_pending"],
             "hang": options["hang"],
             "max_cost": _number(options["max_cost"]),
         },

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.job import Job, format_duration
+from smlaunch.job import Job, format_duration, parse_duration
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Cost
 from smlaunch.planning.segments import span
@@ -26,6 +26,8 @@ class Rate:
 
 def rate_of(job: Job, instance: tuple[str, InstanceType | None], surroundings: Surroundings) -> Rate:
     """A price that the job states counts on a local endpoint too: so a cap can be rehearsed."""
+    if len(job.compute.instance_preferences) > 1:
+        return _dearest(job, surroundings)
     name, known = instance
     hosts, price = job.compute.hosts, job.compute.price_per_hour
     if surroundings.target == "local":
@@ -47,6 +49,22 @@ def rate_of(job: Job, instance: tuple[str, InstanceType | None], surroundings: S
     return Rate(name, hosts, price * hosts, note)
 
 
+def _dearest(job: Job, surroundings: Surroundings) -> Rate:
+    """Nobody knows which of the preferences it will be; one without a price leaves all of it unknown."""
+    names, rates = job.compute.instance_preferences, []
+    for name in names:
+        alone = job.compute.model_copy(update={"instance_preferences": (), "instance_type": name})
+        one = job.model_copy(update={"compute": alone})
+        rates.append(rate_of(one, (name, instances.find(name)), surroundings))
+    unknown = next((rate for rate in rates if rate.per_hour is None), None)
+    dearest = unknown or max(rates, key=lambda rate: rate.per_hour or 0.0)
+    if unknown is not None or not dearest.per_hour or job.compute.price_per_hour is not None:
+        return dearest
+    return replace(
+        dearest, note=f"of {dearest.name}, the dearest of {len(names)} preferences; {dearest.note}"
+    )
+
+
 def plan_cost(job: Job, rates: Sequence[Rate], total: int, chain: bool, least: float, notes: Notes) -> Cost:
     """``rates``: of every kind of segment; ``total``: seconds of training in all; ``least``: seconds of a
     first segment below which it is worth nothing. Refuses the job when ``limits.max_cost`` cannot be kept to.
@@ -65,9 +83,15 @@ def plan_cost(job: Job, rates: Sequence[Rate], total: int, chain: bool, least: f
         if rate.per_hour > (dearest.per_hour or 0.0):
             dearest = rate
     per_hour = dearest.per_hour or 0.0
-    at_most = per_hour * total / 3600
+    kept = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
+    at_most = per_hour * (total + kept) / 3600
+    if kept and per_hour and not chain:
+        notes.because(
+            "cost.warm-pool",
+            f"Hosts that wait for a next job are billed: {job.compute.keep_alive} of it are in the price.",
+        )
     if cap is not None and at_most > cap:
-        affordable = int(cap / per_hour * 3600)
+        affordable = max(0, int(cap / per_hour * 3600) - kept)
         if chain and affordable >= least:
             notes.because(
                 "cost.capped-while-running",

@@ -14,10 +14,13 @@ _FIELDS: Mapping[tuple[str, ...], str] = {
     ("OutputDataConfig", "S3OutputPath"): "output",
     ("ResourceConfig", "InstanceType"): "compute.instance_type",
     ("ResourceConfig", "InstanceCount"): "compute.hosts",
+    ("ResourceConfig", "InstancePreferences"): "compute.instance_preferences",
+    ("ResourceConfig", "KeepAlivePeriodInSeconds"): "compute.keep_alive",
     ("ResourceConfig", "VolumeSizeInGB"): "compute.volume_gb",
     ("EnableManagedSpotTraining",): "compute.spot",
     ("StoppingCondition", "MaxRuntimeInSeconds"): "limits.max_runtime",
     ("StoppingCondition", "MaxWaitTimeInSeconds"): "limits.max_wait",
+    ("StoppingCondition", "MaxPendingTimeInSeconds"): "limits.max_pending",
     ("CheckpointConfig", "S3Uri"): "checkpoints.uri",
     ("CheckpointConfig", "LocalPath"): "checkpoints.local_path",
     ("VpcConfig", "Subnets"): "subnets",
@@ -34,6 +37,7 @@ _FIELDS: Mapping[tuple[str, ...], str] = {
     ("ProcessingOutputConfig",): "output",
     ("ProcessingResources", "ClusterConfig", "InstanceType"): "compute.instance_type",
     ("ProcessingResources", "ClusterConfig", "InstanceCount"): "compute.hosts",
+    ("ProcessingResources", "ClusterConfig", "InstancePreferences"): "compute.instance_preferences",
     ("ProcessingResources", "ClusterConfig", "VolumeSizeInGB"): "compute.volume_gb",
     ("NetworkConfig", "VpcConfig", "Subnets"): "subnets",
     ("NetworkConfig", "VpcConfig", "SecurityGroupIds"): "security_groups",
@@ -64,6 +68,8 @@ def field_of(path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
             given = request[str(path[0])][path[1]]
             channel = given.get("ChannelName") or given.get("InputName")
             return f"inputs.{channel}{_CHANNEL_FIELDS.get(names[-1], '')}"
+        if field == "args" and isinstance(path[-1], int):
+            return f"args[{path[-1]}]"
         if field == "tags" and len(path) > 1 and isinstance(path[1], int):
             return f"tags.{request['Tags'][path[1]]['Key']}"
         return field

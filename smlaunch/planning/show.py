@@ -43,6 +43,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "hosts": plan.hosts,
         "processes_per_host": plan.processes_per_host,
         "instance_type": plan.instance_type,
+        "instance_preferences": list(plan.job.compute.instance_preferences),
         "image": plan.image,
         "reasons": [{"rule": reason.rule, "because": reason.because} for reason in plan.reasons],
         "warnings": list(plan.warnings),
@@ -183,13 +184,15 @@ def _checkpoints(kept: CheckpointSpec, plan: Plan) -> str:
 
 
 def _time_limit(plan: Plan, stopping: Mapping[str, int]) -> str:
-    wait = stopping.get("MaxWaitTimeInSeconds")
+    wait, pending = stopping.get("MaxWaitTimeInSeconds"), stopping.get("MaxPendingTimeInSeconds")
     if plan.schedule is not None:
         limit = f"{format_duration(plan.schedule.total)} of training in all"
         with_wait = "; one segment is stopped after"
     else:
         limit = f"stopped after {format_duration(stopping['MaxRuntimeInSeconds'])} of training"
         with_wait = ", or"
+    if pending is not None:
+        limit += f"; given up after {format_duration(pending)} without capacity"
     return limit if wait is None else f"{limit}{with_wait} {format_duration(wait)} of training and waiting"
 
 
@@ -213,7 +216,11 @@ def _machines(plan: Plan, request: Mapping[str, Any]) -> str:
     about = f" ({known.describe()})" if known else ""
     # Types with NVMe disks of their own have no volume.
     disk = "" if known and known.nvme_gb else f", {_resources(request)['VolumeSizeInGB']} GB disk"
-    return f"{plan.hosts} x {plan.instance_type}{about}{disk}" + (", spot" if plan.job.compute.spot else "")
+    compute = plan.job.compute
+    others = "".join(f", or {name}" for name in compute.instance_preferences[1:])
+    spot = ", spot" if compute.spot else ""
+    kept = f", kept for {compute.keep_alive} after the job" if compute.keep_alive else ""
+    return f"{plan.hosts} x {plan.instance_type}{about}{others}{disk}{spot}{kept}"
 
 
 def _resources(request: Mapping[str, Any]) -> Mapping[str, Any]:
