@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from smlaunch.job import DEFAULT_CHECKPOINT_PATH
-from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.planning.surroundings import ScriptFacts, Sign
 from smlaunch.protocol.segment import CHECKPOINTS
+from smlaunch.script_signs import signs
 from smlaunch.suggest import nearest
 
 
@@ -50,6 +52,7 @@ def read_script(path: Path) -> ScriptFacts:
         imports=frozenset(_imports(tree)),
         reads_resource_config=any("resourceconfig.json" in text for text in texts),
         names_checkpoints=any(word in text for text in texts for word in _CHECKPOINT_TEXTS),
+        signs=signs(tree, _bound(tree)),
     )
 
 
@@ -61,10 +64,28 @@ def reached_imports(entry: Path, root: Path) -> frozenset[str]:
     """What the source's own modules import that ``entry`` imports, directly or through one another. Looked
     for where Python would: beside the script, and in the source's root. A module that cannot be parsed says
     nothing."""
-    if entry.suffix != ".py" or not entry.is_file():
-        return frozenset()
-    folders = list(dict.fromkeys((entry.parent, root)))
     found: set[str] = set()
+    for _, tree in _reached(entry, root):
+        found |= _imports(tree)
+    return frozenset(found)
+
+
+def reached_signs(entry: Path, root: Path) -> dict[str, Sign]:
+    """The signs of the script, and of the source's modules that it imports, with their files: what is not in
+    the script may be in one of those."""
+    found: dict[str, Sign] = {}
+    for path, tree in _reached(entry, root):
+        file = "" if path == entry else os.path.relpath(path, root)
+        for name, sign in signs(tree, _bound(tree), file).items():
+            found.setdefault(name, sign)
+    return found
+
+
+def _reached(entry: Path, root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """The script and the modules of its source that it imports, directly or through one another."""
+    if entry.suffix != ".py" or not entry.is_file():
+        return
+    folders = list(dict.fromkeys((entry.parent, root)))
     pending, seen = [entry], {entry}
     while pending and len(seen) <= _MOST_MODULES:
         path = pending.pop()
@@ -72,14 +93,12 @@ def reached_imports(entry: Path, root: Path) -> frozenset[str]:
             tree = ast.parse(path.read_bytes(), filename=str(path))
         except (OSError, SyntaxError, ValueError):
             continue
-        names = _imports(tree)
-        found |= names
-        places = [folder.joinpath(*name.split(".")) for name in names for folder in folders]
+        yield path, tree
+        places = [folder.joinpath(*name.split(".")) for name in _imports(tree) for folder in folders]
         for module in _files([*places, *_relative(tree, path)], folders):
             if module not in seen:
                 seen.add(module)
                 pending.append(module)
-    return frozenset(found)
 
 
 def _relative(tree: ast.Module, path: Path) -> Iterator[Path]:
@@ -102,20 +121,13 @@ def _files(places: Iterable[Path], folders: Collection[Path]) -> Iterator[Path]:
 def _imports(tree: ast.Module) -> set[str]:
     """Dotted names that are imported, or reached through something imported."""
     found: set[str] = set()
-    bound: dict[str, str] = {}
+    bound = _bound(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.add(alias.name)
-                bound[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module)
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full)
-                bound[alias.asname or alias.name] = full
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             dotted = _dotted(node, bound)
@@ -123,6 +135,20 @@ def _imports(tree: ast.Module) -> set[str]:
                 # Of torch.distributed.init_process_group, torch.distributed is what others look for.
                 found.update(dotted.rsplit(".", cut)[0] for cut in range(dotted.count(".")))
     return found
+
+
+def _bound(tree: ast.Module) -> dict[str, str]:
+    """What the imported names of a module stand for."""
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                bound[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return bound
 
 
 def _dotted(node: ast.Attribute, bound: Mapping[str, str]) -> str | None:

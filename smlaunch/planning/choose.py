@@ -16,6 +16,9 @@ from smlaunch.suggest import nearest
 DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
 """The SageMaker SDK's default too."""
 
+OWN_CLUSTER = ("spark", "ray", "mpi")
+"""Strategies that share out records among their hosts themselves."""
+
 
 def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
     """The first rule that holds; the order says which evidence weighs more."""
@@ -41,6 +44,10 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
         )
     if not entry.endswith(".py"):
         return chosen("custom", "program", f"{entry} is a program that nobody can see into")
+    if job.workload.kind == "inference" and (spoken is None or spoken.strategy not in OWN_CLUSTER):
+        return chosen("share-nothing", "inference", "In batch inference no record needs another")
+    if job.workload.kind == "preparation" and (spoken is None or spoken.strategy != "spark"):
+        return chosen("processing", "preparation", "Data are prepared and nothing is trained")
     if script.reads_resource_config and wants_one:
         return chosen("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")
     if spoken is not None and (spoken.joins_hosts or not parts):
@@ -53,7 +60,17 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
 
 
 def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | None]:
-    """The type's name, and what the catalog knows of it."""
+    """The type's name, and what the catalog knows of it; of several preferences the first."""
+    preferences = job.compute.instance_preferences
+    if preferences:
+        notes.because(
+            "instance-type.preferences",
+            f"The service takes the first of {', '.join(preferences)} that it has capacity for; figures are "
+            f"of {preferences[0]} where it is not said otherwise.",
+        )
+        for preference in preferences:
+            _warn_of_unknown(preference, notes)
+        return preferences[0], instances.find(preferences[0])
     name = job.compute.instance_type
     if name is None:
         default = instances.known_types()[DEFAULT_INSTANCE_TYPE]
@@ -63,15 +80,18 @@ def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | No
             "SageMaker SDK takes too.",
         )
         return DEFAULT_INSTANCE_TYPE, default
-    known = instances.find(name)
-    if known is None:
+    _warn_of_unknown(name, notes)
+    return name, instances.find(name)
+
+
+def _warn_of_unknown(name: str, notes: Notes) -> None:
+    if instances.find(name) is None:
         match = nearest(name, instances.known_types())
         hint = f" (did you mean {match}?)" if match else ""
         notes.warn(
             f"{name} is not in the catalog of {instances.as_of()}{hint}. It is sent as it is; nothing is "
             "assumed about its accelerators or price."
         )
-    return name, known
 
 
 def choose_processes(
@@ -95,6 +115,11 @@ def choose_processes(
         return 1
     if surroundings.target == "local":
         return _local_processes(name, known, surroundings, notes)
+    counts = {row and row.accelerators for row in map(instances.find, job.compute.instance_preferences)}
+    if len(counts) > 1:
+        told = "The preferences differ in their accelerators: each host counts its own."
+        notes.because("processes.auto", told)
+        return AUTO
     if known is None:
         notes.because(
             "processes.auto", f"The catalog does not know {name}: each host counts its own accelerators."

@@ -12,6 +12,7 @@ from smlaunch.planning.cost import Rate, rate_of
 from smlaunch.planning.image import choose_image
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Upload
+from smlaunch.planning.rank_variables import with_variables
 from smlaunch.planning.segments import Shape
 from smlaunch.planning.storage import Layout, plan_launch_channels, plan_volume
 from smlaunch.planning.surroundings import Surroundings
@@ -57,7 +58,7 @@ class Compiler:
         per_host = choose_processes(job, self.strategy, instance, surroundings, notes)
         image = choose_image(job, self.strategy, instance, surroundings, notes)
         setting = self._setting(shape, per_host, instance, image)
-        spec = self._spec(setting)
+        spec = self._spec(setting, job.image is not None)
         own_channels = [] if spec is None else self._launch_channels(spec)
         name = TaskName(self.run, shape.first, attempt=1)
         synced = self.kept is not None and self.kept.carrier == SYNC
@@ -73,6 +74,9 @@ class Compiler:
             output=job.output or self.layout.output,
             instance_type=instance[0],
             hosts=job.compute.hosts,
+            instance_preferences=job.compute.instance_preferences,
+            keep_alive=_seconds(job.compute.keep_alive),
+            max_pending=_seconds(job.limits.max_pending),
             volume_gb=plan_volume(job, instance, surroundings, notes),
             max_runtime=shape.length,
             spot=job.compute.spot,
@@ -107,7 +111,7 @@ class Compiler:
             environment=frozenset(job.environment),
             requirements=job.requirements,
             max_runtime=shape.length,
-            hang=None if job.limits.hang is None else parse_duration(job.limits.hang),
+            hang=_seconds(job.limits.hang),
             launcher=job.launcher,
             imports=facts.script.imports,
             reads_resource_config=facts.script.reads_resource_config,
@@ -129,7 +133,7 @@ class Compiler:
             target=facts.target,
         )
 
-    def _spec(self, setting: Setting) -> LaunchSpec | None:
+    def _spec(self, setting: Setting, own_image: bool) -> LaunchSpec | None:
         """None where the image brings its own program."""
         if setting.entry and setting.hang is None and self.strategy.hang is not None:
             self.notes.because(
@@ -142,13 +146,19 @@ class Compiler:
             self.notes.refuse(problem.path, problem.message)
         for sentence in self.strategy.advice(setting):
             self.notes.warn(sentence + ".")
-        return self.strategy.launch_spec(setting) if setting.entry else None
+        if not setting.entry:
+            return None
+        return with_variables(self.strategy.launch_spec(setting), setting, own_image, self.notes)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)
         channels, uploads = plan_launch_channels(number, spec, self.surroundings, self.layout)
         self.uploads += [upload for upload in uploads if upload not in self.uploads]
         return channels
+
+
+def _seconds(duration: str | None) -> int | None:
+    return None if duration is None else parse_duration(duration)
 
 
 def _own_variables(shape: Shape) -> dict[str, str]:

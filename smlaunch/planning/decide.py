@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from smlaunch.errors import JobError
-from smlaunch.job import Job, format_duration
+from smlaunch.job import Job, Workload, format_duration
 from smlaunch.planning import segments
 from smlaunch.planning.carriers import plan_checkpoints
 from smlaunch.planning.carry import JOBS, LISTS, choose_carriers, effective
@@ -19,13 +20,16 @@ from smlaunch.planning.fields import dotted, field_of, members
 from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.part_plans import plan_parts
-from smlaunch.planning.plan import Carried, Plan, Segment, Task
+from smlaunch.planning.plan import Candidate, Carried, Plan, Segment, Task
 from smlaunch.planning.processing import tell_processing
+from smlaunch.planning.quotas import tell_quotas
 from smlaunch.planning.reading import tell_reading
 from smlaunch.planning.refusals import Case, refusals
 from smlaunch.planning.resumable import tell_worth
+from smlaunch.planning.scaling import tell_scaling
 from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
+from smlaunch.planning.tell_script import tell_script
 from smlaunch.planning.workflow import Policy, Workflow, request_for, variant_for
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
 from smlaunch.protocol.segment import STOP_AFTER
@@ -43,7 +47,7 @@ DEFAULT_ATTEMPTS = 3
 
 _ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/")
 
-_LEFT_TO_THE_SERVICE = {("compute.instance_type", "enum")}
+_LEFT_TO_THE_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
 """The service knows new instance types before any client's tables do; the plan has warned."""
 
 
@@ -53,10 +57,25 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     Raises JobError listing every problem of the job in these surroundings.
     """
     notes = Notes()
-    carried = choose_carriers(job, surroundings, notes)
+    settled, candidates = _settled(job, surroundings, notes)
+    carried = choose_carriers(settled, surroundings, notes)
+    digest = job_hash(job, surroundings)
     if any(one.way == JOBS for one in carried.values()):
-        return plan_parts(job, surroundings, run_id, carried, notes, make_one)
-    return make_one(job, surroundings, run_id, carried, notes, job_hash(job, surroundings))
+        plan = plan_parts(settled, surroundings, run_id, carried, notes, make_one, digest)
+    else:
+        plan = make_one(settled, surroundings, run_id, carried, notes, digest)
+    return replace(plan, job=job, candidates=candidates) if candidates else plan
+
+
+def _settled(job: Job, surroundings: Surroundings, notes: Notes) -> tuple[Job, tuple[Candidate, ...]]:
+    """The job with the machines that its workload asks for; the same where it says nothing of one."""
+    strategy = load(choose_strategy(job, surroundings, Notes()))
+    if job.workload == Workload() and strategy.name not in ("builtin", "spark"):
+        return job, ()
+    # Late: most jobs name their machines, and every command that plans would pay for it.
+    from smlaunch.planning.candidates import settle
+
+    return settle(job, strategy, surroundings, notes)
 
 
 def make_one(
@@ -86,8 +105,10 @@ def make_one(
             tell_worth(job, surroundings, strategy, field, why, notes)
     else:
         shapes = segments.single(job, total)
-    for problem in refusals(Case(asked, seen, strategy)):
+    case = Case(asked, seen, strategy)
+    for problem in refusals(case):
         notes.refuse(problem.path, problem.message)
+    tell_quotas(case, notes)
     _tell_names(job, notes)
 
     layout = Layout(surroundings.bucket, run_id)
@@ -100,6 +121,10 @@ def make_one(
         _tell_difference(before, after, notes)
     first = compiled[0]
     tell_reading(job, surroundings, first.instance_type, notes)
+    ranks = first.per_host * job.compute.hosts if isinstance(first.per_host, int) else None
+    tell_script(surroundings, strategy, ranks, notes)
+    if strategy.joins_hosts and strategy.operation == TRAINING:
+        tell_scaling(job, ranks, notes)
     workflow = Workflow(
         run=run_id,
         job_hash=digest,

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from smlaunch.errors import JobError
 from smlaunch.job import Job
-from smlaunch.planning.identity import job_hash
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Carried, Cost, Plan, Upload
 from smlaunch.planning.surroundings import Surroundings
@@ -28,8 +27,9 @@ def plan_parts(
     carried: Mapping[str, Carried],
     notes: Notes,
     make_one: Callable[..., Plan],
+    digest: str,
 ) -> Plan:
-    """One plan for each part that has files. Raises JobError."""
+    """One plan for each part that has files. ``digest``: of the job as it was asked for. Raises JobError."""
     filled = [part for part in range(job.compute.hosts) if any(one.files[part] for one in carried.values())]
     if filled and len(part_run(run_id, filled[-1] + 1)) > RUN_LIMIT:
         room = RUN_LIMIT - len(part_run("", filled[-1] + 1))
@@ -44,7 +44,6 @@ def plan_parts(
         notes.because(
             "parts.attempts", f"A part that fails is tried again alone, {DEFAULT_ATTEMPTS} jobs at most."
         )
-    digest = job_hash(job, surroundings)
     plans: list[Plan] = []
     for part in filled:
         own = Notes(list(notes.reasons), list(notes.warnings))

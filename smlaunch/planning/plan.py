@@ -145,6 +145,28 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """Machines that were thought of for the run. ``rule`` and ``because``: what speaks against them, empty
+    where they would do. ``seconds``, ``dollars`` and ``per_hour`` (dollars, all hosts) from the best that is
+    expected to the worst; None where nobody can say. ``chosen``: by the plan, or by the job itself."""
+
+    strategy: str
+    instance_type: str
+    hosts: int
+    processes_per_host: int | str
+    chosen: bool = False
+    rule: str = ""
+    because: str = ""
+    seconds: tuple[float, float] | None = None
+    dollars: tuple[float, float] | None = None
+    per_hour: tuple[float, float] | None = None
+
+    @property
+    def feasible(self) -> bool:
+        return not self.rule
+
+
+@dataclass(frozen=True)
 class Plan:
     """``processes_per_host`` is ``auto`` where only the host can count its accelerators.
     ``job_hash``: what is run (job, source, local data), and nothing of where, when or by which name.
@@ -152,7 +174,8 @@ class Plan:
     and instance type are those of the first segment. ``schedule``: None for a single job.
     ``checkpoints``: None where nobody keeps any. ``carried``: the channels that are split by bytes.
     ``parts``: a plan for each part where every one is a run of its own; tasks and uploads are then those of
-    all."""
+    all. ``candidates``: machines that were compared, the chosen ones first; empty where the job says nothing
+    to compare them by."""
 
     run: str
     job: Job
@@ -174,6 +197,7 @@ class Plan:
     schedule: Schedule | None = None
     carried: tuple[Carried, ...] = ()
     parts: tuple[Plan, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def requests(self) -> list[Mapping[str, Any]]:

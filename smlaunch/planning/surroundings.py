@@ -145,7 +145,8 @@ class Surroundings:
     ``longest_run``: seconds that the account's quota lets one job run; None where nobody asked, or where
     ``longest_run_problem`` says why there was no answer. ``quotas``: those of the account that were asked
     for, by their names, None for one that the service does not list; ``quotas_problem``: why none could be
-    read. ``today``: the day of the plan. ``checkpoints``: None where nobody looked. ``resolved_image``: None where there was no need to ask.
+    read. ``today``: the day of the plan. ``checkpoints``: None where nobody looked.
+    ``resolved_image``: None where there was no need to ask.
     """
 
     region: str

@@ -1,0 +1,330 @@
+"""Chooses the machines for a workload: every type that might do is compared, one is taken, and why. Pure.
+
+Only what the job leaves open is chosen; what it fixes (instance type, hosts) is kept and checked. Without a
+word on the workload there is nothing to compare by, and the job stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from smlaunch.catalog import algorithms, instances
+from smlaunch.catalog.instances import InstanceType
+from smlaunch.job import Job, parse_duration
+from smlaunch.job_fields import parse_size
+from smlaunch.planning import segments
+from smlaunch.planning.capabilities import capability
+from smlaunch.planning.compute_reasons import explain
+from smlaunch.planning.compute_rules import IN_MEMORY, PROCESSORS, RULES, Option, Task, is_single, verdict
+from smlaunch.planning.estimate import Measured
+from smlaunch.planning.io_times import Share
+from smlaunch.planning.libraries import imported
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.plan import Candidate
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.strategies.base import Strategy
+
+MOST_HOSTS = 64
+"""Hosts up to which a plan scales out by itself; the job may state more."""
+
+ASSUMED_ACCELERATOR = "ml.g5.xlarge"
+ASSUMED_HOST = "ml.m5.xlarge"
+"""Where time_on_one is not said to be measured anywhere."""
+
+SIMILAR = 1.25
+"""Within this factor of the cheapest the estimates do not tell options apart."""
+
+TABLES_HOST = "ml.m5.4xlarge"
+TABLES_PER_HOST = 1e11
+"""Bytes of tables for one host of Spark: what "enters the compute node's local storage" (Alliance, Machine
+Learning: about 100 GB). The type, 16 vCPU and 64 GiB, is an assumption."""
+
+SEVERAL = frozenset(
+    {
+        "ddp",
+        "deepspeed",
+        "horovod",
+        "huggingface",
+        "mpi",
+        "neuron",
+        "ray",
+        "smddp",
+        "smp",
+        "tensorflow",
+        "xgboost",
+    }
+)
+"""Strategies whose scripts are written for several hosts, whatever reading them shows."""
+
+HOLDS_ALL = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
+"""Libraries whose usual programs read all of their data into memory."""
+
+
+UP_BEFORE_OUT = ("scale.up-before-out", "one instance will do")
+"""A rule that looks at all candidates together. AWS, best practices: scale vertically first."""
+
+Judged = tuple[Option, tuple[str, str] | None]
+
+
+def settle(
+    job: Job, strategy: Strategy, surroundings: Surroundings, notes: Notes
+) -> tuple[Job, tuple[Candidate, ...]]:
+    """The job with its machines filled in, and what they were chosen from. Refuses what nothing will do
+    for."""
+    task = _task(job, strategy, surroundings)
+    if task is None:
+        return job, ()
+    judged = _up_before_out(task, [(option, verdict(option)) for option in _options(task)])
+    fitting = [option for option, objection in judged if objection is None]
+    if not fitting:
+        _refuse(task, [(option, said) for option, said in judged if said is not None], notes)
+        return job, tuple(_candidate(option, said) for option, said in judged)
+    chosen = choose(task, fitting)
+    explain(chosen, fitting, judged, notes)
+    ordered = sorted(fitting, key=lambda option: (option is not chosen, _worth(option)))
+    candidates = [_candidate(option, None, option is chosen) for option in ordered]
+    candidates += [_candidate(option, said) for option, said in judged if said is not None]
+    compute: dict[str, object] = {"hosts": chosen.hosts}
+    if not job.compute.instance_preferences:
+        compute["instance_type"] = chosen.instance.name
+    return job.model_copy(update={"compute": job.compute.model_copy(update=compute)}), tuple(candidates)
+
+
+def _up_before_out(task: Task, judged: Sequence[Judged]) -> list[Judged]:
+    """Where one instance will do, several will not, unless their ranks never talk or processors are what
+    lacks."""
+    alone = any(objection is None and option.hosts == 1 for option, objection in judged)
+    if not (alone and task.talks and task.processors is None):
+        return list(judged)
+    return [
+        (option, UP_BEFORE_OUT if objection is None and option.hosts > 1 else objection)
+        for option, objection in judged
+    ]
+
+
+def choose(task: Task, fitting: Sequence[Option]) -> Option:
+    """The cheapest, and among similar ones what was measured, then fewer hosts."""
+    least = min(_worth(option) for option in fitting)
+    similar = [option for option in fitting if _worth(option) <= SIMILAR * least]
+    return min(similar, key=lambda option: _order(task, option))
+
+
+def _order(task: Task, option: Option) -> tuple[bool, int, float, str]:
+    measured = task.measured is not None and (
+        option.instance.accelerator != task.measured.reference.accelerator
+    )
+    return measured, option.hosts, option.listed_per_hour, option.instance.name
+
+
+def _worth(option: Option) -> float:
+    """Dollars at the slow end where the time is known, dollars per hour otherwise."""
+    if option.seconds is None:
+        return option.listed_per_hour
+    return option.listed_per_hour * option.seconds.high / 3600
+
+
+# ---- what is to be done ----------------------------------------------------------------------------------
+
+
+def _task(job: Job, strategy: Strategy, surroundings: Surroundings) -> Task | None:
+    """None where the job says nothing to choose machines by."""
+    work = job.workload
+    script = surroundings.script
+    can = capability(script, surroundings.source.entry)
+    if strategy.name in SEVERAL:
+        can = dataclasses.replace(can, use="several")
+    tables = strategy.name == "spark"
+    if not (work.time_on_one or work.model_memory or work.wanted_time or work.preprocessing):
+        open_type = job.compute.instance_type is None and not job.compute.instance_preferences
+        if not (open_type and (tables or strategy.name == "builtin" or work.kind == "preparation")):
+            return None
+    named = _named(job)
+    if named is not None and instances.find(named) is None:
+        return None  # nothing is known of it; the plan says so elsewhere
+    quiet = Notes()
+    limit = segments.total_seconds(job, quiet)
+    copied = Share(0, 0)
+    facts = {name: surroundings.inputs.get(name) for name in job.inputs}
+    for name, channel in job.inputs.items():
+        seen = facts[name]
+        if channel.mode == "File" and seen is not None and surroundings.target == "aws":
+            copied = Share(copied.bytes + (seen.bytes or 0), copied.files + (seen.objects or 0))
+    splits = [facts[name] for name, channel in job.inputs.items() if channel.split is not None]
+    counted = [seen.objects for seen in splits if seen is not None and seen.objects and not seen.capped]
+    holds = imported(script.imports, HOLDS_ALL) is not None or strategy.name == "builtin"
+    total = sum(seen.bytes or 0 for seen in facts.values() if seen is not None)
+    accelerated = can.accelerated and work.kind != "preparation" and not tables
+    if job.algorithm is not None:
+        algorithm = algorithms.find(job.algorithm)
+        accelerated = algorithm is not None and "cpu" not in algorithm.processors
+    measured = _measured(job, named, accelerated)
+    if measured is not None:
+        accelerated = measured.accelerated
+    return Task(
+        job=job,
+        surroundings=surroundings,
+        strategy=strategy,
+        can=dataclasses.replace(can, accelerated=accelerated),
+        measured=measured,
+        wanted=None if work.wanted_time is None else parse_duration(work.wanted_time),
+        limit=limit,
+        budget=job.limits.max_cost,
+        chained=job.limits.segment is not None or bool(job.segments) or limit > segments.LONGEST_RUNTIME,
+        model=None if work.model_memory is None else parse_size(work.model_memory),
+        in_memory=total * IN_MEMORY if holds and not accelerated and total else None,
+        copied=copied,
+        parted=bool(splits),
+        files=min(counted) if counted else None,
+        fixed=named is not None,
+        talks=_talks(strategy),
+        processors=_processors(job, measured),
+    )
+
+
+def _named(job: Job) -> str | None:
+    if job.compute.instance_preferences:
+        return job.compute.instance_preferences[0]
+    return job.compute.instance_type
+
+
+def _talks(strategy: Strategy) -> bool:
+    """Whether ranks exchange anything while they work."""
+    return strategy.joins_hosts and strategy.name not in ("spark", "processing")
+
+
+def _measured(job: Job, named: str | None, accelerated: bool) -> Measured | None:
+    if job.workload.time_on_one is None:
+        return None
+    on = job.workload.measured_on or named
+    reference = instances.find(on or (ASSUMED_ACCELERATOR if accelerated else ASSUMED_HOST))
+    if reference is None:
+        return None
+    seconds = parse_duration(job.workload.time_on_one)
+    return Measured(float(seconds), reference, reference.accelerators > 0, on is not None)
+
+
+def _processors(job: Job, measured: Measured | None) -> float | None:
+    if job.workload.preprocessing != "heavy":
+        return None
+    on = measured.reference if measured is not None and measured.stated else None
+    return on.vcpu / max(1, on.accelerators) if on is not None else PROCESSORS
+
+
+# ---- options ---------------------------------------------------------------------------------------------
+
+
+def _options(task: Task) -> Iterator[Option]:
+    """Of every type one host, or as many as the job names; where that will not do, the least that will, or
+    the most that were looked at."""
+    for instance in _types(task):
+        ranks = _ranks(task, instance)
+        numbers = iter(_hosts(task))
+        first = last = Option(task, instance, next(numbers), ranks)
+        objection = verdict(first)
+        while objection is not None and _more_hosts_help(objection[0], task):
+            hosts = next(numbers, None)
+            if hosts is None:
+                break
+            last = Option(task, instance, hosts, ranks)
+            objection = verdict(last)
+        yield first
+        if last is not first:
+            yield last
+
+
+def _types(task: Task) -> Iterator[InstanceType]:
+    named = _named(task.job)
+    if named is not None:
+        known = instances.find(named)
+        if known is not None:
+            yield known
+    elif task.strategy.name == "spark":
+        yield instances.known_types()[TABLES_HOST]
+    else:
+        for instance in instances.known_types().values():
+            if instance.is_neuron != (task.strategy.name == "neuron"):
+                continue
+            if (instance.accelerators > 0) != task.can.accelerated:
+                continue
+            # Without accelerators all types do, and only some have a price: those are the ones compared.
+            if instance.accelerators or instance.usd_per_hour is not None:
+                yield instance
+
+
+def _hosts(task: Task) -> Sequence[int]:
+    compute = task.job.compute
+    if "hosts" in compute.model_fields_set or task.job.algorithm is not None:
+        return [compute.hosts]
+    if task.strategy.name == "spark":
+        total = sum(facts.bytes or 0 for facts in task.surroundings.inputs.values())
+        return [max(1, min(MOST_HOSTS, -(-int(total) // int(TABLES_PER_HOST))))]
+    if task.can.use == "several" or (task.strategy.name == "share-nothing" and task.parted):
+        return range(1, MOST_HOSTS + 1)
+    return [1]
+
+
+def _more_hosts_help(rule: str, task: Task) -> bool:
+    if rule in ("time.too-slow", "memory.model-too-large"):
+        return rule != "memory.model-too-large" or task.can.shards
+    return rule == "memory.data-too-large" and task.parted
+
+
+def _ranks(task: Task, instance: InstanceType) -> int:
+    asked = task.job.compute.processes_per_host
+    if isinstance(asked, int):
+        return asked
+    return 1 if is_single(task) else max(1, instance.accelerators)
+
+
+def _candidate(option: Option, said: tuple[str, str] | None, chosen: bool = False) -> Candidate:
+    rule, because = said or ("", "")
+    spans = (option.seconds, option.dollars, option.per_hour)
+    seconds, dollars, per_hour = (None if span is None else (span.low, span.high) for span in spans)
+    return Candidate(
+        strategy=option.task.strategy.name,
+        instance_type=option.instance.name,
+        hosts=option.hosts,
+        processes_per_host=option.ranks,
+        chosen=chosen,
+        rule=rule,
+        because=because,
+        seconds=seconds,
+        dollars=dollars,
+        per_hour=per_hour,
+    )
+
+
+# ---- when nothing will do --------------------------------------------------------------------------------
+
+
+def _refuse(task: Task, judged: Sequence[tuple[Option, tuple[str, str]]], notes: Notes) -> None:
+    """Told by the option that came furthest: the one that the last of the rules objected to."""
+    if not judged:
+        return
+    place = {rule.name: number for number, rule in enumerate(RULES)}
+
+    def distance(pair: tuple[Option, tuple[str, str]]) -> tuple[int, float, float]:
+        option, (rule, _) = pair
+        seconds = float("inf") if option.seconds is None else option.seconds.high
+        return -place[rule], seconds if rule == "time.too-slow" else 0.0, option.listed_per_hour
+
+    option, (rule, because) = min(judged, key=distance)
+    field = next(one.field for one in RULES if one.name == rule)
+    others = sum(1 for other, _ in judged if other is not option)
+    compared = f", the nearest of {others + 1} that were compared" if others else ""
+    notes.refuse(field, f"{option.describe()}{compared}: {because}; {_way_out(rule, task)}")
+
+
+def _way_out(rule: str, task: Task) -> str:
+    if rule == "time.too-slow":
+        if task.can.use == "one" and task.talks and task.can.accelerated:
+            return "let the script use several accelerators (docs/planner.md), or allow more time"
+        return "allow more time, or more hosts" if task.fixed else "allow more time"
+    if rule == "memory.model-too-large":
+        return "shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type"
+    if rule == "cost.over-budget":
+        return "raise it, or shorten limits.max_runtime"
+    if rule == "capability.one-accelerator":
+        return "let the script use several (docs/planner.md)"
+    return "name compute.instance_type to take one all the same"

@@ -1,0 +1,166 @@
+"""Why these machines, in plain sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smlaunch.planning.compute_rules import Option
+from smlaunch.planning.cost import dollars
+from smlaunch.planning.estimate import MODEL_SHARE, PRICE_SPREAD
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.show import size
+
+Judged = Sequence[tuple[Option, tuple[str, str] | None]]
+
+
+def explain(chosen: Option, fitting: Sequence[Option], judged: Judged, notes: Notes) -> None:
+    task = chosen.task
+    rule, sentence = _main(chosen, fitting, judged)
+    notes.because(rule, sentence)
+    if task.model is not None:
+        notes.because("compute.model-memory", _model(chosen, task.model))
+    if chosen.seconds is not None:
+        notes.because("estimate.assumed", _assumed(chosen))
+    wanted = task.wanted
+    if wanted is not None and chosen.seconds is not None and chosen.seconds.high > wanted:
+        notes.warn(
+            f"{chosen.describe()} takes {chosen.seconds}: it may be more than the "
+            f"{task.job.workload.wanted_time} that are wanted."
+        )
+    if chosen.seconds is not None and chosen.seconds.high > task.limit:
+        notes.warn(
+            f"It may take {chosen.seconds}, and limits.max_runtime ends it after {task.limit / 3600:g} h: "
+            "state a longer one."
+        )
+
+
+def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[str, str]:
+    task, what = chosen.task, chosen.describe()
+    accelerators = chosen.machines.accelerators * chosen.hosts
+    if task.fixed and "hosts" in task.job.compute.model_fields_set:
+        return "compute.given", f"The job names {what}{_takes(chosen)}."
+    if task.strategy.name == "spark":
+        return (
+            "compute.tables",
+            f"{what}: a host for every 100 GB of tables, a rough assumption; Spark deals out the work.",
+        )
+    if not chosen.instance.accelerators:
+        if task.in_memory is not None and not task.fixed:
+            return "instance-type.in-memory", _in_memory(chosen, task.in_memory)
+        return "compute.processors", f"{what}{_takes(chosen)}{_why_cheapest(chosen, fitting)}."
+    if task.processors is not None:
+        return "compute.cpu-budget", _budget(chosen, task.processors, judged)
+    if not task.talks and chosen.hosts > 1:
+        return (
+            "compute.share-nothing",
+            f"Hosts do not talk, so that {chosen.hosts} of them are {chosen.hosts} times as fast: "
+            f"{what}{_takes(chosen)}{_why_cheapest(chosen, fitting)}.",
+        )
+    if chosen.hosts > 1:
+        return "compute.scale-out", _scale_out(chosen, fitting, judged)
+    if accelerators > 1:
+        return (
+            "compute.scale-up",
+            f"{accelerators} accelerators of one {chosen.instance.name} will do{_takes(chosen)}: one "
+            "instance is easier to debug than several, and its accelerators talk faster than hosts "
+            f"do{_why_cheapest(chosen, fitting)}.",
+        )
+    return "compute.one-accelerator", _one(chosen, fitting)
+
+
+def _one(chosen: Option, fitting: Sequence[Option]) -> str:
+    task = chosen.task
+    told = f"One accelerator, of {chosen.instance.name}{_takes(chosen)}{_why_cheapest(chosen, fitting)}"
+    if task.can.use != "one":
+        return f"{told}."
+    who = task.surroundings.source.entry or task.job.program
+    lacks = "; ".join(task.can.missing)
+    more = f" For several it lacks, as far as it shows: {lacks}." if lacks else ""
+    return f"{told}: {who} uses one, as most programs do.{more}"
+
+
+def _budget(chosen: Option, need: float, judged: Judged) -> str:
+    larger = [
+        option.instance.name
+        for option, said in judged
+        if said is not None
+        and said[0] == "cpu.too-few-per-accelerator"
+        and option.instance.accelerators > 1
+        and option.instance.accelerator == chosen.instance.accelerator
+    ]
+    instead = f", where {larger[-1]} has too few for its accelerators" if larger else ""
+    each = chosen.instance.vcpu / chosen.instance.accelerators
+    return (
+        f"Preprocessing keeps {need:g} vCPU busy for each accelerator, and {chosen.instance.name} has "
+        f"{each:g}{instead}: {chosen.describe()}{_takes(chosen)}."
+    )
+
+
+def _scale_out(chosen: Option, fitting: Sequence[Option], judged: Judged) -> str:
+    fixed_hosts = "hosts" in chosen.task.job.compute.model_fields_set
+    if fixed_hosts:
+        return f"The job names {chosen.hosts} hosts; {chosen.describe()}{_takes(chosen)}."
+    return (
+        f"No single instance will do, so there are several: {chosen.describe()}{_takes(chosen)}"
+        f"{_why_cheapest(chosen, fitting)}."
+    )
+
+
+def _in_memory(chosen: Option, need: float) -> str:
+    return (
+        f"The program reads all of its data into memory, which takes some five times their size, "
+        f"{size(int(need))}: {chosen.instance.name} ({chosen.instance.describe()}) holds that for the "
+        "least per hour."
+    )
+
+
+def _model(chosen: Option, need: float) -> str:
+    memory = chosen.instance.accelerator_memory_gib or 0
+    ranks = chosen.hosts * chosen.machines.accelerators
+    room = f"{MODEL_SHARE:.0%} of the {memory:g} GiB of {chosen.instance.accelerator}"
+    if chosen.task.can.shards:
+        each = size(int(need / ranks))
+        return f"{size(int(need))} of model are sharded: {each} on each of {ranks}, within {room}."
+    return f"{size(int(need))} of model fit within {room}."
+
+
+def _takes(chosen: Option) -> str:
+    if chosen.seconds is None:
+        return ""
+    cost = "" if chosen.dollars is None else f" for {span(chosen.dollars.low, chosen.dollars.high)}"
+    return f" ({chosen.seconds}{cost}, estimated)"
+
+
+def _why_cheapest(chosen: Option, fitting: Sequence[Option]) -> str:
+    others = len(fitting) - 1
+    if not others or chosen.task.fixed:
+        return ""
+    measured = chosen.task.measured
+    if measured is not None and measured.reference.accelerator == chosen.instance.accelerator:
+        return f"; of {others + 1} that would do it is among the cheapest, and what was measured on"
+    return f"; of {others + 1} that would do it is among the cheapest"
+
+
+def _assumed(chosen: Option) -> str:
+    task = chosen.task
+    if task.measured is None:
+        return ""
+    on, job = task.measured.reference, task.job
+    if task.measured.stated:
+        where = on.name
+    elif task.measured.accelerated:
+        where = f"{on.name}, which is assumed (workload.measured_on says it)"
+    else:
+        where = f"a host of {on.name}, which is assumed (workload.measured_on says it)"
+    spread = PRICE_SPREAD.get(chosen.instance.price_confidence, PRICE_SPREAD["low"])
+    return (
+        f"Estimates start from {job.workload.time_on_one} on {where}; how accelerators compare, what several "
+        f"lose, 1 to 10 minutes until training begins and a price within {spread:.0%} are rough assumptions "
+        "(docs/planner.md)."
+    )
+
+
+def span(low: float, high: float) -> str:
+    """``$25 to $67``."""
+    least, most = (f"${amount:,.0f}" if amount >= 10 else dollars(amount) for amount in (low, high))
+    return most if least == most else f"{least} to {most}"

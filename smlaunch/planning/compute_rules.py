@@ -1,0 +1,293 @@
+"""Which machines a workload may run on: small rules, each with its name and where it comes from. Pure.
+
+A rule looks at one candidate and says why it will not do, or nothing. They are asked in order, and the first
+that objects is the candidate's verdict. docs/planner.md is their table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from smlaunch.catalog.instances import InstanceType
+from smlaunch.job import Job
+from smlaunch.planning.capabilities import Capability
+from smlaunch.planning.cost import dollars
+from smlaunch.planning.estimate import MODEL_SHARE, Machines, Measured, duration, price, rate
+from smlaunch.planning.io_times import Range, Share
+from smlaunch.planning.show import size
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.strategies.base import Setting, Strategy
+
+PROCESSORS = 16
+"""vCPU for each accelerator that heavy preprocessing keeps busy where nobody measured: an assumption. Six are
+what the Alliance suggests for ordinary work."""
+
+IN_MEMORY = 5
+"""Times the size of a table in files that a program needs which reads all of it into memory. McKinney,
+"Apache Arrow and the 10 things I hate about pandas", 2017: "5 to 10 times as much RAM as the size of your
+dataset"."""
+
+RETIRED = ("p2", "p3")
+BURSTABLE = ("t2", "t3")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done: read from the job and its surroundings once. ``measured``: None where the job says
+    no time. ``model`` and ``in_memory`` in bytes, of one replica and of one host. ``wanted``, ``limit``:
+    seconds that it may take, and that the job may run at most. ``budget``: dollars. ``copied``: bytes that
+    File channels bring, all in all, and in how many files; ``parted``: every host gets a part. ``files``: the
+    least number of objects of a channel that is split, None without one. ``fixed``: the job names the type.
+    """
+
+    job: Job
+    surroundings: Surroundings
+    strategy: Strategy
+    can: Capability
+    measured: Measured | None
+    wanted: float | None
+    limit: float
+    budget: float | None
+    chained: bool
+    model: float | None
+    in_memory: float | None
+    copied: Share
+    parted: bool
+    files: int | None
+    fixed: bool
+    talks: bool
+    processors: float | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """Some machines for a task, with what they are expected to take."""
+
+    task: Task
+    instance: InstanceType
+    hosts: int
+    ranks: int
+
+    @property
+    def machines(self) -> Machines:
+        bound = self.task.processors is not None
+        return Machines(self.instance, self.hosts, self.ranks, self.task.talks, bound)
+
+    @cached_property
+    def seconds(self) -> Range | None:
+        if self.task.measured is None:
+            return None
+        parts = self.hosts if self.task.parted else 1
+        share = Share(self.task.copied.bytes / parts, self.task.copied.files / parts)
+        return duration(self.machines, self.task.measured, share)
+
+    @cached_property
+    def per_hour(self) -> Range | None:
+        own = self.task.job.compute.price_per_hour
+        if own is not None and self.task.fixed:
+            return Range(own * self.hosts, own * self.hosts)
+        return rate(self.instance, self.hosts)
+
+    @cached_property
+    def dollars(self) -> Range | None:
+        if self.seconds is None or self.per_hour is None:
+            return None
+        return price(self.per_hour, self.seconds)
+
+    @property
+    def listed_per_hour(self) -> float:
+        """By the catalog's own price, all hosts."""
+        own = self.task.job.compute.price_per_hour if self.task.fixed else None
+        price = self.instance.usd_per_hour if own is None else own
+        return (price or 0.0) * self.hosts
+
+    def describe(self) -> str:
+        return f"{self.hosts} x {self.instance.name}" if self.hosts > 1 else self.instance.name
+
+
+@dataclass(frozen=True)
+class ComputeRule:
+    """``field``: the job's, to which a refusal belongs that nothing gets past. ``source``: who says so.
+    ``objection``: a sentence, or None. ``fixed_too``: it holds for a type that the job names as well."""
+
+    name: str
+    field: str
+    source: str
+    objection: Callable[[Option], str | None]
+    fixed_too: bool = False
+
+
+def _retired(option: Option) -> str | None:
+    family = option.instance.name.split(".")[1]
+    if family.startswith(RETIRED):
+        return f"{family} is retired or vanishing from price lists"
+    return None
+
+
+def _burstable(option: Option) -> str | None:
+    family = option.instance.name.split(".")[1]
+    if family.startswith(BURSTABLE):
+        return f"{family} has its processors for bursts only, by credits"
+    return None
+
+
+def _price(option: Option) -> str | None:
+    if option.per_hour is None:
+        return "nobody knows its price; name the type, with compute.price_per_hour, to take it all the same"
+    return None
+
+
+def _one_accelerator(option: Option) -> str | None:
+    count = option.instance.accelerators
+    asked = option.task.job.compute.processes_per_host
+    if count < 2 or asked is not None or not (is_single(option.task) or option.task.can.use == "one"):
+        return None
+    who = option.task.surroundings.source.entry or option.task.job.program
+    return f"{who} uses one accelerator, and {count - 1} of its {count} would stand idle"
+
+
+def _model(option: Option) -> str | None:
+    need = option.task.model
+    memory = option.instance.accelerator_memory_gib
+    if need is None or memory is None:
+        return None
+    ranks = option.hosts * option.machines.accelerators if option.task.can.shards else 1
+    room = memory * 2**30 * MODEL_SHARE
+    if need <= room * ranks:
+        return None
+    told = f"{size(int(need))} do not fit in {MODEL_SHARE:.0%} of {memory:g} GiB"
+    return f"{told} on each of {ranks} accelerators" if ranks > 1 else told
+
+
+def _in_memory(option: Option) -> str | None:
+    need = option.task.in_memory
+    if need is None:
+        return None
+    memory = option.instance.memory_gib * 2**30
+    parts = option.hosts if option.task.parted else 1
+    if need / parts <= memory:
+        return None
+    return f"{option.instance.memory_gib:g} GiB of memory do not hold {size(int(need / parts))}"
+
+
+def _processors(option: Option) -> str | None:
+    need, count = option.task.processors, option.instance.accelerators
+    if need is None or not count:
+        return None
+    each = option.instance.vcpu / count
+    if each >= need:
+        return None
+    return f"{each:g} vCPU for each accelerator; preprocessing keeps {need:g} busy"
+
+
+def _files(option: Option) -> str | None:
+    files = option.task.files
+    if files is None or option.hosts <= files:
+        return None
+    return f"{option.hosts} hosts for {files} files: some would get none"
+
+
+def _time(option: Option) -> str | None:
+    wanted, seconds = option.task.wanted, option.seconds
+    if wanted is None:
+        return None
+    if seconds is None:
+        if option.task.measured is None:
+            return None
+        return f"how fast its {option.instance.accelerator or 'processors'} are is not known"
+    # What the job fixes is only refused where even the fast end is too slow: the rest is told.
+    end = seconds.low if option.task.fixed else seconds.high
+    if end <= wanted:
+        return None
+    return f"takes {seconds}, and {option.task.job.workload.wanted_time} are wanted"
+
+
+def _budget(option: Option) -> str | None:
+    task = option.task
+    if task.budget is None or task.surroundings.target == "local" or option.per_hour is None:
+        return None
+    if not task.chained and option.listed_per_hour * task.limit / 3600 > task.budget:
+        most = option.listed_per_hour * task.limit / 3600
+        hours = f"{task.limit / 3600:g} h"
+        return f"may cost {dollars(most)} until the time limit of {hours}, more than {dollars(task.budget)}"
+    if option.dollars is not None and option.dollars.high > task.budget:
+        return f"may cost {dollars(option.dollars.high)}, more than {dollars(task.budget)}"
+    return None
+
+
+def is_single(task: Task) -> bool:
+    """One process on each host, which uses one accelerator."""
+    plain = task.strategy.one_per_host or task.strategy.one_unless_asked
+    return plain and task.can.use != "instance"
+
+
+_MACHINES = ("compute.instance_type", "compute.hosts", "compute.processes_per_host")
+
+
+def _strategy(option: Option) -> str | None:
+    """What the strategy itself says of such machines; of the rest of the job it says so elsewhere."""
+    task = option.task
+    setting = Setting(
+        entry=task.surroundings.source.entry,
+        hosts=option.hosts,
+        per_host=option.ranks,
+        imports=task.surroundings.script.imports,
+        split=task.parted,
+        options=task.job.options,
+        algorithm=task.job.algorithm,
+        instance_type=option.instance.name,
+        instance=option.instance,
+        image=task.job.image or "",
+        framework_version=task.job.framework_version,
+        channels=task.job.inputs,
+        hyperparameters=task.job.hyperparameters,
+        spot=task.job.compute.spot,
+        target=task.surroundings.target,
+    )
+    return next((one.message for one in task.strategy.check(setting) if one.path in _MACHINES), None)
+
+
+RULES: tuple[ComputeRule, ...] = (
+    ComputeRule("instance.retired", "workload", "facts, 4.6: P2, and P3 vanishing", _retired),
+    ComputeRule(
+        "instance.burstable", "workload", "EC2, burstable performance instances: CPU credits", _burstable
+    ),
+    ComputeRule("strategy.machines", "strategy", "the strategy's own page", _strategy),
+    ComputeRule("price.unknown", "limits.max_cost", "facts, 5: no package has prices", _price),
+    ComputeRule(
+        "capability.one-accelerator",
+        "entry",
+        'Alliance, tutorial: "use a single GPU unless you are certain that your program uses several"',
+        _one_accelerator,
+    ),
+    ComputeRule(
+        "memory.model-too-large",
+        "workload.model_memory",
+        "YARN et la distribution de GPU: a training often exceeds the GPU's memory",
+        _model,
+        fixed_too=True,
+    ),
+    ComputeRule("memory.data-too-large", "inputs", "McKinney 2017: 5 to 10 times the data", _in_memory),
+    ComputeRule(
+        "cpu.too-few-per-accelerator",
+        "workload.preprocessing",
+        "AWS, best practices: the CPU budget is high and the CPU-to-GPU ratio too low",
+        _processors,
+    ),
+    ComputeRule("data.more-hosts-than-files", "inputs", "facts, 2.8: whole objects are dealt out", _files),
+    ComputeRule("time.too-slow", "workload.wanted_time", "the job", _time, fixed_too=True),
+    ComputeRule("cost.over-budget", "limits.max_cost", "the job", _budget),
+)
+
+
+def verdict(option: Option) -> tuple[str, str] | None:
+    """The first rule that objects, and its sentence; None where the option will do."""
+    for rule in RULES:
+        if option.task.fixed and not rule.fixed_too:
+            continue
+        said = rule.objection(option)
+        if said is not None:
+            return rule.name, said
+    return None

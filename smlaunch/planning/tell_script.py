@@ -1,0 +1,28 @@
+"""What the plan says of a script that several ranks are to run, as far as reading it shows. Pure."""
+
+from __future__ import annotations
+
+from smlaunch.planning.capabilities import capability
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.surroundings import Surroundings
+from smlaunch.strategies.base import Strategy
+
+_TORCHRUN = ("ddp", "smddp", "smp")
+"""Strategies whose scripts join their ranks themselves, by torch.distributed."""
+
+
+def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | None, notes: Notes) -> None:
+    """``ranks``: None where only the hosts know."""
+    script, entry = surroundings.script, surroundings.source.entry
+    shows = (script.signs or {}).get("display")
+    if shows is not None:
+        notes.warn(
+            f"{shows.file or entry}, line {shows.line}: nothing is shown on a host; write the figure to a "
+            "file instead (savefig, imwrite)."
+        )
+    if strategy.name not in _TORCHRUN or ranks == 1:
+        return
+    can = capability(script, entry)
+    if can.use == "several" and can.missing:
+        how_many = "several ranks" if ranks is None else f"{ranks} ranks"
+        notes.warn(f"For {how_many} {entry} lacks, as far as it shows: {'; '.join(can.missing)}.")
