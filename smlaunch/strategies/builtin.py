@@ -6,7 +6,8 @@ What each takes is the catalog's (``catalog.algorithms``); what is said of singl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from smlaunch.catalog.algorithms import CONTENT_TYPES, DATA_CHANNELS, Algorithm, find, unknown
 from smlaunch.errors import Problem
@@ -32,6 +33,9 @@ class Builtin(Strategy):
     needs_script = False
     one_per_host = True
     instead_of_ranks = "leave it out: the algorithm itself uses what its host has"
+    options: ClassVar[Mapping[str, str]] = {
+        "model": "JumpStart's id, of an algorithm that it hosts, by which the region is asked for the image"
+    }
     own_checkpoints = "a built-in algorithm does not end itself to be gone on with by a next job"
 
     def check(self, setting: Setting) -> list[Problem]:
