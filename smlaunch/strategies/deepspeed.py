@@ -28,7 +28,7 @@ class DeepSpeed(DDP):
     )
     libraries = ("deepspeed",)
     options: ClassVar[Mapping[str, str]] = {
-        "config": "DeepSpeed's configuration, a JSON file of the source; the script gets it as --deepspeed_config"
+        "config": "DeepSpeed's JSON file in the source, which the script gets as --deepspeed_config"
     }
 
     def check(self, setting: Setting) -> list[Problem]:

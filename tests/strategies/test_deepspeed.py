@@ -1,0 +1,124 @@
+"""strategy: deepspeed: what ranks are started with, and what DeepSpeed would only refuse on the hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.catalog import instances
+from smlaunch.errors import JobError
+from smlaunch.job import Job
+from smlaunch.planning.surroundings import ScriptFacts, SourceFacts, Surroundings
+from smlaunch.protocol.launch_spec import Ref
+from smlaunch.strategies import load
+from smlaunch.strategies.base import Setting
+from smlaunch.strategies.deepspeed import faults
+from tests.planning.world import plan, region
+
+DEEPSPEED = ScriptFacts(
+    imports=frozenset({"torch", "torch.distributed", "deepspeed", "deepspeed.initialize"})
+)
+
+
+def where(**files: str) -> Surroundings:
+    source = SourceFacts(
+        "src", "train.py", "ab" * 32, 3, 100, named={f"{k}.json": v for k, v in files.items()}
+    )
+    return region(source=source, script=DEEPSPEED)
+
+
+def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
+    made = plan({"options": {"config": "zero.json"}, "args": ["--x"]}, where(zero='{"train_batch_size": 8}'))
+    assert made.strategy == "deepspeed"
+    assert "strategy.deepspeed" in [reason.rule for reason in made.reasons]
+    spec = made.tasks[0].launch_spec
+    assert spec is not None
+    assert (spec.ranks.rendezvous, spec.ranks.launcher, spec.services) == (True, "runtime", ())
+    assert spec.ranks.argv == (
+        *(Ref("python"), Ref("source", suffix="/train.py"), "--x"),
+        *("--deepspeed_config", Ref("source", suffix="/zero.json"), Ref("hyperparameters")),
+    )
+    # The default type has no accelerator.
+    assert ("DS_ACCELERATOR", "cpu") in spec.ranks.env
+    assert any("not known to bring deepspeed" in warning for warning in made.warnings)
+
+
+def test_with_gpus_deepspeed_finds_them_itself() -> None:
+    strategy = load("deepspeed")
+    gpu = Setting("train.py", instance_type="ml.g5.xlarge", instance=instances.find("ml.g5.xlarge"))
+    assert strategy.variables(gpu) == ()
+    assert strategy.variables(Setting("train.py", target="local")) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"train_batch_size": 64}, None),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 4}, None),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, None),
+        ({"train_micro_batch_size_per_gpu": 4}, None),
+        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}, None),
+        ({"train_batch_size": 64, "zero_optimization": {"stage": 3}}, None),
+        ({"train_batch_size": 66}, "train_batch_size 66 is not train_micro_batch_size_per_gpu 16 x "),
+        (
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 2,
+            },
+            "4 x gradient_accumulation_steps 2 x 4 ranks; change one",
+        ),
+        ({"gradient_accumulation_steps": 2}, "neither train_batch_size nor train_micro_batch_size_per_gpu"),
+        ({"train_batch_size": 0}, "train_batch_size is a whole number from 1, not 0"),
+        ({"train_batch_size": 3}, "train_batch_size 3 is not"),
+        ({"train_batch_size": 64, "zero_optimization": {"stage": 4}}, "stage is 0, 1, 2 or 3, not 4"),
+        ([], "not a JSON object"),
+    ],
+)
+def test_a_configuration_for_four_ranks(config: Any, said: str | None) -> None:
+    told = list(faults(json.dumps(config), 4))
+    if said is None:
+        assert told == []
+    else:
+        assert said in " ".join(told)
+
+
+def test_what_is_no_json_is_told_with_its_place() -> None:
+    (told,) = faults('{"train_batch_size": 64,}', 4)
+    assert told.startswith("it is not JSON (") and "line 1" in told
+
+
+def test_an_unknown_number_of_ranks_is_not_reckoned_with() -> None:
+    assert list(faults('{"train_batch_size": 3}', None)) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "path"),
+    [
+        ({"options": {"config": "bad.json"}}, "options.config"),
+        ({"options": {"config": "missing.json"}}, "options.config"),
+        ({"args": ["--deepspeed", "--deepspeed_config", "bad.json"]}, "args[1]"),
+        ({"args": ["--deepspeed_config=bad.json"]}, "args[0]"),
+        ({"hyperparameters": {"deepspeed_config": "bad.json"}}, "hyperparameters.deepspeed_config"),
+    ],
+)
+def test_the_file_is_found_where_the_job_names_it(job: dict[str, Any], path: str) -> None:
+    with pytest.raises(JobError) as caught:
+        plan({"compute": {"hosts": 2}, **job}, where(bad='{"train_batch_size": 5}'))
+    assert path in [problem.path for problem in caught.value.problems]
+
+
+def test_the_configuration_is_read_from_the_source(tmp_path: Path) -> None:
+    from smlaunch.survey import _named
+
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "zero.json").write_text("{}")
+    (tmp_path.parent / "outside.json").write_text("{}")
+    job = Job(
+        entry=str(tmp_path / "train.py"),
+        args=("--deepspeed_config=ds/zero.json", "../outside.json", "missing.json"),
+    )
+    assert _named(job, tmp_path) == {"ds/zero.json": "{}"}

@@ -1,0 +1,97 @@
+"""strategy: share-nothing: split inputs, what a process is told of its place, and who ends with whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smlaunch.catalog import instances
+from smlaunch.errors import JobError
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import InputFacts, ScriptFacts, StoredFile
+from smlaunch.protocol.launch_spec import Ref
+from smlaunch.strategies import load
+from smlaunch.strategies.base import Setting
+from tests.planning.world import PLAIN, plan, region, with_inputs
+
+FILES = tuple(StoredFile(f"part-{number}", 10) for number in range(6))
+DATA = InputFacts("s3://b/d/", "s3", objects=6, bytes=60, files=FILES)
+ASKS = ScriptFacts(imports=frozenset({"smlaunch.train.part_files"}))
+KEY, BYTES = ({"uri": "s3://b/d/", "split": how} for how in ("key", "bytes"))
+
+
+def planned(channel: dict[str, Any], script: ScriptFacts = PLAIN, **more: Any) -> Plan:
+    job = {"strategy": "share-nothing", "compute": {"hosts": 3}, "inputs": {"train": channel}, **more}
+    return plan(job, with_inputs(region(script=script), {"train": DATA}))
+
+
+def refused(channel: dict[str, Any], script: ScriptFacts = PLAIN, **more: Any) -> dict[str, str]:
+    with pytest.raises(JobError) as caught:
+        planned(channel, script, **more)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_a_split_by_key_is_the_services() -> None:
+    made = planned(KEY)
+    (request,) = made.requests
+    train = next(one for one in request["InputDataConfig"] if one["ChannelName"] == "train")
+    assert train["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
+    assert request["ResourceConfig"]["InstanceCount"] == 3
+    spec = made.tasks[0].launch_spec
+    assert spec is not None
+    assert (spec.ranks.rendezvous, spec.ranks.per_host, spec.linked) == (False, 1, False)
+    assert dict(spec.ranks.env) == {
+        "SMLAUNCH_HOST_RANK": Ref("host_rank"),
+        "SMLAUNCH_HOSTS": Ref("hosts"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_several_processes_have_an_index_and_a_gpu_each() -> None:
+    strategy = load("share-nothing")
+    four = Setting("infer.py", per_host=4, instance=instances.find("ml.g5.12xlarge"))
+    own = {"SMLAUNCH_PROCESS": Ref("local_rank"), "SMLAUNCH_PROCESSES": Ref("per_host")}
+    assert (
+        dict(strategy.variables(four)).items() >= {**own, "CUDA_VISIBLE_DEVICES": Ref("local_rank")}.items()
+    )
+    two = Setting("infer.py", per_host=2, instance=instances.find("ml.g5.12xlarge"))
+    assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(two))
+    here = Setting("infer.py", per_host=4, instance=four.instance, target="local")
+    assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(here))
+
+
+def test_accelerators_alone_do_not_start_more_processes() -> None:
+    made = planned(KEY, compute={"hosts": 3, "instance_type": "ml.g5.12xlarge"})
+    assert made.processes_per_host == 1
+
+
+def test_hosts_without_parts_would_do_the_same_work() -> None:
+    assert "do the same work 3 times" in refused({"uri": "s3://b/d/"})["inputs"]
+
+
+def test_more_hosts_than_files_are_refused() -> None:
+    assert any(path.startswith("inputs.train") for path in refused(KEY, compute={"hosts": 7}))
+    assert any(path.startswith("inputs.train") for path in refused(BYTES, ASKS, compute={"hosts": 7}))
+
+
+def test_finish_makes_a_job_of_every_part() -> None:
+    made = planned(BYTES, ASKS, options={"on_host_failure": "finish"})
+    assert [request["ResourceConfig"]["InstanceCount"] for request in made.requests] == [1, 1, 1]
+    assert made.strategy == "share-nothing"
+    assert planned(BYTES, ASKS).requests[0]["ResourceConfig"]["InstanceCount"] == 3
+
+
+@pytest.mark.parametrize(
+    ("channel", "script", "policy", "path"),
+    [
+        (KEY, PLAIN, "finish", "inputs.train.split"),
+        ({**BYTES, "carry": "lists"}, ASKS, "finish", "inputs.train.carry"),
+        (BYTES, PLAIN, "fail", "options.on_host_failure"),
+        (BYTES, ASKS, "retry", "options.on_host_failure"),
+    ],
+)
+def test_policies_that_cannot_be(
+    channel: dict[str, Any], script: ScriptFacts, policy: str, path: str
+) -> None:
+    assert path in refused(channel, script, options={"on_host_failure": policy})

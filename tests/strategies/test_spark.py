@@ -1,0 +1,171 @@
+"""strategy: spark: the request, and how a cluster is made of a processing job's hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import InputFacts, ScriptFacts
+from smlaunch.protocol.launch_spec import Joined, LaunchSpec, Ref
+from smlaunch.train import spark_program
+from smlaunch.validate import check
+from tests.planning.world import local, plan, region, with_inputs
+
+PYSPARK = ScriptFacts(imports=frozenset({"pyspark.sql", "pyspark.sql.SparkSession"}))
+TABLES = InputFacts("s3://b/tables/", "s3", objects=9, bytes=90)
+MASTER = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+URL = Joined((Ref("leader_address", prefix="spark://", suffix=":"), Ref("port", offset=4)))
+WORKER = Joined((Ref("address", suffix=":"), Ref("own_port", offset=8)))
+
+
+def planned(here: bool = False, channel: dict[str, Any] | None = None, **job: Any) -> Plan:
+    where = (local if here else region)(script=PYSPARK)
+    inputs = {"tables": channel or {"uri": "s3://b/tables/"}}
+    job = {"compute": {"hosts": 2, "instance_type": "ml.m5.4xlarge"}, "inputs": inputs, **job}
+    return plan(job, with_inputs(where, {"tables": TABLES}))
+
+
+def spec_of(made: Plan) -> LaunchSpec:
+    spec = made.tasks[0].launch_spec
+    assert spec is not None
+    return spec
+
+
+def settings(spec: LaunchSpec) -> dict[str, str | Ref]:
+    """What spark-submit is told by --conf."""
+    words = list(spec.ranks.argv)
+    found: dict[str, str | Ref] = {}
+    for before, word in pairwise(words):
+        if before == "--conf" and isinstance(word, str):
+            key, _, found[key] = word.partition("=")
+        elif before == "--conf" and isinstance(word, Ref):
+            found[word.prefix.rstrip("=")] = Ref(word.name)
+    return found
+
+
+def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
+    made = planned(args=["--day", "monday"])
+    assert made.strategy == "spark"
+    assert "strategy.pyspark" in [reason.rule for reason in made.reasons]
+    (request,) = made.requests
+    assert check("CreateProcessingJob", request) == []
+    registry = "173754725891.dkr.ecr.us-east-1.amazonaws.com"
+    assert request["AppSpecification"] == {
+        "ImageUri": f"{registry}/sagemaker-spark-processing:3.5-cpu-py312-v1",
+        "ContainerEntrypoint": ["python3", "/opt/ml/processing/input/smlaunch/runtime.pyz"],
+    }
+    cluster = request["ProcessingResources"]["ClusterConfig"]
+    assert (cluster["InstanceType"], cluster["InstanceCount"]) == ("ml.m5.4xlarge", 2)
+    tables = next(one for one in request["ProcessingInputs"] if one["InputName"] == "tables")
+    assert tables["S3Input"]["S3DataDistributionType"] == "FullyReplicated"
+    assert not any("the same work" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize(
+    ("region_name", "account"), [("us-east-1", "173754725891"), ("eu-west-1", "571004829621")]
+)
+def test_the_account_is_the_regions(region_name: str, account: str) -> None:
+    made = plan({}, region(script=PYSPARK, region=region_name))
+    assert made.image.startswith(f"{account}.dkr.ecr.{region_name}.amazonaws.com/sagemaker-spark-processing:")
+
+
+def test_a_master_on_the_leader_a_worker_on_every_host_and_the_driver_on_the_leader() -> None:
+    spec = spec_of(planned())
+    master, worker = spec.services
+    assert (master.name, master.on, master.ready) == ("spark-master", "leader", MASTER)
+    assert (worker.name, worker.on, worker.ready) == ("spark-worker", "all", WORKER)
+    assert master.argv[3:] == (
+        *("spark-class", "org.apache.spark.deploy.master.Master", "--host", Ref("address")),
+        *("--port", Ref("port", offset=4), "--webui-port", "0"),
+    )
+    assert worker.argv[3:] == (
+        *("spark-class", "org.apache.spark.deploy.worker.Worker", "--host", Ref("address")),
+        *("--port", Ref("own_port", offset=8), "--webui-port", "0"),
+        *("--cores", "16", "--memory", "34160m", URL),
+    )
+    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous, spec.linked) == (
+        "leader",
+        1,
+        False,
+        True,
+    )
+    assert spec.ranks.argv[3:6] == ("spark-submit", "--master", URL)
+    for program in (master, worker, spec.ranks):
+        assert dict(program.env)["SPARK_LOCAL_IP"] == Ref("address")
+        assert dict(program.env)["PYSPARK_PYTHON"] == Ref("python")
+
+
+def test_the_driver_knows_where_it_is_and_waits_for_all_workers() -> None:
+    spec = spec_of(planned(args=["--day", "monday"]))
+    told = settings(spec)
+    assert told["spark.driver.host"] == Ref("address")
+    assert told["spark.cores.max"] == "32"
+    assert told["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
+    # 64 GiB: 0.9 x 65536 - 2048 MiB, of which three fifths and one.
+    assert told["spark.executor.memory"] == "34160m"
+    assert spec.ranks.argv[-5:] == (
+        *("--driver-memory", "11386m", Ref("source", suffix="/train.py"), "--day", "monday"),
+    )
+
+
+def test_what_the_options_say() -> None:
+    spec = spec_of(planned(options={"cores": 2, "memory": "3g", "driver_memory": "500m"}))
+    told = settings(spec)
+    assert (told["spark.cores.max"], told["spark.executor.memory"]) == ("4", "3g")
+    assert spec.services[1].argv[-5:] == ("--cores", "2", "--memory", "3g", URL)
+    assert "500m" in spec.ranks.argv
+
+
+def test_hosts_of_one_machine_take_a_core_each_and_sparks_own_memory() -> None:
+    spec = spec_of(planned(here=True))
+    assert settings(spec)["spark.cores.max"] == "2"
+    assert "spark.executor.memory" not in settings(spec)
+    assert "--memory" not in spec.services[1].argv
+
+
+def test_what_cannot_work_is_told_by_its_field() -> None:
+    with pytest.raises(JobError) as caught:
+        planned(
+            strategy="spark",
+            channel={"uri": "s3://b/tables/", "split": "key"},
+            options={"cores": 0, "memory": "lots"},
+            hyperparameters={"lr": 1},
+        )
+    told = {problem.path: problem.message for problem in caught.value.problems}
+    assert told.keys() >= {"inputs.tables.split", "options.cores", "options.memory", "hyperparameters"}
+    assert "what other hosts have is never read" in told["inputs.tables.split"]
+
+
+def test_sparks_programs_are_found_where_the_image_says_or_beside_pyspark(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "spark-class").touch()
+    assert spark_program.program("spark-class", {"SPARK_HOME": str(tmp_path)}) == str(
+        tmp_path / "bin" / "spark-class"
+    )
+    with pytest.raises(RuntimeError, match="spark-submit is not there"):
+        spark_program.program("spark-submit", {"SPARK_HOME": str(tmp_path)})
+
+
+def test_without_a_spark_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_program, "_beside_pyspark", lambda: None)
+    with pytest.raises(RuntimeError, match="name pyspark in the requirements"):
+        spark_program.program("spark-class", {})
+
+
+def test_scratch_goes_where_this_hosts_temporary_files_go(tmp_path: Path) -> None:
+    # What tempfile says is settled once in a process.
+    code = (
+        "from smlaunch.train.spark_program import environment as e; import os; "
+        "print(e(os.environ)['SPARK_WORKER_DIR'], e({'SPARK_LOCAL_DIRS': '/disk'})['SPARK_LOCAL_DIRS'])"
+    )
+    words = [sys.executable, "-c", code]
+    told = subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert told.stdout.split() == [str(tmp_path / "spark-worker"), "/disk"]
