@@ -7,6 +7,7 @@ AWS's training toolkit with its ``train``, an MPI) and smlaunch, as this checkou
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -86,9 +87,31 @@ def unpack_sshd() -> bool:
     return daemon.exists()
 
 
+CONTAINERS = ("podman", "runc", "netavark", "iptables", "mmdebstrap")
+"""Debian packages. runc beside podman's own crun, which refuses some machines' cgroups; netavark calls
+iptables; mmdebstrap makes the base image."""
+
+
+def install_containers() -> bool:
+    """podman and a base image to build on. Only root can install; others' tests are skipped with the reason."""
+    installs = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *CONTAINERS]
+    if not all(shutil.which(program) for program in ("podman", "runc", "mmdebstrap")):
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            print("no podman, and it cannot be installed here: those tests will be skipped", flush=True)
+            return True
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        if subprocess.run(installs, env=quiet).returncode:
+            subprocess.run(["apt-get", "update", "-qq"])
+            if subprocess.run(installs, env=quiet).returncode:
+                return False
+    return subprocess.run([sys.executable, str(ROOT / "tools" / "base_image.py")]).returncode == 0
+
+
 def main() -> None:
     with ThreadPoolExecutor(2) as pool:
+        containers = pool.submit(install_containers)
         there = dict(zip(ENVIRONMENTS, pool.map(install, ENVIRONMENTS), strict=True))
+    there["containers"] = containers.result()
     there["sshd"] = unpack_sshd()
     failed = [name for name, installed in there.items() if not installed]
     if failed:

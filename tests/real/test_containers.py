@@ -1,0 +1,428 @@
+"""The executor `containers`: real images under a real engine, through boto3 and the API alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.executors.containers_words import Engine
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir
+from tests.local.client import Client
+from tests.local.executors.conftest import eventually
+from tests.real.containers import BASE, built, engine_or_skip, left_of
+
+SETTINGS = Settings(
+    stop_grace_seconds=3, failed_peer_grace_seconds=1, checkpoint_sync_seconds=0.1, close_grace_seconds=1
+)
+CONTAINER = {"TrainingImage": BASE, "TrainingInputMode": "File"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return engine_or_skip()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("containers")
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine, home: Path) -> Iterator[Client]:
+    endpoint = Endpoint(home, executor="containers", settings=SETTINGS)
+    info = endpoint.start()
+    (owner,) = (lock.stem for lock in StateDir(home).owners.glob("*.lock"))
+    yield Client(info)
+    endpoint.close()
+    assert left_of(engine, owner) == []
+    assert list(StateDir(home).hosts.iterdir()) == []
+
+
+def script_in(image: str = BASE) -> dict[str, Any]:
+    """The client's usual script, run by the image's python3."""
+    words = ["python3", "-u", "/opt/ml/input/data/program/script.py"]
+    return {"AlgorithmSpecification": {**CONTAINER, "TrainingImage": image, "ContainerEntrypoint": words}}
+
+
+def channel(name: str, mode: str = "File") -> dict[str, Any]:
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": f"s3://tests/{name}/",
+        "S3DataDistributionType": "FullyReplicated",
+    }
+    return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}
+
+
+def line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Least squares, in closed form."""
+    n, sx, sy = len(points), sum(x for x, _ in points), sum(y for _, y in points)
+    sxx, sxy = sum(x * x for x, _ in points), sum(x * y for x, y in points)
+    slope = (n * sxy - sx * sy) / (n * sxx - sx * sx)
+    return slope, (sy - slope * sx) / n
+
+
+def test_a_custom_image_reads_resourceconfig_and_two_hosts_find_the_answer(
+    client: Client, engine: Engine
+) -> None:
+    points = [(x / 10, 3 * x / 10 - 1 + (-1) ** x * x / 50) for x in range(20)]
+    for part in range(4):  # of unequal sizes on the two hosts
+        rows = points[part * 3 : part * 3 + 3] if part < 3 else points[9:]
+        client.put(f"train/{part}.csv", "".join(f"{x},{y}\n" for x, y in rows).encode())
+    name = "custom"
+    request = client.request(name, "", 2, HyperParameters={"lr": "0.3", "steps": "2000"})
+    request["AlgorithmSpecification"] = {**CONTAINER, "TrainingImage": built(engine, "training")}
+    request["InputDataConfig"] = [channel("train")]
+    client.sagemaker.create_training_job(**request)
+    job = client.wait(name)
+    assert job["TrainingJobStatus"] == "Completed", (job.get("FailureReason"), client.lines(name))
+    results = {
+        key: json.loads(text) for key, text in client.archive(f"out/{name}/output/model.tar.gz").items()
+    }
+    assert set(results) == {"algo-1.json", "algo-2.json"}
+    assert results["algo-1.json"] == results["algo-2.json"]
+    slope, intercept = line_through(points)
+    assert results["algo-1.json"]["slope"] == pytest.approx(slope, abs=1e-9)
+    assert results["algo-1.json"]["intercept"] == pytest.approx(intercept, abs=1e-9)
+    printed = client.printed(name)
+    assert printed["algo-1"][0].endswith("6 rows of 2 files, called with ['train']")
+    assert printed["algo-2"][0].endswith("14 rows of 2 files, called with ['train']")
+    (image,) = (line for line in client.lines(name)["algo-1"] if " is run by " in line)
+    assert "image localhost/smlaunch-test-training (" in image
+
+
+RANKS = """
+import os, socket, sys
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
+if rank == 0:
+    with socket.create_server(("", where[1])) as server:
+        links = [server.accept()[0] for _ in range(world - 1)]
+    total = sum(int(link.recv(16)) for link in links)
+    for link in links:
+        link.sendall(str(total).encode())
+else:
+    import time
+    while True:
+        try:
+            link = socket.create_connection(where)
+            break
+        except OSError:
+            time.sleep(0.1)
+    link.sendall(str(rank * rank).encode())
+    total = int(link.recv(16))
+print(f"rank {rank} of {world} on {socket.gethostname()}: {total} {sys.version_info[:2]}", flush=True)
+"""
+
+
+def test_our_runtime_in_a_plain_python_image(engine: Engine, tmp_path: Path) -> None:
+    """As a user runs it: the image has a python3 and nothing of ours; two hosts of two ranks."""
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = ["run", "ranks.py", "--local", "--executor", "containers", "--image", BASE, "--strategy", "ddp"]
+    words += ["--hosts", "2", "--processes-per-host", "2", "--name", "plain"]
+    environment = {**os.environ, "SMLAUNCH_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "smlaunch.cli.main", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [
+        line.partition("rank ")[2] for line in (done.stdout + done.stderr).splitlines() if " of 4 on " in line
+    ]
+    assert sorted(said) == [f"{rank} of 4 on algo-{1 + rank // 2}: 14 (3, 11)" for rank in range(4)], (
+        done.stdout + done.stderr
+    )
+
+
+HOSTILE = {
+    "PLAIN": "value",
+    "LINES": "one\ntwo\n\nthree\n",
+    "QUOTES": "a 'b' \"c\" `d` $(e) $HOME ${F} \\g \\n",
+    "EQUALS": "=a=b==",
+    "BLANKS": "  spaces\tand tabs  ",
+    "EMPTY": "",
+    "HASH": "# no comment",
+    "STAR": "*",
+    "SNOWMAN": "\u2603 \U0001f600",
+    "DOCKER_HOST": "tcp://nowhere:1",
+    "CONTAINERS_CONF": "/nowhere",
+    "LD_PRELOAD": "",
+    "AWS_MINE": "a\nsecret='x'",
+    "TMPDIR": "/opt/ml",
+}
+
+
+def test_environment_and_words_arrive_exactly(client: Client) -> None:
+    script = "print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+    words = ["", " ", "--flag=a b", "'\"$HOME`", "*", "#", '["json"]', "\u2603", "--", "-"]
+    algorithm = {**script_in()["AlgorithmSpecification"], "ContainerArguments": words}
+    job = client.run("exact", script, AlgorithmSpecification=algorithm, Environment=HOSTILE)
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+    environment, arguments = json.loads(client.printed("exact")["algo-1"][0])
+    assert {name: environment.get(name) for name in HOSTILE} == HOSTILE
+    assert arguments == words
+    # Nothing of this machine's: the image's own PATH and home.
+    assert environment["PATH"].startswith("/usr/local/sbin:") and environment["HOME"] == "/root"
+    assert not environment.keys() & {"VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONPATH", "SMLAUNCH_SHARED_PYTHON"}
+
+
+def test_hosts_by_name_and_the_endpoint_within_reach(client: Client, engine: Engine) -> None:
+    script = """
+import http.client, urllib.parse
+print(os.getpid(), socket.gethostname(), [socket.gethostbyname(name) for name in ("algo-1", "algo-2")])
+print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize, os.path.exists("/opt/ml/model"))
+where = urllib.parse.urlsplit(os.environ["AWS_ENDPOINT_URL"])
+link = http.client.HTTPConnection(where.hostname, where.port)
+link.request("GET", "/tests")
+print(where.hostname, link.getresponse().status)
+"""
+    job = client.run("near", script, hosts=2, **script_in())
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+    printed = client.printed("near")
+    addresses = printed["algo-1"][0].partition("[")[2]
+    assert len(set(json.loads("[" + addresses.replace("'", '"')))) == 2
+    for host, lines in printed.items():
+        assert lines[0].split(" [")[0] == f"1 {host}"
+        assert lines[0].partition("[")[2] == addresses
+        assert lines[1] == f"{2 << 30} True"
+        assert lines[2] == "127.0.0.1 403"  # it answers, and wants a signature
+
+
+def test_network_isolation(client: Client) -> None:
+    script = """
+def reaches(address):
+    try:
+        socket.create_connection(address, timeout=3).close()
+        return True
+    except OSError as error:
+        return type(error).__name__
+me = socket.gethostname()
+server = socket.create_server(("", 9999))
+while reaches(("algo-1", 9999)) is not True or reaches(("algo-2", 9999)) is not True:
+    time.sleep(0.1)
+secrets = [name for name in os.environ if name.startswith("AWS_SECRET")]
+print("peers reached", reaches(("192.0.2.1", 80)), secrets)
+time.sleep(2)  # the other host may be looking yet
+"""
+    job = client.run("isolated", script, hosts=2, EnableNetworkIsolation=True, **script_in())
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+    for lines in client.printed("isolated").values():
+        assert lines in (["peers reached OSError []"], ["peers reached TimeoutError []"])
+
+
+def test_channels_checkpoints_and_what_writing_to_them_does(client: Client, home: Path) -> None:
+    for number in range(70):  # more than is copied
+        client.put(f"many/{number:02}", b"same")
+    client.put("fast/one", b"fast")
+    script = """
+for name in ("many/07", "fast/one"):
+    try:
+        with open("/opt/ml/input/data/" + name, "w") as file: file.write("changed")
+        print(name, "written", open("/opt/ml/input/data/" + name).read())
+    except OSError as error:
+        print(name, error.strerror)
+print(len(os.listdir("/opt/ml/input/data/many")))
+os.makedirs("/elsewhere", exist_ok=True)
+open("/elsewhere/step-1", "w").write("saved")
+"""
+    job = client.run(
+        "channels",
+        script,
+        InputDataConfig=[channel("many"), channel("fast", "FastFile")],
+        CheckpointConfig={"S3Uri": "s3://tests/ckpt", "LocalPath": "/elsewhere"},
+        **script_in(),
+    )
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+    assert client.printed("channels")["algo-1"] == [
+        "many/07 written changed",
+        "fast/one Read-only file system",
+        "70",
+    ]
+    assert (home / "s3" / "tests" / "many" / "07").read_text() == "same"
+    assert client.keys("ckpt/") == ["ckpt/step-1"]
+
+
+def test_exit_codes_and_words_of_failure(client: Client) -> None:
+    code = client.run("seven", "sys.exit(7)", **script_in())
+    assert code["FailureReason"] == "AlgorithmError: , exit code: 7"
+    told = client.run("told", "open('/opt/ml/output/failure', 'w').write('why'); sys.exit(3)", **script_in())
+    assert told["FailureReason"] == "AlgorithmError: why, exit code: 3"
+    for name, words, number in (
+        ("missing", ["no-such-program"], 127),
+        ("unfit", ["/etc/hostname"], 126),
+        ("listlike", ['["python3"]'], 127),
+    ):
+        algorithm = {**CONTAINER, "ContainerEntrypoint": words}
+        job = client.run(name, "", AlgorithmSpecification=algorithm)
+        assert job["FailureReason"].startswith(f"AlgorithmError: algo-1 exited with code {number}: ")
+        assert job["FailureReason"].endswith(f"exit code: {number}"), job["FailureReason"]
+
+
+def test_an_image_that_cannot_be_had(client: Client) -> None:
+    for name, image, cause in (
+        ("absent", "localhost:1/never/made:1", "its registry localhost:1 cannot be reached"),
+        ("nameless", "never-made", "its name has no registry"),
+    ):
+        job = client.run(name, "", **script_in(image))
+        assert job["TrainingJobStatus"] == "Failed"
+        assert job["FailureReason"].startswith(f"ClientError: image {image} is not on this machine")
+        assert cause in job["FailureReason"] and f"build --tag {image}" in job["FailureReason"]
+
+
+def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: Client) -> None:
+    script = """
+def leave(*_):
+    open("/opt/ml/model/saved", "w").write("at the end")
+    print("leaving", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+time.sleep(100)
+"""
+    client.create("asked", script, hosts=2, **script_in())
+    client.wait_for_line("asked", "ready", count=2)
+    client.sagemaker.stop_training_job(TrainingJobName="asked")
+    assert client.wait("asked")["TrainingJobStatus"] == "Stopped"
+    assert [lines[-1] for lines in client.printed("asked").values()] == ["leaving", "leaving"]
+    assert client.archive("out/asked/output/model.tar.gz") == {"saved": "at the end"}
+
+
+def test_who_does_not_listen_is_killed(client: Client) -> None:
+    """A first process without a handler does not notice SIGTERM, as process 1 of any container."""
+    client.create("deaf", "print('ready', flush=True); time.sleep(1000)", **script_in())
+    client.wait_for_line("deaf", "ready")
+    client.sagemaker.stop_training_job(TrainingJobName="deaf")
+    job = client.wait("deaf")
+    assert job["TrainingJobStatus"] == "Stopped"
+    # The grace of these settings, not the 1000 s.
+    assert (job["TrainingEndTime"] - job["TrainingStartTime"]).total_seconds() < 60
+
+
+def test_memory_that_runs_out_is_told(engine: Engine, tmp_path: Path) -> None:
+    settings = Settings(container_options=("--memory=48m", "--memory-swap=48m"))
+    with Endpoint(tmp_path, executor="containers", settings=settings) as info:
+        job = Client(info).run("hungry", "kept = bytearray(200 << 20); print(len(kept))", **script_in())
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "memory" in job["FailureReason"] and job["FailureReason"].endswith("exit code: 137")
+
+
+EMBEDDING = """
+import sys
+from pathlib import Path
+from smlaunch.local.endpoint import Endpoint
+info = Endpoint(Path(sys.argv[1]), executor="containers").start()
+sys.stdout.buffer.write(info.to_json().replace(b"\\n", b"") + b"\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("supervisors_too", (False, True))
+def test_an_endpoint_that_is_killed_leaves_nothing(
+    engine: Engine, tmp_path: Path, supervisors_too: bool
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", EMBEDDING, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    client = Client(EndpointInfo.from_json(process.stdout.readline().encode()))
+    client.create("lost", "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
+    client.wait_for_line("lost", "ready", count=2)
+    (owner,) = (lock.stem for lock in StateDir(tmp_path).owners.glob("*.lock"))
+    assert len(left_of(engine, owner)) == 3
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    children = [pid for thread in threads for pid in (thread / "children").read_text().split()]
+    process.kill()
+    if supervisors_too:
+        assert len(children) == 2
+        for pid in children:
+            os.kill(int(pid), signal.SIGKILL)
+    process.communicate()
+    if not supervisors_too:
+        assert eventually(lambda: left_of(engine, owner) == [])
+    with Endpoint(tmp_path, executor="containers") as info:
+        reason = Client(info).describe("lost")["FailureReason"]
+    assert "ended without closing it" in reason
+    assert left_of(engine, owner) == []
+    assert eventually(lambda: list(StateDir(tmp_path).hosts.iterdir()) == [])
+
+
+def test_a_supervisor_that_is_killed(client: Client, engine: Engine, home: Path) -> None:
+    client.create("watched", "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
+    client.wait_for_line("watched", "ready", count=2)
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            mine = b"container" in words and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+        except OSError:
+            continue
+        if mine:
+            os.kill(int(entry.name), signal.SIGKILL)
+            break
+    job = client.wait("watched")
+    assert job["FailureReason"].startswith("InternalServerError: ")
+    (owner,) = (lock.stem for lock in StateDir(home).owners.glob("*.lock"))
+    assert eventually(lambda: left_of(engine, owner) == [])
+
+
+def test_a_processing_image_with_its_own_entry_point(client: Client, engine: Engine) -> None:
+    for name, text in (("a.txt", "x y x"), ("b.txt", "z"), ("c.txt", "x x")):
+        client.put(f"texts/{name}", text.encode())
+    client.sagemaker.create_processing_job(
+        ProcessingJobName="words",
+        RoleArn=client.info.role_arn,
+        AppSpecification={"ImageUri": built(engine, "processing")},
+        ProcessingResources={
+            "ClusterConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+        },
+        ProcessingInputs=[
+            {
+                "InputName": "texts",
+                "S3Input": {
+                    "S3Uri": "s3://tests/texts/",
+                    "LocalPath": "/opt/ml/processing/input/texts",
+                    "S3DataType": "S3Prefix",
+                    "S3InputMode": "File",
+                },
+            }
+        ],
+        ProcessingOutputConfig={
+            "Outputs": [
+                {
+                    "OutputName": "counts",
+                    "S3Output": {
+                        "S3Uri": "s3://tests/counts",
+                        "LocalPath": "/opt/ml/processing/output",
+                        "S3UploadMode": "EndOfJob",
+                    },
+                }
+            ]
+        },
+    )
+
+    def described() -> dict[str, Any]:
+        found: dict[str, Any] = client.sagemaker.describe_processing_job(ProcessingJobName="words")
+        return found
+
+    assert eventually(lambda: described()["ProcessingJobStatus"] not in ("InProgress", "Stopping"))
+    job = described()
+    assert job["ProcessingJobStatus"] == "Completed", job
+    assert job["ExitMessage"] == "algo-1: 5 words\nalgo-2: 1 words\n"
+    parts = {
+        key: json.loads(client.s3.get_object(Bucket="tests", Key=key)["Body"].read())
+        for key in client.keys("counts/")
+    }
+    assert parts == {
+        "counts/algo-1.json": {"host": "algo-1", "files": ["a.txt", "c.txt"], "top": [["x", 4], ["y", 1]]},
+        "counts/algo-2.json": {"host": "algo-2", "files": ["b.txt"], "top": [["z", 1]]},
+    }
