@@ -13,7 +13,7 @@ from smlaunch.cli.options import GroupedCommand, executor_option, json_option, o
 from smlaunch.errors import EXIT_SERVICE, EndpointError
 
 if TYPE_CHECKING:
-    from smlaunch.local.endpoint import EndpointInfo
+    from smlaunch.local.endpoint_info import EndpointInfo
 
 _HERE = "smlaunch.cli.local"
 

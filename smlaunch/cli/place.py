@@ -13,7 +13,7 @@ from smlaunch.errors import EndpointError, JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.launch.target import Target
-    from smlaunch.local.endpoint import EndpointInfo
+    from smlaunch.local.endpoint_info import EndpointInfo
     from smlaunch.local.faults import FaultPlan
     from smlaunch.planning.surroundings import EndpointFacts
 
@@ -154,7 +154,7 @@ def target_of(info: EndpointInfo, region: str | None = None) -> Target:
 def facts_of(info: EndpointInfo) -> EndpointFacts:
     """What the plan must know about this endpoint."""
     from smlaunch.local import honesty
-    from smlaunch.local.executors.processes import told
+    from smlaunch.local.executors.level_notes import notes_on
     from smlaunch.planning.surroundings import EndpointFacts
 
     runs_images = info.executor == "containers"
@@ -162,7 +162,7 @@ def facts_of(info: EndpointInfo) -> EndpointFacts:
     return EndpointFacts(
         isolation=info.isolation,
         runs_images=runs_images,
-        notes=tuple(told(info.isolation)),
+        notes=tuple(notes_on(info.isolation)),
         honesty=without_effect,
         refused=refused,
     )

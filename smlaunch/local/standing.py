@@ -1,7 +1,8 @@
 """A standing endpoint: one process of its own per state directory, for many clients and for longer.
 
 It holds ``standing.lock`` as long as it lives, so whether one is there never depends on a pid that may be
-another's by now. Its address stands in ``endpoint.json``.
+another's by now. Its address stands in ``endpoint.json``. This is what its clients need, who
+mostly ask where it is; the process itself is standing_process.py.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.endpoint import Endpoint, EndpointInfo
-from smlaunch.local.faults import from_environment, read
-from smlaunch.local.settings import Settings
-from smlaunch.local.state_dir import StateDir, default_root, publish
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.state_dir import StateDir, default_root
+
+if TYPE_CHECKING:
+    from smlaunch.local.settings import Settings
 
 _STOP_SLACK_SECONDS = 30.0
 """Beyond the jobs' own grace, for uploading what they left."""
@@ -37,6 +39,9 @@ def start(
     port: int = 0,
 ) -> EndpointInfo:
     """Starts it and returns once it serves. Raises EndpointError when it cannot, or one is there already."""
+    from smlaunch.local.faults import from_environment
+    from smlaunch.local.settings import Settings
+
     state = StateDir(state_dir or default_root())
     there = status(state.root)
     if there is not None:
@@ -60,7 +65,7 @@ def start(
         try:
             # In / and in a session of its own: neither this terminal nor this directory is held by it.
             process = subprocess.Popen(
-                [sys.executable, "-m", "smlaunch.local.standing", str(ready_end)],
+                [sys.executable, "-m", "smlaunch.local.standing_process", str(ready_end)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -97,6 +102,8 @@ def status(state_dir: Path | None = None) -> EndpointInfo | None:
 def stop(state_dir: Path | None = None) -> EndpointInfo | None:
     """Ends it with all its jobs and returns what it was; None when none stood there. Raises EndpointError
     when it does not end."""
+    from smlaunch.local.settings import Settings
+
     there = status(state_dir)
     if there is None:
         return None
@@ -133,64 +140,3 @@ def _held(state: StateDir) -> bool:
 def _wait_until_gone(state: StateDir) -> None:
     with state.standing_lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-
-
-@contextlib.contextmanager
-def _only_one(state: StateDir) -> Iterator[None]:
-    descriptor = os.open(state.standing_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EndpointError(f"another endpoint was started for {state.root} at the same time") from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _serve(ready: int) -> None:
-    """The standing process: serves until SIGTERM or SIGINT."""
-    orders = json.loads(sys.stdin.buffer.read())
-    state = StateDir(Path(orders["home"]))
-    woken, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _noted)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    chosen = {
-        **orders["settings"],
-        "inherit_environment": tuple(orders["settings"]["inherit_environment"]),
-        "container_options": tuple(orders["settings"]["container_options"]),
-        "faults": read(orders["faults"], "the fault plan"),
-    }
-    endpoint = Endpoint(
-        state.root,
-        isolation=orders["isolation"],
-        executor=orders["executor"],
-        settings=Settings(**chosen),
-        port=orders["port"],
-    )
-    with os.fdopen(ready, "wb") as answer:
-        os.set_inheritable(ready, False)
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(_only_one(state))
-                info = endpoint.start()
-            except EndpointError as error:
-                answer.write(str(error).encode())
-                sys.exit(1)
-            publish(state.address, info.to_json())
-            answer.write(info.to_json())
-            answer.close()
-            os.read(woken, 1)
-            state.address.unlink(missing_ok=True)
-            endpoint.close()
-
-
-def _noted(number: int, frame: object) -> None:
-    """The main thread reads the number from the wake-up pipe."""
-
-
-if __name__ == "__main__":
-    _serve(int(sys.argv[1]))

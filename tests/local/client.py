@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from smlaunch.local.endpoint import EndpointInfo
+from smlaunch.local.endpoint_info import EndpointInfo
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 PRELUDE = "import json, os, signal, socket, sys, time\nROOT = os.environ.get('SMLAUNCH_ML_ROOT', '/opt/ml')\n"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.endpoint import EndpointInfo
+from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.executors import sweep
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE
 from smlaunch.local.state_dir import StateDir

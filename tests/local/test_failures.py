@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from smlaunch.local import standing
-from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.e2e.command import smlaunch

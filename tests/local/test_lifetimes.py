@@ -13,7 +13,8 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local import standing
-from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.executors import sweep
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from smlaunch.local.executors.base import (
     Program,
 )
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
+from smlaunch.local.executors.level_notes import notes_on
 from smlaunch.local.executors.supervised import SupervisedHost
 from smlaunch.protocol.paths import ROOT_VARIABLE
 
@@ -93,7 +94,7 @@ class ProcessAllocation:
         self._links: list[Path] = []
         plain = level == "plain"
         environment = {"SMLAUNCH_PORT": str(self._network.port)}
-        self.offer = Offer(environment, tuple(told(level, isolated_network)), views)
+        self.offer = Offer(environment, tuple(notes_on(level, isolated_network)), views)
         self.places = tuple(
             Place(
                 label=label,
@@ -185,18 +186,6 @@ class ProcessAllocation:
         link.symlink_to(folder)
         self._links.append(link)
         return link
-
-
-def told(level: str, isolated_network: bool = False) -> Iterator[str]:
-    """What a person should know about a level before a job starts there."""
-    if level != "plain":
-        return
-    yield (
-        f"isolation plain: the contract's tree is where {ROOT_VARIABLE} says, not at /opt/ml, and hosts are "
-        "called by their addresses: a script that hard-codes /opt/ml or algo-1 cannot work here"
-    )
-    if isolated_network:
-        yield "isolation plain: EnableNetworkIsolation is without effect, the network can be reached"
 
 
 def _link_prefix(owner: str) -> str:
