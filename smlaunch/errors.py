@@ -14,8 +14,9 @@ A command that was interrupted while its run goes on ends with 130.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_COMPLETED = 0
 EXIT_TRAINING_FAILED = 1
@@ -49,12 +50,17 @@ class SmlaunchError(Exception):
 
 
 class JobError(SmlaunchError):
-    """The job, the command or a planner's rule makes this impossible. Lists every problem at once."""
+    """The job, the command or a planner's rule makes this impossible. Lists every problem at once.
+
+    ``mapping``: the job as it was written, where some of its fields could not be read, so that the others can
+    still be looked at (``smlaunch.job_rest``).
+    """
 
     exit_code = EXIT_BAD_JOB
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], mapping: Mapping[str, Any] | None = None) -> None:
         self.problems = tuple(problems)
+        self.mapping = mapping
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

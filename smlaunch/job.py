@@ -323,9 +323,9 @@ class Job(_Part):
         try:
             job = cls.model_validate(dict(mapping))
         except ValidationError as error:
-            raise JobError([*problems, *problems_of(error, cls)]) from None
+            raise JobError([*problems, *problems_of(error, cls)], mapping) from None
         if problems:
-            raise JobError(problems)
+            raise JobError(problems, mapping)
         return job
 
     @classmethod

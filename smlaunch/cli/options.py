@@ -222,9 +222,9 @@ def read_job(what: str | None, options: dict[str, Any], script_arguments: list[s
         else:
             job = Job.from_mapping(changes if what is None else {"entry": what, **changes})
     except JobError as error:
-        raise JobError([*problems, *error.problems]) from None
+        raise JobError([*problems, *error.problems], error.mapping) from None
     if problems:
-        raise JobError(problems)
+        raise JobError(problems, job.to_mapping())
     return job
 
 

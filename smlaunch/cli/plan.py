@@ -14,8 +14,8 @@ from smlaunch.cli.options import (
     json_option,
     launch_place_options,
     option,
-    read_job,
 )
+from smlaunch.cli.whole_job import whole_job
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def plan(
 
     Looks at the script, the data and the account; writes nothing anywhere.
     """
-    job = read_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.cli.place import open_place
     from smlaunch.launch.api import prepare
@@ -55,12 +55,26 @@ def plan(
         document["warnings"] = [*notes, *document["warnings"]]
         click.echo(json.dumps(document, indent=2))
         return 0
-    click.echo(str(prepared.plan))
+    from smlaunch.planning.show import as_text
+
+    # Away from a terminal click leaves the colours out.
+    click.echo(as_text(prepared.plan, _paint))
     for note in notes:
         click.echo(f"warning: {note}")
     if simulation is not None:
         click.echo(f"\n{simulation}")
     return 0
+
+
+_COLOURS: dict[str, dict[str, Any]] = {
+    "heading": {"bold": True},
+    "chosen": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+}
+
+
+def _paint(kind: str, text: str) -> str:
+    return click.style(text, **_COLOURS[kind]) if kind in _COLOURS else text
 
 
 def _simulate(plan: Plan, seed: int) -> Simulation:

@@ -15,8 +15,8 @@ from smlaunch.cli.options import (
     json_option,
     launch_place_options,
     option,
-    read_job,
 )
+from smlaunch.cli.whole_job import whole_job
 
 _ACT = "What to do"
 
@@ -50,7 +50,7 @@ def run(
     Ctrl-C leaves a run that has a home of its own (exit code 130); with --local and no standing endpoint it
     stops the run, and a second one kills it.
     """
-    job = read_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smlaunch.errors import JobError
+from smlaunch.errors import JobError, SmlaunchError
 from smlaunch.job import Job
+from smlaunch.job_rest import rest_of
 from smlaunch.launch.chain import Chain
 from smlaunch.launch.fan_out import PartsRun, told_of
 from smlaunch.launch.lineage import RunFolder
@@ -21,7 +22,7 @@ from smlaunch.launch.source import PackedSource, pack
 from smlaunch.launch.stage import Watch, stage
 from smlaunch.launch.submit import existing, submit
 from smlaunch.launch.target import Target
-from smlaunch.planning.decide import make_plan
+from smlaunch.planning.decide import make_plan, other_problems
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import NO_SOURCE, SourceFacts
 from smlaunch.ports import CallError
@@ -87,6 +88,20 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
     given = name or job.name
     made = make_plan(job, surroundings, given or fresh_run_id(job.program))
     return Prepared(made, source, target, fresh=given is None)
+
+
+def with_the_rest(error: JobError, target: Target) -> JobError:
+    """The error of a job some of whose fields cannot be read, with whatever else is wrong with it: a job is
+    mended once. Where nobody can look around, the error as it was."""
+    rest = None if error.mapping is None else rest_of(error.mapping, error.problems)
+    if rest is None:
+        return error
+    try:
+        with answers_of(target):
+            surroundings = survey(rest.job, target, _packed(rest.job)[0])
+    except SmlaunchError:
+        return error
+    return JobError([*error.problems, *other_problems(rest.job, surroundings, rest.unknown)])
 
 
 def _carry_out(prepared: Prepared, told: Told, watch: Watch | None) -> Run:

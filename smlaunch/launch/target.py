@@ -48,6 +48,8 @@ class Target:
     role: str | None = None
     bucket: str | None = None
     facts: EndpointFacts | None = None
+    hurried: bool = False
+    """For what would only be told beside: a service that does not answer at once is not waited for."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -161,10 +163,13 @@ class Target:
         """A botocore client. Its own retries cover seconds of trouble; ``retry`` goes on from there."""
         from botocore.config import Config
 
+        attempts = 1 if self.hurried else 5 if self.url is None else 2
         settings: dict[str, Any] = {
-            "retries": {"mode": "standard", "total_max_attempts": 5 if self.url is None else 2},
-            "connect_timeout": 10,
+            "retries": {"mode": "standard", "total_max_attempts": attempts},
+            "connect_timeout": 3 if self.hurried else 10,
         }
+        if self.hurried:
+            settings["read_timeout"] = 10
         if self.url is not None:
             settings["proxies"] = {}
             settings["s3"] = {"addressing_style": "path"}

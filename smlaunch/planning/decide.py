@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from smlaunch.errors import JobError
+from smlaunch.errors import JobError, Problem
 from smlaunch.job import Job, Workload, format_duration
 from smlaunch.planning import segments
 from smlaunch.planning.carriers import plan_checkpoints
@@ -24,7 +24,7 @@ from smlaunch.planning.plan import Candidate, Carried, Plan, Segment, Task
 from smlaunch.planning.processing import tell_processing
 from smlaunch.planning.quotas import tell_quotas
 from smlaunch.planning.reading import tell_reading
-from smlaunch.planning.refusals import Case, refusals
+from smlaunch.planning.refusals import Case, overlap, refusals
 from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.scaling import tell_scaling
 from smlaunch.planning.storage import Layout, plan_inputs
@@ -76,6 +76,24 @@ def _settled(job: Job, surroundings: Surroundings, notes: Notes) -> tuple[Job, t
     from smlaunch.planning.candidates import settle
 
     return settle(job, strategy, surroundings, notes)
+
+
+def other_problems(job: Job, surroundings: Surroundings, unknown: Sequence[str]) -> list[Problem]:
+    """What else is wrong with a job of which the fields ``unknown`` could not be read. Only what holds
+    whatever they are: nothing is said that follows from a default in their place."""
+    notes = Notes()
+    _check_surroundings(job, surroundings, job.name or "unnamed", notes)
+    strategy = None
+    if job.strategy is not None or not any(overlap(field, read) for field in unknown for read in _CHOOSE_BY):
+        strategy = load(choose_strategy(job, surroundings, Notes()))
+    unread = [*unknown, *(() if strategy is not None else ("strategy",))]
+    for problem in refusals(Case(job, surroundings, strategy), unread):
+        notes.refuse(problem.path, problem.message)
+    return [one for one in notes.problems if not any(overlap(one.path, field) for field in unknown)]
+
+
+_CHOOSE_BY = ("strategy", "entry", "algorithm", "image", "workload", "compute", "inputs")
+"""Where one of these is not known, nobody can say which strategy would be chosen."""
 
 
 def make_one(
@@ -338,6 +356,8 @@ def _check_request(request: Mapping[str, Any], notes: Notes) -> None:
         field = field_of(violation.path, request)
         if field in refused or (field, violation.rule) in _LEFT_TO_THE_SERVICE:
             continue
+        if field == "compute.spot" and "compute.instance_preferences" in refused:
+            continue  # the two exclude each other, which was said of the other one
         notes.refuse(field, violation.problem().message)
         refused.add(field)
 

@@ -20,7 +20,7 @@ _RESERVED_PREFIXES = ("smlaunch:", "aws:")
     "request.sizes",
     "2.1",
     "HyperParameters ≤100; key ≤256; value ≤2500 … Environment ≤100 … Tags ≤50",
-    *("hyperparameters.*", "environment.*", "tags.*", "strategy", "entry", "algorithm"),
+    *("hyperparameters.*", "environment.*", "tags.*"),
 )
 def sizes(case: Case) -> Found:
     """By the API model's own tables, which the whole request is checked against as well."""
