@@ -93,7 +93,7 @@ iptables; mmdebstrap makes the base image."""
 
 
 def install_containers() -> bool:
-    """podman and a base image to build on. Only root can install; others' tests are skipped with the reason."""
+    """podman and a base image to build on. Only root can install; else the tests are skipped by name."""
     installs = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *CONTAINERS]
     if not all(shutil.which(program) for program in ("podman", "runc", "mmdebstrap")):
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
