@@ -1,0 +1,163 @@
+"""The container engine's command lines, word for word; no engine is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.local.executors import containers_words as words
+from smlaunch.local.executors.base import ImageProblem
+from smlaunch.local.executors.containers_engine import bring, registry_of
+from smlaunch.local.executors.containers_words import CannotMount, ContainerPlan, Engine, Mount
+
+PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
+DOCKER = Engine("docker", "/usr/bin/docker", "28.2.2")
+
+
+def plan(**changes: object) -> ContainerPlan:
+    fixed = {
+        "name": "smlaunch-0123-job-algo-1",
+        "owner": "0123",
+        "image": "registry.example:5000/train:1",
+        "network": "smlaunch-0123-job",
+        "address": "10.89.0.2",
+        "hostname": "algo-1",
+        "names": {"algo-1": "10.89.0.2", "algo-2": "10.89.0.3"},
+    }
+    return ContainerPlan(**{**fixed, **changes})  # type: ignore[arg-type]
+
+
+def test_all_of_podmans_words() -> None:
+    asked = plan(
+        entrypoint=("python3", "-u"),
+        arguments=("/opt/ml/x.py", "--a=b c"),
+        environment={"A": "1", "AWS_SECRET_ACCESS_KEY": "hidden"},
+        mounts=(Mount("/state/ml", "/opt/ml", "shared"), Mount("/s3/data", "/opt/ml/input/data/d", "own")),
+        shm_bytes=2 << 30,
+        options=("--memory=8g",),
+    )
+    assert words.create(PODMAN, asked) == [
+        "/usr/bin/podman",
+        "--runtime=runc",
+        "create",
+        "--name=smlaunch-0123-job-algo-1",
+        "--label=smlaunch.owner=0123",
+        "--pull=never",
+        "--log-driver=none",
+        "--security-opt=label=disable",
+        "--network=smlaunch-0123-job",
+        "--ip=10.89.0.2",
+        "--hostname=algo-1",
+        "--add-host=algo-1:10.89.0.2",
+        "--add-host=algo-2:10.89.0.3",
+        "--ulimit=nofile=9:9",
+        "--http-proxy=false",
+        "--shm-size=2147483648b",
+        "--volume=/state/ml:/opt/ml:rw",
+        "--volume=/s3/data:/opt/ml/input/data/d:O",
+        "--env=A=1",
+        "--env=AWS_SECRET_ACCESS_KEY",
+        "--memory=8g",
+        '--entrypoint=["python3"]',
+        "registry.example:5000/train:1",
+        "-u",
+        "/opt/ml/x.py",
+        "--a=b c",
+    ]
+
+
+def test_docker_takes_the_same_but_for_these() -> None:
+    asked = plan(entrypoint=("python3", "-u"))
+    only_podman = {"/usr/bin/podman", "--runtime=runc", "--ulimit=nofile=9:9", "--http-proxy=false"}
+    there, here = words.create(PODMAN, asked), words.create(DOCKER, asked)
+    assert set(there) - set(here) == only_podman | {'--entrypoint=["python3"]'}
+    assert set(here) - set(there) == {"/usr/bin/docker", "--entrypoint=python3"}
+
+
+def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
+    image = "registry.example:5000/train:1"
+    for arguments in (("train",), (), ("a", "b")):
+        line = words.create(DOCKER, plan(arguments=arguments))
+        assert line[line.index(image) + 1 :] == list(arguments)
+        assert not any(word.startswith("--entrypoint") for word in line)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ("", " ", "a=b==", "one\ntwo\n", "'\"`$(x) $HOME \\", "# no comment", "*", "--flag", "\u2603", "a,b:c;d"),
+)
+def test_a_value_is_one_word_whatever_it_holds(value: str) -> None:
+    line = words.create(PODMAN, plan(environment={"NAME": value}, entrypoint=(value,), arguments=(value,)))
+    assert line.count(f"--env=NAME={value}") == 1
+    assert line[-1] == value
+    assert line[-2] == "registry.example:5000/train:1"
+
+
+def test_a_first_word_that_looks_like_a_list_stays_one_word() -> None:
+    line = words.create(PODMAN, plan(entrypoint=('["sh", "-c"]',)))
+    assert '--entrypoint=["[\\"sh\\", \\"-c\\"]"]' in line
+
+
+def test_secrets_are_on_no_command_line() -> None:
+    environment = {"AWS_SECRET_ACCESS_KEY": "s3cr3t\nwith a newline", "OTHER": "x"}
+    line = words.create(PODMAN, plan(environment=environment))
+    assert not any("s3cr3t" in word for word in line)
+    assert words.secrets(environment) == {"AWS_SECRET_ACCESS_KEY": "s3cr3t\nwith a newline"}
+
+
+@pytest.mark.parametrize(
+    ("mount", "spelled"),
+    (
+        (Mount("/a b", "/opt/ml", "shared"), ["--volume=/a b:/opt/ml:rw"]),
+        (Mount("/a,b", "/t", "read-only"), ["--volume=/a,b:/t:ro"]),
+        (Mount("/a:b", "/t", "read-only"), ["--mount=type=bind,source=/a:b,target=/t,readonly"]),
+        (Mount("/a", "/t:u", "shared"), ["--mount=type=bind,source=/a,target=/t:u"]),
+    ),
+)
+def test_paths_are_spelled_so_that_they_survive(mount: Mount, spelled: list[str]) -> None:
+    assert words.mount_words(mount) == spelled
+
+
+@pytest.mark.parametrize(
+    "mount", (Mount("/a:b", "/t", "own"), Mount("/a:b,c", "/t", "shared"), Mount('/a:"b', "/t", "read-only"))
+)
+def test_a_path_that_no_spelling_can_carry_is_refused(mount: Mount) -> None:
+    with pytest.raises(CannotMount, match="use names without one"):
+        words.mount_words(mount)
+
+
+def test_networks() -> None:
+    assert words.create_network(PODMAN, "n", "o", internal=True, subnet=None) == [
+        *("/usr/bin/podman", "--runtime=runc", "network", "create", "--label=smlaunch.owner=o"),
+        *("--disable-dns", "--internal", "n"),
+    ]
+    assert words.create_network(DOCKER, "n", "o", internal=False, subnet="10.1.0.0/24") == [
+        *("/usr/bin/docker", "network", "create", "--label=smlaunch.owner=o"),
+        *("--subnet=10.1.0.0/24", "n"),
+    ]
+    assert words.remove(PODMAN, "a", "b")[2:] == ["rm", "--force", "--volumes", "--time=0", "a", "b"]
+    assert words.remove(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
+
+
+@pytest.mark.parametrize(
+    ("image", "registry"),
+    (
+        (
+            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2",
+            "763104351884.dkr.ecr.us-east-1.amazonaws.com",
+        ),
+        ("localhost/mine", "localhost"),
+        ("localhost:5000/mine:1", "localhost:5000"),
+        ("mine:1", None),
+        ("group/mine:1.2", None),
+        ("docker.io/library/python@sha256:00", "docker.io"),
+    ),
+)
+def test_the_registry_in_a_name(image: str, registry: str | None) -> None:
+    assert registry_of(image) == registry
+
+
+@pytest.mark.parametrize("image", ("", "--privileged", "a b", "a\nb"))
+def test_what_is_no_images_name_never_reaches_the_engine(image: str) -> None:
+    nowhere = Engine("podman", "/nowhere/podman", "0")
+    with pytest.raises(ImageProblem, match="no image's name"):
+        bring(nowhere, image, lambda: None)
