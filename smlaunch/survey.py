@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from smlaunch.ignoring import OWN_FILE
 from smlaunch.job import Channel, Job, parse_duration
 from smlaunch.local_files import local_files
+from smlaunch.planning.capabilities import lacks_signs
 from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
 from smlaunch.planning.quotas import LONGEST_RUN, wanted
 from smlaunch.planning.segments import DEFAULT_QUOTA
@@ -36,7 +37,7 @@ from smlaunch.planning.surroundings import (
 )
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
 from smlaunch.protocol.checkpoint import parse_step
-from smlaunch.scripts import near_path, reached_imports
+from smlaunch.scripts import near_path, reached_imports, reached_signs
 from smlaunch.scripts import read_script as read_script
 from smlaunch.sdk_images import resolved_image
 
@@ -83,6 +84,9 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     caller = _Caller(place)
     role, role_problem = _role(job.role, place, caller)
     script = ScriptFacts() if job.entry is None else read_script(Path(job.entry))
+    if script.signs is not None and lacks_signs(script):
+        signs = reached_signs(Path(job.entry or ""), Path(source.root))
+        script = dataclasses.replace(script, signs=signs)
     kept = None
     several = _may_take_several_jobs(job)
     splits = any(channel.split == "bytes" for channel in job.inputs.values())

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from itertools import islice
 from typing import NamedTuple
 
@@ -88,6 +89,13 @@ class Run:
                 raise _no_run(name, target) from error
             task = parse_task_name(name)
             return cls(task.run if task else name, target, [name], attached=True, told=told)
+
+    def _repr_html_(self) -> str:
+        """For a notebook's cell: where the run is, and how to see more. Asks the service nothing."""
+        rows = {"run": self.name, "where": self.target.where, "jobs": ", ".join(self._jobs)}
+        lines = "".join(f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in rows.items())
+        state = "attached to it" if self.attached else "launched"
+        return f"<div><p>{state}; <code>run.wait()</code> follows it</p><table>{lines}</table></div>"
 
     @property
     def jobs(self) -> tuple[str, ...]:

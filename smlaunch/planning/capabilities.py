@@ -89,7 +89,7 @@ def _missing(signs: Mapping[str, Sign], entry: str, imports: frozenset[str]) -> 
         )
     sampled = signs.keys() & {"sampler", "order", "loader-with-sampler"}
     if "loader" in signs and not sampled:
-        yield f"a DistributedSampler, so that every rank reads its own batches{at('loader')}"
+        yield f"a sampler that gives every rank its own batches, such as DistributedSampler{at('loader')}"
     if (
         signs.keys() >= {"sampler", "loader"}
         and "set-epoch" not in signs

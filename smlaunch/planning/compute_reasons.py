@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smlaunch.planning.compute_rules import Option
-from smlaunch.planning.cost import dollars
 from smlaunch.planning.estimate import MODEL_SHARE, PRICE_SPREAD
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.show import size
+from smlaunch.planning.show_candidates import between
 
 Judged = Sequence[tuple[Option, tuple[str, str] | None]]
 
@@ -127,7 +127,7 @@ def _model(chosen: Option, need: float) -> str:
 def _takes(chosen: Option) -> str:
     if chosen.seconds is None:
         return ""
-    cost = "" if chosen.dollars is None else f" for {span(chosen.dollars.low, chosen.dollars.high)}"
+    cost = "" if chosen.dollars is None else f" for {between((chosen.dollars.low, chosen.dollars.high))}"
     return f" ({chosen.seconds}{cost}, estimated)"
 
 
@@ -158,9 +158,3 @@ def _assumed(chosen: Option) -> str:
         f"lose, 1 to 10 minutes until training begins and a price within {spread:.0%} are rough assumptions "
         "(docs/planner.md)."
     )
-
-
-def span(low: float, high: float) -> str:
-    """``$25 to $67``."""
-    least, most = (f"${amount:,.0f}" if amount >= 10 else dollars(amount) for amount in (low, high))
-    return most if least == most else f"{least} to {most}"

@@ -210,6 +210,12 @@ class Plan:
 
         return as_dict(self)
 
+    def _repr_html_(self) -> str:
+        """For a notebook's cell."""
+        from smlaunch.planning.show_html import as_html
+
+        return as_html(self)
+
     def __str__(self) -> str:
         from smlaunch.planning.show import as_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -16,6 +16,7 @@ from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
 from smlaunch.planning.prose import bullets, visible
 from smlaunch.planning.segments import span
+from smlaunch.planning.show_candidates import as_row, comparison
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.protocol.launch_spec import (
     ALL,
@@ -63,6 +64,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "currency": "USD",
             "note": plan.cost.note,
         },
+        "candidates": [as_row(candidate) for candidate in plan.candidates],
         "uploads": [
             {"kind": upload.kind, "uri": upload.uri, "path": upload.path, "sha256": upload.sha256}
             for upload in plan.uploads
@@ -88,17 +90,34 @@ def _parts(carried: Carried) -> dict[str, Any]:
     }
 
 
-def as_text(plan: Plan) -> str:
+Paint = Callable[[str, str], str]
+"""Colours a line (heading, chosen, warning) for a terminal: what it is, and its text."""
+
+
+def as_text(plan: Plan, paint: Paint | None = None) -> str:
+    """The plan for people; with ``paint`` for a terminal that knows colours."""
     reasons = (f"{reason.because} [{reason.rule}]" for reason in plan.reasons)
-    blocks = [[_headline(plan)], _table(_decisions(plan)), ["Why", *bullets("-", reasons)]]
+    blocks = [[headline(plan)], _table(decisions(plan)), ["Why", *bullets("-", reasons)]]
     if plan.warnings:
         blocks.append(["Watch out", *bullets("!", plan.warnings)])
-    steps = (f"  {number}. {step}" for number, step in enumerate(_steps(plan), 1))
-    blocks.append(["What launching does", *steps])
-    return "\n\n".join("\n".join(visible(line) for line in block) for block in blocks)
+    if len(plan.candidates) > 1:
+        blocks.append(comparison(plan.candidates))
+    launching = (f"  {number}. {step}" for number, step in enumerate(steps(plan), 1))
+    blocks.append(["What launching does", *launching])
+    return "\n\n".join("\n".join(_painted(line, paint) for line in block) for block in blocks)
 
 
-def _headline(plan: Plan) -> str:
+def _painted(line: str, paint: Paint | None) -> str:
+    text = visible(line)
+    if paint is None:
+        return text
+    if not text.startswith(" "):
+        return paint("heading", text)
+    mark = text.lstrip()[:2]
+    return paint({"* ": "chosen", "! ": "warning"}.get(mark, "line"), text)
+
+
+def headline(plan: Plan) -> str:
     where = f"in region {plan.surroundings.region}"
     if plan.surroundings.target == "local":
         level = plan.surroundings.endpoint.isolation
@@ -117,7 +136,7 @@ def _ranks(plan: Plan) -> str:
     return f"{hosts} x {plan.processes_per_host} processes = {total}"
 
 
-def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
+def decisions(plan: Plan) -> Iterator[tuple[str, str]]:
     task = plan.tasks[0]
     job, request = plan.job, task.request
     yield "job", task.name + (f" to {plan.parts[-1].tasks[0].name}" if plan.parts else "")
@@ -314,7 +333,7 @@ def _cost(plan: Plan) -> str:
     return f"{dollars(cost.per_hour)} per hour, at most {dollars(cost.at_most)} ({cost.note})"
 
 
-def _steps(plan: Plan) -> Iterator[str]:
+def steps(plan: Plan) -> Iterator[str]:
     own = plan.parts[0].uploads if plan.parts else plan.uploads
     launch = [upload for upload in own if upload.kind in ("runtime", "launch")]
     for folder, uploads in groupby(launch, lambda upload: upload.uri.rpartition("/")[0]):
