@@ -1,0 +1,87 @@
+"""The command against a region: a job that cannot work ends with 2, and no request has changed anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.command import SMLAUNCH, Outcome
+from tests.e2e.reading_region import READING, Region, served
+from tests.planning.bad_jobs import Case, cases, write_source
+
+SHOWN = (
+    "spot beyond an hour without checkpoints",
+    "more hosts than objects",
+    "nothing where the data should be",
+    "more hosts than the account may have",
+    "mistakes of the file together with what the plan refuses",
+    "a misspelled key, and a script that is not there, and a quota",
+    "everything about capacity",
+    "an account without a role or a quota, and a cap that cannot hold",
+)
+
+
+def run(folder: Path, url: str, *words: str, role: bool = True) -> Outcome:
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SM", "SAGEMAKER"))
+    }
+    environment = {
+        **kept,
+        "AWS_ENDPOINT_URL": url,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "SMLAUNCH_HOME": str(folder / "home"),
+        **({"SMLAUNCH_ROLE": "arn:aws:iam::123456789012:role/train"} if role else {}),
+    }
+    command = [SMLAUNCH, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=folder)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.name in SHOWN], ids=lambda case: case.name)
+def test_a_bad_job_is_told_whole_and_changes_nothing(case: Case, tmp_path: Path) -> None:
+    write_source(case, tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(case.job))
+    before = sorted(tmp_path.rglob("*"))
+    region = Region(case.world.get("objects", {}), case.world.get("quotas", {}))
+    with served(region) as url:
+        ran = run(tmp_path, url, "run", "job.yaml", role=case.world.get("role") is not False)
+    assert ran.code == 2, ran.text
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    for field, words in case.says.items():
+        lines = [line for line in ran.err.splitlines() if f"{field}: " in line]
+        for word in words:
+            assert any(word in line for line in lines), (field, word, ran.err)
+    assert set(region.seen) <= READING, region.seen
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> None:
+    """Without this the test above could not fail."""
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    region = Region({}, {})
+    with served(region) as url:
+        ran = run(tmp_path, url, "run", "train.py")
+    assert ran.code == 3, ran.text
+    assert set(region.seen) - READING
+
+
+def test_each_case_is_among_the_sixty() -> None:
+    assert set(SHOWN) <= {case.name for case in cases()}
+
+
+def test_without_a_region_that_answers_the_mistakes_are_told_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("entry: train.py\ncompute: {hosts: two}\nlimits: {max_runtim: 3h}\n")
+    ran = run(tmp_path, "http://127.0.0.1:9", "run", "job.yaml")
+    assert ran.code == 2
+    assert "compute.hosts:" in ran.err
+    assert "limits.max_runtim:" in ran.err
