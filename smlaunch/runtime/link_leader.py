@@ -1,0 +1,167 @@
+"""The leader's end of the link (link.py): who follows, who has failed, and telling all of the end."""
+
+import select
+import socket
+import time
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+from smlaunch.protocol.failure import format_failure
+from smlaunch.runtime import secret
+from smlaunch.runtime.link import GONE, GOODBYE_SECONDS, Link, News
+from smlaunch.runtime.link_wire import PURPOSE, Broken, Wire, keep_alive
+from smlaunch.runtime.problems import Unusable
+
+_STRANGERS = 64
+"""Connections that may be about to prove themselves at one time."""
+
+_PROOF_SECONDS = 30.0
+
+
+class _Guest:
+    """A connection to the leader. ``name``: None until it has proved itself."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.until = time.monotonic() + _PROOF_SECONDS
+        self.rest = b""
+        self.nonce = b""
+        self.name: Optional[str] = None
+        self.wire: Optional[Wire] = None
+        self.ready = False
+
+
+class Leader(Link):
+    leads = True
+
+    def __init__(self, others: Sequence[str], key: bytes, port: int) -> None:
+        self._others = set(others)
+        self._key = key
+        self._guests: Dict[int, _Guest] = {}
+        self._ended = False
+        self.connected = True
+        self.everyone_ready = not others
+        try:
+            self._listener = socket.create_server(("", port), backlog=max(128, len(others)))
+        except OSError as error:
+            raise Unusable(
+                "port {}, at which the other hosts follow this one, cannot be had: {}".format(
+                    port, error.strerror
+                )
+            ) from None
+        self._listener.setblocking(False)
+
+    def descriptors(self) -> List[int]:
+        return [self._listener.fileno(), *self._guests]
+
+    def act(self, ready: Set[int]) -> None:
+        for number in ready & set(self._guests):
+            self._hear(self._guests[number])
+        if self._listener.fileno() in ready:
+            self._welcome()
+
+    def missing(self) -> List[str]:
+        """Hosts whose services are not known to be up."""
+        return sorted(self._others - {guest.name for guest in self._guests.values() if guest.ready})
+
+    def tell(self, news: News) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._listener.close()
+        poll = select.poll()
+        waiting = {}
+        for number, guest in self._guests.items():
+            try:
+                if guest.wire is not None:
+                    guest.wire.send({"end": news._asdict()})
+                    waiting[number] = guest.wire
+                    poll.register(number, select.POLLIN)
+            except Broken:
+                continue
+        give_up = time.monotonic() + GOODBYE_SECONDS
+        while waiting and time.monotonic() < give_up:
+            for number, _ in poll.poll(int((give_up - time.monotonic()) * 1000) + 1):
+                if _hung_up(waiting[number]):
+                    poll.unregister(number)
+                    del waiting[number]
+        for guest in self._guests.values():
+            guest.connection.close()
+        self._guests = {}
+
+    def _welcome(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone already
+            return
+        now = time.monotonic()
+        strangers = [guest for guest in self._guests.values() if guest.name is None]
+        for guest in strangers:
+            if now > guest.until:
+                self._drop(guest)
+        if len(strangers) >= _STRANGERS:
+            connection.close()
+            return
+        keep_alive(connection)
+        self._guests[connection.fileno()] = _Guest(connection)
+
+    def _hear(self, guest: _Guest) -> None:
+        try:
+            if guest.wire is None:
+                self._check(guest)
+            else:
+                for message in guest.wire.take():
+                    self._answer(guest, message)
+        except (Broken, OSError, ValueError):
+            self._drop(guest)
+
+    def _check(self, guest: _Guest) -> None:
+        """nonce_f -> nonce_l, proof -> proof, name."""
+        block = guest.connection.recv(1024)
+        if not block:
+            raise Broken
+        guest.rest += block
+        if not guest.nonce:
+            if len(guest.rest) < secret.NONCE_BYTES:
+                return
+            theirs, guest.rest = guest.rest[: secret.NONCE_BYTES], guest.rest[secret.NONCE_BYTES :]
+            ours = secret.nonce()
+            guest.nonce = theirs + ours
+            guest.connection.sendall(ours + secret.proof(self._key, PURPOSE, "leader", guest.nonce))
+        start = secret.PROOF_BYTES + 1
+        if len(guest.rest) < start or len(guest.rest) < start + guest.rest[start - 1]:
+            return
+        end = start + guest.rest[start - 1]
+        proof, name, left = guest.rest[: start - 1], guest.rest[start:end], guest.rest[end:]
+        if not secret.same(proof, secret.proof(self._key, PURPOSE, "follower", guest.nonce, name)):
+            raise Broken
+        known = {other.name for other in self._guests.values()}
+        guest.name = name.decode()
+        if left or guest.name not in self._others or guest.name in known:
+            guest.name = None
+            raise Broken
+        guest.wire = Wire(guest.connection, self._key, "leader", guest.nonce)
+        # So that it knows that it has been believed.
+        guest.wire.send({"welcome": True})
+
+    def _answer(self, guest: _Guest, message: Dict[str, Any]) -> None:
+        if message.get("ready"):
+            guest.ready = True
+            self.everyone_ready = self.everyone_ready or not self.missing()
+        if "failed" in message and self.over is None:
+            self.over = News(**message["failed"])
+
+    def _drop(self, guest: _Guest) -> None:
+        del self._guests[guest.connection.fileno()]
+        guest.connection.close()
+        if guest.name is not None and self.over is None:
+            told = "its runtime is gone: the connection to it ended without a word; see its log"
+            self.over = News(GONE, format_failure(guest.name, None, None, told), time.time())
+
+
+def _hung_up(wire: Wire) -> bool:
+    try:
+        wire.take()
+    except Broken:
+        return True
+    return False
