@@ -1,0 +1,175 @@
+"""smp by table: every image, region, instance type and parameter that the reference names, in section 4.3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.surroundings import ScriptFacts
+from tests.strategies.asked import documented, planned, refusals, request_of, torchrun_line
+
+REPOSITORY = "658645717510.dkr.ecr.us-east-1.amazonaws.com/smdistributed-modelparallel"
+USES_SMP = ScriptFacts(imports=frozenset({"torch", "torch.sagemaker"}))
+TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge")
+LATER = ("ml.p5e.48xlarge", "ml.p5en.48xlarge")
+
+TAGS = {
+    None: "2.5.1-gpu-py311-cu124",
+    "2.0": "2.0.1-gpu-py310-cu118",
+    "2.0.1": "2.0.1-gpu-py310-cu118",
+    "2.1.2": "2.1.2-gpu-py310-cu121",
+    "2.2": "2.2.0-gpu-py310-cu121",
+    "2.2.0": "2.2.0-gpu-py310-cu121",
+    "2.3.1": "2.3.1-gpu-py311-cu121",
+    "2.4.1": "2.4.1-gpu-py311-cu121",
+    "2.5.1": "2.5.1-gpu-py311-cu124",
+}
+"""PyTorch's version -> the tag; of 2.0.1 another one on P5."""
+
+REGIONS = (
+    *("ap-northeast-1", "ap-northeast-2", "ap-northeast-3", "ap-south-1", "ap-southeast-1", "ap-southeast-2"),
+    *("ca-central-1", "eu-central-1", "eu-north-1", "eu-west-1", "eu-west-2", "eu-west-3", "sa-east-1"),
+    *("us-east-1", "us-east-2", "us-west-1", "us-west-2"),
+)
+
+PARAMETERS: dict[str, Any] = {
+    "hybrid_shard_degree": 8,
+    "sm_activation_offloading": True,
+    "activation_loading_horizon": 2,
+    "fsdp_cache_flush_warnings": False,
+    "allow_empty_shards": True,
+    "tensor_parallel_degree": 2,
+    "context_parallel_degree": 4,
+    "expert_parallel_degree": 1,
+    "random_seed": 12345,
+}
+
+
+def job(instance_type: str = "ml.p4d.24xlarge", hosts: int = 2, **fields: Any) -> dict[str, Any]:
+    return {"strategy": "smp", "compute": {"hosts": hosts, "instance_type": instance_type}, **fields}
+
+
+@pytest.mark.parametrize("instance_type", [*TYPES, *LATER])
+@pytest.mark.parametrize("version", TAGS)
+def test_the_request(version: str | None, instance_type: str) -> None:
+    asked = {} if version is None else {"framework_version": version}
+    plan = planned(job(instance_type, options={"hybrid_shard_degree": 16}, **asked), script=USES_SMP)
+    tag = TAGS[version]
+    if tag.startswith("2.0.1") and instance_type == "ml.p5.48xlarge":
+        tag = "2.0.1-gpu-py310-cu121"
+    parameters = {"mp_parameters": '{"hybrid_shard_degree": 16}'}
+    assert request_of(plan) == documented(f"{REPOSITORY}:{tag}", instance_type, 2, hyperparameters=parameters)
+
+
+def test_every_parameter_goes_in_as_json() -> None:
+    request = request_of(planned(job(options=PARAMETERS), script=USES_SMP))
+    assert set(request["HyperParameters"]) == {"mp_parameters"}
+    assert json.loads(request["HyperParameters"]["mp_parameters"]) == PARAMETERS
+
+
+def test_no_parameter_is_an_empty_object() -> None:
+    request = request_of(planned(job(hyperparameters={"lr": 0.1}), script=USES_SMP))
+    assert request["HyperParameters"] == {"lr": "0.1", "mp_parameters": "{}"}
+
+
+def test_the_launch_line(tmp_path: Path) -> None:
+    line = torchrun_line(planned(job(options={"hybrid_shard_degree": 8}), script=USES_SMP), tmp_path)
+    assert line[:10] == [
+        *("python3", "-m", "torch.distributed.run", "--no_python", "--max_restarts=0"),
+        *("--nnodes=2", "--node_rank=1", "--nproc_per_node=8", "--master_addr=algo-1", "--master_port=29500"),
+    ]
+    # A mapping goes to a script as AWS's toolkit writes one; SMP itself reads SM_HP_MP_PARAMETERS, the JSON.
+    assert line[-4:] == ["python3", "/opt/ml/code/train.py", "--mp_parameters", "hybrid_shard_degree=8"]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_regions(region: str) -> None:
+    image = planned(job(), script=USES_SMP, region=region).image
+    assert (
+        image
+        == f"658645717510.dkr.ecr.{region}.amazonaws.com/smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
+    )
+
+
+@pytest.mark.parametrize("region", ["eu-south-1", "af-south-1", "me-south-1", "cn-north-1"])
+def test_other_regions(region: str) -> None:
+    (told,) = refusals(job(), region=region)
+    assert told.startswith(f"image: no registry of AWS's images is known in region {region}")
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.0", "2.6.0", "2.13"])
+def test_other_versions(version: str) -> None:
+    (told,) = refusals(job(framework_version=version))
+    assert told.startswith("framework_version: ")
+    assert version in told
+
+
+@pytest.mark.parametrize(
+    "instance_type",
+    [
+        "ml.p3.16xlarge",
+        "ml.p3dn.24xlarge",
+        "ml.g5.48xlarge",
+        "ml.g6e.48xlarge",
+        "ml.p5.4xlarge",
+        "ml.m5.xlarge",
+    ],
+)
+def test_other_instance_types(instance_type: str) -> None:
+    (told,) = refusals(job(instance_type))
+    assert told.startswith(
+        "compute.instance_type: smp runs on ml.p4d.24xlarge, ml.p4de.24xlarge, ml.p5.48xlarge"
+    )
+    assert f"not on {instance_type}" in told
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"hybrid_shard_degree": "8"},
+        "options.hybrid_shard_degree: a whole number of at least 1 is needed, not '8'",
+    ),
+    ({"hybrid_shard_degree": 0}, "options.hybrid_shard_degree: a whole number of at least 1"),
+    ({"tensor_parallel_degree": 2.5}, "options.tensor_parallel_degree: a whole number of at least 1"),
+    ({"tensor_parallel_degree": True}, "options.tensor_parallel_degree: a whole number of at least 1"),
+    (
+        {"expert_parallel_degree": 17},
+        "options.expert_parallel_degree: 17 is more than the 16 ranks there are",
+    ),
+    (
+        {"context_parallel_degree": 8, "hybrid_shard_degree": 4},
+        "options.context_parallel_degree: 8 is more than hybrid_shard_degree, 4",
+    ),
+    ({"random_seed": -1}, "options.random_seed: a whole number of at least 0"),
+    ({"activation_loading_horizon": "2"}, "options.activation_loading_horizon: a whole number"),
+    ({"sm_activation_offloading": "true"}, "options.sm_activation_offloading: true or false is needed"),
+    ({"allow_empty_shards": 1}, "options.allow_empty_shards: true or false is needed"),
+    ({"shard_degree": 8}, "options.shard_degree: smp does not know it, did you mean 'hybrid_shard_degree'?"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_parameters_that_will_not_do(options: dict[str, Any], said: str) -> None:
+    (told,) = refusals(job(options=options))
+    assert told.startswith(said)
+
+
+def test_parameters_written_twice_and_an_image_without_it() -> None:
+    (told,) = refusals(job(hyperparameters={"mp_parameters": "{}"}))
+    assert told.startswith("hyperparameters.mp_parameters: it is made from the job's options")
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.2.0-gpu-py310"
+    (told,) = refusals(job(image=image))
+    assert told.startswith("image: pytorch-training has no SMP")
+
+
+def test_what_is_warned_of() -> None:
+    told = "\n".join(planned(job()).warnings)
+    assert "smp is frozen: its last image is of PyTorch 2.5.1" in told
+    assert "strategy: ddp is the default" in told
+    assert "train.py does not import torch.sagemaker" in told
+    for later in LATER:
+        assert any(f"on {later} is unconfirmed" in w for w in planned(job(later), script=USES_SMP).warnings)
+    for sure in TYPES:
+        assert not any("unconfirmed" in w for w in planned(job(sure), script=USES_SMP).warnings)
