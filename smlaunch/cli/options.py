@@ -304,10 +304,13 @@ def _number(text: str | None) -> int | float | str | None:
 
 def _values(name: str, given: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
     """As YAML reads a value: numbers, true and false, lists in brackets; the rest is text."""
+    pairs = _pairs(name, given, problems)
+    if not pairs:
+        return {}
     import yaml
 
     values: dict[str, Any] = {}
-    for key, text in _pairs(name, given, problems).items():
+    for key, text in pairs.items():
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError:
