@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,21 +125,47 @@ print(f"rank {rank} of {world} on {socket.gethostname()}: {total} {sys.version_i
 """
 
 
+def run_in_containers(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`smlaunch run` in ``folder``, on an endpoint that it brings up for itself."""
+    command = [
+        sys.executable,
+        "-m",
+        "smlaunch.cli.main",
+        "run",
+        "--local",
+        "--executor",
+        "containers",
+        *words,
+    ]
+    environment = {**os.environ, "SMLAUNCH_HOME": str(folder / "home")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
 def test_our_runtime_in_a_plain_python_image(engine: Engine, tmp_path: Path) -> None:
     """As a user runs it: the image has a python3 and nothing of ours; two hosts of two ranks."""
     (tmp_path / "ranks.py").write_text(RANKS)
-    words = ["run", "ranks.py", "--local", "--executor", "containers", "--image", BASE, "--strategy", "ddp"]
-    words += ["--hosts", "2", "--processes-per-host", "2", "--name", "plain"]
-    environment = {**os.environ, "SMLAUNCH_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "smlaunch.cli.main", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    words = ["--image", BASE, "--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2"]
+    done = run_in_containers(tmp_path, "ranks.py", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [
-        line.partition("rank ")[2] for line in (done.stdout + done.stderr).splitlines() if " of 4 on " in line
-    ]
-    assert sorted(said) == [f"{rank} of 4 on algo-{1 + rank // 2}: 14 (3, 11)" for rank in range(4)], (
-        done.stdout + done.stderr
-    )
+    said = [line.partition("rank ")[2] for line in done.stdout.splitlines() if " of 4 on " in line]
+    expected = [f"{rank} of 4 on algo-{1 + rank // 2}: 14 (3, 11)" for rank in range(4)]
+    assert sorted(said) == expected, done.stdout + done.stderr
+
+
+def test_an_image_with_its_own_program_by_the_command_line(engine: Engine, tmp_path: Path) -> None:
+    """Nothing of ours is put in: no channel, no entry point, only what the image reads itself."""
+    (tmp_path / "train").mkdir()
+    for part in range(2):
+        (tmp_path / "train" / f"{part}.csv").write_text(f"{part},{2 * part + 1}\n")
+    words = ["--image", built(engine, "training"), "--strategy", "custom", "--hosts", "2"]
+    done = run_in_containers(tmp_path, *words, "--input", "train=train", "--hp", "steps=200", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = json.loads(done.stdout)["jobs"]
+    (owner,) = (tmp_path / "home" / "s3").glob("sagemaker-*")
+    assert not [path for path in owner.rglob("*") if path.name in ("runtime.pyz", "job.json")]
+    (model,) = owner.rglob("model.tar.gz")
+    with tarfile.open(model) as archive:
+        assert sorted(archive.getnames()) == ["algo-1.json", "algo-2.json"], job
 
 
 HOSTILE = {
@@ -426,3 +453,22 @@ def test_a_processing_image_with_its_own_entry_point(client: Client, engine: Eng
         "counts/algo-1.json": {"host": "algo-1", "files": ["a.txt", "c.txt"], "top": [["x", 4], ["y", 1]]},
         "counts/algo-2.json": {"host": "algo-2", "files": ["b.txt"], "top": [["z", 1]]},
     }
+
+
+ALLREDUCE = """
+import socket
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce((world.rank + 1) ** 2)
+print(f"rank {world.rank} of {world.size} on {socket.gethostname()}: {total}", flush=True)
+"""
+
+
+def test_open_mpi_over_two_hosts_without_an_sshd(engine: Engine, tmp_path: Path) -> None:
+    image = built(engine, "mpi", "--isolation=chroot", "--network=host")
+    (tmp_path / "allreduce.py").write_text(ALLREDUCE)
+    words = ["--strategy", "mpi", "--image", image, "--hosts", "2", "--processes-per-host", "2"]
+    done = run_in_containers(tmp_path, "allreduce.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.partition("rank ")[2] for line in done.stdout.splitlines() if " of 4 on " in line]
+    assert sorted(said) == [f"{rank} of 4 on algo-{1 + rank // 2}: 30" for rank in range(4)], done.stdout
