@@ -1,0 +1,163 @@
+"""What reading a script shows of how many accelerators it can use, and what it lacks for more."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from smlaunch.planning.capabilities import Capability, capability, lacks_signs
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.scripts import reached_signs, read_script
+from tests.planning.world import plan, region
+
+ENTRYPOINTS = Path(__file__).parent.parent.parent / "entrypoints"
+
+COMPLETE = """
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+dist.init_process_group("nccl")
+device = int(os.environ["LOCAL_RANK"])
+model = DDP(net().to(device))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for batch in loader:
+        model(batch).sum().backward()
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+LACKS = [
+    ('dist.init_process_group("nccl")\n', "pass\n", "a process group", None),
+    ('int(os.environ["LOCAL_RANK"])', '"cuda"', "the device of LOCAL_RANK", 8),
+    ("DDP(net().to(device))", "net().to(device)", "gradients that are averaged", 15),
+    ("sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)",
+     "sampler = None\nloader = DataLoader(data, shuffle=True)", "a sampler that gives every rank", 11),
+    ("    sampler.set_epoch(epoch)\n", "    pass\n", "sampler.set_epoch(epoch)", 10),
+    ("if dist.get_rank() == 0:", "if True:", "rank 0 alone writing", 17),
+]  # fmt: skip
+
+
+def read(folder: Path, text: str) -> ScriptFacts:
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(text), encoding="utf-8")
+    facts = read_script(script)
+    assert facts.problem is None
+    return facts
+
+
+def can(folder: Path, text: str) -> Capability:
+    return capability(read(folder, text), "train.py")
+
+
+def test_a_script_with_all_of_it_lacks_nothing(tmp_path: Path) -> None:
+    found = can(tmp_path, COMPLETE)
+    assert (found.use, found.missing, found.shards, found.accelerated) == ("several", (), False, True)
+
+
+@pytest.mark.parametrize(("text", "instead", "said", "line"), LACKS, ids=[row[2] for row in LACKS])
+def test_each_thing_that_lacks_is_said_with_its_line(
+    tmp_path: Path, text: str, instead: str, said: str, line: int | None
+) -> None:
+    assert text in COMPLETE
+    (missing,) = can(tmp_path, COMPLETE.replace(text, instead)).missing
+    assert missing.startswith(said)
+    assert line is None or f"(train.py, line {line})" in missing
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    [
+        ("import json", "one"),
+        ("import torch\nmodel = net().cuda()", "one"),
+        ("import torch\nmodel = torch.nn.DataParallel(net())", "instance"),
+        ("import torch.multiprocessing as mp\nmp.spawn(work, nprocs=4)", "instance"),
+        ("import tensorflow as tf\ntf.distribute.MirroredStrategy()", "instance"),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "several"),
+        ("from accelerate import Accelerator\nAccelerator()", "several"),
+        ("from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('x')", "one"),
+        ("import transformers\ntransformers.Trainer(model).train()", "several"),
+        ("import deepspeed\ndeepspeed.initialize(model=m)", "several"),
+        ("import lightning as L\nL.Trainer().fit(m)", "several"),
+        ("from torch import distributed\ndistributed.init_process_group()", "several"),
+        # Words that mean something else elsewhere.
+        ("def save(x): pass\nclass Trainer: pass\nsave(1)\nTrainer()", "one"),
+    ],
+)
+def test_what_it_can_use(tmp_path: Path, text: str, use: str) -> None:
+    found = can(tmp_path, text)
+    assert found.use == use
+    if use == "several":
+        assert not [one for one in found.missing if not one.startswith("the device")]
+
+
+def test_sharding_is_seen(tmp_path: Path) -> None:
+    assert can(tmp_path, "from torch.distributed.fsdp import fully_shard\nfully_shard(m)").shards
+    assert can(tmp_path, "import deepspeed").shards
+    assert not can(tmp_path, COMPLETE).shards
+
+
+def test_nobody_guesses_where_nobody_looked() -> None:
+    found = capability(ScriptFacts(imports=frozenset({"torch.distributed"})), "train.py")
+    assert (found.use, found.missing, found.seen) == ("several", (), False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train_ddp", "train_fsdp", "train_gpt", "train_resumable", "train_accelerate", "train_hf", "train_lightning"],
+)  # fmt: skip
+def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
+    script = ENTRYPOINTS / f"{name}.py"
+    facts = dataclasses.replace(read_script(script), signs=reached_signs(script, ENTRYPOINTS))
+    found = capability(facts, script.name)
+    assert (found.use, found.missing) == ("several", ())
+
+
+def test_what_the_script_lacks_is_looked_for_in_its_own_modules(tmp_path: Path) -> None:
+    (tmp_path / "setup_ranks.py").write_text(
+        "import torch.distributed as dist\n\ndef join():\n    dist.init_process_group('gloo')\n"
+        "    local_rank = 0\n    return local_rank\n",
+        encoding="utf-8",
+    )
+    facts = read(tmp_path, "import torch\nimport torch.distributed\nimport setup_ranks\nsetup_ranks.join()")
+    assert lacks_signs(facts)
+    signs = reached_signs(tmp_path / "train.py", tmp_path)
+    assert (signs["process-group"].line, signs["process-group"].file) == (4, "setup_ranks.py")
+    assert capability(dataclasses.replace(facts, signs=signs), "train.py").missing == ()
+
+
+# ---- in a plan -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_several_ranks_says_what_lacks(tmp_path: Path) -> None:
+    text = COMPLETE.replace("    sampler.set_epoch(epoch)\n", "").replace(
+        "if dist.get_rank() == 0:", "if True:"
+    )
+    job = {"compute": {"instance_type": "ml.g5.12xlarge"}}
+    (warning,) = plan(job, region(script=read(tmp_path, text))).warnings
+    assert warning.startswith("For 4 ranks train.py lacks, as far as it shows: sampler.set_epoch")
+    assert "rank 0 alone writing what is saved (train.py, line 16)" in warning
+    one = {"compute": {"instance_type": "ml.g5.xlarge"}}
+    assert plan(one, region(script=read(tmp_path, text))).warnings == ()
+
+
+def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
+    facts = read(tmp_path, "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()")
+    made = plan({}, region(script=facts))
+    (task,) = made.tasks
+    assert task.launch_spec is not None
+    assert dict(task.launch_spec.ranks.env)["MPLBACKEND"] == "Agg"
+    assert "display.matplotlib" in [reason.rule for reason in made.reasons]
+    assert "train.py, line 3: nothing is shown on a host" in made.warnings[0]
+    own = plan({"environment": {"MPLBACKEND": "svg"}}, region(script=facts))
+    assert own.tasks[0].launch_spec is not None
+    assert "MPLBACKEND" not in dict(own.tasks[0].launch_spec.ranks.env)
+    assert "display.matplotlib" not in [reason.rule for reason in own.reasons]
+    assert "MPLBACKEND" not in str(plan().tasks[0].launch_spec)
