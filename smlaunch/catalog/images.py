@@ -161,3 +161,31 @@ def _no_version(family: str, wanted: str) -> str:
         return f"the {title(family)} {'.'.join(short.split('.')[:2])} image holds {short}, not {wanted}"
     recent = [version for version in versions(family) if _family(family)["versions"][version][5] != "short"]
     return f"no {title(family)} {wanted} image is known{did_you_mean(wanted, recent)}"
+
+
+class Patches(NamedTuple):
+    """Until when (an ISO date) an image is patched: the family's title, and the version."""
+
+    title: str
+    version: str
+    until: str
+
+
+def patches(uri: str) -> Patches | None:
+    """Of the image of AWS's that ``uri`` names, by its whole tag or a beginning of it, as short tags are; None
+    where nothing is known."""
+    repository, _, tag = uri.rpartition("/")[2].partition(":")
+    return _patches().get((repository, tag)) if tag else None
+
+
+@cache
+def _patches() -> dict[tuple[str, str], Patches]:
+    """By repository and tag, long and short."""
+    found: dict[tuple[str, str], Patches] = {}
+    for family in families():
+        for version, (repository, _, _, until, tags, _) in _family(family)["versions"].items():
+            for tag in tags.values() if until else ():
+                words = tag.split("-")
+                for count in range(2, len(words) + 1):
+                    found[repository, "-".join(words[:count])] = Patches(title(family), version, until)
+    return found

@@ -11,6 +11,7 @@ from smlaunch.planning.choose import choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
 from smlaunch.planning.image import choose_image
 from smlaunch.planning.notes import Notes
+from smlaunch.planning.patches import warn_of_patches
 from smlaunch.planning.plan import Upload
 from smlaunch.planning.rank_variables import with_variables
 from smlaunch.planning.segments import Shape
@@ -57,6 +58,7 @@ class Compiler:
         instance = choose_instance_type(job, notes)
         per_host = choose_processes(job, self.strategy, instance, surroundings, notes)
         image = choose_image(job, self.strategy, instance, surroundings, notes)
+        warn_of_patches(image, surroundings, notes)
         setting = self._setting(shape, per_host, instance, image)
         spec = self._spec(setting, job.image is not None)
         own_channels = [] if spec is None else self._launch_channels(spec)

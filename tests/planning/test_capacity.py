@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import date
 from typing import Any
 
 import pytest
@@ -161,3 +162,37 @@ def test_a_quota_that_is_just_enough(hosts: int, limit: float | None) -> None:
 def test_a_local_endpoint_says_nothing_of_quotas() -> None:
     made = plan(GPU, dataclasses.replace(local(), quotas_problem="never asked"))
     assert not [reason for reason in made.reasons if reason.rule.startswith("quotas.")]
+
+
+# ---- patches ---------------------------------------------------------------------------------------------
+
+SHORT = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9.0-gpu-py312"
+LONG = SHORT + "-cu130-ubuntu22.04-sagemaker"
+
+
+@pytest.mark.parametrize(
+    ("image", "today", "said"),
+    [
+        (LONG, "2026-11-21", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
+        (SHORT, "2026-10-16", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
+        (SHORT, "2026-10-15", "PyTorch 2.9.0 gets its last security patches on 2026-10-15"),
+        (LONG, "2026-09-15", "gets its last security patches on 2026-10-15"),
+        (LONG, "2026-09-14", None),
+        ("mine/pytorch-training:2.9.0-gpu-py999", "2026-11-21", None),
+        ("mine:1", "2026-11-21", None),
+    ],
+)
+def test_images_past_their_end_of_patch_are_warned_of(image: str, today: str, said: str | None) -> None:
+    job = {"image": image, "compute": {"instance_type": "ml.g5.xlarge"}}
+    made = plan(job, region(today=date.fromisoformat(today)))
+    warnings = [warning for warning in made.warnings if "patches" in warning]
+    assert [said in warning for warning in warnings if said] == ([True] if said else [])
+    assert bool(warnings) == bool(said)
+    assert not [w for w in plan(job, local(today=date.fromisoformat(today))).warnings if "patches" in w]
+
+
+def test_a_version_past_its_end_of_patch_is_warned_of() -> None:
+    old = {"framework_version": "2.6"}
+    assert warned(plan(old, region(today=date(2026, 11, 21))), "no security patches since 2026-01-29")
+    assert not warned(plan({}, region(today=date(2026, 11, 21))), "patches")
+    assert not warned(plan(old), "patches since")

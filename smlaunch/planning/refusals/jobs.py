@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smlaunch.catalog import algorithms
 from smlaunch.errors import Problem
 from smlaunch.job import format_duration, parse_duration
 from smlaunch.planning.case import Case
@@ -11,9 +12,6 @@ from smlaunch.planning.refusals.rule import Found, rule
 LONGEST_TRAINING = 28 * 86_400
 LONGEST_PROCESSING = 777_600
 """Seconds, as the API's model and its prose have them."""
-
-CHECKPOINTING = frozenset({"image-classification", "object-detection", "semantic-segmentation", "xgboost"})
-"""Built-in algorithms that keep checkpoints: section 3 of the reference."""
 
 _NO_SUCH = "a processing job knows no such thing; leave it out, or take another strategy"
 
@@ -116,7 +114,8 @@ def chain_without_a_script(case: Case) -> Found:
 )
 def spot_for_an_algorithm(case: Case) -> Found:
     job, stated = case.job, case.job.limits.max_wait
-    if job.algorithm is None or not job.compute.spot or job.algorithm.lower() in CHECKPOINTING:
+    algorithm = None if job.algorithm is None else algorithms.find(job.algorithm)
+    if algorithm is None or not job.compute.spot or algorithm.checkpoints:
         return
     if stated is not None and parse_duration(stated) > WITHOUT_CHECKPOINTS:
         yield Problem(
