@@ -172,8 +172,8 @@ class Patches(NamedTuple):
 
 
 def patches(uri: str) -> Patches | None:
-    """Of the image of AWS's that ``uri`` names, by its whole tag or a beginning of it, as short tags are; None
-    where nothing is known."""
+    """Of the image of AWS's that ``uri`` names, by its whole tag or a beginning of it, as short tags are;
+    None where nothing is known."""
     repository, _, tag = uri.rpartition("/")[2].partition(":")
     return _patches().get((repository, tag)) if tag else None
 
