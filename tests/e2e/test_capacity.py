@@ -1,0 +1,50 @@
+"""What is said of capacity on the command line reaches the service, here the endpoint, and has its effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+
+from tests.e2e.command import smlaunch
+
+
+@pytest.fixture
+def sagemaker(home: Path) -> Any:
+    assert smlaunch("local", "start").code == 0
+    shown = smlaunch("local", "env", "--json").json()
+    session = botocore.session.Session(profile=None)
+    session.set_credentials(shown["AWS_ACCESS_KEY_ID"], shown["AWS_SECRET_ACCESS_KEY"])
+    region = shown.get("AWS_REGION") or shown["AWS_DEFAULT_REGION"]
+    yield session.create_client("sagemaker", region_name=region, endpoint_url=shown["AWS_ENDPOINT_URL"])
+    assert smlaunch("local", "stop").code == 0
+
+
+def test_preferences_a_bound_on_the_wait_and_warm_pools(home: Path, tmp_path: Path, sagemaker: Any) -> None:
+    script = tmp_path / "source" / "train.py"
+    script.parent.mkdir()
+    script.write_text("print('hello')\n")
+
+    def run(name: str, *words: str) -> dict[str, Any]:
+        ran = smlaunch("run", script, "--local", "--name", name, *words)
+        assert ran.code == 0, ran.text
+        answer: dict[str, Any] = sagemaker.describe_training_job(TrainingJobName=f"{name}-s1-a1")
+        return answer
+
+    types = ("ml.g5.xlarge", "ml.g6.xlarge")
+    either = [word for kind in types for word in ("--instance-preference", kind)]
+    described = run("either", *either, "--hosts", "2", "--strategy", "custom", "--max-pending", "1h")
+    resources = described["ResourceConfig"]
+    assert resources["InstancePreferences"] == [{"InstanceType": kind} for kind in types]
+    assert "InstanceType" not in resources
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == ("ml.g5.xlarge", 2)
+    assert described["StoppingCondition"]["MaxPendingTimeInSeconds"] == 3600
+
+    warm = ("--instance-type", "ml.g5.xlarge", "--keep-alive", "30m")
+    assert run("first", *warm)["WarmPoolStatus"]["Status"] == "Available"
+    assert run("second", *warm)["WarmPoolStatus"]["Status"] == "Available"
+    taken = sagemaker.describe_training_job(TrainingJobName="first-s1-a1")["WarmPoolStatus"]
+    assert taken["Status"] == "Reused"
+    assert taken["ReusedByJob"] == "second-s1-a1"
