@@ -346,6 +346,9 @@ class Job(_Part):
     def to_mapping(self) -> dict[str, Any]:
         """What differs from the defaults, in plain types; ``from_mapping`` gives the same job back."""
         mapping: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
+        if "workload" in mapping and "hosts" in self.compute.model_fields_set:
+            # With a workload the plan chooses how many, unless they are stated; one is a statement too.
+            mapping.setdefault("compute", {})["hosts"] = self.compute.hosts
         return mapping
 
     def to_yaml(self) -> str:

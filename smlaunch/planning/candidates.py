@@ -16,7 +16,17 @@ from smlaunch.job_fields import parse_size
 from smlaunch.planning import segments
 from smlaunch.planning.capabilities import capability
 from smlaunch.planning.compute_reasons import explain
-from smlaunch.planning.compute_rules import IN_MEMORY, PROCESSORS, RULES, Option, Task, is_single, verdict
+from smlaunch.planning.compute_rules import (
+    IN_MEMORY,
+    OVER_BUDGET,
+    PROCESSORS,
+    RULES,
+    Option,
+    Task,
+    at_most,
+    is_single,
+    verdict,
+)
 from smlaunch.planning.estimate import Measured
 from smlaunch.planning.io_times import Share
 from smlaunch.planning.libraries import imported
@@ -78,17 +88,22 @@ def settle(
     judged = _up_before_out(task, [(option, verdict(option)) for option in _options(task)])
     fitting = [option for option, objection in judged if objection is None]
     if not fitting:
-        _refuse(task, [(option, said) for option, said in judged if said is not None], notes)
-        return job, tuple(_candidate(option, said) for option, said in judged)
+        objected = [(option, said) for option, said in judged if said is not None]
+        # With the nearest of them everything else that is wrong with the job is said at once.
+        return (_refused(task, objected, notes) if objected else job), ()
     chosen = choose(task, fitting)
     explain(chosen, fitting, judged, notes)
     ordered = sorted(fitting, key=lambda option: (option is not chosen, _worth(option)))
     candidates = [_candidate(option, None, option is chosen) for option in ordered]
     candidates += [_candidate(option, said) for option, said in judged if said is not None]
-    compute: dict[str, object] = {"hosts": chosen.hosts}
+    return _filled(job, chosen), tuple(candidates)
+
+
+def _filled(job: Job, option: Option) -> Job:
+    compute: dict[str, object] = {"hosts": option.hosts}
     if not job.compute.instance_preferences:
-        compute["instance_type"] = chosen.instance.name
-    return job.model_copy(update={"compute": job.compute.model_copy(update=compute)}), tuple(candidates)
+        compute["instance_type"] = option.instance.name
+    return job.model_copy(update={"compute": job.compute.model_copy(update=compute)})
 
 
 def _up_before_out(task: Task, judged: Sequence[Judged]) -> list[Judged]:
@@ -298,22 +313,23 @@ def _candidate(option: Option, said: tuple[str, str] | None, chosen: bool = Fals
 # ---- when nothing will do --------------------------------------------------------------------------------
 
 
-def _refuse(task: Task, judged: Sequence[tuple[Option, tuple[str, str]]], notes: Notes) -> None:
+def _refused(task: Task, judged: Sequence[tuple[Option, tuple[str, str]]], notes: Notes) -> Job:
     """Told by the option that came furthest: the one that the last of the rules objected to."""
-    if not judged:
-        return
     place = {rule.name: number for number, rule in enumerate(RULES)}
 
     def distance(pair: tuple[Option, tuple[str, str]]) -> tuple[int, float, float]:
         option, (rule, _) = pair
-        seconds = float("inf") if option.seconds is None else option.seconds.high
-        return -place[rule], seconds if rule == "time.too-slow" else 0.0, option.listed_per_hour
+        ends = {"time.too-slow": option.seconds, OVER_BUDGET: option.dollars}
+        span = ends.get(rule)
+        return -place[rule], 0.0 if span is None else span.high, option.listed_per_hour
 
     option, (rule, because) = min(judged, key=distance)
-    field = next(one.field for one in RULES if one.name == rule)
-    others = sum(1 for other, _ in judged if other is not option)
-    compared = f", the nearest of {others + 1} that were compared" if others else ""
-    notes.refuse(field, f"{option.describe()}{compared}: {because}; {_way_out(rule, task)}")
+    # What a job may cost until its time limit is measured against its cap for every plan, and refused there.
+    if not (rule == OVER_BUDGET and at_most(option) is not None):
+        field = next(one.field for one in RULES if one.name == rule)
+        compared = f", the nearest of {len(judged)} that were compared" if len(judged) > 1 else ""
+        notes.refuse(field, f"{option.describe()}{compared}: {because}; {_way_out(rule, task)}")
+    return _filled(task.job, option)
 
 
 def _way_out(rule: str, task: Task) -> str:
@@ -323,7 +339,7 @@ def _way_out(rule: str, task: Task) -> str:
         return "allow more time, or more hosts" if task.fixed else "allow more time"
     if rule == "memory.model-too-large":
         return "shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type"
-    if rule == "cost.over-budget":
+    if rule == OVER_BUDGET:
         return "raise it, or shorten limits.max_runtime"
     if rule == "capability.one-accelerator":
         return "let the script use several (docs/planner.md)"

@@ -204,16 +204,29 @@ def _time(option: Option) -> str | None:
     return f"takes {seconds}, and {option.task.job.workload.wanted_time} are wanted"
 
 
-def _budget(option: Option) -> str | None:
+OVER_BUDGET = "cost.over-budget"
+
+
+def at_most(option: Option) -> float | None:
+    """Dollars until the time limit of a single job, where they are more than its cap; a chain ends itself
+    before."""
     task = option.task
-    if task.budget is None or task.surroundings.target == "local" or option.per_hour is None:
+    most = option.listed_per_hour * task.limit / 3600
+    if task.budget is None or task.chained or task.surroundings.target == "local":
         return None
-    if not task.chained and option.listed_per_hour * task.limit / 3600 > task.budget:
-        most = option.listed_per_hour * task.limit / 3600
+    return most if most > task.budget else None
+
+
+def _budget(option: Option) -> str | None:
+    task, most = option.task, at_most(option)
+    if task.budget is None or task.surroundings.target == "local":
+        return None
+    cap = dollars(task.budget)
+    if most is not None:
         hours = f"{task.limit / 3600:g} h"
-        return f"may cost {dollars(most)} until the time limit of {hours}, more than {dollars(task.budget)}"
+        return f"may cost {dollars(most)} until the time limit of {hours}, more than {cap}"
     if option.dollars is not None and option.dollars.high > task.budget:
-        return f"may cost {dollars(option.dollars.high)}, more than {dollars(task.budget)}"
+        return f"may cost {dollars(option.dollars.high)}, more than {cap}"
     return None
 
 
@@ -278,7 +291,7 @@ RULES: tuple[ComputeRule, ...] = (
     ),
     ComputeRule("data.more-hosts-than-files", "inputs", "facts, 2.8: whole objects are dealt out", _files),
     ComputeRule("time.too-slow", "workload.wanted_time", "the job", _time, fixed_too=True),
-    ComputeRule("cost.over-budget", "limits.max_cost", "the job", _budget),
+    ComputeRule(OVER_BUDGET, "limits.max_cost", "the job", _budget),
 )
 
 

@@ -111,7 +111,8 @@ def test_nobody_guesses_where_nobody_looked() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train_ddp", "train_fsdp", "train_gpt", "train_resumable", "train_accelerate", "train_hf", "train_lightning"],
+    ["train_ddp", "train_fsdp", "train_gpt", "train_resumable", "train_accelerate", "train_hf",
+     "train_lightning"],
 )  # fmt: skip
 def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
     script = ENTRYPOINTS / f"{name}.py"

@@ -18,7 +18,8 @@ NEW = f"{REGISTRY}/pytorch:2.13.0-cu133-amzn2023-sagemaker"
     ("instance_type", "image", "hosts", "rule", "variables"),
     [
         ("ml.p4d.24xlarge", NEW, 2, "efa.left-to-the-image", ()),
-        ("ml.p4d.24xlarge", OLD, 2, "efa.old-image", ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE")),
+        ("ml.p4d.24xlarge", OLD, 2, "efa.old-image",
+         ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE")),
         ("ml.g5.48xlarge", OLD, 2, "efa.old-image", ("FI_PROVIDER", "RDMAV_FORK_SAFE")),
         ("ml.p4d.24xlarge", OLD, 1, None, ()),
         ("ml.g5.xlarge", OLD, 4, None, ()),

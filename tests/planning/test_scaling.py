@@ -14,8 +14,8 @@ from tests.planning.world import local, plan
 
 @pytest.mark.parametrize(
     ("optimizer", "rule", "rate"),
-    [("sgd", "linear", 1.6), ("SGD", "linear", 1.6), ("adamw", "square root", 0.4), ("Adam", "square root", 0.4),
-     ("lion", "linear", 1.6), (None, "linear", 1.6)],
+    [("sgd", "linear", 1.6), ("SGD", "linear", 1.6), ("adamw", "square root", 0.4),
+     ("Adam", "square root", 0.4), ("lion", "linear", 1.6), (None, "linear", 1.6)],
 )  # fmt: skip
 def test_the_rule_follows_the_optimizer(optimizer: str | None, rule: str, rate: float) -> None:
     scaled = scaled_rate(optimizer, 0.1, 16)
