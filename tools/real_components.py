@@ -31,6 +31,8 @@ ENVIRONMENTS = {
     "sdk2": ["sagemaker==2.257.7"],
     # Beside the project's own torch, which is named in OVER: a second one would be another 700 MB.
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
+    "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
+    "spark": ["pyspark==4.3.0"],  # 500 MB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
     "awscli": ["awscli==1.45.11"],
     "crt": ["boto3[crt]==1.44.5"],
@@ -39,8 +41,9 @@ ENVIRONMENTS = {
     "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
-OVER = {"trainers"}
-"""Environments that see what the one running this has installed, so that it is not installed again."""
+OVER = {"trainers", "deepspeed", "spark"}
+"""Environments that see what the one running this has installed, and this checkout, so that neither is
+installed again."""
 
 
 def install(name: str) -> bool:
@@ -55,7 +58,7 @@ def install(name: str) -> bool:
     venv.create(folder, with_pip=True)
     if name in OVER:
         (site,) = folder.glob("lib/python*/site-packages")
-        (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (site / "project.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     if subprocess.run([*pip, *words], cwd=ROOT).returncode:
         return False
