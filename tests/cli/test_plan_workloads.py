@@ -1,0 +1,47 @@
+"""``smlaunch plan`` on described workloads (tests/planning/workloads) gives what was expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Shell
+
+FOLDER = Path(__file__).parent.parent / "planning" / "workloads"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["02-one-accelerator", "03-scale-up", "05-heavy-preprocessing", "10-model-larger-than-an-accelerator"],
+)
+def test_the_command_chooses_what_was_expected(shell: Shell, name: str) -> None:
+    workload = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    expected = workload["expected"]
+    (shell.folder / workload["job"]["entry"]).write_text(workload["script"], encoding="utf-8")
+    (shell.folder / "job.yaml").write_text(yaml.safe_dump(workload["job"]), encoding="utf-8")
+    done = shell("plan", "job.yaml", "--local", "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert (made["strategy"], made["hosts"]) == (expected["strategy"], expected["hosts"])
+    assert [made["instance_type"]] == expected["instance_types"]
+    (chosen,) = (row for row in made["candidates"] if row["chosen"])
+    assert chosen["feasible"]
+    assert chosen["processes_per_host"] == expected["processes_per_host"]
+    rejected = {(row["rule"], row["instance_type"]) for row in made["candidates"] if not row["feasible"]}
+    assert set(expected["rejected"].items()) <= rejected
+
+
+def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("import torch\n", encoding="utf-8")
+    done = shell("plan", "train.py", "--local")
+    assert "Machines compared" not in done.out
+    (shell.folder / "job.yaml").write_text(
+        "entry: train.py\nworkload: {time_on_one: 10h}\n", encoding="utf-8"
+    )
+    done = shell("plan", "job.yaml", "--local")
+    assert done.code == 0, done.err
+    assert "  * 1 x ml.g5.xlarge " in done.out
+    assert "\x1b" not in done.out
