@@ -122,7 +122,7 @@ class Stream:
         self.open = True
         self.traceback_at: Optional[float] = None
         """When the last traceback so far began to arrive (seconds since the epoch)."""
-        self._prefix = prefix
+        self.prefix = prefix
         self._output = output
         self._rest = b""
         self._edge = b""
@@ -141,7 +141,7 @@ class Stream:
             self.close()
             return 0
         self._keep(block)
-        if self._prefix:
+        if self.prefix:
             self._pass_lines(block)
         else:
             self._output.put(block)
@@ -152,7 +152,7 @@ class Stream:
             self.open = False
             os.close(self.descriptor)
             if self._rest:
-                self._output.put(self._prefix + self._rest + b"\n")
+                self._output.put(self.prefix + self._rest + b"\n")
                 self._rest = b""
 
     def tail(self) -> str:
@@ -168,7 +168,7 @@ class Stream:
             data += b"\n"
             cut = len(data) - 1
         self._rest = data[cut + 1 :]
-        self._output.put(self._prefix + data[:cut].replace(b"\n", b"\n" + self._prefix) + b"\n")
+        self._output.put(self.prefix + data[:cut].replace(b"\n", b"\n" + self.prefix) + b"\n")
 
     def _keep(self, block: bytes) -> None:
         seam = self._edge + block

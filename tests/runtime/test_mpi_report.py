@@ -1,0 +1,126 @@
+"""Whose failure it was, from what hosts and mpirun have told."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from smlaunch.runtime.mpi import _by_rank
+from smlaunch.runtime.mpi_report import Gone, RankEnd, Report, compose, of_gone
+from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.runtime.problems import Unusable
+
+TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: planted\n'
+
+OPEN_MPI_4 = """
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
+with errorcode 5.
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+"""
+OPEN_MPI_5 = """
+MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
+  Proc: [[21226,1],3]
+  Errorcode: 5
+"""
+MPICH = "Abort(5) on node 3 (rank 3 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 5) - process 3\n"
+
+
+def end(rank: int, status: int | None, at: float, tail: str = "", stopped: bool = False) -> RankEnd:
+    return RankEnd(rank, f"algo-{1 + rank // 2}", status, at, at, tail, stopped)
+
+
+def told(report: Report, host: str = "algo-1", stopped_by: int | None = None) -> Outcome:
+    own = Ended(0, 0, 200.0, 200.0, "")
+    return _by_rank(Outcome((own,), stopped_by), report, host)
+
+
+def reason(outcome: Outcome) -> str:
+    assert outcome.elsewhere is not None
+    return outcome.elsewhere.text.partition("\n")[0]
+
+
+def test_the_first_that_failed_by_itself() -> None:
+    """By time, whatever mpirun says: Open MPI 5 leaves with 14 when a rank was killed."""
+    ends = [end(0, -15, 101, stopped=True), end(1, 1, 100.5, TRACE), end(2, None, 101), end(3, -9, 100)]
+    report = Report.of(compose(ends, 14, "prterun noise", 102.0).to_document())
+    outcome = told(report)
+    assert reason(outcome).startswith("rank 3 on algo-2 was killed by SIGKILL")
+    assert (outcome.exit_code, outcome.began) == (137, 100)
+    there = told(report, "algo-2")
+    assert (there.elsewhere, there.exit_code) == (None, 137)
+    assert there.first_failure is not None and there.first_failure.rank == 3
+
+
+@pytest.mark.parametrize(("said", "tail"), [(OPEN_MPI_4, ""), (OPEN_MPI_5, ""), ("", MPICH)])
+@pytest.mark.parametrize("itself", [True, False])
+def test_who_aborts_is_the_cause(said: str, tail: str, itself: bool) -> None:
+    """Also where the launcher kills it before it can leave by itself, and others leave by themselves."""
+    last = end(3, 5, 100.1, tail) if itself else end(3, -9, 101, tail, stopped=True)
+    ends = [end(0, -9, 100.8, stopped=True), end(1, 14, 100.9), end(2, None, 101), last]
+    outcome = told(compose(ends, 5, said, 102.0))
+    assert reason(outcome) == "rank 3 on algo-2 exited with code 5: MPI_Abort was called with 5"
+    assert outcome.exit_code == 5
+
+
+def test_who_aborts_for_want_of_another_is_not() -> None:
+    ends = [end(0, 0, 90), end(1, -9, 99), end(2, -9, 101, stopped=True), end(3, 5, 100, TRACE)]
+    outcome = told(compose(ends, 5, OPEN_MPI_4, 102.0))
+    assert outcome.elsewhere is None
+    assert outcome.first_failure is not None and outcome.first_failure.rank == 1
+
+
+def test_an_exception_is_told_with_its_traceback() -> None:
+    failing = end(3, 1, 101.0, TRACE)._replace(began=100.0)
+    outcome = told(compose([end(0, -9, 100.5, stopped=True), failing], 1, "", 102.0))
+    assert outcome.elsewhere is not None
+    assert (
+        outcome.elsewhere.text == "rank 3 on algo-2 exited with code 1: ValueError: planted\n" + TRACE.strip()
+    )
+    assert outcome.began == 100.0
+
+
+def test_mpirun_speaks_for_itself_where_no_rank_has_failed() -> None:
+    outcome = told(compose([], 213, "No network interfaces were found\n", 102.0))
+    assert outcome.exit_code == 213
+    assert outcome.first_failure is not None
+    assert outcome.first_failure.tail == "No network interfaces were found\n"
+
+
+def test_all_well() -> None:
+    outcome = told(compose([end(rank, 0, 100) for rank in range(4)], 0, "", 102.0))
+    assert (outcome.exit_code, outcome.first_failure, outcome.elsewhere) == (0, None, None)
+
+
+def test_a_host_that_was_lost() -> None:
+    ends = [end(0, -9, 101, stopped=True), end(1, -9, 101, stopped=True)]
+    outcome = told(compose(ends, -15, "", 102.0, Gone("algo-2", "its connection was closed")))
+    assert reason(outcome) == "algo-2 failed: it is gone: its connection was closed"
+    assert outcome.exit_code == 1
+    outcome = told(of_gone([end(2, None, 101)], "algo-1", "its connection was closed", 102.0), "algo-2")
+    assert reason(outcome) == "algo-1 failed: it is gone: its connection was closed"
+
+
+def test_what_kept_a_host_from_taking_part() -> None:
+    with pytest.raises(Unusable, match="no mpirun"):
+        told(Report((), None, "no mpirun here"))
+
+
+def test_nothing_was_left_to_say() -> None:
+    own = Ended(0, -9, 200.0, 200.0, "")
+    outcome = _by_rank(Outcome((own,)), None, "algo-1")
+    assert (outcome.exit_code, outcome.first_failure) == (137, own._replace(rank=None))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [([0, 0, 0, 0], 0), ([-15, -9, -9, 0], 143), ([143, -9, 0, 0], 143), ([3, -9, -9, -9], 3)],
+)
+def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
+    ends = [end(rank, status, 100 + rank) for rank, status in enumerate(statuses)]
+    outcome = told(compose(ends, 1, "", 105.0), stopped_by=signal.SIGTERM)
+    assert outcome.exit_code == code
+    if code == 143:
+        assert outcome.first_failure is None
