@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,10 @@ def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage
     elif upload.kind in ("launch", "parts"):
         content = (upload.content or "").encode()
         yield _Sending(key, bucket, lambda: content)
+    elif upload.kind == "secret":
+        # One for all segments and attempts of a run: hosts that are running may hold it already.
+        if storage.size(bucket, key) is None:
+            yield _Sending(key, bucket, _fresh_secret)
     elif upload.kind == "source":
         if source is None or (upload.sha256 is not None and source.sha256 != upload.sha256):
             raise JobError(
@@ -92,6 +97,11 @@ def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage
             )
         if storage.size(bucket, key) is None:
             yield _Sending(key, bucket, source.archive)
+
+
+def _fresh_secret() -> bytes:
+    """What the hosts of a job know each other by (runtime/secret.py). No plan and no log holds it."""
+    return secrets.token_hex(32).encode()
 
 
 def _stage_data(upload: Upload, target: Target, told: Callable[[str], None], watch: Watch | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -191,3 +192,34 @@ print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "
         text=True,
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+# ---- the secret ------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) -> None:
+    """64 hexadecimal digits, of its own for every run, that nothing of the plan or its requests holds."""
+    script = tmp_path / "train.py"
+    script.write_text("from mpi4py import MPI")
+    target = fake_target()
+
+    def secrets_there() -> dict[str, bytes]:
+        objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
+        return {key: value for key, value in objects.items() if key.endswith("/secret")}
+
+    made = plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target)
+    launch(made, target)
+    ((key, first),) = secrets_there().items()
+    assert key.startswith("smlaunch/one/")
+    assert len(first) == 64 and bytes.fromhex(first.decode())
+    launch(made, target)  # attaches
+    assert secrets_there() == {key: first}
+    told = str(made) + json.dumps(made.requests, default=str) + repr(made)
+    assert first.decode() not in told
+    others = [value for name, value in target.storage.objects[BUCKET].items() if name != key]  # type: ignore[attr-defined]
+    assert all(first not in value for value in others)
+
+    launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="two"), target), target)
+    assert len(set(secrets_there().values())) == 2
+    launch(plan(Job(entry=script, role=ROLE, strategy="custom", name="three"), target), target)
+    assert len(secrets_there()) == 2
