@@ -20,6 +20,7 @@ BUILT_IN = {
     "ddp": "smlaunch.strategies.ddp:DDP",
     "deepspeed": "smlaunch.strategies.deepspeed:DeepSpeed",
     "huggingface": "smlaunch.strategies.huggingface:HuggingFace",
+    "mpi": "smlaunch.strategies.mpi:MPI",
     "neuron": "smlaunch.strategies.neuron:Neuron",
     "processing": "smlaunch.strategies.processing:Processing",
     "share-nothing": "smlaunch.strategies.share_nothing:ShareNothing",

@@ -1,0 +1,90 @@
+"""mpi: the leader's mpirun starts the ranks of all hosts, by our runtime and not by sshd."""
+
+from __future__ import annotations
+
+import shlex
+
+from smlaunch.errors import Problem
+from smlaunch.protocol.launch_spec import MPI as LAUNCHER
+from smlaunch.protocol.launch_spec import Ref, Word
+from smlaunch.strategies.base import Setting, Strategy, program
+
+OPTION = "mpirun_options"
+
+_OURS = {
+    **dict.fromkeys(
+        ("np", "n", "c", "ppn", "N", "npernode", "ppr", "perhost", "npersocket"),
+        "compute.processes_per_host says how many ranks there are",
+    ),
+    **dict.fromkeys(
+        ("host", "H", "hosts", "hostfile", "machinefile", "default-hostfile", "f", "rankfile", "configfile"),
+        "the hosts are the job's",
+    ),
+    **dict.fromkeys(
+        ("launcher", "launcher-exec", "plm_rsh_agent", "plm_ssh_agent", "plm", "bootstrap", "bootstrap-exec"),
+        "hosts are reached by smlaunch's own agent",
+    ),
+}
+"""What the user may not say, and why: Open MPI's and hydra's names of what is said elsewhere."""
+
+
+class MPI(Strategy):
+    name = "mpi"
+    summary = "starts the ranks of all hosts by the leader's mpirun, without an sshd in the image"
+    rendezvous = True
+    launcher = LAUNCHER
+    libraries = ("mpi4py",)
+    options = {OPTION: "words for mpirun, a list or one text: --map-by node"}  # noqa: RUF012
+
+    def check(self, setting: Setting) -> list[Problem]:
+        try:
+            words = mpirun_options(setting)
+        except (ValueError, TypeError) as error:
+            return [Problem(f"options.{OPTION}", str(error))]
+        problems = []
+        for word in words:
+            why = _OURS.get(word.lstrip("-")) if word.startswith(("-", "plm")) else None
+            if word == ":":
+                why = "one program runs on all ranks; let it branch by its rank"
+            if why is not None:
+                problems.append(Problem(f"options.{OPTION}", f"{word} cannot be given: {why}"))
+        return problems
+
+    def advice(self, setting: Setting) -> list[str]:
+        if (
+            not setting.entry.endswith(".py")
+            or uses_mpi4py(setting)
+            or setting.hosts == setting.per_host == 1
+        ):
+            return []
+        return [
+            f"{setting.entry} does not import mpi4py: unless a module of its own joins the ranks, each works "
+            "alone, and an exception in one of them may leave the others waiting"
+        ]
+
+    def command(self, setting: Setting) -> tuple[Word, ...]:
+        words = program(setting.entry)
+        if setting.entry.endswith(".py") and uses_mpi4py(setting):
+            # Else an exception leaves the other ranks in MPI_Finalize, and the job hangs.
+            words = (Ref("python"), "-m", "mpi4py", *words[1:])
+        return (*words, *setting.args, Ref("hyperparameters"))
+
+    def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
+        return tuple(mpirun_options(setting))
+
+
+def uses_mpi4py(setting: Setting) -> bool:
+    return any(name == "mpi4py" or name.startswith("mpi4py.") for name in setting.imports)
+
+
+def mpirun_options(setting: Setting) -> list[str]:
+    """Each is one word for mpirun, whatever is in it. Raises ValueError or TypeError with what to do."""
+    value = setting.options.get(OPTION, [])
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r} does not come apart into words: {error}") from None
+    if isinstance(value, list | tuple):
+        return [str(word) for word in value]
+    raise TypeError(f"a list of words or one text is needed, not {value!r}")
