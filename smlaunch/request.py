@@ -80,7 +80,10 @@ def create_training_job(task: TrainingTask) -> dict[str, Any]:
         stopping["MaxPendingTimeInSeconds"] = task.max_pending
     request: dict[str, Any] = {
         "TrainingJobName": task.name,
-        "HyperParameters": {key: hyperparameter_text(value) for key, value in task.hyperparameters.items()},
+        "HyperParameters": {
+            key: hyperparameter_text(value, own_reader=not task.entrypoint)
+            for key, value in task.hyperparameters.items()
+        },
         "AlgorithmSpecification": {
             "TrainingImage": task.image,
             "TrainingInputMode": "File",
@@ -189,13 +192,16 @@ def name_member(request: Mapping[str, Any]) -> str:
     return "ProcessingJobName" if operation_of(request) == PROCESSING else "TrainingJobName"
 
 
-def hyperparameter_text(value: Any) -> str:
+def hyperparameter_text(value: Any, own_reader: bool = False) -> str:
     """The API's text for a hyperparameter, such that reading it as JSON where it is JSON gives it back.
 
     Text goes as it is, so that ``lr: "1e-3"`` arrives as those four characters, unless a reader would take it
     for something other than text or a number, or the service would refuse it for its line breaks: then it
     goes as a JSON string. Everything else is JSON. (The SageMaker SDK sends all values as JSON.)
+    ``own_reader``: a program that is not ours reads it, such as an algorithm's: its text is left alone.
     """
+    if isinstance(value, str) and own_reader:
+        return value
     if not isinstance(value, str):
         return json.dumps(value)
     if _LINE_BREAK.search(value) or _is_json_but_no_number(value):

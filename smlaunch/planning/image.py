@@ -33,10 +33,6 @@ def choose_image(
     is_told = "AlgorithmSpecification.TrainingImage" in surroundings.endpoint.honesty
     if job.image is None:
         return _found(job, strategy, instance, surroundings, notes, is_run, is_told)
-    if job.framework_version is not None and job.algorithm is None:
-        notes.refuse(
-            "framework_version", "it chooses AWS's image, and 'image' names another; keep one of them"
-        )
     if job.entry is None:
         notes.because("image.own-program", "The image's own program runs; nothing of smlaunch's is put in.")
     elif is_run:
@@ -68,6 +64,8 @@ def _found(
     is_told: bool,
 ) -> str:
     if job.algorithm is None and strategy.family is None:
+        if strategy.name == "builtin":
+            return ""  # it is the algorithm that is missing, and the strategy says so
         notes.refuse("image", f"{strategy.name} has no image of AWS's to fall back on; name one")
         return ""
     try:

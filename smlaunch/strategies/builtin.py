@@ -31,8 +31,6 @@ class Builtin(Strategy):
     rendezvous = False
     family = None
     needs_script = False
-    one_per_host = True
-    instead_of_ranks = "leave it out: the algorithm itself uses what its host has"
     options: ClassVar[Mapping[str, str]] = {
         "model": "JumpStart's id, of an algorithm that it hosts, by which the region is asked for the image"
     }

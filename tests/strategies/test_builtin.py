@@ -1,0 +1,569 @@
+"""The 24 built-in algorithms against section 3 of the reference: its table by hand, row by row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from smlaunch.planning.surroundings import InputFacts
+from tests.planning.world import local, region
+from tests.strategies.asked import channel, documented, planned, refusals, request_of
+
+PROTOBUF, CSV, JSONL = "application/x-recordio-protobuf", "text/csv", "application/jsonlines"
+IMAGES = ("application/x-image", "image/jpeg", "image/png")
+CPU, GPU = "ml.m5.xlarge", "ml.g5.xlarge"
+
+
+class Row(NamedTuple):
+    """``channels``: required, then optional ones; ``hosts``: the column Parallelizable, ``several``, ``one``,
+    or ``said`` for what is allowed with a warning."""
+
+    account: str
+    image: str
+    channels: tuple[str, ...]
+    optional: tuple[str, ...]
+    modes: tuple[str, ...]
+    types: tuple[str, ...]
+    on: tuple[str, ...]
+    hosts: str
+    hyperparameters: dict[str, Any]
+
+
+BOTH, FILE = ("File", "Pipe"), ("File",)
+
+ROWS = {
+    "blazingtext": Row(
+        "811284229777", "blazingtext:1", ("train",), (), BOTH, ("text/plain",), (CPU, GPU), "one",
+        {"mode": "supervised"},
+    ),
+    "forecasting-deepar": Row(
+        "522234722520", "forecasting-deepar:1", ("train",), ("test",), FILE, (JSONL, "application/x-parquet"),
+        (CPU, GPU), "several",
+        {"context_length": 7, "prediction_length": 7, "time_freq": "D", "epochs": 20},
+    ),
+    "factorization-machines": Row(
+        "382416733822", "factorization-machines:1", ("train",), ("test",), BOTH, (PROTOBUF,),
+        (CPU, GPU), "several",
+        {"feature_dim": 50, "num_factors": 8, "predictor_type": "regressor"},
+    ),
+    "image-classification": Row(
+        "811284229777", "image-classification:1", ("train", "validation"),
+        ("train_lst", "validation_lst", "model"), BOTH, ("application/x-recordio", *IMAGES), (GPU,),
+        "several",
+        {"num_classes": 10, "num_training_samples": 1000},
+    ),
+    "ipinsights": Row(
+        "382416733822", "ipinsights:1", ("train",), ("validation",), FILE, (CSV,), (CPU, GPU), "several",
+        {"num_entity_vectors": 100, "vector_dim": 16},
+    ),
+    "kmeans": Row(
+        "382416733822", "kmeans:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "said",
+        {"k": 10, "feature_dim": 784},
+    ),
+    "knn": Row(
+        "382416733822", "knn:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "several",
+        {"feature_dim": 50, "k": 5, "predictor_type": "classifier", "sample_size": 1000},
+    ),
+    "lda": Row(
+        "766337827248", "lda:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU,), "one",
+        {"num_topics": 5, "feature_dim": 50, "mini_batch_size": 100},
+    ),
+    "linear-learner": Row(
+        "382416733822", "linear-learner:1", ("train",), ("validation", "test"), BOTH, (PROTOBUF, CSV),
+        (CPU, GPU), "several", {"predictor_type": "regressor"},
+    ),
+    "ntm": Row(
+        "382416733822", "ntm:1", ("train",), ("validation", "test"), BOTH, (PROTOBUF, CSV),
+        (CPU, GPU), "several",
+        {"feature_dim": 50, "num_topics": 5},
+    ),
+    "object2vec": Row(
+        "382416733822", "object2vec:1", ("train",), ("validation", "test"), FILE, (JSONL,), (CPU, GPU), "one",
+        {"enc0_max_seq_len": 20, "enc0_vocab_size": 1000},
+    ),
+    "object-detection": Row(
+        "811284229777", "object-detection:1", ("train", "validation"),
+        ("train_annotation", "validation_annotation", "model"), BOTH, ("application/x-recordio", *IMAGES),
+        (GPU,), "several", {"num_classes": 10, "num_training_samples": 1000},
+    ),
+    "pca": Row(
+        "382416733822", "pca:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "several",
+        {"feature_dim": 50, "mini_batch_size": 100, "num_components": 3},
+    ),
+    "randomcutforest": Row(
+        "382416733822", "randomcutforest:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV),
+        (CPU, GPU), "several",
+        {"feature_dim": 50},
+    ),
+    "semantic-segmentation": Row(
+        "811284229777", "semantic-segmentation:1",
+        ("train", "validation", "train_annotation", "validation_annotation"), ("label_map", "model"), BOTH,
+        IMAGES, (GPU,), "one", {"num_classes": 10, "num_training_samples": 1000},
+    ),
+    "seq2seq": Row(
+        "811284229777", "seq2seq:1", ("train", "validation", "vocab"), (), FILE, (PROTOBUF,), (GPU,), "one",
+        {},
+    ),
+    "xgboost": Row(
+        "683313688378", "sagemaker-xgboost:3.2-0", ("train",), ("validation",), BOTH,
+        (CSV, "text/libsvm", "application/x-parquet"), (CPU,), "several", {"num_round": 100},
+    ),
+}  # fmt: skip
+"""XGBoost on GPUs is of its own: see below. RCF runs on GPUs too, and is warned of it."""
+
+HOSTED = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
+JUMPSTART = {
+    "autogluon-tabular": Row("", HOSTED, ("training",), ("validation",), FILE, (CSV,), (CPU, GPU), "one", {}),
+    "catboost": Row("", HOSTED, ("training",), ("validation",), FILE, (CSV,), (CPU,), "one", {}),
+    "image-classification-tensorflow": Row(
+        "", HOSTED, ("training",), ("validation",), FILE, IMAGES, (CPU, GPU), "one", {}
+    ),
+    "lightgbm": Row("", HOSTED, ("train",), ("validation",), FILE, (CSV,), (CPU,), "several", {}),
+    "object-detection-tensorflow": Row(
+        "", HOSTED, ("training", "validation"), (), FILE, IMAGES, (GPU,), "one", {}
+    ),
+    "tabtransformer": Row("", HOSTED, ("training",), ("validation",), FILE, (CSV,), (CPU, GPU), "one", {}),
+    "text-classification-tensorflow": Row(
+        "", HOSTED, ("training", "validation"), (), FILE, (CSV,), (CPU, GPU), "one", {}
+    ),
+}
+"""Their images are in no table: the job names one."""
+
+ALL = {**ROWS, **JUMPSTART}
+DATA = ("train", "training", "validation", "test")
+
+
+def job(name: str, on: str | None = None, hosts: int = 1, **fields: Any) -> dict[str, Any]:
+    """One that works: every required channel and hyperparameter. ``fields`` of the job."""
+    row = ALL[name]
+    inputs: dict[str, Any] = {}
+    for required in row.channels:
+        inputs[required] = {"uri": f"s3://b/{required}/"}
+        if required in DATA:
+            inputs[required]["content_type"] = row.types[0]
+    if name == "randomcutforest":
+        inputs["train"]["split"] = "key"
+    made: dict[str, Any] = {
+        "algorithm": name,
+        "inputs": inputs,
+        "hyperparameters": dict(row.hyperparameters),
+        "compute": {"hosts": hosts, "instance_type": on or row.on[0]},
+    }
+    if name in JUMPSTART:
+        made["image"] = row.image
+    return {**made, **fields}
+
+
+def expected(name: str, on: str, hosts: int) -> dict[str, Any]:
+    row = ALL[name]
+    image = row.image if name in JUMPSTART else f"{row.account}.dkr.ecr.us-east-1.amazonaws.com/{row.image}"
+    channels = []
+    for required in row.channels:
+        kind = row.types[0] if required in DATA else None
+        sharded = {"S3DataDistributionType": "ShardedByS3Key"} if (name, required) == FOREST else {}
+        channels.append(channel(required, f"s3://b/{required}/", kind, **sharded))
+    texts = {key: str(value) for key, value in row.hyperparameters.items()}
+    return documented(image, on, hosts, hyperparameters=texts, channels=channels, script=False)
+
+
+FOREST = ("randomcutforest", "train")
+
+
+def test_there_are_24() -> None:
+    assert len(ALL) == 24
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_request(name: str) -> None:
+    for on in ALL[name].on:
+        assert request_of(planned(job(name, on))) == expected(name, on, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_several_hosts(name: str) -> None:
+    row = ALL[name]
+    asked = job(name, row.on[0], hosts=2)
+    if row.hosts == "one":
+        (told,) = refusals(asked)
+        assert told.startswith(f"compute.hosts: {name} is not parallelizable over hosts: it runs on one")
+        assert "not on 2" in told
+        return
+    plan = planned(asked)
+    assert request_of(plan) == expected(name, row.on[0], 2)
+    if row.hosts == "said":
+        assert any(
+            "the table of all algorithms says that it is not parallelizable" in w for w in plan.warnings
+        )
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALL.items() if row.hosts == "one" and GPU in row.on])
+def test_where_one_host_uses_all_its_gpus(name: str) -> None:
+    (told,) = refusals(job(name, GPU, hosts=2))
+    assert ("where it uses all GPUs" in told) == (
+        name in ("object2vec", "seq2seq") or name.endswith("-tensorflow")
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_processors(name: str) -> None:
+    row = ALL[name]
+    if row.on == (GPU,):
+        (told,) = refusals(job(name, CPU))
+        assert told.startswith(f"compute.instance_type: {name} runs on GPUs, not on the CPUs of ml.m5.xlarge")
+    elif row.on == (CPU,) and name != "xgboost":
+        (told,) = refusals(job(name, GPU))
+        assert told.startswith(f"compute.instance_type: {name} runs on CPUs, not on the GPUs of ml.g5.xlarge")
+    (told,) = refusals(job(name, "ml.trn1.32xlarge"))
+    assert told.startswith(f"compute.instance_type: {name} does not run on NeuronCores")
+
+
+@pytest.mark.parametrize(
+    ("on", "warned"),
+    [
+        *((kind, False) for kind in ("ml.p2.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge", "ml.g5.2xlarge")),
+        *((kind, True) for kind in ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.g6.xlarge")),
+    ],
+)
+def test_gpu_families(on: str, warned: bool) -> None:
+    told = f"That built-in algorithms run on {on} is unconfirmed"
+    assert any(told in warning for warning in planned(job("linear-learner", on)).warnings) == warned
+
+
+@pytest.mark.parametrize("name", ["kmeans", "knn", "blazingtext", "semantic-segmentation"])
+def test_those_that_use_one_gpu_of_a_host(name: str) -> None:
+    told = "uses one GPU of a host, and ml.g5.12xlarge has 4"
+    assert any(told in warning for warning in planned(job(name, "ml.g5.12xlarge")).warnings)
+    assert not any(told in warning for warning in planned(job("ntm", "ml.g5.12xlarge")).warnings)
+
+
+def test_a_forest_gains_nothing_from_gpus() -> None:
+    warnings = planned(job("randomcutforest", GPU)).warnings
+    assert any("randomcutforest gains nothing from the GPUs" in warning for warning in warnings)
+
+
+# ---- channels and hyperparameters ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_channels(name: str) -> None:
+    row = ALL[name]
+    for missing in row.channels:
+        asked = job(name)
+        del asked["inputs"][missing]
+        assert any(
+            told.startswith(f"inputs: {name} needs a channel ") and f"'{missing}'" in told
+            for told in refusals(asked)
+        )
+    asked = job(name)
+    asked["inputs"]["trian"] = "s3://b/x/"
+    (told,) = refusals(asked)
+    assert told.startswith(f"inputs.trian: {name} has no channel of that name")
+    for optional in row.optional:
+        asked = job(name)
+        asked["inputs"][optional] = "s3://b/x/"
+        names = [given["ChannelName"] for given in request_of(planned(asked))["InputDataConfig"]]
+        assert names == [*row.channels, optional]
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALL.items() if row.hyperparameters])
+def test_required_hyperparameters(name: str) -> None:
+    assert refusals({**job(name), "hyperparameters": {}}) == [
+        f"hyperparameters.{key}: it is missing; {name} does not start without it"
+        for key in ALL[name].hyperparameters
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_input_modes(name: str) -> None:
+    row = ALL[name]
+    for mode in ("File", "Pipe", "FastFile"):
+        asked = job(name)
+        asked["inputs"][row.channels[0]]["mode"] = mode
+        if mode in row.modes:
+            sent = request_of(planned(asked))["InputDataConfig"][0]
+            assert sent["InputMode"] == mode
+        else:
+            (told,) = refusals(asked)
+            modes = " or ".join(row.modes)
+            assert told == f"inputs.{row.channels[0]}.mode: {name} reads in {modes} mode, not in {mode}"
+
+
+EVERY_TYPE = (PROTOBUF, CSV, JSONL, "text/libsvm", "application/x-parquet", "application/x-recordio", *IMAGES)
+ALSO = {
+    ("blazingtext", JSONL),  # augmented manifests, by the guide's table of content types
+    ("semantic-segmentation", "application/x-recordio"),  # augmented manifests, in Pipe mode
+    ("xgboost", PROTOBUF),  # 1.x
+}
+"""What an algorithm reads beside the table's file types."""
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", EVERY_TYPE)
+def test_content_types(name: str, kind: str) -> None:
+    row = ALL[name]
+    asked = job(name)
+    asked["inputs"][row.channels[0]]["content_type"] = kind
+    if kind in row.types or (name, kind) in ALSO:
+        assert request_of(planned(asked))["InputDataConfig"][0]["ContentType"] == kind
+    else:
+        (told,) = refusals(asked)
+        assert told.startswith(
+            f"inputs.{row.channels[0]}.content_type: {name} does not read {kind!r}; it reads "
+        )
+
+
+def test_a_content_type_with_parameters_and_one_that_is_not_stated() -> None:
+    asked = job("kmeans")
+    asked["inputs"]["train"]["content_type"] = "text/csv; label_size=0"
+    assert planned(asked).warnings == ()
+    del asked["inputs"]["train"]["content_type"]
+    (told,) = planned(asked).warnings
+    assert told.startswith("inputs.train.content_type is not stated: kmeans reads recordIO-protobuf, CSV")
+
+
+# ---- XGBoost ---------------------------------------------------------------------------------------------
+
+XGBOOST_ON_CPUS = {
+    None: "3.2-0",
+    "0.90-1": "0.90-1-cpu-py3",
+    "0.90-2": "0.90-2-cpu-py3",
+    "1.0-1": "1.0-1-cpu-py3",
+    "1.2-1": "1.2-1",
+    "1.2-2": "1.2-2",
+    "1.3-1": "1.3-1",
+    "1.5-1": "1.5-1",
+    "1.7-1": "1.7-1",
+    "1.7": "1.7-1",
+    "3.0-5": "3.0-5",
+    "3.2-0": "3.2-0",
+}
+WITHOUT_GPUS = ("0.90-1", "0.90-2", "1.0-1")
+DASK: dict[str, Any] = {"num_round": 100, "use_dask_gpu_training": "true", "tree_method": "gpu_hist"}
+
+
+def xgboost(on: str, version: str | None = None, hosts: int = 1, **fields: Any) -> dict[str, Any]:
+    asked = job("xgboost", on, hosts, **fields)
+    return asked if version is None else {**asked, "framework_version": version}
+
+
+@pytest.mark.parametrize("version", XGBOOST_ON_CPUS)
+def test_xgboost_on_cpus(version: str | None) -> None:
+    request = request_of(planned(xgboost(CPU, version)))
+    image = f"683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:{XGBOOST_ON_CPUS[version]}"
+    assert request["AlgorithmSpecification"] == {"TrainingImage": image, "TrainingInputMode": "File"}
+
+
+@pytest.mark.parametrize("version", XGBOOST_ON_CPUS)
+def test_xgboost_on_a_gpu(version: str | None) -> None:
+    asked = xgboost(GPU, version, hyperparameters={"num_round": 100, "tree_method": "gpu_hist"})
+    if version in WITHOUT_GPUS:
+        (told,) = refusals(asked)
+        assert told.startswith(f"framework_version: there is no GPU image of XGBoost {version}")
+        return
+    plan = planned(asked)
+    tag = "1.7-1" if version is None else XGBOOST_ON_CPUS[version]
+    assert plan.image.endswith(f"/sagemaker-xgboost:{tag}")
+    assert any("unconfirmed" in warning for warning in plan.warnings) == tag.startswith("3.")
+
+
+@pytest.mark.parametrize("version", ["1.2-1", "1.2-2", "1.3-1"])
+def test_dask_is_not_in_old_versions(version: str) -> None:
+    (told,) = refusals(xgboost(GPU, version, hyperparameters=DASK))
+    assert told.startswith(f"hyperparameters.use_dask_gpu_training: XGBoost {version} has it not; take ")
+
+
+@pytest.mark.parametrize(("version", "hosts", "warned"), [
+    ("1.5-1", 1, False), ("1.5-1", 2, True), ("1.7-1", 1, False), ("1.7-1", 2, False), (None, 2, False),
+])  # fmt: skip
+def test_dask_on_all_gpus(version: str | None, hosts: int, warned: bool) -> None:
+    plan = planned(xgboost("ml.g5.12xlarge", version, hosts, hyperparameters=DASK))
+    request = request_of(plan)
+    assert request["HyperParameters"] == {key: str(value) for key, value in DASK.items()}
+    assert request["ResourceConfig"]["InstanceCount"] == hosts
+    assert any("sources say different things" in warning for warning in plan.warnings) == warned
+    assert not any("one of the 4 GPUs" in warning for warning in plan.warnings)
+
+
+def test_what_dask_needs() -> None:
+    asked = xgboost(CPU, "1.7-1", hyperparameters={"num_round": 100, "use_dask_gpu_training": True})
+    asked["inputs"]["train"] = {
+        "uri": "s3://b/train/",
+        "split": "key",
+        "mode": "Pipe",
+        "content_type": "text/libsvm",
+    }
+    assert [told.partition("; ")[0] for told in refusals(asked)] == [
+        "hyperparameters.use_dask_gpu_training: it trains on GPUs, and ml.m5.xlarge has none",
+        "hyperparameters.tree_method: use_dask_gpu_training needs gpu_hist",
+        "inputs.train.split: use_dask_gpu_training shares the data out itself, and every host needs all",
+        "inputs.train.mode: use_dask_gpu_training reads in File mode",
+        "inputs.train.content_type: use_dask_gpu_training reads text/csv or application/x-parquet",
+    ]
+
+
+def test_gpus_without_dask() -> None:
+    told = "\n".join(planned(xgboost("ml.g5.12xlarge", "1.7-1")).warnings)
+    assert "XGBoost uses one of the 4 GPUs of a host" in told
+    assert "with tree_method: gpu_hist alone" in told
+
+
+def test_xgboost_on_several_hosts_wants_its_data_split() -> None:
+    asked = xgboost(CPU, hosts=2)
+    assert any("all 2 hosts train on the same data" in warning for warning in planned(asked).warnings)
+    asked["inputs"]["train"]["split"] = "key"
+    assert not any("same data" in warning for warning in planned(asked).warnings)
+
+
+def test_an_unknown_version() -> None:
+    (told,) = refusals(xgboost(CPU, "2.0"))
+    assert told.startswith("framework_version: no XGBoost 2.0 image is known")
+    assert "pip install 'smlaunch[sagemaker]'" in told
+    (told,) = refusals(job("kmeans", framework_version="2"))
+    assert told.startswith("framework_version: K-Means has no version 2; it has 1")
+
+
+# ---- others of their own ---------------------------------------------------------------------------------
+
+
+def test_a_forest_wants_train_sharded_and_test_whole() -> None:
+    asked = job("randomcutforest")
+    asked["inputs"]["train"]["split"] = None
+    asked["inputs"]["test"] = {"uri": "s3://b/test/", "split": "key", "content_type": CSV}
+    assert [told.partition(";")[0] for told in refusals(asked)] == [
+        "inputs.train.split: randomcutforest reads train as ShardedByS3Key alone",
+        "inputs.test.split: randomcutforest needs all of test on every host",
+    ]
+
+
+@pytest.mark.parametrize("name", ["image-classification", "object-detection"])
+def test_recordio_in_pipe_mode_goes_to_every_host_whole(name: str) -> None:
+    asked = job(name, hosts=2)
+    asked["inputs"]["train"] |= {"mode": "Pipe", "split": "key"}
+    (told,) = refusals(asked)
+    assert told.startswith(f"inputs.train.split: {name} reads recordIO in Pipe mode on every host whole")
+    warnings = planned(job(name, hosts=2)).warnings
+    assert any("wants hyperparameters.kv_store" in warning for warning in warnings)
+
+
+def test_blazingtext_batch_skipgram_is_the_exception() -> None:
+    words = {"mode": "batch_skipgram"}
+    plan = planned(job("blazingtext", CPU, hosts=3, hyperparameters=words))
+    assert request_of(plan)["ResourceConfig"]["InstanceCount"] == 3
+    assert any("the table of all algorithms does not (unconfirmed)" in warning for warning in plan.warnings)
+    (told,) = refusals(job("blazingtext", GPU, hosts=3, hyperparameters=words))
+    assert told.startswith("compute.instance_type: batch_skipgram trains on several hosts with CPUs alone")
+
+
+def test_lightgbm_on_several_hosts_reads_train() -> None:
+    inputs = {"training": {"uri": "s3://b/training/", "content_type": CSV}}
+    planned(job("lightgbm", inputs=inputs))
+    (told,) = refusals(job("lightgbm", hosts=2, inputs=inputs))
+    assert told.startswith("inputs.training: lightgbm on several hosts reads a channel train")
+
+
+def test_what_is_said_of_some() -> None:
+    assert any(
+        "gains from several hosts with large" in w
+        for w in planned(job("forecasting-deepar", hosts=2)).warnings
+    )
+    assert any("leaves no model behind when it is stopped" in w for w in planned(job("ntm")).warnings)
+    on_gpus = planned(job("ipinsights", GPU, hosts=2)).warnings
+    assert any("with GPUs those of one host" in warning for warning in on_gpus)
+    assert any("recommends split: key" in w for w in planned(job("linear-learner", hosts=2)).warnings)
+
+
+# ---- images, spot, names ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", JUMPSTART)
+def test_jumpstart_hosts_seven(name: str) -> None:
+    asked = job(name)
+    del asked["image"]
+    (told,) = refusals(asked)
+    assert told.startswith("image: JumpStart hosts ")
+    assert "pip install 'smlaunch[sagemaker]'" in told
+    assert told.endswith("or name an image")
+    assert any(
+        "a script that JumpStart keeps beside it" in warning for warning in planned(job(name)).warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "host"),
+    [
+        ("xgboost", ("eu-west-1", "aws"), "141502667606.dkr.ecr.eu-west-1.amazonaws.com"),
+        ("xgboost", ("cn-north-1", "aws-cn"), "450853457545.dkr.ecr.cn-north-1.amazonaws.com.cn"),
+        ("kmeans", ("eu-west-1", "aws"), "438346466558.dkr.ecr.eu-west-1.amazonaws.com"),
+        ("pca", ("us-gov-west-1", "aws-us-gov"), "226302683700.dkr.ecr.us-gov-west-1.amazonaws.com"),
+    ],
+)
+def test_registries_of_other_regions(name: str, where: tuple[str, str], host: str) -> None:
+    plan = planned(job(name), region(region=where[0], partition=where[1]))
+    assert plan.image.startswith(host + "/")
+
+
+def test_regions_without_an_image() -> None:
+    (told,) = refusals(job("lda"), region="ap-east-1")
+    assert told.startswith("image: no registry with AWS's image of LDA is known in region ap-east-1")
+    (told,) = refusals(job("kmeans"), region="xx-nowhere-1")
+    assert told.startswith("image: no registry of AWS's images is known in region xx-nowhere-1")
+
+
+CHECKPOINTING = ("image-classification", "object-detection", "semantic-segmentation", "xgboost")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_spot(name: str) -> None:
+    """MaxWait is at most an hour where an algorithm keeps no checkpoints."""
+    asked = job(name, limits={"max_runtime": "40m"})
+    asked["compute"]["spot"] = True
+    stopping = request_of(planned(asked))["StoppingCondition"]
+    wait = 4800 if name in CHECKPOINTING else 3600
+    assert stopping == {"MaxRuntimeInSeconds": 2400, "MaxWaitTimeInSeconds": wait}
+    asked |= {"limits": {"max_runtime": "2h"}, "checkpoints": "s3://b/kept/"}
+    if name in CHECKPOINTING:
+        request = request_of(planned(asked))
+        assert request["CheckpointConfig"] == {"S3Uri": "s3://b/kept/", "LocalPath": "/opt/ml/checkpoints"}
+    else:
+        (told,) = refusals(asked)
+        assert told.startswith(
+            f"limits.max_runtime: {name} keeps no checkpoints: on spot it may take an hour"
+        )
+
+
+def test_checkpoints_of_an_algorithm_that_keeps_none() -> None:
+    warnings = planned(job("pca", checkpoints="s3://b/kept/")).warnings
+    assert any("checkpoints has no effect: pca keeps none" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("written", "image"),
+    [("K-Means", "kmeans:1"), ("KMeans", "kmeans:1"), ("RandomCutForest", "randomcutforest:1")]
+    + [("DeepAR Forecasting", "forecasting-deepar:1"), ("deepar", "forecasting-deepar:1")],
+)
+def test_names_as_people_write_them(written: str, image: str) -> None:
+    row = ROWS[image.partition(":")[0]]
+    name = image.partition(":")[0]
+    assert (
+        planned({**job(name), "algorithm": written}).image
+        == f"{row.account}.dkr.ecr.us-east-1.amazonaws.com/{image}"
+    )
+
+
+def test_names_that_are_none() -> None:
+    (told,) = refusals({"algorithm": "xgbost", "inputs": {"train": "s3://b/train/"}})
+    assert told == "algorithm: there is no built-in algorithm 'xgbost', did you mean 'xgboost'?"
+    assert refusals({"strategy": "builtin"}) == [
+        "algorithm: builtin runs one of SageMaker's algorithms; name it"
+    ]
+    (told,) = refusals({**job("kmeans"), "strategy": "ddp"})
+    assert told == "strategy: a built-in algorithm runs by builtin, not by ddp; leave it out"
+    (told,) = refusals({**job("kmeans"), "compute": {"processes_per_host": 2, "instance_type": CPU}})
+    assert told.startswith("compute.processes_per_host: it is for scripts")
+
+
+def test_on_the_local_endpoint_it_is_told_that_images_have_to_be_run() -> None:
+    known = InputFacts("s3://b/train/", "s3", objects=3, bytes=30)
+    plan = planned(job("kmeans"), local(inputs={"train": known}))
+    assert any("an endpoint that cannot run images cannot run it" in warning for warning in plan.warnings)
