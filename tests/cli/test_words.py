@@ -40,6 +40,8 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
         (["run", "train.py", "--lr", "3"], "Arguments for the script go after a --"),
         (["local", "strat"], "did you mean 'start'?"),
         (["run", "x.py", "--isolation", "full", "--region", "eu-west-1"], "it goes with --local only"),
+        (["run", "x.py", "--executor", "containers", "--region", "x"], "it goes with --local only"),
+        (["run", "x.py", "--local", "--executor", "docker"], "'docker' is not one of"),
         (["run", "x.py", "--local", "--launcher", "torchrum"], "launcher: 'torchrum' is unknown"),
         (["run", "x.py", "--local", "--hang", "soon"], "limits.hang: 'soon' is not a duration"),
         (["run", "x.txt", "--local"], "entry: 'x.txt' is no program; name a .py or .sh script"),

@@ -278,3 +278,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_an_executor_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="'slurmy' is unknown"):
         Endpoint(tmp_path, executor="slurmy")
+    with pytest.raises(EndpointError, match="isolation levels belong to the executor `processes`"):
+        Endpoint(tmp_path, executor="containers", isolation="full")
+    nowhere = Settings(container_engine="rkt")
+    with pytest.raises(EndpointError, match="engine 'rkt' is unknown; there are podman, docker"):
+        Endpoint(tmp_path, executor="containers", settings=nowhere).start()

@@ -186,6 +186,20 @@ def test_the_honesty_table_knows_every_field_of_the_request() -> None:
         assert row.sentence or row.effect == "honoured", path
 
 
+def test_what_differs_in_containers_differs_from_something() -> None:
+    for there, here in (
+        (honesty.CREATE_TRAINING_JOB, honesty.training_rows(runs_images=True)),
+        (honesty.CREATE_PROCESSING_JOB, honesty.processing_rows(runs_images=True)),
+    ):
+        assert here.keys() == there.keys()
+        assert any(here[path] != there[path] for path in there)
+    request = {"AppSpecification": {"ImageUri": "image"}}
+    assert [field for field, _ in honesty.processing_refusals(request)] == [
+        "AppSpecification.ContainerEntrypoint"
+    ]
+    assert honesty.processing_refusals(request, runs_images=True) == []
+
+
 def test_describe_gives_back_every_honoured_or_recorded_field() -> None:
     from smlaunch.local.services.training_answers import DESCRIBED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +199,55 @@ def test_environment_and_words_arrive_exactly(client: Client) -> None:
     # Nothing of this machine's: the image's own PATH and home.
     assert environment["PATH"].startswith("/usr/local/sbin:") and environment["HOME"] == "/root"
     assert not environment.keys() & {"VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONPATH", "SMLAUNCH_SHARED_PYTHON"}
+
+
+@pytest.fixture
+def docker(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """podman's own service speaks Docker's protocol: the docker command line is real, its daemon is not."""
+    socket = tmp_path / "podman.sock"
+    words = engine.words("system", "service", "--time=0", f"unix://{socket}")
+    with subprocess.Popen(words) as service:
+        assert eventually(socket.exists)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+        yield
+        service.terminate()
+
+
+ENGINES = [kind for kind in ("podman", "docker") if kind == "podman" or shutil.which(kind)]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_same_by_either_engines_command_line(
+    engine: Engine, kind: str, docker: None, tmp_path: Path
+) -> None:
+    script = """
+print(json.dumps(dict(os.environ)), flush=True)
+print([socket.gethostbyname(name) != "127.0.0.1" for name in ("algo-1", "algo-2")], flush=True)
+where = ("127.0.0.1", int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline:
+    try:
+        socket.create_connection(where).close()
+        print("reached", flush=True)
+        break
+    except OSError:
+        time.sleep(0.1)
+if socket.gethostname() == "algo-1":
+    sys.exit(7)
+signal.signal(signal.SIGTERM, lambda *_: (print("leaving", flush=True), sys.exit(0)))
+time.sleep(100)
+"""
+    settings = Settings(container_engine=kind, stop_grace_seconds=5)
+    with Endpoint(tmp_path / "home", executor="containers", settings=settings) as info:
+        assert info.isolation == kind
+        client = Client(info)
+        job = client.run("either", script, hosts=2, Environment=HOSTILE, **script_in())
+        printed = client.printed("either")
+    assert job["FailureReason"] == "AlgorithmError: , exit code: 7"
+    for label, lines in printed.items():
+        environment = json.loads(lines[0])
+        assert {name: environment.get(name) for name in HOSTILE} == HOSTILE
+        assert lines[1:] == ["[True, True]", "reached", *["leaving"] * (label == "algo-2")]
 
 
 def test_hosts_by_name_and_the_endpoint_within_reach(client: Client, engine: Engine) -> None:

@@ -236,7 +236,7 @@ class ContainerAllocation:
         return {
             "create": create,
             "init": engine.words("init", name) if engine.kind == "podman" else [],
-            "start": engine.words("start", "--attach", "--sig-proxy=false", name),
+            "start": words.start(engine, name),
             "inspect": engine.words("inspect", "--format", _STATE, name),
             "terminate": engine.words("kill", "--signal=TERM", name),
             "kill": engine.words("kill", "--signal=KILL", name),

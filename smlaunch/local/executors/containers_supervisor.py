@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ _NOT_FOUND, _NOT_EXECUTABLE, _ENGINE_FAILED = 127, 126, 125
 _KILLED = 128 + signal.SIGKILL
 _OOM_COUNTER = "/proc/vmstat"
 _TELL_AGAIN_MS = 100
+_LOOK_AGAIN_SECONDS = 0.05
 
 
 def main(lifeline: int, report: int) -> None:
@@ -87,22 +89,30 @@ class Container:
             start_new_session=True,  # what is meant for the program comes by the engine's `kill`
         ) as attached:
             if not self._order["init"]:
-                self._relay()
+                self._relay(attached)
             self._say(f"started {attached.pid}")
             self._watch(attached)
         return self._ended(before)
 
-    def _relay(self) -> None:
+    def _relay(self, attached: subprocess.Popen[bytes] | None = None) -> None:
+        """``attached``: what starts the container just now, where it could not be made ready before."""
         port = self._order["relay"]
         if not port:
             return
-        shown = self._engine("inspect")
-        pid = json.loads(shown.stdout)["Pid"] if not shown.returncode else 0
+        pid = self._pid()
+        while not pid and attached is not None and attached.poll() is None:
+            time.sleep(_LOOK_AGAIN_SECONDS)
+            pid = self._pid()
         try:
             if pid:
                 containers_relay.serve(containers_relay.listen_inside(pid, port), port)
         except OSError as error:
             self._print(f"the endpoint cannot be reached from this host: {error}")
+
+    def _pid(self) -> int:
+        """Of the container's first process; 0 when it has none."""
+        shown = self._engine("inspect")
+        return 0 if shown.returncode else int(json.loads(shown.stdout)["Pid"])
 
     def _watch(self, attached: subprocess.Popen[bytes]) -> None:
         """Until the container ended, or the engine's client did."""

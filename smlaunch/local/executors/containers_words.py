@@ -104,6 +104,13 @@ def create(engine: Engine, plan: ContainerPlan) -> list[str]:
     return [*words, plan.image, *plan.entrypoint[1:], *plan.arguments]
 
 
+def start(engine: Engine, name: str) -> list[str]:
+    """Runs until the container ends; the container's output is its own."""
+    # docker knows no such word here: what it would hand on never reaches it, in a session of its own.
+    only_output = ("--sig-proxy=false",) if engine.kind == "podman" else ()
+    return engine.words("start", "--attach", *only_output, name)
+
+
 def environment_word(name: str, value: str) -> str:
     """Never from a file: the engines' files know neither newlines nor blanks at the ends of a value."""
     return f"--env={name}" if name.startswith(SECRET_PREFIX) else f"--env={name}={value}"

@@ -57,6 +57,25 @@ def test_the_files_of_a_host(places: list[Place]) -> None:
         assert (places[0].tree / folder).is_dir()
 
 
+def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_says() -> None:
+    own = {"PATH": "/here", "HOME": "/me", "LD_LIBRARY_PATH": "/mine", "VIRTUAL_ENV": "/venv"}
+    job = spec(Environment={"MINE": "1"}, hosts=2)
+    inherited = tuple(own) + ("https_proxy", "NO_PROXY")
+    bare = contract.environment(job, {}, inherited, {"AWS_ACCESS_KEY_ID": "k"}, own, runs_image=True)
+    assert bare == {
+        "TRAINING_JOB_NAME": job.name,
+        "TRAINING_JOB_ARN": job.arn,
+        "AWS_REGION": job.region,
+        "AWS_DEFAULT_REGION": job.region,
+        "AWS_ACCESS_KEY_ID": "k",
+        "MINE": "1",
+    }
+    behind = {**own, "https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
+    proxied = contract.environment(job, {}, inherited, {}, behind, runs_image=True)
+    assert proxied["https_proxy"] == "http://proxy:3128"
+    assert proxied["NO_PROXY"] == ".corp,algo-1,algo-2,127.0.0.1,localhost"
+
+
 def test_the_environment_of_a_host() -> None:
     own = {"PATH": "/usr/bin:/bin", "HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "mine", "RANK": "7"}
     variables = contract.environment(
