@@ -162,7 +162,21 @@ def strategy_on_trainium(case: Case) -> Found:
         yield Problem("strategy", f"{told}; take strategy: neuron, or a type with GPUs")
 
 
+@rule(
+    "image.version",
+    "1.5",
+    "`retrieve()` returns the *short* tag (`pytorch-training:2.8.0-gpu-py312`)",
+    *("image", "framework_version", "algorithm"),
+)
+def image_and_version(case: Case) -> Found:
+    job = case.job
+    if job.image is not None and job.framework_version is not None and job.algorithm is None:
+        told = "it chooses AWS's image, and 'image' names another; keep one of them"
+        yield Problem("framework_version", told)
+
+
 RULES = (
+    image_and_version,
     retired_image,
     script_for_mxnet,
     framework_without_the_strategy,
