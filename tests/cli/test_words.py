@@ -58,15 +58,17 @@ def test_mistakes_end_with_2_and_a_next_step(
 
 
 def test_all_mistakes_of_file_and_command_line_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What cannot be read, and what can be read and cannot work: the script is not there."""
     job = tmp_path / "job.yaml"
     job.write_text("entry: train.py\nstrategy: dpp\ncompute: {host: 2}\nlimits: {max_runtime: 10}\n")
     words = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]
     assert run_command(words) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "error: 6 problems"
-    for path in ("--hp:", "--input:", "strategy:", "compute.host:", "compute.hosts:", "limits.max_runtime:"):
+    assert lines[0] == "error: 7 problems"
+    read = ("--hp:", "--input:", "strategy:", "compute.host:", "compute.hosts:", "limits.max_runtime:")
+    for path in (*read, "entry:"):
         assert any(line.startswith(f"  {path}") for line in lines), (path, lines)
 
 

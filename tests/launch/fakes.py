@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,20 @@ class FakeIdentity:
         return self.roles.get(name)
 
 
+class FakeQuotas:
+    """Quotas: ``answer`` by their names, or the error that asking gives. ``asked``: names, of each time."""
+
+    def __init__(self, answer: Mapping[str, float] | CallError | None = None) -> None:
+        self.answer = {} if answer is None else answer
+        self.asked: list[tuple[str, ...]] = []
+
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        self.asked.append(tuple(names))
+        if isinstance(self.answer, CallError):
+            raise self.answer
+        return {name: value for name, value in self.answer.items() if name in names}
+
+
 def fake_target(**known: Any) -> Target:
     """A target whose ports are fakes."""
     target = Target("aws", REGION, EAGER, clients=None, **known)
@@ -203,5 +217,6 @@ def fake_target(**known: Any) -> Target:
         transfer=FakeTransfer(storage),
         logs=FakeLogs(),
         identity=FakeIdentity(),
+        quotas=FakeQuotas(),
     )
     return target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,9 @@ from smlaunch.planning.surroundings import CheckpointFacts, SourceFacts
 from smlaunch.ports import CallError
 from smlaunch.scripts import reached_imports
 from smlaunch.survey import survey
-from tests.launch.fakes import ROLE, fake_target
+from tests.launch.fakes import ROLE, FakeQuotas, fake_target
 
 LONGEST = "Longest run time for a training job"
-
-
-class FakeQuotas:
-    def __init__(self, answer: Mapping[str, float] | CallError) -> None:
-        self.answer = answer
-        self.asked: list[tuple[str, ...]] = []
-
-    def values(self, names: Collection[str]) -> dict[str, float]:
-        self.asked.append(tuple(names))
-        if isinstance(self.answer, CallError):
-            raise self.answer
-        return {name: value for name, value in self.answer.items() if name in names}
 
 
 def job_of(folder: Path, **limits: str) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import yaml
 
 from smlaunch.launch.target import Target
 from smlaunch.ports import CallError, JobSummary, StoredObject
-from tests.launch.fakes import ACCOUNT, EAGER, FakeIdentity
+from tests.launch.fakes import ACCOUNT, EAGER, FakeIdentity, FakeQuotas
 
 REGION = "us-east-1"
 ORDINARY_SCRIPT = "import torch.distributed\n"
@@ -147,16 +147,6 @@ class Control:
         return {}
 
 
-class AccountQuotas:
-    """Quotas."""
-
-    def __init__(self, values: Mapping[str, float]) -> None:
-        self._values = values
-
-    def values(self, names: Collection[str]) -> dict[str, float]:
-        return {name: value for name, value in self._values.items() if name in names}
-
-
 def target_of(case: Case) -> tuple[Target, Recorder]:
     """A region as the case tells it."""
     recorder = Recorder()
@@ -169,7 +159,7 @@ def target_of(case: Case) -> tuple[Target, Recorder]:
         transfer=None,
         logs=None,
         identity=FakeIdentity(),
-        quotas=AccountQuotas(case.world.get("quotas", {})),
+        quotas=FakeQuotas(case.world.get("quotas", {})),
     )
     return target, recorder
 
