@@ -75,12 +75,14 @@ class Check(NamedTuple):
 
     ``part``: the bytes of each of its parts but the last, None for an object put whole. ``sha256``: of the
     content, or (followed by ``-`` and how many) of its parts' digests, in base64; None where it was put
-    without. ``md5``: the ETag, where that is made of MD5 sums.
+    without. ``md5``: the ETag, where that is made of MD5 sums. ``crc32``: as ``sha256``; most clients send
+    nothing else.
     """
 
     part: int | None
     sha256: str | None
     md5: str | None
+    crc32: str | None = None
 
 
 class LogEvent(NamedTuple):

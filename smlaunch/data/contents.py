@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from smlaunch.data.tar_writer import Crc32
 from smlaunch.errors import JobError, Problem
 from smlaunch.ports import Check, Parcel
 
@@ -27,7 +28,15 @@ _PARTS = 9_000
 _MIB = 1 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
-Algorithm = Literal["sha256", "md5"]
+Algorithm = Literal["sha256", "crc32", "md5"]
+
+
+class Digest(Protocol):
+    def update(self, content: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+    def hexdigest(self) -> str: ...
 
 
 def part_size(size: int) -> int:
@@ -64,8 +73,10 @@ def changed(path: Path) -> JobError:
 # ---- digests ---------------------------------------------------------------------------------------------
 
 
-def new_digest(algorithm: Algorithm, content: bytes = b"") -> hashlib._Hash:
+def new_digest(algorithm: Algorithm, content: bytes = b"") -> Digest:
     """MD5 is what S3 makes ETags of: a checksum here, no protection against anybody."""
+    if algorithm == "crc32":
+        return Crc32(content)
     return hashlib.sha256(content) if algorithm == "sha256" else hashlib.md5(content, usedforsecurity=False)
 
 
@@ -75,11 +86,14 @@ def is_md5(etag: str | None) -> bool:
 
 
 def known_by(check: Check, size: int) -> tuple[Algorithm, str] | None:
-    """What to compare a content with, the quickest first; None where S3 tells nothing to compare."""
-    known: tuple[Algorithm, str | None] = (
-        ("md5", check.md5) if check.sha256 is None else ("sha256", check.sha256)
+    """What to compare a content with: what was sent for that before an ETag, which takes the longest; None
+    where S3 tells nothing to compare."""
+    known: tuple[tuple[Algorithm, str | None], ...] = (
+        ("sha256", check.sha256),
+        ("crc32", check.crc32),
+        ("md5", check.md5),
     )
-    algorithm, digest = known
+    algorithm, digest = next((row for row in known if row[1] is not None), ("md5", None))
     if digest is None:
         return None
     parts = None if check.part is None else len(ranges(size, check.part))
@@ -115,8 +129,8 @@ def _digest(descriptor: int, algorithm: Algorithm, start: int, length: int) -> b
 
 
 def written(algorithm: Algorithm, digest: bytes) -> str:
-    """As S3 writes it: SHA-256 in base64, MD5 in hex."""
-    return base64.b64encode(digest).decode() if algorithm == "sha256" else digest.hex()
+    """As S3 writes it: MD5 in hex, others in base64."""
+    return digest.hex() if algorithm == "md5" else base64.b64encode(digest).decode()
 
 
 # ---- landing ---------------------------------------------------------------------------------------------

@@ -85,7 +85,9 @@ class S3Parts:
         etag = _bare(head["ETag"])
         encrypted = head.get("ServerSideEncryption") not in _MD5_BY or "SSECustomerAlgorithm" in head
         md5 = etag if _PARTS_MD5.fullmatch(etag) and not encrypted else None
-        sha256 = head.get("ChecksumSHA256")
+        sha256, crc32 = head.get("ChecksumSHA256"), head.get("ChecksumCRC32")
+        if crc32 is not None and head.get("ChecksumType") == "FULL_OBJECT":
+            return Check(None, None, None, crc32)  # of the content, whatever parts it was sent in
         part = None
         if "-" in etag:
             first = call("HeadObject", self._client.head_object, PartNumber=1, **params)
@@ -93,7 +95,9 @@ class S3Parts:
         if part is not None and sha256 is not None and "-" not in sha256:
             # HeadObject gives the digest of an object of parts without saying how many; the ETag does.
             sha256 += etag[etag.index("-") :]
-        return Check(part, sha256, md5)
+        if part is not None and crc32 is not None and "-" not in crc32:
+            crc32 += etag[etag.index("-") :]
+        return Check(part, sha256, md5, crc32)
 
 
 def _bare(etag: str) -> str:

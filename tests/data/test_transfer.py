@@ -208,6 +208,35 @@ def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: in
     assert not list(tmp_path.glob(".*.part"))
 
 
+@pytest.mark.parametrize("kind", ["COMPOSITE", "FULL_OBJECT"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_others_sent_with_crc32_is_compared_with_that(
+    target: Target, tmp_path: Path, kind: str, damaged: bool
+) -> None:
+    """boto3's own default is the first, and a content put whole is always the second."""
+    content = random.Random(5).randbytes(LARGE + 7)
+    client, where = target.client("s3"), {"Bucket": BUCKET, "Key": f"crc32-{kind}/x"}
+    upload = client.create_multipart_upload(**where, ChecksumAlgorithm="CRC32", ChecksumType=kind)["UploadId"]
+    sent = []
+    for number, start in enumerate(range(0, len(content), PART), 1):
+        part = {**where, "PartNumber": number, "UploadId": upload, "ChecksumAlgorithm": "CRC32"}
+        answer = client.upload_part(**part, Body=content[start : start + PART])
+        sent.append({"PartNumber": number, **{name: answer[name] for name in ("ETag", "ChecksumCRC32")}})
+    client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": sent})
+    parts = S3Parts(client)
+    known = known_by(parts.check(BUCKET, where["Key"]), len(content))
+    assert known is not None and known[0] == "crc32" and known[1].endswith("-3") == (kind == "COMPOSITE")
+    [parcel] = stored(target, where["Key"], tmp_path)
+    using = Transfers(target.storage, Spoilt(parts) if damaged else parts, lambda: None)
+    if damaged:
+        with pytest.raises(JobError, match="not what S3 knows the object by"):
+            using.get(BUCKET, [parcel], Tally(1, 0).add)
+    else:
+        using.get(BUCKET, [parcel], Tally(1, 0).add)
+        assert parcel.path.read_bytes() == content and using.is_there(BUCKET, parcel)
+    assert parcel.path.exists() != damaged
+
+
 def test_an_etag_that_is_no_checksum_is_not_taken_for_one(target: Target, tmp_path: Path) -> None:
     """Under a KMS key ETags look like MD5 sums and are none; then nothing else is known here."""
     by_botocore(target).put(BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), Tally(1, 0).add)
@@ -424,6 +453,8 @@ def test_parts_of_unequal_sizes_are_not_taken_for_damage() -> None:
     assert known_by(Check(PART, None, f"{'0' * 32}-3"), 3 * PART) == ("md5", f"{'0' * 32}-3")
     assert known_by(Check(PART, None, f"{'0' * 32}-3"), 4 * PART) is None
     assert known_by(Check(None, "sum", "0" * 32), 4 * PART) == ("sha256", "sum")
+    assert known_by(Check(PART, None, f"{'0' * 32}-3", "sum-3"), 3 * PART) == ("crc32", "sum-3")
+    assert known_by(Check(PART, None, None, "sum-3"), 4 * PART) is None
 
 
 def test_credentials_that_are_gone_are_botocores_to_tell(target: Target, tmp_path: Path) -> None:
