@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem
 from smlaunch.job import Job
+from smlaunch.job_rest import rest_of
 from smlaunch.launch.api import launch, with_the_rest
+from smlaunch.planning.choose import choose_strategy
+from smlaunch.planning.notes import Notes
+from smlaunch.planning.refusals import RULES
+from smlaunch.planning.refusals import Case as RuleCase
+from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.strategies import load
+from smlaunch.survey import survey
 from tests.planning.bad_jobs import Case, cases, target_of, write_source
 
 CASES = cases()
@@ -55,3 +64,24 @@ def test_it_is_refused_with_all_that_is_wrong(
     assert caught.value.exit_code == EXIT_BAD_JOB
     check_words(case, caught.value.problems)
     assert recorder.writes == []
+
+
+def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    broken = set()
+    for case in CASES:
+        write_source(case, tmp_path)
+        job = readable(case.job)
+        if job is not None:
+            looked = survey(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
+            seen = RuleCase(job, looked, load(choose_strategy(job, looked, Notes())))
+            broken |= {rule.name for rule in RULES if list(rule.find(seen))}
+    assert broken == {rule.name for rule in RULES}
+
+
+def readable(mapping: dict[str, Any]) -> Job | None:
+    try:
+        return Job.from_mapping(mapping)
+    except JobError as error:
+        rest = rest_of(mapping, error.problems)
+        return None if rest is None else rest.job

@@ -12,6 +12,7 @@ _RAISE = "ask for more in the Service Quotas console (Amazon SageMaker), or take
 
 @rule(
     "quotas.instances",
+    "more hosts than the account's quota for the type",
     "7",
     'Quota names: "ml.<type> for training job usage", "… for spot training job usage"',
     *("compute.hosts", "compute.instance_type", "compute.instance_preferences", "compute.spot", "segments"),
@@ -39,6 +40,7 @@ def more_than_the_quota(case: Case) -> Found:
 
 @rule(
     "quotas.hosts",
+    "more hosts than the account's quota for one job",
     "7",
     '"Number of instances for a training job"',
     *("compute.hosts", "segments"),

@@ -23,6 +23,7 @@ _KEEP_ALIVE, _PENDING = "compute.keep_alive", "limits.max_pending"
 
 @rule(
     "spot.checkpoints",
+    "spot for more than an hour without checkpoints",
     "2.6",
     "Without CheckpointConfig an interruption restarts from zero.",
     *("compute.spot", "checkpoints", "limits.max_runtime", "limits.segment", "segments", "strategy"),
@@ -43,6 +44,7 @@ def spot_without_checkpoints(case: Case) -> Found:
 
 @rule(
     "spot.wait",
+    "`limits.max_wait` without spot",
     "2.1",
     "MaxWaitTimeInSeconds (spot only, ≥ MaxRuntime)",
     *("compute.spot", "limits.max_wait"),
@@ -55,6 +57,7 @@ def wait_without_spot(case: Case) -> Found:
 
 @rule(
     "spot.fallback",
+    "a fallback from spot without spot",
     "2.6",
     "Needs EnableManagedSpotTraining + MaxWaitTimeInSeconds ≥ MaxRuntimeInSeconds.",
     *("compute.spot", "compute.on_demand_fallback"),
@@ -67,6 +70,7 @@ def fallback_without_spot(case: Case) -> Found:
 
 @rule(
     "preferences.instance-type",
+    "preferences beside an instance type",
     "2.1",
     "not with InstanceType, InstanceGroups, InstancePlacementConfig, spot",
     *(_PREFERENCES, "compute.instance_type"),
@@ -80,6 +84,7 @@ def preferences_with_a_type(case: Case) -> Found:
 
 @rule(
     "preferences.segment",
+    "preferences beside the type of a segment",
     "2.1",
     "not with InstanceType, InstanceGroups, InstancePlacementConfig, spot",
     *(_PREFERENCES, "segments"),
@@ -93,6 +98,7 @@ def preferences_with_a_segments_type(case: Case) -> Found:
 
 @rule(
     "preferences.spot",
+    "preferences on spot",
     "2.6",
     "Not with InstancePreferences (so no type fallback on spot).",
     *(_PREFERENCES, _SPOT),
@@ -105,6 +111,7 @@ def preferences_on_spot(case: Case) -> Found:
 
 @rule(
     "preferences.once",
+    "a preference named twice",
     "1.2",
     "instance_preferences (client-validated: exclusivity, duplicates, count mode)",
     _PREFERENCES,
@@ -118,8 +125,9 @@ def preferences_twice(case: Case) -> Found:
 
 @rule(
     "preferences.image",
+    "preferences of several kinds, which no one image of AWS's suits",
     "1.5",
-    "{processors, version_aliases, versions: {v: {registries, repository, ..., processor_in_tag}}}",
+    "processors, version_aliases, ... processor_in_tag",
     *(_PREFERENCES, "image", "algorithm"),
 )
 def preferences_of_several_kinds(case: Case) -> Found:
@@ -139,6 +147,7 @@ def preferences_of_several_kinds(case: Case) -> Found:
 
 @rule(
     "warm-pool.spot",
+    "a warm pool on spot",
     "2.6",
     "Not with warm pools",
     *(_KEEP_ALIVE, _SPOT),
@@ -151,6 +160,7 @@ def warm_pool_on_spot(case: Case) -> Found:
 
 @rule(
     "warm-pool.preferences",
+    "a warm pool with preferences, whose type nobody knows before",
     "2.9",
     "Next job matches if identical: RoleArn, InstanceCount, InstanceType",
     *(_KEEP_ALIVE, _PREFERENCES),
@@ -166,6 +176,7 @@ def warm_pool_of_preferences(case: Case) -> Found:
 
 @rule(
     "warm-pool.longest",
+    "a warm pool for more than six hours",
     "2.1",
     "KeepAlivePeriodInSeconds 0-21600",
     _KEEP_ALIVE,
@@ -181,6 +192,7 @@ def warm_pool_too_long(case: Case) -> Found:
 
 @rule(
     "pending.bounds",
+    "a bound on the wait for capacity below 30 minutes or above 28 days",
     "2.1",
     "MaxPendingTimeInSeconds 1800-2419200",
     _PENDING,
@@ -194,6 +206,7 @@ def pending_out_of_bounds(case: Case) -> Found:
 
 @rule(
     "pending.accelerator",
+    "a bound on the wait for capacity of types without an accelerator, where it has no effect",
     "2.1",
     "(accelerated types only)",
     *(_PENDING, "compute.instance_type", _PREFERENCES, "strategy"),

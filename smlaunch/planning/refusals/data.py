@@ -26,7 +26,9 @@ _CONTRACT = {
 _SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "sbin", "sys", "usr")
 
 
-@rule("inputs.reserved", "2.4", "input/data/<channel>/", "inputs.*")
+@rule(
+    "inputs.reserved", "a channel with a name of smlaunch's own", "2.4", "input/data/<channel>/", "inputs.*"
+)
 def reserved_channels(case: Case) -> Found:
     for name in case.job.inputs:
         if name in RESERVED_CHANNELS:
@@ -34,7 +36,9 @@ def reserved_channels(case: Case) -> Found:
             yield Problem(f"inputs.{name}", told)
 
 
-@rule("inputs.there", "2.1", "same region as the job", "inputs.*")
+@rule(
+    "inputs.there", "data that is not there, or cannot be listed", "2.1", "same region as the job", "inputs.*"
+)
 def missing_inputs(case: Case) -> Found:
     for name, channel in case.job.inputs.items():
         facts = case.surroundings.inputs.get(name)
@@ -43,7 +47,17 @@ def missing_inputs(case: Case) -> Found:
             yield Problem(f"inputs.{name}", fault)
 
 
-@rule("inputs.number", "2.1", "1-20 channels", "inputs", "entry", "algorithm", "image", "strategy")
+@rule(
+    "inputs.number",
+    "more than 20 channels (10 inputs of a processing job), smlaunch's own counted",
+    "2.1",
+    "1-20 channels",
+    "inputs",
+    "entry",
+    "algorithm",
+    "image",
+    "strategy",
+)
 def too_many_channels(case: Case) -> Found:
     own, given = own_channels(case.job), len(case.job.inputs)
     most, what = (
@@ -56,6 +70,7 @@ def too_many_channels(case: Case) -> Found:
 
 @rule(
     "inputs.fewer-objects",
+    "more hosts than objects to deal out",
     "2.8",
     "don't use more instances than objects (some nodes get nothing, you still pay)",
     *("inputs.*", "compute.hosts", "segments"),
@@ -72,6 +87,7 @@ def more_hosts_than_objects(case: Case) -> Found:
 
 @rule(
     "inputs.fastfile",
+    "FastFile of a prefix that is no folder",
     "2.4",
     'FastFile: read-only FUSE, S3Prefix only, prefix must be a full "folder" (end it with `/`).',
     "inputs.*",
@@ -85,6 +101,7 @@ def fastfile_of_no_folder(case: Case) -> Found:
 
 @rule(
     "checkpoints.path",
+    "checkpoints in a directory that has another use",
     "2.4",
     "/opt/ml is reserved; image content under it is hidden.",
     "checkpoints.local_path",
@@ -114,6 +131,7 @@ def _fault_of_path(path: str) -> str | None:
 
 @rule(
     "checkpoints.prefix",
+    "checkpoints in the prefix of an input, or above the output",
     "2.7",
     "S3 → local before start on **every** instance (whole prefix). … **Local delete → S3 delete.**",
     *("checkpoints.uri", "inputs.*", "output"),

@@ -79,6 +79,7 @@ def framework_of(image: str) -> Framework | None:
 
 @rule(
     "image.retired",
+    "an image of a framework that AWS has retired: MXNet, Chainer, RL, Training Compiler",
     "4.6",
     "MXNet, Chainer, RL containers, Training Compiler, EIA/Elastic Inference",
     "image",
@@ -92,6 +93,7 @@ def retired_image(case: Case) -> Found:
 
 @rule(
     "image.mxnet-script",
+    "a script that imports MXNet, and no image that has it",
     "4.6",
     "MXNet, Chainer, RL containers, Training Compiler, EIA/Elastic Inference",
     *("image", "entry", "requirements", "strategy"),
@@ -109,6 +111,7 @@ def script_for_mxnet(case: Case) -> Found:
 
 @rule(
     "image.framework",
+    "an image of a framework that the strategy does not distribute",
     "4.1",
     "pytorch-training … tensorflow-training … sklearn / xgboost",
     *("image", "strategy", "entry", "algorithm", "requirements"),
@@ -127,6 +130,7 @@ def framework_without_the_strategy(case: Case) -> Found:
 
 @rule(
     "image.neuron",
+    "an image for Trainium elsewhere, or another one of AWS's on Trainium",
     "4.5",
     "torchrun with nproc_per_node = neuron cores (32 on trn1.32x: 16 devices x 2",
     *("image", "compute.instance_type", "compute.instance_preferences"),
@@ -151,6 +155,7 @@ def image_for_another_accelerator(case: Case) -> Found:
 
 @rule(
     "strategy.trainium",
+    "a strategy on Trainium that does not work there",
     "1.4",
     "trn*: only `torch_distributed`, only one key.",
     *("strategy", "entry", "algorithm", "compute.instance_type", "compute.instance_preferences"),
@@ -164,6 +169,7 @@ def strategy_on_trainium(case: Case) -> Found:
 
 @rule(
     "image.version",
+    "an image and a framework's version",
     "1.5",
     "`retrieve()` returns the *short* tag (`pytorch-training:2.8.0-gpu-py312`)",
     *("image", "framework_version", "algorithm"),

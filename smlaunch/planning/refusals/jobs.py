@@ -18,6 +18,7 @@ _NO_SUCH = "a processing job knows no such thing; leave it out, or take another 
 
 @rule(
     "processing.training-only",
+    "what only a training job knows, for a processing job",
     "2.5",
     "Inputs ≤10, outputs ≤10, instances 1-100, volume 1-16384, runtime ≤777600 s",
     *(
@@ -52,6 +53,7 @@ def training_only(case: Case) -> Found:
 
 @rule(
     "processing.inputs",
+    "inputs that a processing job does not copy, or content types",
     "2.5",
     "LocalPaths must start with /opt/ml/processing/.",
     *("strategy", "entry", "algorithm"),
@@ -67,6 +69,7 @@ def processing_inputs(case: Case) -> Found:
 
 @rule(
     "processing.longest",
+    "a processing job of more than nine days",
     "2.5",
     "runtime ≤777600 s (9 d; 2023 docs: 5 d)",
     *("strategy", "entry", "algorithm", "limits.max_runtime"),
@@ -81,6 +84,7 @@ def processing_too_long(case: Case) -> Found:
 
 @rule(
     "chain.program",
+    "more than 28 days, or segments, where no script of the job's own can be gone on with",
     "2.1",
     "MaxRuntimeInSeconds ≥1 (≤2419200 by doc, default 86400; spans all retries)",
     *("strategy", "entry", "algorithm", "image", "limits.max_runtime", "limits.segment", "segments"),
@@ -108,6 +112,7 @@ def chain_without_a_script(case: Case) -> Found:
 
 @rule(
     "spot.algorithm",
+    "more than an hour with the wait for spot, for an algorithm that keeps no checkpoints",
     "2.6",
     "Built-ins/marketplace algorithms that don't checkpoint: MaxWait ≤ 3600 s.",
     *("algorithm", "compute.spot", "limits.max_wait"),

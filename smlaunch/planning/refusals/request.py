@@ -18,8 +18,9 @@ _RESERVED_PREFIXES = ("smlaunch:", "aws:")
 
 @rule(
     "request.sizes",
+    "hyperparameters, variables and tags that are too many or too long",
     "2.1",
-    "HyperParameters ≤100; key ≤256; value ≤2500 … Environment ≤100 … Tags ≤50",
+    "≤100; key ≤256; value ≤2500 ... key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512 ... ≤50; key 1-128",
     *("hyperparameters.*", "environment.*", "tags.*"),
 )
 def sizes(case: Case) -> Found:
@@ -43,14 +44,20 @@ def sizes(case: Case) -> Found:
         yield Problem(field_of(violation.path, request), message)
 
 
-@rule("tags.reserved", "2.1", "≤50; key 1-128, value 0-256", "tags.*")
+@rule("tags.reserved", "tags with a reserved prefix", "2.1", "≤50; key 1-128, value 0-256", "tags.*")
 def reserved_tags(case: Case) -> Found:
     for key in case.job.tags:
         if key.lower().startswith(_RESERVED_PREFIXES):
             yield Problem(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
 
 
-@rule("environment.own", "2.1", "Environment ≤100", "environment.*")
+@rule(
+    "environment.own",
+    "variables that the plan sets itself",
+    "2.1",
+    "key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512",
+    "environment.*",
+)
 def own_variables(case: Case) -> Found:
     for key in (STOP_AFTER, UNTIL_STEP, FROM_STEP):
         if key in case.job.environment:
@@ -58,7 +65,14 @@ def own_variables(case: Case) -> Found:
             yield Problem(f"environment.{key}", told)
 
 
-@rule("network.both", "2.1", "SGs 1-5, subnets 1-16", "subnets", "security_groups")
+@rule(
+    "network.both",
+    "subnets without security groups, or the other way round",
+    "2.1",
+    "SGs 1-5, subnets 1-16",
+    "subnets",
+    "security_groups",
+)
 def half_a_network(case: Case) -> Found:
     job = case.job
     if bool(job.subnets) != bool(job.security_groups):
@@ -68,6 +82,7 @@ def half_a_network(case: Case) -> Found:
 
 @rule(
     "network.requirements",
+    "requirements without a network and without wheels",
     "2.1",
     "EnableNetworkIsolation",
     *("network_isolation", "requirements", "inputs"),

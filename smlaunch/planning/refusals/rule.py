@@ -13,12 +13,13 @@ Found = Iterator[Problem]
 
 @dataclass(frozen=True)
 class Rule:
-    """``name``: as reasons have them, ``spot.checkpoints``. ``section`` and ``fact``: where it comes from, a
-    section of the reference and its sentence. ``reads``: the job's fields it looks at: where one of them
-    could not be read, nobody knows whether the rule holds. One that ends in ``.*`` is looked at entry by
-    entry, each on its own."""
+    """``name``: as reasons have them, ``spot.checkpoints``. ``what`` it refuses, in a phrase. ``section`` and
+    ``fact``: where it comes from, a section of the reference and its words. ``reads``: the job's fields it
+    looks at: where one of them could not be read, nobody knows whether the rule holds. One that ends in
+    ``.*`` is looked at entry by entry, each on its own."""
 
     name: str
+    what: str
     section: str
     fact: str
     reads: tuple[str, ...]
@@ -30,8 +31,10 @@ class Rule:
         return any(overlap(field, read) for field in unknown for read in reads)
 
 
-def rule(name: str, section: str, fact: str, *reads: str) -> Callable[[Callable[[Case], Found]], Rule]:
-    return lambda find: Rule(name, section, fact, reads, find)
+def rule(
+    name: str, what: str, section: str, fact: str, *reads: str
+) -> Callable[[Callable[[Case], Found]], Rule]:
+    return lambda find: Rule(name, what, section, fact, reads, find)
 
 
 def overlap(one: str, other: str) -> bool:
