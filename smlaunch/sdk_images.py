@@ -30,7 +30,8 @@ TIMEOUT = 120.0
 
 MODEL_OPTION = "model"
 
-_OLD_PYTHON = re.compile(r"-py(2|3[67])\b")
+_OLD_PYTHON = re.compile(r"-py(2|3[67])\b|(pytorch|tensorflow)[a-z-]*:.*-py3\b")
+"""Tags of images that the runtime does not run in: ``py3`` alone is 3.7 at most in those of PyTorch."""
 
 _FRAMEWORKS = {"pytorch": ("pytorch", "pytorch-amzn2023")}
 """Family -> what the package calls it, where that is not the same."""

@@ -67,12 +67,14 @@ def default_version(family: str, processor: str | None = None) -> str:
 
 
 def find_version(family: str, wanted: str) -> str | None:
-    """``2.13`` -> ``2.13.0``, the newest known that begins with those numbers; None if none does."""
+    """``2.13`` -> ``2.13.0``, the newest that begins with those numbers and is sure to be there, else any;
+    None if none is known."""
     known = _family(family)["versions"]
     if wanted in known:
         return wanted
     begun = [version for version in known if re.match(re.escape(wanted) + r"[.-]", version)]
-    return begun[-1] if begun else None
+    sure = [version for version in begun if known[version][5] != "ahead"]
+    return (sure or begun)[-1] if begun else None
 
 
 def has_region(region: str, family: str = "pytorch") -> bool:

@@ -1,0 +1,48 @@
+"""What the table of algorithms holds as a whole; row by row it is in tests/strategies/test_builtin.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.catalog.algorithms import algorithm_image, find, known_algorithms, unknown, versions
+from smlaunch.catalog.images import UnknownImage
+
+
+def test_there_are_24_of_which_jumpstart_hosts_seven() -> None:
+    known = known_algorithms().values()
+    assert len(known) == 24
+    assert {row.id for row in known if row.jumpstart} == {
+        *("autogluon-tabular", "catboost", "lightgbm", "tabtransformer", "image-classification-tensorflow"),
+        *("object-detection-tensorflow", "text-classification-tensorflow"),
+    }
+
+
+def test_those_that_keep_checkpoints() -> None:
+    assert {row.id for row in known_algorithms().values() if row.checkpoints} == {
+        *("image-classification", "object-detection", "semantic-segmentation", "xgboost")
+    }
+
+
+@pytest.mark.parametrize("name", known_algorithms())
+def test_each_is_found_by_its_id_and_by_its_name(name: str) -> None:
+    row = known_algorithms()[name]
+    assert find(name) is find(row.name) is find(name.upper()) is row
+
+
+def test_names_that_are_none() -> None:
+    assert find("train.py") is None
+    assert (
+        unknown("blazing-txt") == "there is no built-in algorithm 'blazing-txt', did you mean 'blazingtext'?"
+    )
+
+
+def test_images() -> None:
+    kmeans, catboost = known_algorithms()["kmeans"], known_algorithms()["catboost"]
+    image = algorithm_image(kmeans, "us-west-2", "aws", "cpu")
+    assert image.uri == "174872318107.dkr.ecr.us-west-2.amazonaws.com/kmeans:1"
+    assert versions(kmeans) == ["1"]
+    with pytest.raises(UnknownImage, match="JumpStart hosts CatBoost") as caught:
+        algorithm_image(catboost, "us-west-2", "aws", "cpu")
+    assert caught.value.part == "jumpstart"
+    with pytest.raises(UnknownImage, match="K-Means has no version 2; it has 1"):
+        algorithm_image(kmeans, "us-west-2", "aws", "cpu", "2")

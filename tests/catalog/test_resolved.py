@@ -1,0 +1,78 @@
+"""What a plan makes of the official package's answer about an image that the catalog does not know."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from smlaunch.job import Job
+from smlaunch.planning.surroundings import ResolvedImage
+from smlaunch.sdk_images import resolved_image
+from tests.strategies.asked import planned, refusals
+
+URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"
+JUMPSTART = {
+    "algorithm": "catboost",
+    "inputs": {"training": {"uri": "s3://b/t/", "content_type": "text/csv"}},
+}
+
+
+def test_its_image_is_taken_and_the_doubt_is_told() -> None:
+    answer = ResolvedImage(URI, source="sagemaker 4.1.0")
+    plan = planned({"framework_version": "9.9"}, resolved_image=answer)
+    assert plan.image == URI
+    because = {reason.rule: reason.because for reason in plan.reasons}["image.resolved"]
+    assert because.startswith("The catalog does not know it (no PyTorch 9.9 image is known")
+    assert f"sagemaker 4.1.0 does: {URI}" in because
+    assert any("that the registry has it is unconfirmed" in warning for warning in plan.warnings)
+    assert planned(JUMPSTART, resolved_image=answer).image == URI
+
+
+def test_its_problem_is_told() -> None:
+    answer = ResolvedImage(problem="sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9")
+    (told,) = refusals({"framework_version": "9.9"}, resolved_image=answer)
+    assert told.startswith("framework_version: no PyTorch 9.9 image is known")
+    assert told.endswith(
+        "; sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9; name an image"
+    )
+    (told,) = refusals(JUMPSTART, resolved_image=answer)
+    assert told.startswith(
+        "image: JumpStart hosts CatBoost, and its image is in no table; sagemaker 4.1.0 says: "
+    )
+
+
+def test_it_is_not_taken_for_what_the_catalog_knows() -> None:
+    assert planned({}, resolved_image=ResolvedImage(URI)).image != URI
+    # An image for GPUs of something that has none is no gap of the catalog's.
+    job = {"strategy": "neuron", "compute": {"instance_type": "ml.g5.xlarge"}}
+    assert all(
+        told.startswith("compute.instance_type: ")
+        for told in refusals(job, resolved_image=ResolvedImage(URI))
+    )
+
+
+@pytest.mark.skipif(find_spec("sagemaker") is not None, reason="the extra sagemaker is installed")
+def test_without_the_extra_the_next_step_is_told() -> None:
+    unknown = Job(entry="train.py", framework_version="9.9")
+    answer = resolved_image(unknown, "us-east-1", is_region=True)
+    assert answer == ResolvedImage(problem="pip install 'smlaunch[sagemaker]', which may know it")
+
+
+def test_what_is_found_out_without_the_extra() -> None:
+    def asked(is_region: bool = True, region: str = "us-east-1", **fields: object) -> ResolvedImage | None:
+        return resolved_image(Job.from_mapping(fields), region, is_region)
+
+    assert asked(entry="train.py") is None
+    assert asked(entry="train.py", framework_version="2.13") is None
+    assert asked(entry="train.py", framework_version="9.9", image="mine:1") is None
+    assert asked(algorithm="kmeans") is None
+    assert asked(algorithm="no such") is None
+    neuron = asked(entry="train.py", strategy="neuron", framework_version="9.9")
+    assert neuron == ResolvedImage(problem="the sagemaker package resolves no Neuron image")
+    which = asked(algorithm="lightgbm")
+    assert which is not None
+    assert which.problem is not None
+    assert which.problem.startswith("say which of JumpStart's models it is (options.model")
+    local = asked(is_region=False, algorithm="lightgbm", options={"model": "lightgbm-classification-model"})
+    assert local == ResolvedImage(problem="JumpStart answers in a region, not on a local endpoint")

@@ -1,0 +1,106 @@
+"""The catalog is what its tool makes, and the official package answers for what it does not know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from smlaunch.catalog.algorithms import algorithm_image, known_algorithms
+from smlaunch.catalog.images import training_image
+from tests.conftest import ROOT
+from tests.real.conftest import program
+
+CATALOG = ROOT / "smlaunch" / "catalog"
+
+
+def test_made_anew_it_is_the_same(tmp_path: Path) -> None:
+    python = program("sdk3", "python3")
+    subprocess.run([python, "tools/generate_images.py", str(tmp_path)], cwd=ROOT, check=True)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(made) == ["algorithms.json", "images.json", "registries.json"]
+    for name, text in made.items():
+        assert text == (CATALOG / name).read_text(), f"{name}: run tools/generate_images.py"
+
+
+SURVEY = """
+import json, sys
+from smlaunch.job import Job
+from smlaunch.sdk_images import resolved_image
+found = [resolved_image(Job.from_mapping(job), "us-east-1", True) for job in json.loads(sys.argv[1])]
+print(json.dumps([None if one is None else [one.uri, one.problem] for one in found]))
+"""
+
+ANSWER = """
+import json, sys
+from smlaunch.sdk_images import Question, _answer
+print(json.dumps([_answer(Question(**one)) for one in json.loads(sys.argv[1])]))
+"""
+
+
+def told(code: str, given: Any) -> list[Any]:
+    """What a program of the environment with the extra ``sagemaker`` prints; nobody's credentials."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    environment |= {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    command = [program("sdk3", "python3"), "-c", code, json.dumps(given)]
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    answers: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answers
+
+
+def test_what_survey_learns() -> None:
+    script = {"entry": "train.py"}
+    jumpstart = {"algorithm": "lightgbm", "options": {"model": "lightgbm-classification-model"}}
+    known, named, unknown, old, neuron, which, asked = told(
+        SURVEY,
+        [
+            {**script, "framework_version": "2.13"},
+            {"algorithm": "lightgbm", "image": "mine:1"},
+            {**script, "framework_version": "9.9"},
+            {**script, "framework_version": "1.2.0"},
+            {**script, "strategy": "neuron", "framework_version": "2.1"},
+            {"algorithm": "lightgbm"},
+            jumpstart,
+        ],
+    )
+    assert known is named is None  # there is nothing to ask
+    source = "sagemaker 3.27.0 says: "
+    assert unknown == [None, source + "ValueError: Unsupported pytorch version: 9.9"]
+    assert old[1].endswith(
+        "pytorch-training:1.2.0-cpu-py3, whose Python is older than the 3.8 that the runtime needs"
+    )
+    assert neuron == [None, "the sagemaker package resolves no Neuron image"]
+    assert "options.model" in which[1]
+    # It asks the region for JumpStart's table, which without credentials it cannot.
+    assert asked[0] is None
+    assert asked[1].startswith(source)
+
+
+def test_the_package_says_the_same_of_what_both_know() -> None:
+    """But for the long tags of published images, which are the catalog's alone."""
+    on = {"region": "us-east-1", "instance_type": "ml.p4d.24xlarge"}
+    questions = [
+        {"framework": "pytorch", "version": "2.14", **on},
+        {"framework": "huggingface", "version": "5.3.0", **on},
+        {"framework": "smp", "version": "2.5.1", **on},
+        {"framework": "xgboost", "version": "1.7-1", **on},
+        {"framework": "spark", "version": "3.5", "region": "eu-west-1", "instance_type": "ml.m5.xlarge"},
+        {"framework": "kmeans", "region": "eu-west-1", "instance_type": "ml.m5.xlarge"},
+        # For Trainium the package answers any version with PyTorch 1.11.
+        {"framework": "pytorch", "version": "1.12.1", **on, "instance_type": "ml.trn1.32xlarge"},
+    ]
+    *known, trainium = told(ANSWER, questions)
+    kmeans = known_algorithms()["kmeans"]
+    assert [answer.get("uri") for answer in known] == [
+        training_image("pytorch", "us-east-1", "aws", "gpu", "2.14").uri,
+        training_image("huggingface", "us-east-1", "aws", "gpu", "5.3.0").uri,
+        training_image("smp", "us-east-1", "aws", "gpu", "2.5.1").uri,
+        training_image("xgboost", "us-east-1", "aws", "gpu", "1.7-1").uri,
+        training_image("spark", "eu-west-1", "aws", "cpu", "3.5").uri,
+        algorithm_image(kmeans, "eu-west-1", "aws", "cpu").uri,
+    ]
+    assert "pytorch-training-neuron:1.11.0-neuron-py38" in trainium["problem"]
+    assert trainium["problem"].endswith("which is another version")
