@@ -18,7 +18,6 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from smlaunch.cli.place import target_of
 from smlaunch.job import Job
 from smlaunch.launch.api import launch, prepare
 from smlaunch.launch.follow import Event, LogLine, StateChange
@@ -26,6 +25,7 @@ from smlaunch.launch.target import Target
 from smlaunch.launch.verify.killing import kill_rank
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
+from smlaunch.place import target_of
 from smlaunch.planning.simulate import Chain, replay
 from smlaunch.protocol.progress import parse_line
 

@@ -24,6 +24,7 @@ _PUBLIC = {
     "Target": "smlaunch.launch.target",
     "Workload": "smlaunch.job",
     "launch": "smlaunch.launch.api",
+    "local_target": "smlaunch.place",
     "plan": "smlaunch.launch.api",
 }
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from smlaunch.launch.api import plan as plan
     from smlaunch.launch.run import Run as Run
     from smlaunch.launch.target import Target as Target
+    from smlaunch.place import local_target as local_target
     from smlaunch.planning.plan import Plan as Plan
 
 

@@ -43,9 +43,9 @@ checkpoints = LazyGroup(
 def ls(where: str, as_json: bool, **options: Any) -> int:
     """List the checkpoints of a run or below an S3 address, newest first: which are whole, and how the last
     segment ended. Reads names, sizes and manifests; `verify` reads everything."""
-    from smlaunch.cli.place import open_place
     from smlaunch.cli.runs import aligned
     from smlaunch.launch.run import answers_of
+    from smlaunch.place import open_place
     from smlaunch.planning.show import size
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
@@ -84,8 +84,8 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
 def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
     """Download checkpoints and compare every part with its hash. Exit code 1 when one that is committed could
     not be loaded; while a job runs, the newest may still be on its way."""
-    from smlaunch.cli.place import open_place
     from smlaunch.launch.run import answers_of
+    from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
         found = _find(where, place.target)

@@ -87,8 +87,8 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     wanted = _wanted(options)
     began = time.monotonic()
     if src.startswith("s3://") or dst.startswith("s3://"):
-        from smlaunch.cli.place import open_place
         from smlaunch.launch.run import answers_of
+        from smlaunch.place import open_place
 
         with open_place(options) as opened, answers_of(opened.target):
             source, place = _source(src, options, opened.target), _place(dst, opened.target)

@@ -21,9 +21,9 @@ def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
     What is there with the right content stays; so the same command goes on after a break. Every file is
     checked by what S3 knows its object by, and appears when it is whole. Nothing is deleted."""
     from smlaunch.cli.moving import move
-    from smlaunch.cli.place import open_place
     from smlaunch.data.mirror import pulling
     from smlaunch.launch.run import answers_of
+    from smlaunch.place import open_place
 
     with open_place(options) as place, answers_of(place.target):
         found = pulling(place.target.storage, place.target.transfer, src, Path(dst))

@@ -21,9 +21,9 @@ def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
     What is there with the right content stays; so the same command goes on after a break, also in the middle
     of a large file. S3 checks everything by its SHA-256. Nothing is deleted."""
     from smlaunch.cli.moving import move
-    from smlaunch.cli.place import open_place
     from smlaunch.data.mirror import pushing
     from smlaunch.launch.run import answers_of
+    from smlaunch.place import open_place
 
     with open_place(options) as place, answers_of(place.target):
         found = pushing(place.target.storage, place.target.transfer, Path(src), dst)

@@ -78,10 +78,10 @@ def _version_of(package: str) -> str:
 
 
 def _local() -> Iterator[Check]:
-    from smlaunch.cli.place import standing_endpoint
     from smlaunch.local.executors.containers_engine import engines
     from smlaunch.local.executors.levels import levels
     from smlaunch.local.state_dir import default_root
+    from smlaunch.place import standing_endpoint
 
     root = default_root()
     folder = next(path for path in (root, *root.parents) if path.exists())

@@ -44,9 +44,9 @@ local = LazyGroup(
 @json_option
 def start(port: int, isolation: str | None, executor: str | None, as_json: bool) -> int:
     """Start the endpoint and leave it standing. It listens on this machine only."""
-    from smlaunch.cli.place import same_hosts, standing_endpoint
     from smlaunch.local import standing
     from smlaunch.local.state_dir import default_root
+    from smlaunch.place import same_hosts, standing_endpoint
 
     root = default_root()
     already = standing_endpoint(root)
@@ -65,9 +65,9 @@ def start(port: int, isolation: str | None, executor: str | None, as_json: bool)
 @json_option
 def stop(as_json: bool) -> int:
     """Stop the standing endpoint, and every job that runs on it. What it stored stays."""
-    from smlaunch.cli.place import standing_endpoint
     from smlaunch.local import standing
     from smlaunch.local.state_dir import default_root
+    from smlaunch.place import standing_endpoint
 
     root = default_root()
     info = standing_endpoint(root)
@@ -84,8 +84,8 @@ def stop(as_json: bool) -> int:
 @json_option
 def status(as_json: bool) -> int:
     """Say whether an endpoint stands, and where. The exit code is 4 when none does."""
-    from smlaunch.cli.place import standing_endpoint
     from smlaunch.local.state_dir import default_root
+    from smlaunch.place import standing_endpoint
 
     root = default_root()
     info = standing_endpoint(root)
@@ -105,8 +105,8 @@ def env(as_json: bool) -> int:
 
     They hold the endpoint's own credentials, which open nothing else.
     """
-    from smlaunch.cli.place import standing_endpoint
     from smlaunch.local.state_dir import default_root
+    from smlaunch.place import standing_endpoint
 
     info = standing_endpoint(default_root())
     if info is None:

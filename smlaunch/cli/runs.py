@@ -21,8 +21,8 @@ from smlaunch.protocol.names import parse_task_name
 def ls(limit: int, as_json: bool, **options: Any) -> int:
     """List runs, newest first. Training jobs that smlaunch did not start are listed by their own names."""
     from smlaunch.cli.display import duration
-    from smlaunch.cli.place import open_place
     from smlaunch.launch.run import list_runs
+    from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place:
         rows = list_runs(place.target, limit)
@@ -51,9 +51,9 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     """Show where a run is, or how it ended: status, times, failure, and where its results lie."""
     from smlaunch.cli.display import duration
     from smlaunch.cli.following import print_results
-    from smlaunch.cli.place import open_place
     from smlaunch.launch.outcome import headline, headline_of
     from smlaunch.launch.run import Run
+    from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place:
         result = Run.attach(run, place.target).glance()
@@ -92,10 +92,10 @@ def show(run: str, as_json: bool, **options: Any) -> int:
 @json_option
 def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any) -> int:
     """Print a run's log, all hosts merged by time. Lines begin with the host where there are several."""
-    from smlaunch.cli.place import open_place
     from smlaunch.cli.telling import tell
     from smlaunch.errors import JobError, Problem
     from smlaunch.launch.run import Run
+    from smlaunch.place import open_place
 
     if follow and as_json:
         raise JobError(
@@ -126,9 +126,9 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
     """Wait for a run to end, and end with its exit code. States and progress go to stderr."""
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
-    from smlaunch.cli.place import open_place
     from smlaunch.cli.telling import tell
     from smlaunch.launch.run import Run
+    from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place:
         found = Run.attach(run, place.target, told=tell)
@@ -142,9 +142,9 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
 def stop(run: str, as_json: bool, **options: Any) -> int:
     """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later; no further segment is started.
     Returns at once."""
-    from smlaunch.cli.place import open_place
     from smlaunch.launch.outcome import headline_of
     from smlaunch.launch.run import Run
+    from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place:
         result = Run.attach(run, place.target).stop()
@@ -168,9 +168,9 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
     """
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
-    from smlaunch.cli.place import open_place
     from smlaunch.cli.telling import tell
     from smlaunch.launch.run import Run
+    from smlaunch.place import open_place
 
     with open_place(options) as place:
         found = Run.attach(run, place.target, told=tell)

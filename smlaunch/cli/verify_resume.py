@@ -66,12 +66,12 @@ def verify_resume(
     """
     job = read_job(what, {**options, "role": None}, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.cli.place import target_of
     from smlaunch.cli.telling import tell
     from smlaunch.errors import JobError, Problem, TrainingFailed
     from smlaunch.launch.verify.verify import verify
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.settings import Settings
+    from smlaunch.place import target_of
 
     # A directory of its own: the proof must neither find nor leave anything. Hosts have a /tmp of their own
     # and write their traces where this process reads them.

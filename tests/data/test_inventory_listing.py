@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.cli.main import run_command
-from smlaunch.cli.place import target_of
 from smlaunch.data.inventory import Inventory
 from smlaunch.data.key_ranges import KeyRange, between, joined, rest
 from smlaunch.data.listing import Counts, Page, list_prefix
@@ -26,6 +25,7 @@ from smlaunch.errors import JobError
 from smlaunch.launch.pages import S3Pages, read_page
 from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
+from smlaunch.place import target_of
 from smlaunch.ports import UNREACHABLE, CallError
 from tests.data.pagers import AT, MemoryPager
 from tests.data.test_inventory import HOSTILE

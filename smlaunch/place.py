@@ -1,9 +1,13 @@
-"""Where a command works: a region, or the endpoint on this machine, standing or brought up for it."""
+"""Where work is done: a region, or the endpoint on this machine, standing or brought up for it.
+
+The one module that knows both ``launch`` and ``local``; the command line and notebooks come through here.
+"""
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,6 +104,26 @@ _STANDING_FAULTS = (
     "the standing endpoint has its own; `smlaunch local stop` first, or give it the file in the variable "
     "SMLAUNCH_FAULTS of `smlaunch local start`"
 )
+
+
+def local_target(*, isolation: str | None = None, executor: str | None = None) -> Target:
+    """This machine, for ``plan`` and ``launch``: the standing endpoint, or one that lives as long as this
+    process (a notebook's kernel, say). As ``--local`` does it for a command.
+
+    ``isolation``: full, user or plain; ``executor``: processes or containers; None takes the best there is.
+    Raises JobError where the standing endpoint has other hosts, EndpointError where none can be had.
+    """
+    options = {"local": True, "region": None, "profile": None}
+    chosen = {"isolation": isolation, "executor": executor}
+    key = (isolation, executor)
+    if key not in _OPEN:
+        _OPEN[key] = _STAYS.enter_context(open_place({**options, **chosen}))
+    return _OPEN[key].target
+
+
+_STAYS = ExitStack()
+_OPEN: dict[tuple[str | None, str | None], Place] = {}
+atexit.register(_STAYS.close)
 
 
 @contextmanager
