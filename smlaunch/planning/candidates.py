@@ -21,6 +21,7 @@ from smlaunch.planning.compute_rules import (
     OVER_BUDGET,
     PROCESSORS,
     RULES,
+    TOO_SMALL_A_QUOTA,
     Option,
     Task,
     at_most,
@@ -324,8 +325,8 @@ def _refused(task: Task, judged: Sequence[tuple[Option, tuple[str, str]]], notes
         return -place[rule], 0.0 if span is None else span.high, option.listed_per_hour
 
     option, (rule, because) = min(judged, key=distance)
-    # What a job may cost until its time limit is measured against its cap for every plan, and refused there.
-    if not (rule == OVER_BUDGET and at_most(option) is not None):
+    # Every plan is measured against its cap until the time limit, and against quotas: refused there.
+    if rule != TOO_SMALL_A_QUOTA and not (rule == OVER_BUDGET and at_most(option) is not None):
         field = next(one.field for one in RULES if one.name == rule)
         compared = f", the nearest of {len(judged)} that were compared" if len(judged) > 1 else ""
         notes.refuse(field, f"{option.describe()}{compared}: {because}; {_way_out(rule, task)}")

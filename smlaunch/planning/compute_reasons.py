@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smlaunch.planning.compute_rules import Option
+from smlaunch.planning.compute_rules import Option, memory_of, replicas_share
 from smlaunch.planning.estimate import MODEL_SHARE, PRICE_SPREAD
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.show import size
@@ -115,10 +115,10 @@ def _in_memory(chosen: Option, need: float) -> str:
 
 
 def _model(chosen: Option, need: float) -> str:
-    memory = chosen.instance.accelerator_memory_gib or 0
-    ranks = chosen.hosts * chosen.machines.accelerators
-    room = f"{MODEL_SHARE:.0%} of the {memory:g} GiB of {chosen.instance.accelerator}"
-    if chosen.task.can.shards:
+    instance, ranks = chosen.instance, replicas_share(chosen)
+    of = instance.accelerator or instance.name
+    room = f"{MODEL_SHARE:.0%} of the {memory_of(instance):g} GiB of {of}"
+    if ranks > 1:
         each = size(int(need / ranks))
         return f"{size(int(need))} of model are sharded: {each} on each of {ranks}, within {room}."
     return f"{size(int(need))} of model fit within {room}."
@@ -137,8 +137,8 @@ def _why_cheapest(chosen: Option, fitting: Sequence[Option]) -> str:
         return ""
     measured = chosen.task.measured
     if measured is not None and measured.reference.accelerator == chosen.instance.accelerator:
-        return f"; of {others + 1} that would do it is among the cheapest, and what was measured on"
-    return f"; of {others + 1} that would do it is among the cheapest"
+        return f"; of {others + 1} that would do, it is among the cheapest and of the kind that was measured"
+    return f"; of {others + 1} that would do, it is among the cheapest"
 
 
 def _assumed(chosen: Option) -> str:

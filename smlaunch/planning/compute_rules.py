@@ -16,8 +16,10 @@ from smlaunch.planning.capabilities import Capability
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.estimate import MODEL_SHARE, Machines, Measured, duration, price, rate
 from smlaunch.planning.io_times import Range, Share
+from smlaunch.planning.quotas import usage
 from smlaunch.planning.show import size
 from smlaunch.planning.surroundings import Surroundings
+from smlaunch.request import PROCESSING
 from smlaunch.strategies.base import Setting, Strategy
 
 PROCESSORS = 16
@@ -150,15 +152,24 @@ def _one_accelerator(option: Option) -> str | None:
 
 def _model(option: Option) -> str | None:
     need = option.task.model
-    memory = option.instance.accelerator_memory_gib
-    if need is None or memory is None:
+    if need is None:
         return None
-    ranks = option.hosts * option.machines.accelerators if option.task.can.shards else 1
-    room = memory * 2**30 * MODEL_SHARE
-    if need <= room * ranks:
+    ranks = replicas_share(option)
+    memory = memory_of(option.instance)
+    if need <= memory * 2**30 * MODEL_SHARE * ranks:
         return None
     told = f"{size(int(need))} do not fit in {MODEL_SHARE:.0%} of {memory:g} GiB"
     return f"{told} on each of {ranks} accelerators" if ranks > 1 else told
+
+
+def memory_of(instance: InstanceType) -> float:
+    """GiB of one accelerator, or of a host without."""
+    return instance.accelerator_memory_gib or instance.memory_gib
+
+
+def replicas_share(option: Option) -> int:
+    """Accelerators, or hosts without, that one replica of the model is spread over."""
+    return option.hosts * max(1, option.machines.accelerators) if option.task.can.shards else 1
 
 
 def _in_memory(option: Option) -> str | None:
@@ -204,6 +215,16 @@ def _time(option: Option) -> str | None:
     return f"takes {seconds}, and {option.task.job.workload.wanted_time} are wanted"
 
 
+def _quota(option: Option) -> str | None:
+    task = option.task
+    name = usage(task.job).format(option.instance.name)
+    limit = task.surroundings.quotas.get(name)
+    if limit is None or limit >= option.hosts or task.strategy.operation == PROCESSING:
+        return None
+    return f"the account may have {limit:g} of it"
+
+
+TOO_SMALL_A_QUOTA = "quota.too-small"
 OVER_BUDGET = "cost.over-budget"
 
 
@@ -263,12 +284,17 @@ def _strategy(option: Option) -> str | None:
 
 
 RULES: tuple[ComputeRule, ...] = (
-    ComputeRule("instance.retired", "workload", "facts, 4.6: P2, and P3 vanishing", _retired),
+    ComputeRule(
+        "instance.retired",
+        "workload",
+        "the reference, 4.6: P2 is retired, P3 vanishing from price lists",
+        _retired,
+    ),
     ComputeRule(
         "instance.burstable", "workload", "EC2, burstable performance instances: CPU credits", _burstable
     ),
-    ComputeRule("strategy.machines", "strategy", "the strategy's own page", _strategy),
-    ComputeRule("price.unknown", "limits.max_cost", "facts, 5: no package has prices", _price),
+    ComputeRule("strategy.machines", "strategy", "docs/strategies.md: what each strategy runs on", _strategy),
+    ComputeRule("price.unknown", "limits.max_cost", "the reference, 5: no package has prices", _price),
     ComputeRule(
         "capability.one-accelerator",
         "entry",
@@ -278,7 +304,7 @@ RULES: tuple[ComputeRule, ...] = (
     ComputeRule(
         "memory.model-too-large",
         "workload.model_memory",
-        "YARN et la distribution de GPU: a training often exceeds the GPU's memory",
+        "Adaltas, YARN and GPU distribution, 2018: a training often exceeds the GPU's memory",
         _model,
         fixed_too=True,
     ),
@@ -289,8 +315,11 @@ RULES: tuple[ComputeRule, ...] = (
         "AWS, best practices: the CPU budget is high and the CPU-to-GPU ratio too low",
         _processors,
     ),
-    ComputeRule("data.more-hosts-than-files", "inputs", "facts, 2.8: whole objects are dealt out", _files),
+    ComputeRule(
+        "data.more-hosts-than-files", "inputs", "the reference, 2.8: whole objects are dealt out", _files
+    ),
     ComputeRule("time.too-slow", "workload.wanted_time", "the job", _time, fixed_too=True),
+    ComputeRule(TOO_SMALL_A_QUOTA, "workload", "Service Quotas, where it could be read", _quota),
     ComputeRule(OVER_BUDGET, "limits.max_cost", "the job", _budget),
 )
 

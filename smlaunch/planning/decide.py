@@ -138,7 +138,7 @@ def make_one(
     for before, after in pairwise(compiled):
         _tell_difference(before, after, notes)
     first = compiled[0]
-    tell_reading(job, surroundings, first.instance_type, notes)
+    tell_reading(job, surroundings, first.instance_type, notes, strategy.operation == PROCESSING)
     ranks = first.per_host * job.compute.hosts if isinstance(first.per_host, int) else None
     tell_script(surroundings, strategy, ranks, notes)
     if strategy.joins_hosts and strategy.operation == TRAINING:

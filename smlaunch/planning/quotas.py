@@ -6,7 +6,8 @@ so.
 
 from __future__ import annotations
 
-from smlaunch.job import Job
+from smlaunch.catalog.instances import known_types
+from smlaunch.job import Job, Workload
 from smlaunch.planning.case import DEFAULT_INSTANCE_TYPE, Case, hosts_of, is_accelerated, types_of
 from smlaunch.planning.notes import Notes
 
@@ -29,17 +30,26 @@ def usage(job: Job) -> str:
 
 
 def wanted(job: Job) -> tuple[str, ...]:
-    """The quotas that can matter to a job. None for one host of the default type: looking costs requests."""
+    """The quotas that can matter to a job: of all types that are compared where a workload chooses them. None
+    for one host of the default type: looking costs requests."""
     compute, hosts, types = job.compute, hosts_of(job), types_of(job)
     plain = types == (DEFAULT_INSTANCE_TYPE,) and hosts == 1 and not compute.spot
-    if job.strategy == "processing" or (plain and compute.keep_alive is None):
+    if job.strategy == "processing" or (plain and compute.keep_alive is None and not is_open(job)):
         return ()
+    if plain and is_open(job):
+        types = tuple(row.name for row in known_types().values() if row.usd_per_hour is not None)
     names = [usage(job).format(name) for name in types]
     if compute.keep_alive is not None:
         names += [WARM_POOL.format(name) for name in types]
-    if hosts > DEFAULT_HOSTS:
+    if hosts > DEFAULT_HOSTS or (plain and is_open(job)):
         names.append(HOSTS_OF_A_JOB)
     return tuple(names)
+
+
+def is_open(job: Job) -> bool:
+    """The plan chooses the type by the job's workload."""
+    compute = job.compute
+    return job.workload != Workload() and compute.instance_type is None and not compute.instance_preferences
 
 
 def tell_quotas(case: Case, notes: Notes) -> None:
@@ -58,7 +68,10 @@ def tell_quotas(case: Case, notes: Notes) -> None:
         else:
             notes.because("quotas.assumed", f"{told}.")
         return
+    matter = wanted(case.job)
     for name, value in surroundings.quotas.items():
+        if name not in matter:
+            continue
         if value is None:
             notes.because(
                 "quotas.assumed", f"Service Quotas lists no {name!r}: that it is enough is assumed."

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from smlaunch.job import Channel, Job
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import InputFacts, Surroundings
+
+if TYPE_CHECKING:
+    from smlaunch.planning.advice import Place
 
 _WORTH_A_WORD = 10**9
 """Bytes: below it every way is as good, unless there are very many files."""
@@ -12,7 +17,9 @@ _WORTH_A_WORD = 10**9
 _MANY = 1_000
 
 
-def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes: Notes) -> None:
+def tell_reading(
+    job: Job, surroundings: Surroundings, instance_type: str, notes: Notes, processing: bool = False
+) -> None:
     """Reasons and warnings on the channels' modes; nothing for hosts on this machine, which have no network
     between them and the data."""
     if surroundings.target == "local":
@@ -22,14 +29,17 @@ def tell_reading(job: Job, surroundings: Surroundings, instance_type: str, notes
         if facts is None or facts.problem is not None or not facts.objects or facts.bytes is None:
             continue
         if facts.bytes >= _WORTH_A_WORD or facts.objects >= _MANY:
-            _tell(name, channel, facts, job, instance_type, notes)
+            place: Place = "processing" if processing else "training"
+            _tell(name, channel, facts, job, instance_type, place, notes)
 
 
-def _tell(name: str, channel: Channel, facts: InputFacts, job: Job, instance_type: str, notes: Notes) -> None:
+def _tell(
+    name: str, channel: Channel, facts: InputFacts, job: Job, instance_type: str, place: Place, notes: Notes
+) -> None:
     # Late: most plans have nothing to say here, and every command that plans would pay for it.
     from smlaunch.catalog import instances
     from smlaunch.catalog.storage import figure
-    from smlaunch.planning.advice import Needs, Place, advise
+    from smlaunch.planning.advice import Needs, advise
     from smlaunch.planning.advice_text import in_a_line
     from smlaunch.planning.census import DataFacts
     from smlaunch.planning.io_times import Machine, Share
@@ -49,7 +59,6 @@ def _tell(name: str, channel: Channel, facts: InputFacts, job: Job, instance_typ
                 f"into shards first: smlaunch data advise {channel.uri}"
             )
         return
-    place: Place = "processing" if job.strategy == "processing" else "training"
     advice = advise(data, Needs(split=channel.split is not None, place=place), machine)
     if advice.pack:
         notes.warn(f"inputs.{name}: {advice.ways[0].because}. See smlaunch data pack.")

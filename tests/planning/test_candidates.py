@@ -19,6 +19,7 @@ from smlaunch.planning.compute_rules import RULES
 from smlaunch.planning.estimate import MODEL_SHARE, Machines, Measured, duration, price, rate, speed
 from smlaunch.planning.io_times import Range, Share
 from smlaunch.planning.plan import Candidate, Plan
+from smlaunch.planning.quotas import wanted
 from smlaunch.planning.surroundings import InputFacts, ScriptFacts, Sign
 from tests.planning.test_plan import refusals
 from tests.planning.world import PLAIN, TORCH, local, plan, region, with_inputs
@@ -92,10 +93,37 @@ def test_a_model_that_does_not_fit_one_accelerator() -> None:
     assert memory is not None
     assert memory * 2**30 * MODEL_SHARE >= 60e9
     assert rejected(made, "ml.g5.xlarge") == ["memory.model-too-large"]
-    sharded = plan(job, region(script=FSDP))
+    on_cpu = {**job, "compute": {"instance_type": "ml.m5.24xlarge"}}
+    assert "60.0 GB of model fit within 80% of the 384 GiB of ml.m5.24xlarge" in str(plan(on_cpu))
+    sharded = plan({"workload": {"model_memory": "200GB"}}, region(script=FSDP))
     assert sharded.cost.per_hour is not None
     assert made.cost.per_hour is not None
-    assert "60.0 GB of model are sharded" in str(sharded).replace("\n    ", " ")
+    assert "200.0 GB of model are sharded" in str(sharded).replace("\n    ", " ")
+
+
+def test_what_the_account_may_not_have_is_not_chosen() -> None:
+    job = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
+    quotas = {f"{name} for training job usage": 0.0 for name in known_types() if name.startswith("ml.p")}
+    made = plan(job, region(quotas=quotas))
+    assert not made.instance_type.startswith("ml.p")
+    assert "quota.too-small" in rejected(made, "ml.p4d.24xlarge")
+    assert not [reason for reason in made.reasons if reason.rule == "quotas.read"], "of others nobody asked"
+    read = plan(job, region(quotas={"ml.p4d.24xlarge for training job usage": 2.0}))
+    assert "quotas.read" in [reason.rule for reason in read.reasons]
+    for count in (0.0, 1.0):
+        every = {f"{name} for training job usage": count for name in known_types()}
+        large = {"workload": {"time_on_one": "3000h", "wanted_time": "24h"}}
+        (line,) = refusals(large, region(quotas=every))
+        assert line.startswith(("compute.instance_type: ", "compute.hosts: "))
+        assert f"for training job usage' is {count:g}" in line
+
+
+def test_quotas_of_all_types_are_looked_at_where_a_workload_chooses() -> None:
+    open_job = Job(entry="train.py", workload={"time_on_one": "10h"})
+    assert "ml.p4d.24xlarge for training job usage" in wanted(open_job)
+    assert wanted(Job(entry="train.py")) == ()
+    named = Job(entry="train.py", workload={"time_on_one": "10h"}, compute={"instance_type": "ml.g5.xlarge"})
+    assert wanted(named) == ("ml.g5.xlarge for training job usage",)
 
 
 def test_heavy_preprocessing_wants_processors() -> None:

@@ -1,4 +1,4 @@
-"""A plan in a notebook's cell, and its table of machines: all there, and nothing of it is the job's markup."""
+"""A plan in a notebook's cell, and its table of machines: all there, and nothing of it is a job's markup."""
 
 from __future__ import annotations
 

@@ -1,0 +1,18 @@
+"""docs/planner.md says what the planner does: its generated parts are those of today."""
+
+from __future__ import annotations
+
+from smlaunch.planning.scaling import GOYAL, LARGEST_LINEAR, MALLADI
+from tests.planning.planner_docs import PAGE, parts, with_parts
+
+
+def test_the_page_is_of_today() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_parts(page, parts()), "python -m tests.planning.planner_docs writes it anew"
+
+
+def test_what_stands_by_hand_is_so() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert GOYAL.rpartition(" ")[2] in page
+    assert MALLADI.rpartition(" ")[2] in page
+    assert f"{LARGEST_LINEAR:,} samples" in page.replace("\n", " ")
