@@ -47,7 +47,7 @@ def test_strategy_names_are_those_of_the_registry() -> None:
 
 ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "dpp"}, "strategy: 'dpp' is unknown, did you mean 'ddp'?"),
-    ({"strategy": "quantum"}, "strategy: 'quantum' is unknown; known: custom, ddp, "),
+    ({"strategy": "quantum"}, "strategy: 'quantum' is unknown; known: builtin, custom, ddp, "),
     ({"hosts": 2}, "hosts: unknown key, did you mean 'compute.hosts'?"),
     ({"max_runtime": "2h"}, "max_runtime: unknown key, did you mean 'limits.max_runtime'?"),
     ({"hyperparameter": {}}, "hyperparameter: unknown key, did you mean 'hyperparameters'?"),
