@@ -21,6 +21,7 @@ SERVICES = 4
 """The first of those for a strategy's own servers, one for each, on the leader."""
 
 HOSTS = 8
-"""The first of those that differ from host to host; as many hosts of one job as fit into BLOCK can share a
-network.
-"""
+"""The first of those that differ from host to host."""
+
+MORE_HOSTS = 36
+"""The same for a second server on every host. Up to 28 hosts of one job can share a network so."""
