@@ -151,6 +151,8 @@ def _entry(text: str) -> str:
 
 
 def _strategy(text: str) -> str:
+    if text.lower() == "mxnet":
+        raise _wrong("MXNet is retired: AWS patches none of its images; move the script to PyTorch")
     if find_strategy(text) is None:
         raise _wrong(f"{text!r} is unknown{did_you_mean(text, known_strategies())}")
     return text

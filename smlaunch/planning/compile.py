@@ -58,6 +58,7 @@ class Compiler:
         instance = choose_instance_type(job, notes)
         per_host = choose_processes(job, self.strategy, instance, surroundings, notes)
         image = choose_image(job, self.strategy, instance, surroundings, notes)
+        _tell_pipes(job, per_host, notes)
         warn_of_patches(image, surroundings, notes)
         setting = self._setting(shape, per_host, instance, image)
         spec = self._spec(setting, job.image is not None)
@@ -157,6 +158,17 @@ class Compiler:
         channels, uploads = plan_launch_channels(number, spec, self.surroundings, self.layout)
         self.uploads += [upload for upload in uploads if upload not in self.uploads]
         return channels
+
+
+def _tell_pipes(job: Job, per_host: int | str, notes: Notes) -> None:
+    """Each pipe is read by one process (developer guide, your-algorithms-training-algo-running-container)."""
+    for name, channel in job.inputs.items():
+        if channel.mode == "Pipe" and per_host != 1:
+            several = f"{per_host} ranks run" if isinstance(per_host, int) else "several ranks may run"
+            notes.warn(
+                f"inputs.{name}: one process alone can read a pipe, and {several} on each host: let one of "
+                "them read it for all, or take mode FastFile."
+            )
 
 
 def _seconds(duration: str | None) -> int | None:

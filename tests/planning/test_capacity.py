@@ -10,6 +10,7 @@ import pytest
 
 from smlaunch.errors import JobError
 from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import InputFacts
 from smlaunch.validate import check
 from tests.planning.world import PLAIN, local, plan, region
 
@@ -110,6 +111,16 @@ def test_on_this_machine_the_first_preference_stands_for_all() -> None:
     made = plan(job, local())
     assert made.processes_per_host == 2
     assert "recorded as ml.g5.12xlarge" in str(made)
+
+
+def test_a_pipe_for_several_ranks_is_warned_of() -> None:
+    job = {"inputs": {"t": {"uri": "s3://b/t/", "mode": "Pipe"}}, "compute": {"processes_per_host": 4}}
+    inputs = {"t": InputFacts("s3://b/t/", "s3", objects=9, bytes=9)}
+    assert warned(
+        plan(job, region(inputs=inputs)), "inputs.t: one process alone can read a pipe, and 4 ranks"
+    )
+    alone = {**job, "compute": {}, "strategy": "custom"}
+    assert not warned(plan(alone, region(inputs=inputs)), "pipe")
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------
