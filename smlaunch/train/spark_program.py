@@ -10,6 +10,17 @@ import sys
 import tempfile
 from typing import Dict, List, Mapping, Optional
 
+_QUIET = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
+"""
+"""Master and workers tell every step they take, and the end of a job as a failure with its stack."""
+
 
 def main(words: Optional[List[str]] = None) -> None:
     """``words``: the program's name and its arguments, those of this process by default. Does not return."""
@@ -33,9 +44,14 @@ def program(name: str, environ: Mapping[str, str]) -> str:
 
 def environment(environ: Mapping[str, str]) -> Dict[str, str]:
     """Spark writes into its own installation and /tmp unless it is told otherwise; hosts on one machine share
-    the first and may not have the second."""
+    the first and may not have the second. What the job says itself wins."""
     scratch = tempfile.gettempdir()
     own = {"SPARK_LOCAL_DIRS": scratch, "SPARK_WORKER_DIR": os.path.join(scratch, "spark-worker")}
+    if "SPARK_DAEMON_JAVA_OPTS" not in environ:
+        settings = os.path.join(scratch, "spark-log4j2.properties")
+        with open(settings, "w") as file:
+            file.write(_QUIET)
+        own["SPARK_DAEMON_JAVA_OPTS"] = "-Dlog4j2.configurationFile=" + settings
     return {**own, **environ}
 
 

@@ -1,0 +1,73 @@
+"""A script for Spark, on a Spark of two hosts of the endpoint: both work, and nothing is lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import ENTRYPOINTS
+from tests.real.frameworks import smlaunch_of
+
+pq = pytest.importorskip("pyarrow.parquet", reason="the extra data; `make test-real` installs it")
+
+SCRIPT = ENTRYPOINTS / "prepare_spark.py"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    subprocess.run([sys.executable, SCRIPT, "--make", folder], check=True)
+    return folder
+
+
+def by_region(tables: Path) -> dict[tuple[str, int], tuple[int, int]]:
+    """(region, item): number of sales, cents; counted by hand."""
+    with (tables / "shops" / "shops.csv").open(newline="") as file:
+        region_of = {row["shop"]: row["region"] for row in csv.DictReader(file)}
+    sales: Counter[tuple[str, int]] = Counter()
+    cents: Counter[tuple[str, int]] = Counter()
+    for path in (tables / "sales").glob("*.csv"):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                key = region_of[row["shop"]], int(row["item"])
+                sales[key] += 1
+                cents[key] += int(row["cents"])
+    return {key: (sales[key], cents[key]) for key in sales}
+
+
+def test_a_table_is_prepared_by_two_hosts(home: Path, tables: Path) -> None:
+    ran = smlaunch_of(
+        *("spark", home, "run", SCRIPT, "--local", "--hosts", "2", "--name", "tables"),
+        *("--input", f"sales={tables / 'sales'}", "--input", f"shops={tables / 'shops'}"),
+    )
+    assert ran.code == 0, ran.text
+    assert "spark makes a Spark cluster" in ran.err
+    (output,) = home.glob("s3/*/smlaunch/tables/output/tables-s1-a1/output")
+    rows = [
+        row for path in output.glob("by-region/part-*.parquet") for row in pq.read_table(path).to_pylist()
+    ]
+    assert {(row["region"], row["item"]): (row["sales"], row["cents"]) for row in rows} == by_region(tables)
+    assert len(rows) == 100
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["by_host"].keys() == {"algo-1", "algo-2"}
+    assert sum(summary["by_host"].values()) == summary["sales"] == 40_000
+    assert all(summary["by_host"].values())
+
+
+def test_a_driver_that_fails_is_told_and_ends_everything(home: Path, tmp_path: Path) -> None:
+    script = tmp_path / "source" / "prepare.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import pyspark\nraise ValueError('no rows for Spark %s' % pyspark.__version__.split('.')[0])\n"
+    )
+    ran = smlaunch_of("spark", home, "run", script, "--local", "--hosts", "2", "--name", "few", "--json")
+    assert ran.code == 1, ran.text
+    (job,) = ran.json()["jobs"]
+    assert job["failure"]["host"] == "algo-1"
+    assert "ValueError: no rows for Spark 4" in job["failure"]["cause"], ran.text
