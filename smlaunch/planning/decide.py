@@ -11,6 +11,7 @@ from typing import Any
 from smlaunch.errors import JobError, Problem
 from smlaunch.job import Job, Workload, format_duration
 from smlaunch.planning import segments
+from smlaunch.planning.built_in import tell_built_in
 from smlaunch.planning.carriers import plan_checkpoints
 from smlaunch.planning.carry import JOBS, LISTS, choose_carriers, effective
 from smlaunch.planning.choose import choose_strategy
@@ -141,6 +142,7 @@ def make_one(
     tell_reading(job, surroundings, first.instance_type, notes, strategy.operation == PROCESSING)
     ranks = first.per_host * job.compute.hosts if isinstance(first.per_host, int) else None
     tell_script(surroundings, strategy, ranks, notes)
+    tell_built_in(job, surroundings.script, notes)
     if strategy.joins_hosts and strategy.operation == TRAINING:
         tell_scaling(job, ranks, notes)
     workflow = Workflow(

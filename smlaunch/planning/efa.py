@@ -33,8 +33,8 @@ class Efa:
 def efa(instance_type: str, image: str, hosts: int, own_image: bool) -> Efa | None:
     """None where there is nothing to say: one host, or a type without adapters. ``own_image``: the job named
     the image, which may not be AWS's."""
-    count = interfaces(instance_type)
-    if hosts < 2 or not count:
+    count = interfaces(instance_type) if hosts > 1 else 0
+    if not count:
         return None
     adapters = f"{instance_type} has {count} EFA interface{'' if count == 1 else 's'}"
     version = _version(image)
