@@ -80,22 +80,14 @@ def main() -> None:
     args = arguments()
     ray.init()  # RAY_ADDRESS says where the cluster is; without it Ray starts one here
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    visited = set(
-        ray.get([where.options(scheduling_strategy="SPREAD").remote() for _ in range(4 * len(nodes))])
-    )
+    on = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
+    visited = ray.get([where.options(scheduling_strategy=place).remote() for place in on.values()])
     workers = [
-        Worker.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            args.train, index, len(nodes)
-        )
-        for index, node in enumerate(nodes)
+        Worker.options(scheduling_strategy=place).remote(args.train, index, len(nodes))
+        for index, place in enumerate(on.values())
     ]
-    rows = dict(
-        zip(
-            ray.get([worker.node.remote() for worker in workers]),
-            ray.get([worker.rows.remote() for worker in workers]),
-            strict=True,
-        )
-    )
+    homes = ray.get([worker.node.remote() for worker in workers])
+    rows = dict(zip(homes, ray.get([worker.rows.remote() for worker in workers]), strict=True))
     total = sum(rows.values())
     weights = np.zeros((65, 10))
     for step in range(args.steps):
@@ -106,8 +98,10 @@ def main() -> None:
             print(f"smlaunch: progress step={step + 1} steps={args.steps}", flush=True)
     alone = train_alone(args)
     difference = float(np.abs(weights - alone).max())
-    if visited != set(nodes) or rows.keys() != set(nodes) or difference > TOLERANCE:
-        raise RuntimeError(f"not what one process learns: off by {difference:.2e}; tasks ran on {visited}")
+    if visited != list(nodes) or rows.keys() != nodes.keys():
+        raise RuntimeError(f"of the nodes {list(nodes)} tasks ran on {visited}, actors on {homes}")
+    if difference > TOLERANCE:
+        raise RuntimeError(f"not what one process learns: off by {difference:.2e}")
     pixels, labels = load(args.test)
     accuracy = float(((pixels @ weights).argmax(axis=1) == labels.argmax(axis=1)).mean())
     args.model_dir.mkdir(parents=True, exist_ok=True)

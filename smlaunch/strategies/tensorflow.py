@@ -20,6 +20,12 @@ MULTI_WORKER = "multi-worker"
 PARAMETER_SERVER = "parameter-server"
 _TOPOLOGIES = (MULTI_WORKER, PARAMETER_SERVER)
 
+_NO_ACCELERATOR = (("CUDA_VISIBLE_DEVICES", ""),)
+"""A host's accelerators are its worker's; servers keep variables in memory, and the chief computes nothing."""
+
+_QUIET = (("TF_CPP_MIN_LOG_LEVEL", "1"),)
+"""Warnings and errors alone: a server tells every session's options otherwise."""
+
 _COLLECTIVES_GIVE_UP = 3600
 """Seconds of silence that count as a hang: workers wait for each other in every step."""
 
@@ -62,8 +68,7 @@ class TensorFlow(Strategy):
             Service(
                 f"tf-{role}",
                 command,
-                # Variables live in the servers' memory; their accelerators are the workers'.
-                (("TF_CONFIG", _task(role)), *((("CUDA_VISIBLE_DEVICES", ""),) if role == "ps" else ())),
+                (("TF_CONFIG", _task(role)), *_QUIET, *(_NO_ACCELERATOR if role == "ps" else ())),
                 ready=Joined((Ref("host", suffix=":"), Ref("own_port", offset=first))),
             )
             for role, first in (("ps", MORE_HOSTS), ("worker", HOSTS))
@@ -71,7 +76,7 @@ class TensorFlow(Strategy):
 
     def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
         if _by_servers(setting):
-            return (("CUDA_VISIBLE_DEVICES", ""), ("TF_CONFIG", _task("chief")))
+            return (("TF_CONFIG", _task("chief")), *_NO_ACCELERATOR)
         workers = _each("worker", HOSTS)
         return (("TF_CONFIG", Joined(('{"cluster": {', *workers, "}, ", *_own("worker"), "}"))),)
 
