@@ -94,7 +94,8 @@ class Host:
     ) -> None:
         env = tuple(more.pop("env", {}).items())
         launcher, on = more.pop("launcher", RUNTIME), more.pop("on", ALL)
-        ranks = Ranks(tuple(argv), env, per_host, rendezvous, launcher, on)
+        options = tuple(more.pop("options", ()))
+        ranks = Ranks(tuple(argv), env, per_host, rendezvous, launcher, on, options)
         spec = LaunchSpec(ranks, **{"source": SOURCE_ARCHIVE, **more})
         (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,19 @@ dist.destroy_process_group()
         assert (env["RANK"], env["LOCAL_RANK"], env["GROUP_RANK"], env["WORLD_SIZE"]) == ("3", "1", "1", "4")
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (PEERS[0], str(port))
         assert env["SM_CURRENT_HOST"] == PEERS[1]
+
+    def test_a_program_may_start_it(self, host: MakeHost, port: int) -> None:
+        """As neuron_parallel_compile does: it is given torchrun's whole line, and its end counts."""
+        around = """
+import os, subprocess, sys
+print("around", os.path.basename(sys.argv[1]), *sys.argv[2:4], flush=True)
+sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "AROUND": "yes"}).returncode + 3)
+"""
+        made = host('import os; print(os.environ["AROUND"], os.environ["RANK"])')
+        result = made.run(per_host=2, launcher="torchrun", port=port, options=(sys.executable, "-c", around))
+        assert f"[torchrun] around {Path(sys.executable).name} -m torch.distributed.run" in result.lines
+        assert sorted(line for line in result.lines if "yes" in line) == ["[0] yes 0", "[1] yes 1"]
+        assert result.exit_code == 3
 
     @pytest.mark.parametrize(
         ("how", "code", "said"),
