@@ -15,7 +15,7 @@ from smlaunch.job import Job, parse_duration
 from smlaunch.job_fields import parse_size
 from smlaunch.planning import segments
 from smlaunch.planning.capabilities import capability
-from smlaunch.planning.compute_reasons import explain
+from smlaunch.planning.compute_reasons import explain, tell_capacity
 from smlaunch.planning.compute_rules import (
     IN_MEMORY,
     OVER_BUDGET,
@@ -94,6 +94,7 @@ def settle(
         return (_refused(task, objected, notes) if objected else job), ()
     chosen = choose(task, fitting)
     explain(chosen, fitting, judged, notes)
+    tell_capacity(chosen, similar(fitting), notes)
     ordered = sorted(fitting, key=lambda option: (option is not chosen, _worth(option)))
     candidates = [_candidate(option, None, option is chosen) for option in ordered]
     candidates += [_candidate(option, said) for option, said in judged if said is not None]
@@ -121,9 +122,13 @@ def _up_before_out(task: Task, judged: Sequence[Judged]) -> list[Judged]:
 
 def choose(task: Task, fitting: Sequence[Option]) -> Option:
     """The cheapest, and among similar ones what was measured, then fewer hosts."""
+    return min(similar(fitting), key=lambda option: _order(task, option))
+
+
+def similar(fitting: Sequence[Option]) -> list[Option]:
+    """Those that cost no more than SIMILAR times the cheapest."""
     least = min(_worth(option) for option in fitting)
-    similar = [option for option in fitting if _worth(option) <= SIMILAR * least]
-    return min(similar, key=lambda option: _order(task, option))
+    return [option for option in fitting if _worth(option) <= SIMILAR * least]
 
 
 def _order(task: Task, option: Option) -> tuple[bool, int, float, str]:

@@ -77,7 +77,7 @@ def choose_instance_type(job: Job, notes: Notes) -> tuple[str, InstanceType | No
         notes.because(
             "instance-type.default",
             f"The job names no instance type; {DEFAULT_INSTANCE_TYPE} ({default.describe()}) is what the "
-            "SageMaker SDK takes too.",
+            "SageMaker SDK takes too. A workload section lets the plan compare types (docs/planner.md).",
         )
         return DEFAULT_INSTANCE_TYPE, default
     _warn_of_unknown(name, notes)

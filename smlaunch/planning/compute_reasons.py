@@ -9,6 +9,7 @@ from smlaunch.planning.estimate import MODEL_SHARE, PRICE_SPREAD
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.show import size
 from smlaunch.planning.show_candidates import between
+from smlaunch.request import TRAINING
 
 Judged = Sequence[tuple[Option, tuple[str, str] | None]]
 
@@ -32,6 +33,25 @@ def explain(chosen: Option, fitting: Sequence[Option], judged: Judged, notes: No
             f"It may take {chosen.seconds}, and limits.max_runtime ends it after {task.limit / 3600:g} h: "
             "state a longer one."
         )
+
+
+MOST_PREFERENCES = 5
+
+
+def tell_capacity(chosen: Option, similar: Sequence[Option], notes: Notes) -> None:
+    """Types that would do as well, host for host: the service may take the first that it has capacity for."""
+    task = chosen.task
+    shape = (chosen.hosts, chosen.ranks)
+    others = [one for one in similar if one is not chosen and (one.hosts, one.ranks) == shape]
+    on_demand = task.surroundings.target == "aws" and not task.job.compute.spot
+    if not others or task.fixed or not on_demand or task.strategy.operation != TRAINING:
+        return
+    names = [one.instance.name for one in (chosen, *others)][:MOST_PREFERENCES]
+    notes.because(
+        "capacity.preferences",
+        f"Should capacity lack, compute.instance_preferences: [{', '.join(names)}] takes the first of these "
+        "that there is; they cost about the same here.",
+    )
 
 
 def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from tests.planning.test_workloads import WORKLOADS, planned
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "planner.md"
 
-_COMPUTE = ("compute.", "instance-type.", "strategy.", "scaling.", "efa.", "inputs.", "segment.")
+_COMPUTE = ("compute.", "capacity.", "instance-type.", "strategy.", "scaling.", "efa.", "inputs.", "segment.")
 """Reasons that belong to the choice; the others are every plan's."""
 
 

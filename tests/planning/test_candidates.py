@@ -76,6 +76,19 @@ def test_one_instance_before_several_and_the_rule_that_says_so() -> None:
     assert rejected(made, "ml.g5.xlarge") == ["time.too-slow", "scale.up-before-out"]
 
 
+def test_types_that_would_do_as_well_are_named_for_capacity() -> None:
+    job: dict[str, Any] = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
+    said = {reason.rule: reason.because for reason in plan(job).reasons}["capacity.preferences"]
+    assert "compute.instance_preferences: [ml.p4d.24xlarge, ml.p4de.24xlarge]" in said
+    job["compute"] = {"instance_preferences": ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]}
+    kept = plan(job)
+    assert [row["InstanceType"] for row in kept.requests[0]["ResourceConfig"]["InstancePreferences"]] == (
+        ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
+    )
+    assert "capacity.preferences" not in [reason.rule for reason in kept.reasons]
+    assert kept.candidates[0].chosen
+
+
 def test_a_script_for_one_accelerator_gets_one() -> None:
     made = plan({"workload": {"time_on_one": "10h"}}, region(script=ONE))
     assert rejected(made, "ml.g5.12xlarge") == ["capability.one-accelerator"]
