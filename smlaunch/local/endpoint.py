@@ -129,10 +129,13 @@ class Endpoint:
         if self._executor == "containers":
             from smlaunch.local.executors import containers_engine
             from smlaunch.local.executors.containers import Containers
+            from smlaunch.local.executors.containers_engine import ENGINE_VARIABLE
 
-            engine = containers_engine.best(state.engine, settings.container_engine)
+            wanted = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
+            engine = containers_engine.best(state.engine, wanted)
+            options = settings.container_options or containers_engine.options_from(os.environ)
             return lambda owner, reach: Containers(
-                owner.hosts, owner.id, engine, reach, settings.container_shm_bytes, settings.container_options
+                owner.hosts, owner.id, engine, reach, settings.container_shm_bytes, options
             )
         from smlaunch.local.executors import levels
         from smlaunch.local.executors.processes import Processes

@@ -100,7 +100,8 @@ class Settings:
     """More jobs than this wait in Starting, as they do for capacity. None: no limit."""
 
     container_engine: str | None = None
-    """``podman`` or ``docker``, for the executor ``containers``. None: the first that works."""
+    """``podman`` or ``docker``, for the executor ``containers``. None: what SMLAUNCH_CONTAINER_ENGINE says,
+    if anything, else the first that works."""
 
     container_shm_bytes: int | None = 2 << 30
     """The size of /dev/shm in a container; None leaves it to the engine, whose 64 MB are too little for a
@@ -108,7 +109,7 @@ class Settings:
 
     container_options: tuple[str, ...] = ()
     """Further words for the engine's `create`, such as ``--memory=8g`` or ``--device=nvidia.com/gpu=all``.
-    They are handed on as they are."""
+    They are handed on as they are. Empty: those in SMLAUNCH_CONTAINER_OPTIONS."""
 
     inherit_environment: tuple[str, ...] = (
         *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "LOGNAME"),

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,11 +206,11 @@ def test_environment_and_words_arrive_exactly(client: Client) -> None:
 @pytest.fixture
 def docker(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """podman's own service speaks Docker's protocol: the docker command line is real, its daemon is not."""
-    socket = tmp_path / "podman.sock"
-    words = engine.words("system", "service", "--time=0", f"unix://{socket}")
+    path = tmp_path / "podman.sock"
+    words = engine.words("system", "service", "--time=0", f"unix://{path}")
     with subprocess.Popen(words) as service:
-        assert eventually(socket.exists)
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+        assert eventually(path.exists)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
         yield
         service.terminate()
 
@@ -351,6 +353,29 @@ def test_an_image_that_cannot_be_had(client: Client) -> None:
         assert job["TrainingJobStatus"] == "Failed"
         assert job["FailureReason"].startswith(f"ClientError: image {image} is not on this machine")
         assert cause in job["FailureReason"] and f"build --tag {image}" in job["FailureReason"]
+
+
+def test_a_pull_that_fails_and_one_that_is_given_up(client: Client) -> None:
+    """From registries that are there: one hangs up on everybody, one never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as rude, socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    rude.accept()[0].close()
+                except OSError:
+                    return  # the test is over
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        image = f"127.0.0.1:{rude.getsockname()[1]}/some/image:1"
+        job = client.run("rude", "", **script_in(image))
+        assert job["FailureReason"].startswith(f"ClientError: image {image} cannot be pulled: ")
+        client.create("silent", "", **script_in(f"127.0.0.1:{silent.getsockname()[1]}/some/image:1"))
+        silent.accept()  # our look whether it is there
+        silent.accept()  # the engine has come
+        client.sagemaker.stop_training_job(TrainingJobName="silent")
+        assert client.wait("silent")["TrainingJobStatus"] == "Stopped"
+        rude.shutdown(socket.SHUT_RDWR)
 
 
 def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: Client) -> None:

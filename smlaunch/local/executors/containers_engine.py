@@ -11,11 +11,12 @@ import json
 import os
 import resource
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,6 +29,10 @@ from smlaunch.local.executors.levels import fingerprint
 from smlaunch.local.state_dir import publish
 
 ENGINES: tuple[Literal["podman", "docker"], ...] = ("podman", "docker")
+ENGINE_VARIABLE = "SMLAUNCH_CONTAINER_ENGINE"
+OPTIONS_VARIABLE = "SMLAUNCH_CONTAINER_OPTIONS"
+"""What the settings container_engine and container_options are when nobody set them. The options are words as
+a shell would part them."""
 _CHECK_SECONDS = 0.5
 _REACH_SECONDS = 5
 _MOST_FILES, _MOST_PROCESSES = 65536, 20000
@@ -69,6 +74,14 @@ def best(cache: Path, wanted: str | None = None) -> Engine:
         f"no container engine works here ({'; '.join(reasons)}); install podman, or take the executor "
         "`processes`, which needs none"
     )
+
+
+def options_from(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Raises EndpointError for quotes that do not close."""
+    try:
+        return tuple(shlex.split(variables.get(OPTIONS_VARIABLE, "")))
+    except ValueError as error:
+        raise EndpointError(f"{OPTIONS_VARIABLE} cannot be read as words: {error}") from None
 
 
 def image_id(engine: Engine, image: str) -> str | None:

@@ -196,11 +196,14 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _not_started(message: str) -> str:
+    """The runtimes' words for a program that cannot be executed all have "exec" in them; whatever else goes
+    wrong (a mount, a network) is no fault of the program."""
     lowered = message.lower()
-    if "not found" in lowered or "no such file" in lowered:
-        return f"error program {_NOT_FOUND} {message}"
-    if "permission denied" in lowered or "is a directory" in lowered or "exec format" in lowered:
-        return f"error program {_NOT_EXECUTABLE} {message}"
+    if "exec" in lowered:
+        if "not found" in lowered or "no such file" in lowered:
+            return f"error program {_NOT_FOUND} {message}"
+        if any(words in lowered for words in ("permission denied", "is a directory", "exec format")):
+            return f"error program {_NOT_EXECUTABLE} {message}"
     return f"error container {_ENGINE_FAILED} {message}"
 
 

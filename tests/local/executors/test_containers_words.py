@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import ImageProblem
-from smlaunch.local.executors.containers_engine import bring, registry_of
+from smlaunch.local.executors.containers_engine import bring, options_from, registry_of
 from smlaunch.local.executors.containers_words import CannotMount, ContainerPlan, Engine, Mount
 
 PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
@@ -154,6 +155,14 @@ def test_networks() -> None:
 )
 def test_the_registry_in_a_name(image: str, registry: str | None) -> None:
     assert registry_of(image) == registry
+
+
+def test_options_of_a_persons_own_are_words() -> None:
+    assert options_from({}) == ()
+    given = {"SMLAUNCH_CONTAINER_OPTIONS": "--memory=8g --label 'a b'"}
+    assert options_from(given) == ("--memory=8g", "--label", "a b")
+    with pytest.raises(EndpointError, match="SMLAUNCH_CONTAINER_OPTIONS cannot be read as words"):
+        options_from({"SMLAUNCH_CONTAINER_OPTIONS": "--label 'a b"})
 
 
 @pytest.mark.parametrize("image", ("", "--privileged", "a b", "a\nb"))
