@@ -1,6 +1,7 @@
 """A plan in a notebook's cell: the same as its text, as tables that open and close. All of it is escaped.
 
-No colours of its own but two, which read on light and on dark ground: everything else is the notebook's.
+Text has the notebook's own colour, since no other one reads well on light and on dark ground alike: what is
+chosen is bold and has a star, and colour is only a line beside it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _STYLE = """
 .smlaunch th, .smlaunch td {text-align: left; vertical-align: top; padding: .15em .8em .15em 0;
   border-bottom: 1px solid rgba(128, 128, 128, .35); background: none; font-size: 100%;}
 .smlaunch th {font-weight: 600; white-space: nowrap;}
-.smlaunch .chosen td {font-weight: 600; color: #2e8b57;}
-.smlaunch .warning {color: #c77700;}
+.smlaunch .chosen td {font-weight: 600;}
+.smlaunch .chosen td:first-child {border-left: .25em solid #2e8b57; padding-left: .4em;}
+.smlaunch .warning {border-left: .25em solid #d08000; padding-left: .4em;}
 .smlaunch .rule {opacity: .6; font-size: 90%;}
 .smlaunch ul, .smlaunch ol {margin: .2em 0 .4em 1.4em; padding: 0;}
 .smlaunch summary {cursor: pointer; font-weight: 600; margin-top: .4em;}
@@ -53,8 +55,9 @@ def _candidates(plan: Plan) -> Iterator[str]:
     fitting = [one for one in plan.candidates if one.feasible]
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in HEADER) + "</tr>"
     for one in fitting[:SHOWN]:
-        row = "".join(f"<td>{_text(cell)}</td>" for cell in cells(one))
-        yield f"<tr{_CHOSEN if one.chosen else ''}>{row}</tr>"
+        kind, star = (' class="chosen"', "&#9733; ") if one.chosen else ("", "")
+        row = "</td><td>".join(_text(cell) for cell in cells(one))
+        yield f"<tr{kind}><td>{star}{row}</td></tr>"
     yield "</table>"
     if len(fitting) > SHOWN:
         yield f"<p>and {len(fitting) - SHOWN} more that would do</p>"
@@ -64,9 +67,6 @@ def _candidates(plan: Plan) -> Iterator[str]:
         for rule, one, count in objections(plan.candidates)
     )
     yield _fold("Not these", _list("ul", rejected))
-
-
-_CHOSEN = ' class="chosen"'
 
 
 def _request(operation: str, name: str, request: object) -> str:
