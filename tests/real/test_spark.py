@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +19,12 @@ from tests.real.frameworks import smlaunch_of
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra data; `make test-real` installs it")
 
 SCRIPT = ENTRYPOINTS / "prepare_spark.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def java() -> None:
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java, and there is none: install one, such as openjdk-17-jre-headless")
 
 
 @pytest.fixture(scope="module")
