@@ -22,6 +22,7 @@ from smlaunch.catalog import algorithms, images
 from smlaunch.job import Job
 from smlaunch.planning.choose import DEFAULT_INSTANCE_TYPE
 from smlaunch.planning.image import processor_of
+from smlaunch.planning.libraries import spoken_for
 from smlaunch.planning.surroundings import ResolvedImage
 from smlaunch.strategies import load
 
@@ -48,11 +49,14 @@ class Question:
     model: str | None = None
 
 
-def resolved_image(job: Job, region: str, is_region: bool) -> ResolvedImage | None:
-    """None where the catalog knows the image, or the job names one. ``is_region``: else a local endpoint."""
+def resolved_image(
+    job: Job, region: str, is_region: bool, imports: frozenset[str] = frozenset()
+) -> ResolvedImage | None:
+    """None where the catalog knows the image, or the job names one. ``is_region``: else a local endpoint.
+    ``imports``: the script's, which tell the strategy where the job does not."""
     if job.image is not None:
         return None
-    question = _question(job, region)
+    question = _question(job, region, imports)
     if question is None:
         return None
     if question.framework in ("pytorch-neuronx", "huggingface-neuronx"):
@@ -85,7 +89,7 @@ def ask(question: Question) -> ResolvedImage:
     return ResolvedImage(problem=f"{source} says: {answer['problem']}", source=source)
 
 
-def _question(job: Job, region: str) -> Question | None:
+def _question(job: Job, region: str, imports: frozenset[str]) -> Question | None:
     """None where there is nothing to ask."""
     instance_type = job.compute.instance_type or DEFAULT_INSTANCE_TYPE
     version = job.framework_version
@@ -103,7 +107,7 @@ def _question(job: Job, region: str) -> Question | None:
         if algorithm.id == "xgboost" and version is not None:
             known = known and images.find_version("xgboost", version) is not None
         return None if known else question
-    family = _family(job, instance_type)
+    family = _family(job, instance_type, imports)
     if family is None or family not in images.families() or not images.versions(family):
         return None
     known = version is None or images.find_version(family, version) is not None
@@ -114,11 +118,11 @@ def _question(job: Job, region: str) -> Question | None:
     )
 
 
-def _family(job: Job, instance_type: str) -> str | None:
-    """Of images; the strategy that the plan chooses for a job that names none has PyTorch's in most cases."""
-    if job.strategy is None:
-        return "pytorch"
-    return load(job.strategy).family_on(processor_of((instance_type, None)) == "gpu")
+def _family(job: Job, instance_type: str, imports: frozenset[str]) -> str | None:
+    """Of images: PyTorch's, where neither the job nor the script's libraries tell the strategy."""
+    spoken = spoken_for(imports)
+    name = job.strategy or ("ddp" if spoken is None else spoken.strategy)
+    return load(name).family_on(processor_of((instance_type, None)) == "gpu")
 
 
 def _is_jumpstart(name: str) -> bool:

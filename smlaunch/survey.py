@@ -111,7 +111,7 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         **_quotas(job, place),
         today=datetime.now(timezone.utc).date(),
         checkpoints=kept,
-        resolved_image=resolved_image(job, place.region_name, is_region=place.kind == "aws"),
+        resolved_image=resolved_image(job, place.region_name, place.kind == "aws", script.imports),
     )
 
 

@@ -76,3 +76,9 @@ def test_what_is_found_out_without_the_extra() -> None:
     assert which.problem.startswith("say which of JumpStart's models it is (options.model")
     local = asked(is_region=False, algorithm="lightgbm", options={"model": "lightgbm-classification-model"})
     assert local == ResolvedImage(problem="JumpStart answers in a region, not on a local endpoint")
+
+
+def test_the_scripts_libraries_tell_what_is_asked_for() -> None:
+    job = Job(entry="train.py", framework_version="2.21")
+    assert resolved_image(job, "us-east-1", True, frozenset({"tensorflow.keras"})) is None
+    assert resolved_image(job, "us-east-1", True, frozenset({"torch.distributed"})) is not None
