@@ -19,6 +19,7 @@ and 500 MB summed, which zlib does at half the speed of cksum. ("find, sort, tar
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shutil
 import subprocess
@@ -126,6 +127,7 @@ def main() -> None:
         "--cpu", action="store_true", help="processor time instead of wall time, where others are at work too"
     )
     options = parser.parse_args()
+    gc.disable()  # as the command has it: many objects, no garbage
     with (
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-") as source,
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-", dir=options.folder) as folder,
