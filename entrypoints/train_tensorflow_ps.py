@@ -1,12 +1,13 @@
 """Train a classifier of handwritten digits with TensorFlow's ParameterServerStrategy.
 
-    smlaunch run entrypoints/train_tensorflow_ps.py --strategy tensorflow --option topology=parameter-server \\
-        --hosts 2 --input train=demo-data/train --input test=demo-data/test --local
+    smlaunch run entrypoints/train_tensorflow_ps.py --strategy tensorflow --hosts 2 \\
+        --option topology=parameter-server \\
+        --input train=demo-data/train --input test=demo-data/test --local
 
-The same file runs as the chief, on the leader, and as a worker and a parameter server on every host: TF_CONFIG
-says which it is. Servers keep the weights; the chief hands out steps, which workers take whenever they are
-free, so that the result differs a little from run to run. At the end the chief checks that every step was
-taken, and that the classifier is good enough. Input: as prepare_digits.py writes it.
+The same file runs as the chief, on the leader, and as a worker and a parameter server on every host: which of
+them it is, TF_CONFIG says. Servers keep the weights; the chief hands out steps, which workers take whenever
+they are free, so that the result differs a little from run to run. At the end the chief checks that all steps
+were taken, and that the classifier is good enough. Input: as prepare_digits.py writes it.
 """
 
 from __future__ import annotations

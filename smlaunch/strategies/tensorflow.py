@@ -21,7 +21,7 @@ PARAMETER_SERVER = "parameter-server"
 _TOPOLOGIES = (MULTI_WORKER, PARAMETER_SERVER)
 
 _NO_ACCELERATOR = (("CUDA_VISIBLE_DEVICES", ""),)
-"""A host's accelerators are its worker's; servers keep variables in memory, and the chief computes nothing."""
+"""A host's accelerators are its worker's: servers keep variables in memory, the chief computes nothing."""
 
 _QUIET = (("TF_CPP_MIN_LOG_LEVEL", "1"),)
 """Warnings and errors alone: a server tells every session's options otherwise."""

@@ -1,0 +1,137 @@
+"""strategy: ray: the request, the cluster that is made of the hosts, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service
+from smlaunch.train import ray_driver
+from tests.planning.world import local, region
+from tests.strategies.asked import documented, planned, refusals, request_of
+from tests.strategies.specs import SHELL, spec_of
+
+RAY = ScriptFacts(imports=frozenset({"ray", "torch"}))
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
+CLUSTER = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+NODE = Joined((Ref("address", suffix=":"), Ref("own_port", offset=8)))
+COMPUTE = {"hosts": 2, "instance_type": "ml.m5.xlarge"}
+
+
+def asked(here: bool = False, **job: Any) -> Plan:
+    return planned({"compute": COMPUTE, **job}, (local if here else region)(script=RAY))
+
+
+def test_the_request() -> None:
+    plan = asked()
+    assert plan.strategy == "ray"
+    assert "strategy.ray" in [reason.rule for reason in plan.reasons]
+    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert [upload.kind for upload in plan.uploads].count("secret") == 1
+
+
+def test_the_cluster_and_its_driver() -> None:
+    spec = spec_of(asked(args=["--fast"]))
+    start = (
+        *(Ref("python"), "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        Ref("address", prefix="--node-ip-address="),
+        Ref("own_port", prefix="--node-manager-port=", offset=8),
+        Ref("own_port", prefix="--dashboard-agent-listen-port=", offset=36),
+        *("--min-worker-port=0", "--max-worker-port=0"),
+    )
+    env = (("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0"), ("RAY_USAGE_STATS_ENABLED", "0"))
+    head = (*start, "--head", Ref("port", prefix="--port=", offset=4), "--include-dashboard=false")
+    worker = (*start, Joined(("--address=", Ref("leader_address", suffix=":"), Ref("port", offset=4))))
+    assert spec.services == (
+        Service("ray-head", head, env, LEADER, CLUSTER),
+        Service("ray-worker", worker, env, OTHERS, NODE),
+    )
+    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous, spec.linked) == (
+        LEADER,
+        1,
+        False,
+        True,
+    )
+    assert spec.ranks.argv == (
+        *(Ref("python"), "-c", "from smlaunch.train.ray_driver import main; main()", Ref("hosts")),
+        *(Ref("python"), Ref("source", suffix="/train.py"), "--fast", Ref("hyperparameters")),
+    )
+    assert dict(spec.ranks.env)["RAY_ADDRESS"] == CLUSTER
+    assert spec.hang_seconds is None, "the driver may rightly wait for long"
+
+
+def test_its_options() -> None:
+    head, worker = spec_of(asked(options={"cpus": 3, "dashboard": True})).services
+    assert "--num-cpus=3" in head.argv
+    assert "--num-cpus=3" in worker.argv
+    assert "--include-dashboard=true" in head.argv
+    assert not any("include-dashboard" in str(word) for word in worker.argv)
+
+
+def test_what_is_refused() -> None:
+    told = refusals(
+        {
+            "entry": "src/train.sh",
+            "strategy": "ray",
+            "options": {"cpus": 0, "dashboard": "yes", "gpus": 1},
+            "compute": {**COMPUTE, "processes_per_host": 4},
+        },
+        region(script=RAY, source=SHELL),
+    )
+    for part in (
+        "compute.processes_per_host: ray starts one process per host, not 4; Ray starts its own",
+        "strategy: ray's driver is a Python script, and train.sh is none",
+        "options.cpus: a whole number from 1 is needed, not 0",
+        "options.dashboard: true or false is needed, not 'yes'",
+        "options.gpus: ray does not know it",
+    ):
+        assert any(line.startswith(part) for line in told), (part, told)
+
+
+@pytest.mark.parametrize(
+    ("job", "warned"),
+    [({}, True), ({"requirements": "requirements.txt"}, False), ({"image": "1.dkr/ray:2"}, False)],
+)
+def test_an_image_without_ray_is_told(job: dict[str, Any], warned: bool) -> None:
+    source = dataclasses.replace(region().source, has_requirements=True)
+    warnings = planned({"compute": COMPUTE, **job}, region(script=RAY, source=source)).warnings
+    assert any("AWS's PyTorch images bring no Ray" in line for line in warnings) is warned
+    assert not any("bring no Ray" in line for line in asked(here=True).warnings)
+
+
+class FakeRay(SimpleNamespace):
+    """Nodes join one by one, each time they are asked for."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(asked=0, last=last)
+
+    def init(self, **words: Any) -> None:
+        self.initialized = words
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.asked = min(self.asked + 1, self.last)
+        gone = {"NodeManagerAddress": "10.0.0.9", "Alive": False}
+        return [gone, *({"NodeManagerAddress": f"10.0.0.{n}", "Alive": True} for n in range(self.asked))]
+
+    def shutdown(self) -> None:
+        self.left = True
+
+
+def test_the_driver_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision alone; real nodes join in tests/real/test_ray.py."""
+    fake = FakeRay(3)
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    ray_driver.await_nodes(3)
+    assert (fake.asked, fake.left) == (3, True)
+
+
+def test_the_driver_tells_which_nodes_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(2))  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=r"2 of 3 hosts have joined .* within 0.2 s: 10.0.0.0, 10.0.0.1"):
+        ray_driver.await_nodes(3, patience=0.2)

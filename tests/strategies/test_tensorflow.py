@@ -1,0 +1,108 @@
+"""strategy: tensorflow: the request, TF_CONFIG as each process gets it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.protocol.launch_spec import ALL, LEADER
+from smlaunch.protocol.paths import Paths
+from smlaunch.runtime.arguments import read
+from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.commands import Command, Host, rank_commands
+from smlaunch.runtime.services import steps
+from tests.planning.world import region
+from tests.strategies.asked import documented, planned, refusals, request_of
+from tests.strategies.specs import SHELL, spec_of
+
+TF = ScriptFacts(imports=frozenset({"tensorflow", "numpy"}))
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.21.0-cpu-py312-amzn2023-sagemaker"
+HOSTS = ("algo-1", "algo-2", "algo-3")
+
+
+def asked(**job: Any) -> Plan:
+    return planned({"compute": {"hosts": 3, "instance_type": "ml.m5.xlarge"}, **job}, region(script=TF))
+
+
+def on(name: str) -> Host:
+    cluster = Cluster(HOSTS, name, "eth0", "homogeneousCluster", "", HOSTS, ())
+    return Host(cluster, Paths("/opt/ml"), read("/nowhere"), "python3", 1, 29500)
+
+
+def config(command: Command) -> Any:
+    return json.loads(command.env[b"TF_CONFIG"])
+
+
+def test_the_request() -> None:
+    plan = asked()
+    assert plan.strategy == "tensorflow"
+    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 3)
+    assert not [upload for upload in plan.uploads if upload.kind == "secret"]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_every_worker_knows_all_and_itself(index: int) -> None:
+    spec = spec_of(asked())
+    assert (spec.services, spec.ranks.on, spec.ranks.rendezvous, spec.linked) == ((), ALL, False, False)
+    assert spec.hang_seconds == 3600
+    (command,) = rank_commands(spec, on(HOSTS[index]), {})
+    assert config(command) == {
+        # A port of its own for each: hosts of the endpoint share a network.
+        "cluster": {"worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"]},
+        "task": {"type": "worker", "index": index},
+    }
+
+
+def test_hang_is_the_jobs_where_it_says() -> None:
+    assert spec_of(asked(limits={"hang": "5m"})).hang_seconds == 300
+
+
+def test_parameter_servers() -> None:
+    spec = spec_of(asked(options={"topology": "parameter-server"}, args=["--fast"]))
+    assert (spec.ranks.on, spec.linked, spec.hang_seconds) == (LEADER, True, None)
+    cluster = {
+        "chief": ["algo-1:29504"],
+        "worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"],
+        "ps": ["algo-1:29536", "algo-2:29537", "algo-3:29538"],
+    }
+    (chief,) = rank_commands(spec, on("algo-1"), {})
+    assert config(chief) == {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+    assert chief.env[b"CUDA_VISIBLE_DEVICES"] == b""
+    for index, name in enumerate(HOSTS):
+        ps, worker = steps(spec, on(name), {})
+        for step, role, port in ((ps, "ps", 29536 + index), (worker, "worker", 29508 + index)):
+            assert step.command is not None
+            assert (step.name, step.ready) == (f"tf-{role}", (name, port))
+            assert step.command.argv == (b"python3", b"/opt/ml/code/train.py", b"--fast")
+            assert config(step.command) == {"cluster": cluster, "task": {"type": role, "index": index}}
+        assert ps.command is not None
+        assert worker.command is not None
+        assert ps.command.env[b"CUDA_VISIBLE_DEVICES"] == b""
+        assert b"CUDA_VISIBLE_DEVICES" not in worker.command.env
+
+
+def test_the_jobs_own_config_wins() -> None:
+    spec = spec_of(asked(environment={"TF_CONFIG": "{}"}))
+    assert "TF_CONFIG" not in dict(spec.ranks.env)
+
+
+def test_what_is_refused() -> None:
+    told = refusals(
+        {
+            "entry": "src/train.sh",
+            "strategy": "tensorflow",
+            "options": {"topology": "ring"},
+            "compute": {"hosts": 2, "instance_type": "ml.m5.xlarge", "processes_per_host": 2},
+        },
+        region(script=TF, source=SHELL),
+    )
+    for part in (
+        "compute.processes_per_host: tensorflow starts one process per host, not 2; tf.distribute uses all",
+        "strategy: tensorflow starts Python scripts, and train.sh is none",
+        "options.topology: one of multi-worker, parameter-server is needed, not 'ring'",
+    ):
+        assert any(line.startswith(part) for line in told), (part, told)

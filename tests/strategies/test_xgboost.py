@@ -1,0 +1,88 @@
+"""strategy: xgboost: the request, the tracker beside the workers, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.protocol.launch_spec import ALL, LEADER, Joined, Ref, Service
+from tests.planning.world import local, region
+from tests.strategies.asked import documented, planned, refusals, request_of
+from tests.strategies.specs import SHELL, spec_of
+
+XGBOOST = ScriptFacts(imports=frozenset({"xgboost", "numpy"}))
+IMAGE = "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:3.2-0"
+COMPUTE = {"hosts": 2, "instance_type": "ml.m5.xlarge"}
+TRACKER = Service(
+    "xgboost-tracker",
+    (
+        *(Ref("python"), "-c", "from smlaunch.train.xgboost_tracker import main; main()"),
+        *(Ref("world_size"), Ref("leader_address"), Ref("port", offset=4), Ref("port", offset=5)),
+    ),
+    on=LEADER,
+    ready=Joined((Ref("leader_address", suffix=":"), Ref("port", offset=5))),
+)
+
+
+def asked(here: bool = False, **job: Any) -> Plan:
+    return planned({"compute": COMPUTE, **job}, (local if here else region)(script=XGBOOST))
+
+
+def test_the_request() -> None:
+    plan = asked()
+    assert plan.strategy == "xgboost"
+    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert not [upload for upload in plan.uploads if upload.kind == "secret"]
+
+
+def test_workers_meet_at_the_tracker() -> None:
+    spec = spec_of(asked())
+    assert spec.services == (TRACKER,)
+    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous) == (ALL, 1, False)
+    assert spec.ranks.argv == (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
+    assert {name: word for name, word in spec.ranks.env if name.startswith("DMLC_")} == {
+        "DMLC_NUM_WORKER": Ref("world_size"),
+        "DMLC_ROLE": "worker",
+        "DMLC_TASK_ID": Ref("rank"),
+        "DMLC_TRACKER_PORT": Ref("port", offset=4),
+        "DMLC_TRACKER_URI": Ref("leader_address"),
+    }
+    assert spec.hang_seconds == 3600
+    assert "OMP_NUM_THREADS" not in dict(spec.ranks.env)
+
+
+def test_on_one_machine_hosts_do_not_take_each_others_cores() -> None:
+    assert dict(spec_of(asked(here=True)).ranks.env)["OMP_NUM_THREADS"] == "1"
+
+
+def test_several_workers_on_a_host_and_one_alone() -> None:
+    several = spec_of(asked(compute={**COMPUTE, "hosts": 1, "processes_per_host": 4}))
+    assert (several.ranks.per_host, several.services) == (4, (TRACKER,))
+    alone = spec_of(asked(compute={**COMPUTE, "hosts": 1}))
+    assert alone.services == ()
+    assert not any(name.startswith("DMLC_") for name, _ in alone.ranks.env)
+
+
+def test_every_host_with_all_the_data_is_told() -> None:
+    assert any("every one of 2 hosts is given all the data" in line for line in asked().warnings)
+
+
+@pytest.mark.parametrize(("version", "hosts", "refused"), [("1.7-1", 2, True), ("1.7-1", 1, False)])
+def test_a_version_without_the_tracker(version: str, hosts: int, refused: bool) -> None:
+    job = {"framework_version": version, "compute": {**COMPUTE, "hosts": hosts}}
+    if not refused:
+        assert spec_of(asked(**job)).services == ()
+        return
+    told = refusals(job, region(script=XGBOOST))
+    assert any("XGBoost 1.7-1 has no tracker for several workers; 2.1 has" in line for line in told), told
+
+
+def test_a_script_that_is_none() -> None:
+    told = refusals(
+        {"entry": "src/train.sh", "strategy": "xgboost", "compute": COMPUTE},
+        region(script=XGBOOST, source=SHELL),
+    )
+    assert told == ["strategy: xgboost starts Python scripts, and train.sh is none"]
