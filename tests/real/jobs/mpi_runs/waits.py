@@ -1,0 +1,16 @@
+"""Ranks that leave when they are told to, and say so."""
+
+import os
+import signal
+import sys
+
+from mpi4py import MPI
+
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+MPI.COMM_WORLD.Barrier()
+print(f"ready: rank {os.environ['RANK']}", flush=True)
+while not told:
+    signal.sigtimedwait([], 0.05)
+print(f"told {len(told)} time(s): rank {os.environ['RANK']} on {os.environ['SM_CURRENT_HOST']}", flush=True)
+sys.exit(0)
