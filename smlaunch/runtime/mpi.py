@@ -161,6 +161,7 @@ def _mpirun(host: Host, env: Mapping[str, str], agent: str, options: List[str]) 
         interface=_interface(host.cluster.interface),
         root=os.geteuid() == 0,
         crowded=_crowded(host),
+        nameless=host.cluster.leader.startswith("127."),
     )
     return mpi_words.words(kind, program, world, options)
 

@@ -7,11 +7,11 @@ when a rank was killed by signal 9), or kills all and tells of none.
 import math
 import re
 import signal
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from smlaunch.runtime import tracebacks
 
-_KILLED = -signal.SIGKILL
+_KILLED, _ABORTED = -signal.SIGKILL, -signal.SIGABRT
 
 _ABORTS = (
     # Open MPI, from mpirun or prterun
@@ -23,7 +23,10 @@ _ABORTS = (
     re.compile(r"application called MPI_Abort\(.*?, (?P<code>-?\d+)\) - process (?P<rank>\d+)"),
 )
 
-_BEFORE = 0.001
+_MISSED = re.compile(r"An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
+"""Open MPI 5, of a rank that has lost a peer, and aborts for it."""
+
+_BEFORE, _AT_ONCE = 0.001, 2.0
 """Seconds."""
 
 
@@ -91,12 +94,32 @@ def compose(
         number, code = aborted
         first = min((end.began for end in ranks if _failed(end)), default=now)
         ranks = [_as_aborted(end, code, first) if end.rank == number else end for end in ranks]
+    victims = _victims(ranks, said)
+    ranks = [end._replace(stopped=True) if end.rank in victims else end for end in ranks]
     return Report(tuple(map(_as_follower, ranks)), mpirun, None, gone, said[-4096:], now)
 
 
 def _settled(end: RankEnd) -> RankEnd:
     """One of whose end nothing was heard was still there when everything else was over, and killed."""
     return end._replace(status=_KILLED, stopped=True) if end.status is None else end
+
+
+def _victims(ranks: Sequence[RankEnd], said: str) -> Set[int]:
+    """Ranks that have failed for want of a peer. Its connections close before its end can be told of, so on a
+    busy machine theirs may be told of first.
+    """
+    failed = [end for end in ranks if _failed(end)]
+    missed = {int(number) for number in _MISSED.findall(said)}
+    if any(end.rank not in missed for end in failed):
+        failed = [end for end in failed if end.rank not in missed]
+    else:
+        missed = set()
+    killed = [end for end in failed if end.status is not None and end.status < 0 and end.status != _ABORTED]
+    if killed:
+        # Nobody is killed for want of a peer; others may have left for want of this one.
+        cause = min(killed, key=lambda end: end.began)
+        missed.update(end.rank for end in failed if cause.began - _AT_ONCE < end.began < cause.began)
+    return missed
 
 
 def _as_follower(end: RankEnd) -> RankEnd:

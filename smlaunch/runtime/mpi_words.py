@@ -26,6 +26,7 @@ LOOPBACK = "lo"
 class World(NamedTuple):
     """``interface``: by which the hosts reach each other, None where the MPI is to find it. ``crowded``:
     there are more ranks than processors, where hosts share a machine too. ``agent``: our remote shell.
+    ``nameless``: hosts that are known by their addresses alone, and all call themselves by one name.
     """
 
     hosts: Tuple[str, ...]
@@ -34,6 +35,7 @@ class World(NamedTuple):
     interface: Optional[str] = None
     root: bool = False
     crowded: bool = False
+    nameless: bool = False
 
     @property
     def size(self) -> int:
@@ -83,6 +85,8 @@ def _open_mpi_5(world: World) -> _Groups:
     no interface in loopback alone, so that one is not named to it.
     """
     groups = _open_mpi(world)
+    if world.nameless:
+        groups.append(("--mca", "coll", "^han,sm,xhc,acoll"))  # these share memory too
     groups += [
         ("--prtemca", "plm_ssh_agent", world.agent),
         ("--prtemca", "plm_ssh_no_tree_spawn", "1"),
@@ -108,6 +112,9 @@ def _open_mpi(world: World) -> _Groups:
     ]
     if world.crowded:
         groups.append(("--mca", "mpi_yield_when_idle", "1"))
+    if world.nameless:
+        # It takes ranks of the same name for neighbours that share memory.
+        groups += [("--mca", "pml", "ob1"), ("--mca", "btl", "self,tcp")]
     return groups
 
 

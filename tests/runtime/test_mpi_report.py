@@ -72,6 +72,28 @@ def test_who_aborts_for_want_of_another_is_not() -> None:
     assert outcome.first_failure is not None and outcome.first_failure.rank == 1
 
 
+SOCKET_CLOSED = """[algo-1:00000] *** An error occurred in Socket closed
+[algo-1:00000] *** reported by process [1391067137,1]
+[algo-1:00000] *** on a NULL communicator
+prterun has exited due to process rank 1 with PID 12 on node algo-1 calling
+"abort". This may have caused other processes in the application to be
+"""
+
+
+@pytest.mark.parametrize(("status", "said"), [(7, SOCKET_CLOSED), (-9, SOCKET_CLOSED), (-11, "")])
+def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, said: str) -> None:
+    ends = [end(0, -15, 102, stopped=True), end(1, 14, 100), end(2, -9, 102), end(3, status, 100.2)]
+    ends[2] = ends[2]._replace(stopped=True)
+    outcome = told(compose(ends, 14, said, 103.0))
+    assert reason(outcome).startswith("rank 3 on algo-2 ")
+    assert outcome.exit_code == (status if status > 0 else 128 - status)
+
+
+def test_a_complaint_of_all_is_still_a_failure() -> None:
+    outcome = told(compose([end(1, 14, 100)], 14, SOCKET_CLOSED, 103.0))
+    assert outcome.first_failure is not None and outcome.first_failure.rank == 1
+
+
 def test_an_exception_is_told_with_its_traceback() -> None:
     failing = end(3, 1, 101.0, TRACE)._replace(began=100.0)
     outcome = told(compose([end(0, -9, 100.5, stopped=True), failing], 1, "", 102.0))

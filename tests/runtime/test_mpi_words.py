@@ -33,6 +33,8 @@ TWO = World(("algo-1", "algo-2"), 2, "/tmp/rsh")
 SAGEMAKER = World(("algo-1", "algo-2", "algo-10"), 8, "/tmp/rsh", interface="eth0", root=True)
 ENDPOINT = World(("algo-1", "algo-2"), 2, "/tmp/rsh", interface="lo", root=True, crowded=True)
 
+PLAIN = World(("127.64.0.1", "127.64.0.2"), 1, "/tmp/rsh", interface="lo", nameless=True)
+
 TABLE = {
     (
         OPEN_MPI_4,
@@ -59,6 +61,13 @@ TABLE = {
     "--map-by slot --bind-to none --leave-session-attached "
     "--prtemca plm_ssh_agent /tmp/rsh --prtemca plm_ssh_no_tree_spawn 1 "
     "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0",
+    # Hosts of isolation level plain all call themselves by the machine's own name.
+    (
+        OPEN_MPI_5,
+        PLAIN,
+    ): "/usr/bin/mpirun --host 127.64.0.1:1,127.64.0.2:1 -np 2 --map-by slot --bind-to none "
+    "--leave-session-attached --mca pml ob1 --mca btl self,tcp --mca coll ^han,sm,xhc,acoll "
+    "--prtemca plm_ssh_agent /tmp/rsh --prtemca plm_ssh_no_tree_spawn 1",
     (
         HYDRA,
         ENDPOINT,
