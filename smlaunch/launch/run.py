@@ -185,14 +185,14 @@ class Run:
     def wait(self, on_event: Callable[[Event], None] | None = None) -> RunOutcome:
         """Follows the run to its end, and drives it there if it was launched here or resumed. Raises
         TrainingFailed, StoppedByUser, LimitReached or ServiceError when it did not complete. ``on_event``
-        hears every state and log line."""
+        hears every state and log line. The result has the last metrics."""
         with answers_of(self.target):
             for watch in self.watches():
                 for events in watch.rounds():
                     for event in events:
                         if on_event is not None:
                             on_event(event)
-        result = self.describe()
+        result = self.glance()
         error = result.error()
         if error is not None:
             raise error

@@ -47,6 +47,7 @@ def test_who_failed_first_is_read_back_from_the_reason() -> None:
         "rank": 3,
         "exit_code": 1,
         "traceback": "Traceback ...\nValueError: boom",
+        "service": None,
     }
 
 

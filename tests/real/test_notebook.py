@@ -1,0 +1,67 @@
+"""notebooks/quickstart.ipynb, executed by a real kernel: what its cells show is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.conftest import program
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+
+
+def code_cells(path: Path) -> list[Any]:
+    return [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """After execution, beside the entry points as in a checkout."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "notebooks").mkdir()
+    shutil.copytree(ROOT / "entrypoints", root / "entrypoints")
+    copy = Path(shutil.copy(NOTEBOOK, root / "notebooks"))
+    subprocess.run(
+        [program("notebook", "jupyter-execute"), "--inplace", "--timeout", "100", str(copy)],
+        env={**os.environ, "SMLAUNCH_HOME": str(root / "home")},
+        check=True,
+        timeout=115,
+    )
+    return code_cells(copy)
+
+
+def ending_in(cells: list[Any], words: str) -> Any:
+    (found,) = [cell for cell in cells if cell["source"][-1] == words]
+    return found
+
+
+def shown(cell: Any, kind: str) -> str:
+    return "".join("".join(output["data"].get(kind, "")) for output in cell["outputs"] if "data" in output)
+
+
+def test_a_plan_is_a_table_with_its_reasons(cells: list[Any]) -> None:
+    page = shown(ending_in(cells, "decided"), "text/html")
+    assert "<table" in page
+    assert "imports torch.distributed: ddp starts every rank" in page
+
+
+def test_the_run_was_real(cells: list[Any]) -> None:
+    assert "held_out_accuracy" in shown(ending_in(cells, "outcome.metrics"), "text/plain")
+    assert "train-ddp" in shown(ending_in(cells, "run"), "text/html")
+
+
+def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:
+    page = shown(cells[-1], "text/html")
+    assert "a process group that joins the ranks" in page
+    assert "Machines compared" in page
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    assert not any(cell["outputs"] for cell in code_cells(NOTEBOOK))
