@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from smlaunch.catalog.instances import InstanceType
+from smlaunch.catalog.instances import InstanceType, find
 from smlaunch.job import Job, format_duration, parse_duration
 from smlaunch.planning.choose import choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
@@ -61,6 +61,7 @@ class Compiler:
         _tell_pipes(job, per_host, notes)
         warn_of_patches(image, surroundings, notes)
         setting = self._setting(shape, per_host, instance, image)
+        self._check(setting, job.compute.instance_preferences)
         spec = self._spec(setting, job.image is not None)
         own_channels = [] if spec is None else self._launch_channels(spec)
         name = TaskName(self.run, shape.first, attempt=1)
@@ -136,6 +137,16 @@ class Compiler:
             target=facts.target,
         )
 
+    def _check(self, setting: Setting, preferences: Sequence[str]) -> None:
+        """The job may come to run on any of the types that it prefers."""
+        others = [replace(setting, instance_type=name, instance=find(name)) for name in preferences[1:]]
+        for one in (setting, *others):
+            for problem in self.strategy.check_all(one):
+                of_type = preferences and problem.path == "compute.instance_type"
+                self.notes.refuse(
+                    "compute.instance_preferences" if of_type else problem.path, problem.message
+                )
+
     def _spec(self, setting: Setting, own_image: bool) -> LaunchSpec | None:
         """None where the image brings its own program."""
         if setting.entry and setting.hang is None and self.strategy.hang is not None:
@@ -145,8 +156,6 @@ class Compiler:
                 f"{format_duration(self.strategy.hang)} is taken to hang, and fails with the stacks of its "
                 "ranks.",
             )
-        for problem in self.strategy.check_all(setting):
-            self.notes.refuse(problem.path, problem.message)
         for sentence in self.strategy.advice(setting):
             self.notes.warn(sentence + ".")
         if not setting.entry:

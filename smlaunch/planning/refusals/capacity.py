@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smlaunch.catalog import algorithms
 from smlaunch.errors import Problem
 from smlaunch.job import format_duration, parse_duration
 from smlaunch.planning.case import Case, is_accelerated, is_neuron
@@ -27,6 +28,7 @@ _KEEP_ALIVE, _PENDING = "compute.keep_alive", "limits.max_pending"
     "2.6",
     "Without CheckpointConfig an interruption restarts from zero.",
     *("compute.spot", "checkpoints", "limits.max_runtime", "limits.segment", "segments", "strategy"),
+    "algorithm",
 )
 def spot_without_checkpoints(case: Case) -> Found:
     job, limits = case.job, case.job.limits
@@ -34,7 +36,11 @@ def spot_without_checkpoints(case: Case) -> Found:
     if not job.compute.spot or job.checkpoints is not None or chained or case.is_processing:
         return
     seconds = DEFAULT_MAX_RUNTIME if limits.max_runtime is None else parse_duration(limits.max_runtime)
-    if seconds > WITHOUT_CHECKPOINTS:
+    algorithm = None if job.algorithm is None else algorithms.find(job.algorithm)
+    if seconds > WITHOUT_CHECKPOINTS and algorithm is not None and not algorithm.checkpoints:
+        told = f"{job.algorithm} keeps no checkpoints: on spot it may take an hour with its wait"
+        yield Problem("limits.max_runtime", f"{told}; shorten it, or take hosts on demand")
+    elif seconds > WITHOUT_CHECKPOINTS:
         yield Problem(
             "checkpoints",
             f"a spot job of {format_duration(seconds)} that is interrupted starts from zero without them; "
