@@ -6,6 +6,7 @@ The one module that knows both ``launch`` and ``local``; the command line and no
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,7 @@ def facts_of(info: EndpointInfo) -> EndpointFacts:
     return EndpointFacts(
         isolation=info.isolation,
         runs_images=runs_images,
+        same_python=info.pid == os.getpid() and not runs_images,
         notes=tuple(notes_on(info.isolation)),
         honesty=without_effect,
         refused=refused,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from smlaunch.job import DEFAULT_CHECKPOINT_PATH
@@ -68,6 +70,35 @@ def reached_imports(entry: Path, root: Path) -> frozenset[str]:
     for _, tree in _reached(entry, root):
         found |= _imports(tree)
     return frozenset(found)
+
+
+def absent_packages(entry: Path, root: Path) -> tuple[str, ...]:
+    """What the script imports first of all, not only if or should it be there, and this Python does not have.
+    Nothing is imported for it."""
+    if entry.suffix != ".py" or not entry.is_file():
+        return ()
+    try:
+        tree = ast.parse(entry.read_bytes(), filename=str(entry))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    names: dict[str, None] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names.update(dict.fromkeys(alias.name.split(".")[0] for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names[node.module.split(".")[0]] = None
+    own = [folder / name for folder in (entry.parent, root) for name in names]
+    ours = {place.name for place in own if place.is_dir() or place.with_suffix(".py").is_file()}
+    return tuple(name for name in names if name not in ours and not _is_here(name))
+
+
+def _is_here(name: str) -> bool:
+    if name in sys.modules:
+        return True
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # a finder that fails says nothing against it
+        return True
 
 
 def reached_signs(entry: Path, root: Path) -> dict[str, Sign]:

@@ -37,7 +37,7 @@ from smlaunch.planning.surroundings import (
 )
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
 from smlaunch.protocol.checkpoint import parse_step
-from smlaunch.scripts import near_path, reached_imports, reached_signs
+from smlaunch.scripts import absent_packages, near_path, reached_imports, reached_signs
 from smlaunch.scripts import read_script as read_script
 from smlaunch.sdk_images import resolved_image
 
@@ -87,6 +87,9 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
     if script.signs is not None and lacks_signs(script):
         signs = reached_signs(Path(job.entry or ""), Path(source.root))
         script = dataclasses.replace(script, signs=signs)
+    if job.entry is not None and _runs_here(job, place.facts):
+        absent = absent_packages(Path(job.entry), Path(source.root))
+        script = dataclasses.replace(script, absent=absent)
     kept = None
     several = _may_take_several_jobs(job)
     splits = any(channel.split == "bytes" for channel in job.inputs.values())
@@ -113,6 +116,12 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         checkpoints=kept,
         resolved_image=resolved_image(job, place.region_name, place.kind == "aws", script.imports),
     )
+
+
+def _runs_here(job: Job, facts: EndpointFacts | None) -> bool:
+    """On this very Python, and nothing of the job's adds packages to it."""
+    here = facts is not None and facts.same_python
+    return here and job.requirements is None and "PYTHONPATH" not in job.environment
 
 
 _LARGEST_NAMED = 1 << 20

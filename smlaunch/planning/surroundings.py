@@ -85,7 +85,8 @@ class ScriptFacts:
     ``reads_resource_config``: the text ``resourceconfig.json`` stands in one of its strings;
     ``names_checkpoints``: the checkpoint directory or the variable with its path does.
     ``signs``: what tells how many accelerators it can use (``script_signs.CALLS``), by name; None where
-    nobody looked. ``problem``: it is missing or cannot be parsed.
+    nobody looked. ``absent``: packages that it cannot do without and that the Python of a host does not have,
+    where that is this one. ``problem``: it is missing or cannot be parsed.
     """
 
     exists: bool = True
@@ -94,6 +95,7 @@ class ScriptFacts:
     reads_resource_config: bool = False
     names_checkpoints: bool = False
     signs: Mapping[str, Sign] | None = None
+    absent: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -112,6 +114,7 @@ class EndpointFacts:
 
     ``accelerators_per_host``: accelerators a host really has here, None when nobody counted.
     ``runs_images``: hosts are containers of the job's image; otherwise they are processes of that machine.
+    ``same_python``: they run on the very Python that makes the plan.
     ``notes``: sentences for the plan's warnings.
     ``honesty``: what becomes of members of the request that have no effect here: a sentence, by the member's
     dotted path without list indices (``ResourceConfig.VolumeSizeInGB``), or by path and value
@@ -121,6 +124,7 @@ class EndpointFacts:
     accelerators_per_host: int | None = None
     isolation: str | None = None
     runs_images: bool = False
+    same_python: bool = False
     notes: tuple[str, ...] = ()
     honesty: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)

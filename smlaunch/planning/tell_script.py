@@ -14,6 +14,11 @@ _TORCHRUN = ("ddp", "smddp", "smp")
 def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | None, notes: Notes) -> None:
     """``ranks``: None where only the hosts know."""
     script, entry = surroundings.script, surroundings.source.entry
+    if script.absent:
+        notes.warn(
+            f"{entry} imports {', '.join(script.absent)}, which the Python that hosts run on here does not "
+            "have: install it there, or name it in a requirements file."
+        )
     shows = (script.signs or {}).get("display")
     if shows is not None:
         notes.warn(

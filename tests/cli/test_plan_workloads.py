@@ -45,3 +45,14 @@ def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:
     assert done.code == 0, done.err
     assert "  * 1 x ml.g5.xlarge " in done.out
     assert "\x1b" not in done.out
+
+
+def test_a_package_that_is_not_there_is_told_before_the_job_fails_of_it(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("import no_such_package\n", encoding="utf-8")
+    done = shell("plan", "train.py", "--local")
+    assert "! train.py imports no_such_package, which the Python that hosts run on here does not" in done.out
+    (shell.folder / "requirements.txt").write_text("no-such-package\n", encoding="utf-8")
+    (shell.folder / "job.yaml").write_text(
+        "entry: train.py\nrequirements: requirements.txt\n", encoding="utf-8"
+    )
+    assert "no_such_package" not in shell("plan", "job.yaml", "--local").out

@@ -10,8 +10,8 @@ import pytest
 
 from smlaunch.planning.capabilities import Capability, capability, lacks_signs
 from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.scripts import reached_signs, read_script
-from tests.planning.world import plan, region
+from smlaunch.scripts import absent_packages, reached_signs, read_script
+from tests.planning.world import TORCH, local, plan, region
 
 ENTRYPOINTS = Path(__file__).parent.parent.parent / "entrypoints"
 
@@ -162,3 +162,29 @@ def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
     assert "MPLBACKEND" not in dict(own.tasks[0].launch_spec.ranks.env)
     assert "display.matplotlib" not in [reason.rule for reason in own.reasons]
     assert "MPLBACKEND" not in str(plan().tasks[0].launch_spec)
+
+
+def test_what_the_hosts_python_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("", encoding="utf-8")
+    (tmp_path / "package").mkdir()
+    text = """
+    import json, no_such_package.part
+    import mine
+    import package.module
+    from neither_this import that
+    from . import sibling
+    try:
+        import optional_package
+    except ImportError:
+        optional_package = None
+
+    def late():
+        import only_when_called
+    """
+    read(tmp_path, text)
+    assert absent_packages(tmp_path / "train.py", tmp_path) == ("no_such_package", "neither_this")
+    assert absent_packages(tmp_path / "none.py", tmp_path) == ()
+    script = dataclasses.replace(TORCH, absent=("no_such_package", "neither_this"))
+    assert (
+        "train.py imports no_such_package, neither_this, which" in plan({}, local(script=script)).warnings[0]
+    )
