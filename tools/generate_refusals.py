@@ -162,13 +162,7 @@ _WARNED = """
 | a preference that the account may not have as many of: it is passed over | smlaunch/planning/quotas.py | 7 |
 | an instance type that the catalog does not know: the service may | smlaunch/planning/choose.py | 5 |
 
-## Quotas
-
-On a region the account's quotas are read from Service Quotas (`servicequotas:ListServiceQuotas`) where they
-can matter: an instance type other than the default, several hosts, spot, a warm pool, a training of more
-than five days. It is one pass over the service's list, which ends when all that is wanted has been found.
-The plan says what was read, and what is assumed where nothing could be. A quota is what the account may
-have; what it has in use at the moment is not known before the job is asked for.
+What is read of the account's quotas, and when, stands in [capacity.md](capacity.md).
 """
 
 
