@@ -23,11 +23,14 @@ BUILT_IN = {
     "mpi": "smlaunch.strategies.mpi:MPI",
     "neuron": "smlaunch.strategies.neuron:Neuron",
     "processing": "smlaunch.strategies.processing:Processing",
+    "ray": "smlaunch.strategies.ray:Ray",
     "share-nothing": "smlaunch.strategies.share_nothing:ShareNothing",
     "sklearn": "smlaunch.strategies.sklearn:Sklearn",
     "smddp": "smlaunch.strategies.smddp:SMDDP",
     "smp": "smlaunch.strategies.smp:SMP",
     "spark": "smlaunch.strategies.spark:Spark",
+    "tensorflow": "smlaunch.strategies.tensorflow:TensorFlow",
+    "xgboost": "smlaunch.strategies.xgboost:XGBoost",
 }
 """Name -> module and class."""
 
