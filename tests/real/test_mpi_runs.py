@@ -28,6 +28,7 @@ MPIS = {
     "Open MPI 5": ("toolkit", {}),
     "MPICH": ("mpich", {}),
 }
+COMMAND = "from smlaunch.cli.main import main; main()"
 TOLERANCE = 1e-9
 """Of a weight. Ranks add gradients up in another order than one process does: in 200 steps that makes up to
 1e-13. Ranks that did not share theirs would be off by more than 1e-2."""
@@ -56,7 +57,7 @@ class Place:
         self.mpi = mpi
         self.home = home
         environment, self.own = MPIS[mpi]
-        self._smlaunch = program(environment, "smlaunch")
+        self._smlaunch = [program(environment, "python"), "-c", COMMAND]
         if mpi == "Open MPI 4" and not (Path(LIBRARY).exists() and shutil.which("mpicc")):
             pytest.skip("Debian's Open MPI is not installed: make test-real, as root")
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
@@ -66,7 +67,7 @@ class Place:
     def words(self, entry: Path, *more: str) -> list[str]:
         own = [word for name, value in self.own.items() for word in ("--env", f"{name}={value}")]
         shape = ["--strategy", "mpi", "--hosts", "2", "--processes-per-host", "2", "--local"]
-        return [self._smlaunch, "run", str(entry), *shape, *own, *more]
+        return [*self._smlaunch, "run", str(entry), *shape, *own, *more]
 
     def start(self, entry: Path, *more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -84,7 +85,7 @@ class Place:
         return Ran(process.returncode, out, log)
 
     def ask(self, *words: str) -> str:
-        command = [self._smlaunch, *words]
+        command = [*self._smlaunch, *words]
         done = subprocess.run(command, env=self._variables, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -179,7 +180,7 @@ def test_a_ranks_place_and_where_the_secret_is_not(place: Place) -> None:
     """Not in a command line, an environment or a temporary file of any process of a host, nor in what the
     client says, sends or gets back."""
     own = ("--env", 'OWN=a b; $HOME "é"')
-    planned = place.ask(*place.words(JOBS / "looks.py", *own)[1:], "--name", "looks", "--dry-run", "--json")
+    planned = place.ask(*place.words(JOBS / "looks.py", *own)[3:], "--name", "looks", "--dry-run", "--json")
     ran = place.run(JOBS / "looks.py", *own, "--name", "looks")
     assert ran.code == 0, ran.log
     places = {int(rank): json.loads(text) for rank, text in re.findall(r"\[(\d)\] place ({.*})", ran.log)}
