@@ -1,8 +1,12 @@
-"""What the container tests need: an engine that works, Debian as a base image, and images built on it."""
+"""What the container tests need: an engine that works, Debian as a base image, and images built on it.
+
+SMLAUNCH_CONTAINER_ENGINE says which engine all of them are to be run with; default: the first that works.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from pathlib import Path
 
@@ -22,7 +26,8 @@ BASE = "localhost/smlaunch-base:bookworm"
 def engine_or_reason() -> Engine | str:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = containers_engine.best(Path(folder) / "engine.json")
+            wanted = os.environ.get(containers_engine.ENGINE_VARIABLE)
+            found = containers_engine.best(Path(folder) / "engine.json", wanted)
         except EndpointError as error:
             return str(error)
     if containers_engine.image_id(found, BASE) is None:

@@ -104,6 +104,9 @@ class Offer:
     notes: tuple[str, ...] = ()
     views: bool = True
     """Whether programs may have views; else the data must be copied into the trees."""
+    writable_views: bool = True
+    """Whether a view can be written to and its source stay as it is; else only read-only ones may be asked
+    for, and shared ones."""
     reaches_endpoint: bool = True
     """Whether the endpoint's address, on this machine's loopback, is its address on the hosts too."""
 

@@ -166,7 +166,7 @@ class ContainerAllocation:
         self.offer = Offer(
             {},
             tuple(self._told(engine, digest, isolated_network)),
-            views=engine.overlays,
+            writable_views=engine.overlays,
             reaches_endpoint=self._relayed,
         )
         self.places = tuple(

@@ -158,8 +158,15 @@ class Attempt:
         spec, settings, places = self._spec, self._rooms.settings, allocation.places
         for place in places:
             self._work.lay_out(places, place)
+        offer = allocation.offer
         data = channels.prepare(
-            spec, places, self._rooms.objects, settings, allocation.offer.views, self._control.check
+            spec,
+            places,
+            self._rooms.objects,
+            settings,
+            offer.views,
+            self._control.check,
+            offer.writable_views,
         )
         pipes = Pipes(data.feeds, self._rooms.objects, self._control.break_off)
         syncs = self._work.synced(places, self._tools, self._control.check)
@@ -167,9 +174,9 @@ class Attempt:
             data.views[place.label].extend(view for sync in syncs for view in sync.views(place))
         environment = contract.environment(
             spec,
-            allocation.offer.environment,
+            offer.environment,
             settings.inherit_environment,
-            self._rooms.credentials if allocation.offer.reaches_endpoint else {},
+            self._rooms.credentials if offer.reaches_endpoint else {},
             os.environ,
             self._rooms.executor.runs_images,
         )

@@ -43,8 +43,10 @@ def prepare(
     settings: Settings,
     views: bool,
     check: Callable[[], None],
+    writable_views: bool = True,
 ) -> Prepared:
-    """Lays out all channels. ``views``: whether hosts can be given any.
+    """Lays out all channels. ``views``: whether hosts can be given any; ``writable_views``: also such that
+    may be written to.
 
     ``check`` is called between files and raises to give up. Raises DataError.
     """
@@ -71,7 +73,8 @@ def prepare(
         # What is laid out below a view would be hidden by it.
         alone = sum(_meet(target, other) for other in taken) == 1
         changes = any(_overlap(listing, place) for place in spec.written)
-        if views and alone and not channel.sharded and not changes:
+        shows = views and (read_only or writable_views)
+        if shows and alone and not channel.sharded and not changes:
             source = _viewable(listing, objects)
         for number, place in enumerate(receivers):
             folder = place.tree / target
