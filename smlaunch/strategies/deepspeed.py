@@ -20,6 +20,10 @@ _TRAIN, _MICRO, _ACCUMULATED = (
     "gradient_accumulation_steps",
 )
 
+_SHARES_A_MODEL = ("megatron", "deepspeed.pipe", "deepspeed.runtime.pipe", "deepspeed.utils.groups")
+_DIVIDES = ("sequence_parallel_size", "tensor_parallel", "data_parallel_size", "elasticity")
+"""Modules and keys after which fewer ranks share the batch than there are."""
+
 
 class DeepSpeed(DDP):
     name = "deepspeed"
@@ -39,8 +43,8 @@ class DeepSpeed(DDP):
             return [*problems, Problem("options.config", told)]
         name, field = _config_of(setting)
         if name in setting.files:
-            world = setting.hosts * setting.per_host if isinstance(setting.per_host, int) else None
-            problems += [Problem(field, f"{name}: {told}") for told in faults(setting.files[name], world)]
+            ranks = _data_parallel_ranks(setting)
+            problems += [Problem(field, f"{name}: {told}") for told in faults(setting.files[name], ranks)]
         return problems
 
     def advice(self, setting: Setting) -> list[str]:
@@ -66,6 +70,12 @@ class DeepSpeed(DDP):
         return (("DS_ACCELERATOR", "cpu"),) if without else ()
 
 
+def _data_parallel_ranks(setting: Setting) -> int | None:
+    """None where only the hosts know: of ``auto`` ranks, or where some of them share a model."""
+    divided = any(name.startswith(_SHARES_A_MODEL) for name in setting.imports)
+    return setting.hosts * setting.per_host if isinstance(setting.per_host, int) and not divided else None
+
+
 def _config_of(setting: Setting) -> tuple[str, str]:
     """The configuration's name and the field that names it; a script may read one that nobody sees here."""
     option = setting.options.get("config")
@@ -83,10 +93,10 @@ def _config_of(setting: Setting) -> tuple[str, str]:
     return "", ""
 
 
-def faults(text: str, world: int | None) -> Iterator[str]:
-    """What DeepSpeed would refuse of a configuration with ``world`` ranks (None: not known beforehand), each
-    as a clause with the next step. Source: deepspeed 0.19.8, runtime/config.py, _set_batch_related_parameters
-    and _batch_assertion."""
+def faults(text: str, ranks: int | None) -> Iterator[str]:
+    """What DeepSpeed would refuse of a configuration with so many data-parallel ranks (None: not known
+    beforehand), each as a clause with the next step. Source: deepspeed 0.19.8, runtime/config.py,
+    _set_batch_related_parameters and _batch_assertion."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -99,10 +109,10 @@ def faults(text: str, world: int | None) -> Iterator[str]:
     stage = zero.get("stage", 0) if isinstance(zero, dict) else zero
     if stage not in (0, 1, 2, 3, _AUTO) or isinstance(stage, bool):
         yield f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}"
-    yield from _batch_faults(config, world)
+    yield from _batch_faults(config, None if any(key in config for key in _DIVIDES) else ranks)
 
 
-def _batch_faults(config: Mapping[str, Any], world: int | None) -> Iterator[str]:
+def _batch_faults(config: Mapping[str, Any], ranks: int | None) -> Iterator[str]:
     sizes = {name: config.get(name) for name in (_TRAIN, _MICRO, _ACCUMULATED)}
     if _AUTO in sizes.values():
         return
@@ -112,16 +122,16 @@ def _batch_faults(config: Mapping[str, Any], world: int | None) -> Iterator[str]
     train, micro = sizes[_TRAIN], sizes[_MICRO]
     if train is None and micro is None:
         yield f"it names neither {_TRAIN} nor {_MICRO}; DeepSpeed needs one of them"
-    elif train is not None and world is not None and not wrong:
+    elif train is not None and ranks is not None and not wrong:
         accumulated = sizes[_ACCUMULATED]
         if micro is None:
             accumulated = accumulated or 1
-            micro = max(1, train // world // accumulated)
+            micro = max(1, train // ranks // accumulated)
         elif accumulated is None:
-            accumulated = max(1, train // micro // world)
-        if micro * accumulated * world != train:
+            accumulated = max(1, train // micro // ranks)
+        if micro * accumulated * ranks != train:
             yield (
-                f"{_TRAIN} {train} is not {_MICRO} {micro} x {_ACCUMULATED} {accumulated} x {world} ranks; "
+                f"{_TRAIN} {train} is not {_MICRO} {micro} x {_ACCUMULATED} {accumulated} x {ranks} ranks; "
                 f"change one, or leave {_TRAIN} out"
             )
 

@@ -62,6 +62,7 @@ def test_with_gpus_deepspeed_finds_them_itself() -> None:
         ({"train_micro_batch_size_per_gpu": 4}, None),
         ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}, None),
         ({"train_batch_size": 64, "zero_optimization": {"stage": 3}}, None),
+        ({"train_batch_size": 66, "tensor_parallel": {"autotp_size": 2}}, None),
         ({"train_batch_size": 66}, "train_batch_size 66 is not train_micro_batch_size_per_gpu 16 x "),
         (
             {
@@ -93,6 +94,14 @@ def test_what_is_no_json_is_told_with_its_place() -> None:
 
 def test_an_unknown_number_of_ranks_is_not_reckoned_with() -> None:
     assert list(faults('{"train_batch_size": 3}', None)) == []
+
+
+def test_ranks_that_share_a_model_are_fewer_for_the_batch() -> None:
+    files = {"zero.json": '{"train_batch_size": 5}'}
+    settings = {"options": {"config": "zero.json"}, "files": files, "hosts": 2, "per_host": 2}
+    imports = frozenset({"deepspeed", "deepspeed.pipe.PipelineModule"})
+    assert load("deepspeed").check(Setting("train.py", **settings)) != []  # type: ignore[arg-type]
+    assert load("deepspeed").check(Setting("train.py", imports=imports, **settings)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
