@@ -85,7 +85,9 @@ def ask(question: Question) -> ResolvedImage:
         last = (ended.stderr.strip().splitlines() or ["nothing"])[-1]
         return ResolvedImage(problem=f"{source} could not be asked ({last})", source=source)
     if "uri" in answer:
-        return ResolvedImage(uri=answer["uri"], source=source)
+        return ResolvedImage(
+            uri=answer["uri"], source=source, script=answer.get("script"), model=answer.get("model")
+        )
     return ResolvedImage(problem=f"{source} says: {answer['problem']}", source=source)
 
 
@@ -148,12 +150,14 @@ def main() -> None:
 
 
 def _answer(question: Question) -> dict[str, str]:
+    if question.model is not None:
+        return _hosted(question.model, question)
     problem = ""
     for framework in _FRAMEWORKS.get(question.framework, (question.framework,)):
         try:
             uri = _retrieve(framework, question)
         except Exception as error:  # the package raises of all kinds, and each is an answer
-            problem = problem or f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+            problem = problem or _in_short(error)
             continue
         if not _is_of(question.version, uri):
             problem = problem or f"{uri}, which is another version"
@@ -164,16 +168,31 @@ def _answer(question: Question) -> dict[str, str]:
     return {"problem": problem}
 
 
+def _hosted(model: str, question: Question) -> dict[str, str]:
+    """JumpStart's image for a model, with the script and the artifact that it trains with."""
+    from sagemaker.core import image_uris, model_uris, script_uris
+
+    which: dict[str, Any] = {"region": question.region, "model_id": model, "model_version": "*"}
+    on = {"image_scope": "training", "instance_type": question.instance_type}
+    try:
+        return {
+            "uri": str(image_uris.retrieve(framework=None, **on, **which)),
+            "script": str(script_uris.retrieve(script_scope="training", **which)),
+            "model": str(model_uris.retrieve(model_scope="training", **which)),
+        }
+    except Exception as error:  # each is an answer
+        return {"problem": _in_short(error)}
+
+
+def _in_short(error: Exception) -> str:
+    """Without the list of everything there is."""
+    return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+
+
 def _retrieve(framework: str, question: Question) -> str:
     from sagemaker.core import image_uris
 
     where: dict[str, Any] = {"region": question.region, "instance_type": question.instance_type}
-    if question.model is not None:
-        return str(
-            image_uris.retrieve(
-                framework=None, model_id=question.model, model_version="*", image_scope="training", **where
-            )
-        )
     if framework == "smp":
         distribution = {
             "torch_distributed": {"enabled": True},

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from smlaunch.catalog.instances import InstanceType, find
 from smlaunch.job import Job, format_duration, parse_duration
 from smlaunch.planning.choose import choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
-from smlaunch.planning.image import choose_image
+from smlaunch.planning.image import choose_image, what_jumpstart_adds
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.patches import warn_of_patches
 from smlaunch.planning.plan import Upload
@@ -60,7 +61,8 @@ class Compiler:
         image = choose_image(job, self.strategy, instance, surroundings, notes)
         _tell_pipes(job, per_host, notes)
         warn_of_patches(image, surroundings, notes)
-        setting = self._setting(shape, per_host, instance, image)
+        hosted_values, hosted_channels = what_jumpstart_adds(image, surroundings)
+        setting = self._setting(shape, per_host, instance, image, {**hosted_values, **job.hyperparameters})
         self._check(setting, job.compute.instance_preferences)
         spec = self._spec(setting, job.image is not None)
         own_channels = [] if spec is None else self._launch_channels(spec)
@@ -73,8 +75,8 @@ class Compiler:
             image=image,
             entrypoint=() if spec is None else ENTRYPOINT,
             arguments=job.args if spec is None else (),
-            hyperparameters={**job.hyperparameters, **self.strategy.hyperparameters(setting)},
-            channels=(*self.channels, *own_channels),
+            hyperparameters={**setting.hyperparameters, **self.strategy.hyperparameters(setting)},
+            channels=(*self.channels, *hosted_channels, *own_channels),
             output=job.output or self.layout.output,
             instance_type=instance[0],
             hosts=job.compute.hosts,
@@ -104,7 +106,12 @@ class Compiler:
         return Compiled(shape, instance[0], per_host, image, spec, rate, variant)
 
     def _setting(
-        self, shape: Shape, per_host: int | str, instance: tuple[str, InstanceType | None], image: str
+        self,
+        shape: Shape,
+        per_host: int | str,
+        instance: tuple[str, InstanceType | None],
+        image: str,
+        hyperparameters: Mapping[str, Any],
     ) -> Setting:
         job, facts = shape.job, self.surroundings
         return Setting(
@@ -132,7 +139,7 @@ class Compiler:
             image=image,
             framework_version=job.framework_version,
             channels=job.inputs,
-            hyperparameters=job.hyperparameters,
+            hyperparameters=hyperparameters,
             spot=job.compute.spot,
             target=facts.target,
         )

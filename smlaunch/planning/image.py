@@ -9,9 +9,13 @@ from smlaunch.catalog.instances import InstanceType
 from smlaunch.job import Job
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
+from smlaunch.request import InputChannel
 from smlaunch.strategies.base import Strategy
 
 NOT_RUN = "The image is recorded, not run: ranks run on the Python that runs the endpoint."
+
+JUMPSTART_PROGRAM = "transfer_learning.py"
+"""The SageMaker SDK's TRAINING_ENTRY_POINT_SCRIPT_NAME."""
 
 _THEIR_OWN = {"smp": "gpu", "pytorch-neuronx": "neuron", "huggingface-neuronx": "neuron"}
 """Families whose strategy says itself which instance types it runs on: it is not said twice."""
@@ -43,6 +47,18 @@ def choose_image(
     elif not is_told:
         notes.warn(f"image: {NOT_RUN}")
     return job.image
+
+
+def what_jumpstart_adds(image: str, surroundings: Surroundings) -> tuple[dict[str, str], list[InputChannel]]:
+    """Hyperparameters and channels that JumpStart's image trains with, where the official package told them:
+    as the SageMaker SDK sends them."""
+    resolved = surroundings.resolved_image
+    if resolved is None or resolved.uri != image or resolved.script is None:
+        return {}, []
+    values = {"sagemaker_program": JUMPSTART_PROGRAM, "sagemaker_submit_directory": resolved.script}
+    if resolved.model is None:
+        return values, []
+    return values, [InputChannel("model", resolved.model, content_type="application/x-sagemaker-model")]
 
 
 def processor_of(instance: tuple[str, InstanceType | None]) -> str:

@@ -133,11 +133,14 @@ class EndpointFacts:
 @dataclass(frozen=True)
 class ResolvedImage:
     """What the official ``sagemaker`` package said of an image that the catalog does not know: its ``uri``,
-    or the ``problem`` with it, a clause. ``source``: the package with its version."""
+    or the ``problem`` with it, a clause. ``source``: the package with its version. ``script`` and ``model``:
+    S3 addresses of what JumpStart's images train with."""
 
     uri: str | None = None
     problem: str | None = None
     source: str = "the sagemaker package"
+    script: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)

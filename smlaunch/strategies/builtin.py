@@ -59,7 +59,7 @@ class Builtin(Strategy):
             told.append(
                 f"checkpoints has no effect: {setting.algorithm} keeps none, and an interruption costs all"
             )
-        if algorithm.jumpstart and setting.image:
+        if algorithm.jumpstart and setting.image and "sagemaker_program" not in setting.hyperparameters:
             told.append(
                 f"JumpStart hosts {algorithm.name}: its image runs a script that JumpStart keeps beside it "
                 "(hyperparameters sagemaker_program and sagemaker_submit_directory, and a channel model); "

@@ -9,9 +9,10 @@ import pytest
 from smlaunch.job import Job
 from smlaunch.planning.surroundings import ResolvedImage
 from smlaunch.sdk_images import resolved_image
-from tests.strategies.asked import planned, refusals
+from tests.strategies.asked import channel, documented, planned, refusals, request_of
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"
+HOSTED = "763104351884.dkr.ecr.us-east-1.amazonaws.com/jumpstart-tabular-training:1.0"
 JUMPSTART = {
     "algorithm": "catboost",
     "inputs": {"training": {"uri": "s3://b/t/", "content_type": "text/csv"}},
@@ -27,6 +28,32 @@ def test_its_image_is_taken_and_the_doubt_is_told() -> None:
     assert f"sagemaker 4.1.0 does: {URI}" in because
     assert any("that the registry has it is unconfirmed" in warning for warning in plan.warnings)
     assert planned(JUMPSTART, resolved_image=answer).image == URI
+
+
+def test_jumpstarts_image_comes_with_its_script_and_its_model() -> None:
+    answer = ResolvedImage(
+        HOSTED, None, "sagemaker 3.27.0", "s3://jumpstart/script.tar.gz", "s3://jumpstart/model/"
+    )
+    job = {**JUMPSTART, "hyperparameters": {"iterations": 100}, "compute": {"instance_type": "ml.m5.xlarge"}}
+    plan = planned(job, resolved_image=answer)
+    assert request_of(plan) == documented(
+        HOSTED,
+        "ml.m5.xlarge",
+        1,
+        hyperparameters={
+            "sagemaker_program": "transfer_learning.py",
+            "sagemaker_submit_directory": "s3://jumpstart/script.tar.gz",
+            "iterations": "100",
+        },
+        channels=[
+            channel("training", "s3://b/t/", "text/csv"),
+            channel("model", "s3://jumpstart/model/", "application/x-sagemaker-model"),
+        ],
+        script=False,
+    )
+    assert not any("smlaunch does not add them" in warning for warning in plan.warnings)
+    named = planned({**job, "image": HOSTED}, resolved_image=None)
+    assert any("smlaunch does not add them" in warning for warning in named.warnings)
 
 
 def test_its_problem_is_told() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import boto3
+
 from smlaunch.catalog.algorithms import algorithm_image, known_algorithms
 from smlaunch.catalog.images import training_image
+from smlaunch.local.endpoint import Endpoint
 from tests.conftest import ROOT
 from tests.real.conftest import program
 
@@ -40,10 +44,15 @@ print(json.dumps([_answer(Question(**one)) for one in json.loads(sys.argv[1])]))
 """
 
 
-def told(code: str, given: Any) -> list[Any]:
+def told(code: str, given: Any, more: Mapping[str, str] = {}) -> list[Any]:
     """What a program of the environment with the extra ``sagemaker`` prints; nobody's credentials."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    environment |= {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": "/nonexistent",
+        **more,
+    }
     command = [program("sdk3", "python3"), "-c", code, json.dumps(given)]
     ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -77,6 +86,47 @@ def test_what_survey_learns() -> None:
     # It asks the region for JumpStart's table, which without credentials it cannot.
     assert asked[0] is None
     assert asked[1].startswith(source)
+
+
+def test_jumpstarts_table_is_read_where_the_region_has_it(tmp_path: Path) -> None:
+    """The package's own way through JumpStart's bucket, here in the endpoint's S3: a table of one model."""
+    model, image = (
+        "catboost-regression-model",
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/tabular-training:1.0",
+    )
+    on_m5 = {"regional_properties": {"image_uri": "$alias"}}
+    specification = {
+        "model_id": model,
+        "url": "",
+        "version": "2.1.0",
+        "min_sdk_version": "2.0.0",
+        "training_supported": True,
+        "training_artifact_key": "artifact.tar.gz",
+        "training_script_key": "script.tar.gz",
+        "training_instance_type_variants": {
+            "regional_aliases": {"us-east-1": {"alias": image}},
+            "variants": {"m5": on_m5},
+        },
+    }
+    manifest = [
+        {"model_id": model, "version": "2.1.0", "min_version": "2.0.0", "spec_key": "specification.json"}
+    ]
+    with Endpoint(tmp_path, isolation="plain") as info:
+        keys = {"aws_access_key_id": info.access_key, "aws_secret_access_key": info.secret_key}
+        s3 = boto3.client("s3", endpoint_url=info.url, region_name=info.region, **keys)
+        bucket = "jumpstart-cache-prod-us-east-1"
+        s3.create_bucket(Bucket=bucket)
+        s3.put_object(Bucket=bucket, Key="models_manifest.json", Body=json.dumps(manifest).encode())
+        s3.put_object(Bucket=bucket, Key="specification.json", Body=json.dumps(specification).encode())
+        on = {"region": "us-east-1", "instance_type": "ml.m5.xlarge"}
+        questions = [{"framework": "catboost", "model": name, **on} for name in (model, "no-such-model")]
+        there, missing = told(ANSWER, questions, info.environment())
+    assert there == {
+        "uri": image,
+        "script": f"s3://{bucket}/script.tar.gz",
+        "model": f"s3://{bucket}/artifact.tar.gz",
+    }
+    assert "no-such-model" in missing["problem"]
 
 
 def test_the_package_says_the_same_of_what_both_know() -> None:
