@@ -17,7 +17,7 @@ from smlaunch.planning.surroundings import InputFacts, ScriptFacts
 from smlaunch.protocol.launch_spec import Joined, LaunchSpec, Ref
 from smlaunch.train import spark_program
 from smlaunch.validate import check
-from tests.planning.world import local, plan, region, with_inputs
+from tests.planning.world import ROLE, local, plan, region, with_inputs
 
 PYSPARK = ScriptFacts(imports=frozenset({"pyspark.sql", "pyspark.sql.SparkSession"}))
 TABLES = InputFacts("s3://b/tables/", "s3", objects=9, bytes=90)
@@ -51,21 +51,60 @@ def settings(spec: LaunchSpec) -> dict[str, str | Ref]:
     return found
 
 
+def whole(name: str, uri: str) -> dict[str, Any]:
+    """An input that every host has all of."""
+    return {
+        "InputName": name,
+        "S3Input": {
+            "S3Uri": uri,
+            "LocalPath": f"/opt/ml/processing/input/{name}",
+            "S3DataType": "S3Prefix",
+            "S3InputMode": "File",
+            "S3DataDistributionType": "FullyReplicated",
+        },
+    }
+
+
 def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
     made = planned(args=["--day", "monday"])
     assert made.strategy == "spark"
     assert "strategy.pyspark" in [reason.rule for reason in made.reasons]
     (request,) = made.requests
     assert check("CreateProcessingJob", request) == []
-    registry = "173754725891.dkr.ecr.us-east-1.amazonaws.com"
-    assert request["AppSpecification"] == {
-        "ImageUri": f"{registry}/sagemaker-spark-processing:3.5-cpu-py312-v1",
-        "ContainerEntrypoint": ["python3", "/opt/ml/processing/input/smlaunch/runtime.pyz"],
+    bucket = "s3://sagemaker-us-east-1-123456789012/smlaunch"
+    assert [tag["Key"] for tag in request["Tags"]] == [
+        *("smlaunch:run", "smlaunch:segment", "smlaunch:attempt", "smlaunch:job"),
+    ]
+    assert {key: value for key, value in request.items() if key != "Tags"} == {
+        "ProcessingJobName": "digits-s1-a1",
+        "AppSpecification": {
+            "ImageUri": "173754725891.dkr.ecr.us-east-1.amazonaws.com/sagemaker-spark-processing:"
+            "3.5-cpu-py312-v1",
+            "ContainerEntrypoint": ["python3", "/opt/ml/processing/input/smlaunch/runtime.pyz"],
+        },
+        "ProcessingResources": {
+            "ClusterConfig": {"InstanceType": "ml.m5.4xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30}
+        },
+        "ProcessingInputs": [
+            whole("tables", "s3://b/tables/"),
+            whole("smlaunch", f"{bucket}/digits/launch/"),
+            whole("code", f"{bucket}/source/{'ab' * 32}/"),
+        ],
+        "ProcessingOutputConfig": {
+            "Outputs": [
+                {
+                    "OutputName": "output",
+                    "S3Output": {
+                        "S3Uri": f"{bucket}/digits/output/digits-s1-a1/output/",
+                        "LocalPath": "/opt/ml/processing/output",
+                        "S3UploadMode": "EndOfJob",
+                    },
+                }
+            ]
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+        "RoleArn": ROLE,
     }
-    cluster = request["ProcessingResources"]["ClusterConfig"]
-    assert (cluster["InstanceType"], cluster["InstanceCount"]) == ("ml.m5.4xlarge", 2)
-    tables = next(one for one in request["ProcessingInputs"] if one["InputName"] == "tables")
-    assert tables["S3Input"]["S3DataDistributionType"] == "FullyReplicated"
     assert not any("the same work" in warning for warning in made.warnings)
 
 
