@@ -27,7 +27,7 @@ from smlaunch.local.executors.base import (
     Program,
     View,
 )
-from smlaunch.local.executors.containers_engine import bring, run, said
+from smlaunch.local.executors.containers_engine import bring, helper_image, run, said
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
 from smlaunch.local.executors.processes import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
@@ -102,6 +102,15 @@ class Containers:
         return ContainerPlan(
             name=name, owner=self._owner, shm_bytes=self._shm_bytes, options=self._options, **parts
         )
+
+    def give_back(self, folder: Path) -> list[list[str]]:
+        """What makes the files below ``folder`` this user's. Root may do anything with them; for others they
+        belong to the container's users, and only the engine can change that."""
+        if os.geteuid() == 0:
+            return []
+        if self.engine.kind == "podman":
+            return [self.engine.words("unshare", "chown", "-R", "0:0", str(folder))]
+        return [words.chown(self.engine, helper_image(self.engine), str(folder), os.geteuid(), os.getegid())]
 
     def folder(self, job: str) -> Path:
         return self._folder / job
@@ -230,9 +239,6 @@ class ContainerAllocation:
             create = words.create(engine, plan)
         except words.CannotMount as error:
             raise ImageProblem(str(error)) from error
-        rootless = engine.kind == "podman" and os.geteuid() != 0
-        # What the container's users own belongs to nobody here: only the engine can give it back.
-        give_back = engine.words("unshare", "chown", "-R", "0:0", str(place.tree.parent))
         return {
             "create": create,
             "init": engine.words("init", name) if engine.kind == "podman" else [],
@@ -241,7 +247,7 @@ class ContainerAllocation:
             "terminate": engine.words("kill", "--signal=TERM", name),
             "kill": engine.words("kill", "--signal=KILL", name),
             "remove": words.remove(engine, name),
-            "afterwards": [give_back] if rootless else [],
+            "afterwards": self._executor.give_back(place.tree.parent),
             "abandoned": words.remove_network(engine, self._network),
             "environment": {key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
             "secrets": words.secrets(program.environment),

@@ -90,6 +90,14 @@ def image_id(engine: Engine, image: str) -> str | None:
     return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
+def helper_image(engine: Engine) -> str:
+    """An image of this machine's own chown and nothing else; made where it is not there yet."""
+    image = "localhost/smlaunch-chown:1"
+    if image_id(engine, image) is None:
+        run(engine.words("import", "-", image), _tiny_image("/bin/chown"))
+    return image
+
+
 def bring(engine: Engine, image: str, check: Callable[[], None]) -> str:
     """The image's id, pulled where it is not here yet. ``check`` raises to give up meanwhile. Raises
     ImageProblem."""
@@ -192,8 +200,8 @@ def _version(kind: str, program: str) -> subprocess.CompletedProcess[bytes]:
 def _with_remedy(plain: Engine) -> Found:
     """The engine with the first remedy that makes a container run."""
     image = f"localhost/smlaunch-probe:{secrets.token_hex(4)}"
-    command, content = _tiny_image()
-    imported = run(plain.words("import", "-", image), content)
+    command = "/bin/true"
+    imported = run(plain.words("import", "-", image), _tiny_image(command))
     if imported.returncode:
         return Found(plain.kind, None, f"an image cannot be stored: {said(imported)}")
     try:
@@ -223,16 +231,17 @@ def _remedies(plain: Engine) -> Iterator[Engine]:
                 yield replace(plain, flags=flags, create_flags=limits)
 
 
-def _tiny_image() -> tuple[str, bytes]:
-    """This machine's own `true` with the libraries it names, as an archive: no registry is asked for it."""
-    program = shutil.which("true") or "/bin/true"
-    listed = run(["ldd", program]).stdout.decode()
+def _tiny_image(program: str) -> bytes:
+    """This machine's own program of that name, at that path, with the libraries it needs, as an archive: no
+    registry is asked for it. Empty but for that where it is not a program of glibc's or musl's."""
+    found = shutil.which(Path(program).name) or program
+    listed = run(["ldd", found]).stdout.decode()
     libraries = {word for word in listed.split() if word.startswith("/")}
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path in (program, *sorted(libraries)):
-            archive.add(os.path.realpath(path), path.lstrip("/"))
-    return program, content.getvalue()
+        for path, name in ((found, program), *((library, library) for library in sorted(libraries))):
+            archive.add(os.path.realpath(path), name.lstrip("/"))
+    return content.getvalue()
 
 
 def _read(cache: Path) -> Engine | None:

@@ -44,9 +44,9 @@ def main(lifeline: int, report: int) -> None:
 
 class Container:
     """``order``: the engine's command lines by their purpose: ``create``, ``init`` (empty where the engine
-    has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, to be run when the
-    program has ended, and ``abandoned``, when the endpoint is gone. Beside them ``environment`` for the
-    engine, ``secrets`` for `create`, and ``relay``: the endpoint's port, or 0."""
+    has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, several, to be run
+    when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone. Beside
+    them ``environment`` for the engine, ``secrets`` for `create`, and ``relay``: the endpoint's port, or 0."""
 
     def __init__(self, order: Mapping[str, Any], lifeline: int, report: int) -> None:
         self._order = order
@@ -63,9 +63,12 @@ class Container:
 
     def run(self) -> None:
         try:
-            self._say(self._live())
+            line = self._live()
         except Exception as error:
-            self._say(f"error container {_ENGINE_FAILED} {error!r}")
+            line = f"error container {_ENGINE_FAILED} {error!r}"
+        for command in self._order["afterwards"]:
+            self._command(command)
+        self._say(line)
         self._engine("remove")
         if self._abandoned:
             self._engine("abandoned")
@@ -142,12 +145,10 @@ class Container:
             )
         state = json.loads(shown.stdout)
         if state["Status"] == "running":
-            self._engine("kill")
+            self._engine("remove")
             return "lost the engine's client, which carried the output, was killed"
         if str(state["StartedAt"]).startswith("0001"):
             return _not_started(state.get("Error") or "the container was not started")
-        for command in self._order["afterwards"]:
-            self._command(command)
         code = int(state["ExitCode"])
         return f"exit {code} {self._memory(code, state, killed_before)}".rstrip()
 

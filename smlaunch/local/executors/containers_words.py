@@ -138,6 +138,15 @@ def mount_words(mount: Mount) -> list[str]:
     return [f"--mount=type=bind,source={mount.source},target={mount.target}{only}"]
 
 
+def chown(engine: Engine, helper: str, folder: str, user: int, group: int) -> list[str]:
+    """``helper``: an image with a chown for its entry point."""
+    given = "/given"
+    flags = ("--rm", "--pull=never", "--network=none", "--security-opt=label=disable", *engine.create_flags)
+    volume = f"--volume={folder}:{given}"
+    words = ("--recursive", f"{user}:{group}", given)
+    return engine.words("run", *flags, volume, "--entrypoint=/bin/chown", helper, *words)
+
+
 def create_network(engine: Engine, name: str, owner: str, internal: bool, subnet: str | None) -> list[str]:
     """``internal``: nothing but its own members can be reached from it."""
     words = engine.words("network", "create", f"--label={OWNER_LABEL}={owner}")
