@@ -1,6 +1,6 @@
 """Train a small network with Hugging Face's accelerate, resumable at any step.
 
-    smlaunch run entrypoints/train_accelerate.py --strategy ddp --processes-per-host 2 --segment 5m --local
+    smlaunch run entrypoints/train_accelerate.py --processes-per-host 2 --segment 5m --local
 
 The recipe: model, optimizer and scheduler are prepared by accelerate and handed to the Checkpointer; the data
 is not prepared, since the order deals the samples out to the ranks itself. Nothing is downloaded.

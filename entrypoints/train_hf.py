@@ -1,6 +1,6 @@
 """Train a tiny GPT-2 with Hugging Face's Trainer, resumable at any step.
 
-    smlaunch run entrypoints/train_hf.py --strategy ddp --processes-per-host 2 --segment 5m --local
+    smlaunch run entrypoints/train_hf.py --processes-per-host 2 --segment 5m --local
 
 The model is made here, and so is its text (sums such as ``17+25=42``): nothing is downloaded.
 """
