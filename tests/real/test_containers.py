@@ -300,6 +300,7 @@ def test_channels_checkpoints_and_what_writing_to_them_does(client: Client, home
     for number in range(70):  # more than is copied
         client.put(f"many/{number:02}", b"same")
     client.put("fast/one", b"fast")
+    client.put("piped/one", b"through a pipe")
     script = """
 for name in ("many/07", "fast/one"):
     try:
@@ -307,14 +308,14 @@ for name in ("many/07", "fast/one"):
         print(name, "written", open("/opt/ml/input/data/" + name).read())
     except OSError as error:
         print(name, error.strerror)
-print(len(os.listdir("/opt/ml/input/data/many")))
+print(len(os.listdir("/opt/ml/input/data/many")), open("/opt/ml/input/data/piped_0").read())
 os.makedirs("/elsewhere", exist_ok=True)
 open("/elsewhere/step-1", "w").write("saved")
 """
     job = client.run(
         "channels",
         script,
-        InputDataConfig=[channel("many"), channel("fast", "FastFile")],
+        InputDataConfig=[channel("many"), channel("fast", "FastFile"), channel("piped", "Pipe")],
         CheckpointConfig={"S3Uri": "s3://tests/ckpt", "LocalPath": "/elsewhere"},
         **script_in(),
     )
@@ -322,7 +323,7 @@ open("/elsewhere/step-1", "w").write("saved")
     assert client.printed("channels")["algo-1"] == [
         "many/07 written changed",
         "fast/one Read-only file system",
-        "70",
+        "70 through a pipe",
     ]
     assert (home / "s3" / "tests" / "many" / "07").read_text() == "same"
     assert client.keys("ckpt/") == ["ckpt/step-1"]

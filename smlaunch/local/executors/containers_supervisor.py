@@ -45,8 +45,9 @@ def main(lifeline: int, report: int) -> None:
 class Container:
     """``order``: the engine's command lines by their purpose: ``create``, ``init`` (empty where the engine
     has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, several, to be run
-    when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone. Beside
-    them ``environment`` for the engine, ``secrets`` for `create`, and ``relay``: the endpoint's port, or 0."""
+    when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone.
+    Beside them ``environment`` for the engine, ``secrets`` for `create`, and ``relay``: the endpoint's port,
+    or 0."""
 
     def __init__(self, order: Mapping[str, Any], lifeline: int, report: int) -> None:
         self._order = order

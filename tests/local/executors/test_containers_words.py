@@ -139,6 +139,16 @@ def test_networks() -> None:
     assert words.remove(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
 
 
+def test_what_differs_after_create() -> None:
+    assert words.start(PODMAN, "a")[2:] == ["start", "--attach", "--sig-proxy=false", "a"]
+    assert words.start(DOCKER, "a")[1:] == ["start", "--attach", "a"]
+    assert words.chown(DOCKER, "helper:1", "/state/hosts/job", 1000, 100)[1:] == [
+        *("run", "--rm", "--pull=never", "--network=none", "--security-opt=label=disable"),
+        *("--volume=/state/hosts/job:/given", "--entrypoint=/bin/chown", "helper:1"),
+        *("--recursive", "1000:100", "/given"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("image", "registry"),
     (

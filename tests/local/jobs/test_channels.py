@@ -148,6 +148,19 @@ def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, places: l
         assert tree(place.tree / "input/data/big") == {}
 
 
+def test_where_a_view_cannot_be_written_to_only_fast_file_is_shown(
+    objects: ObjectStore, places: list[Place]
+) -> None:
+    fill(objects, *(f"big/{number}" for number in range(100)))
+    fast = channel("fast", "s3://data/big/", InputMode="FastFile")
+    wanted = spec([channel("big", "s3://data/big/"), fast])
+    found = channels.prepare(wanted, places, objects, Settings(), True, lambda: None, writable_views=False)
+    for place in places:
+        source = objects.root / "data" / "big"
+        assert found.views[place.label] == [View(source, "input/data/fast", read_only=True)]
+        assert len(tree(place.tree / "input/data/big")) == 100
+
+
 def test_fast_file_shows_whole_folders_only(objects: ObjectStore, places: list[Place]) -> None:
     fill(objects, "train/a.csv", "trainer/c.csv")
     prepare(objects, places, channel("train", "s3://data/train", InputMode="FastFile"))
