@@ -120,8 +120,9 @@ def _painted(line: str, paint: Paint | None) -> str:
 def headline(plan: Plan) -> str:
     where = f"in region {plan.surroundings.region}"
     if plan.surroundings.target == "local":
-        level = plan.surroundings.endpoint.isolation
-        where = "on this machine" + (f" (isolation {level})" if level else "")
+        endpoint = plan.surroundings.endpoint
+        kind = "containers by" if endpoint.runs_images else "isolation"
+        where = "on this machine" + (f" ({kind} {endpoint.isolation})" if endpoint.isolation else "")
     program = plan.surroundings.source.entry or plan.job.program
     return f"Run {plan.run}: {program} on {_ranks(plan)}, by {plan.strategy}, {where}"
 

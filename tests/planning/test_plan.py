@@ -554,3 +554,10 @@ def test_what_this_machine_stands_in_for_is_said() -> None:
     assert "1 on this machine, recorded as ml.p4d.24xlarge" in text
     assert "not run, recorded as 763104351884" in text
     assert "nothing is billed" in text
+
+
+def test_where_images_are_run_they_are_not_said_to_be_recorded() -> None:
+    endpoint = EndpointFacts(isolation="podman", runs_images=True)
+    text = str(plan({"image": "mine:1"}, local(endpoint=endpoint)))
+    assert "on this machine (containers by podman)" in text
+    assert "not run" not in text
