@@ -12,6 +12,9 @@ from smlaunch.job import Job
 _ENTRIES = ("environment", "hyperparameters", "inputs", "options", "tags")
 """Sections whose entries are apart: one that cannot be read says nothing of the others."""
 
+_PROGRAMS = ("entry", "algorithm", "image")
+"""One of which a job runs; where none is known the job has a stand-in, of which nothing is said."""
+
 _FIELDS = ("compute", "limits", "workload")
 """Sections whose fields are."""
 
@@ -33,6 +36,9 @@ def rest_of(mapping: Mapping[str, Any], problems: Iterable[Problem]) -> Rest | N
             unknown += ["inputs"] if problem.path == "--input" else []
             continue
         unknown.append(_take_out(left, problem.path))
+    if not any(left.get(program) for program in _PROGRAMS):
+        left["image"] = "unknown"
+        unknown += _PROGRAMS
     try:
         return Rest(Job.from_mapping(left), tuple(unknown))
     except JobError:

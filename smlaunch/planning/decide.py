@@ -84,6 +84,8 @@ def other_problems(job: Job, surroundings: Surroundings, unknown: Sequence[str])
     whatever they are: nothing is said that follows from a default in their place."""
     notes = Notes()
     _check_surroundings(job, surroundings, job.name or "unnamed", notes)
+    if "entry" in unknown:
+        unknown = [*unknown, "source", "requirements"]  # which are about the script's folder
     strategy = None
     if job.strategy is not None or not any(overlap(field, read) for field in unknown for read in _CHOOSE_BY):
         strategy = load(choose_strategy(job, surroundings, Notes()))

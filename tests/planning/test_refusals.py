@@ -112,11 +112,44 @@ def test_what_follows_from_a_default_in_the_place_of_a_mistake_is_not_said() -> 
     assert [problem.path for problem in problems(unknown, region(script=PLAIN))] == ["strategy"]
 
 
-def test_nothing_is_left_of_a_job_that_runs_nothing() -> None:
+def test_a_job_that_runs_nothing_is_looked_at_all_the_same() -> None:
+    job = {"compute": {"hosts": 0, "keep_alive": "7h"}, "requirements": "r.txt", "tags": {"aws:x": "y"}}
+    found = [problem.path for problem in problems(job, region())]
+    assert found == ["entry", "compute.hosts", "compute.keep_alive", "tags.aws:x"]
+
+
+def test_nothing_is_left_of_what_is_no_job() -> None:
     with pytest.raises(JobError) as caught:
-        Job.from_mapping({"compute": {"hosts": 0}})
-    assert caught.value.mapping is not None
-    assert rest_of(caught.value.mapping, caught.value.problems) is None
+        Job.from_mapping(["train.py"])  # type: ignore[arg-type]
+    assert caught.value.mapping is None
+
+
+def test_only_what_cannot_be_read_is_left_out() -> None:
+    job = {
+        "entry": "train.py",
+        "compute": {"hosts": 2, "spot": "yes"},
+        "hyperparameters": {"model.lr": float("nan"), "model": 1},
+        "inputs": {"a.b": {"uri": "s3://b/", "mode": "no"}, "a": "s3://b/"},
+        "checkpoints": {"uri": "s3://b/k/", "keep": 1},
+        "segments": [{"length": "1h"}, {"length": "soon"}],
+    }
+    with pytest.raises(JobError) as caught:
+        Job.from_mapping(job)
+    rest = rest_of(job, caught.value.problems)
+    assert rest is not None
+    assert set(rest.unknown) == {
+        "compute.spot",
+        "hyperparameters.model.lr",
+        "inputs.a.b",
+        "checkpoints",
+        "segments",
+    }
+    assert rest.job.to_mapping() == {
+        "entry": "train.py",
+        "compute": {"hosts": 2},
+        "hyperparameters": {"model": 1},
+        "inputs": {"a": {"uri": "s3://b/"}},
+    }
 
 
 # ---- where a rule ends -----------------------------------------------------------------------------------
