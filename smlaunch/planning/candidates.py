@@ -6,31 +6,21 @@ word on the workload there is nothing to compare by, and the job stays as it is.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
-from smlaunch.catalog import algorithms, instances
+from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.job import Job, parse_duration
-from smlaunch.job_fields import parse_size
-from smlaunch.planning import segments
-from smlaunch.planning.capabilities import capability
+from smlaunch.job import Job
 from smlaunch.planning.compute_reasons import explain, tell_capacity
 from smlaunch.planning.compute_rules import (
-    IN_MEMORY,
     OVER_BUDGET,
-    PROCESSORS,
     RULES,
     TOO_SMALL_A_QUOTA,
     Option,
-    Task,
     at_most,
-    is_single,
     verdict,
 )
-from smlaunch.planning.estimate import Measured
-from smlaunch.planning.io_times import Share
-from smlaunch.planning.libraries import imported
+from smlaunch.planning.compute_task import Task, named_type, one_process, read_task
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Candidate
 from smlaunch.planning.surroundings import Surroundings
@@ -39,10 +29,6 @@ from smlaunch.strategies.base import Strategy
 MOST_HOSTS = 64
 """Hosts up to which a plan scales out by itself; the job may state more."""
 
-ASSUMED_ACCELERATOR = "ml.g5.xlarge"
-ASSUMED_HOST = "ml.m5.xlarge"
-"""Where time_on_one is not said to be measured anywhere."""
-
 SIMILAR = 1.25
 """Within this factor of the cheapest the estimates do not tell options apart."""
 
@@ -50,27 +36,6 @@ TABLES_HOST = "ml.m5.4xlarge"
 TABLES_PER_HOST = 1e11
 """Bytes of tables for one host of Spark: what "enters the compute node's local storage" (Alliance, Machine
 Learning: about 100 GB). The type, 16 vCPU and 64 GiB, is an assumption."""
-
-SEVERAL = frozenset(
-    {
-        "ddp",
-        "deepspeed",
-        "horovod",
-        "huggingface",
-        "mpi",
-        "neuron",
-        "ray",
-        "smddp",
-        "smp",
-        "tensorflow",
-        "xgboost",
-    }
-)
-"""Strategies whose scripts are written for several hosts, whatever reading them shows."""
-
-HOLDS_ALL = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
-"""Libraries whose usual programs read all of their data into memory."""
-
 
 UP_BEFORE_OUT = ("scale.up-before-out", "one instance will do")
 """A rule that looks at all candidates together. AWS, best practices: scale vertically first."""
@@ -83,7 +48,7 @@ def settle(
 ) -> tuple[Job, tuple[Candidate, ...]]:
     """The job with its machines filled in, and what they were chosen from. Refuses what nothing will do
     for."""
-    task = _task(job, strategy, surroundings)
+    task = read_task(job, strategy, surroundings)
     if task is None:
         return job, ()
     judged = _up_before_out(task, [(option, verdict(option)) for option in _options(task)])
@@ -145,93 +110,6 @@ def _worth(option: Option) -> float:
     return option.listed_per_hour * option.seconds.high / 3600
 
 
-# ---- what is to be done ----------------------------------------------------------------------------------
-
-
-def _task(job: Job, strategy: Strategy, surroundings: Surroundings) -> Task | None:
-    """None where the job says nothing to choose machines by."""
-    work = job.workload
-    script = surroundings.script
-    can = capability(script, surroundings.source.entry)
-    if strategy.name in SEVERAL:
-        can = dataclasses.replace(can, use="several")
-    tables = strategy.name == "spark"
-    if not (work.time_on_one or work.model_memory or work.wanted_time or work.preprocessing):
-        open_type = job.compute.instance_type is None and not job.compute.instance_preferences
-        if not (open_type and (tables or strategy.name == "builtin" or work.kind == "preparation")):
-            return None
-    named = _named(job)
-    if named is not None and instances.find(named) is None:
-        return None  # nothing is known of it; the plan says so elsewhere
-    quiet = Notes()
-    limit = segments.total_seconds(job, quiet)
-    copied = Share(0, 0)
-    facts = {name: surroundings.inputs.get(name) for name in job.inputs}
-    for name, channel in job.inputs.items():
-        seen = facts[name]
-        if channel.mode == "File" and seen is not None and surroundings.target == "aws":
-            copied = Share(copied.bytes + (seen.bytes or 0), copied.files + (seen.objects or 0))
-    splits = [facts[name] for name, channel in job.inputs.items() if channel.split is not None]
-    counted = [seen.objects for seen in splits if seen is not None and seen.objects and not seen.capped]
-    holds = imported(script.imports, HOLDS_ALL) is not None or strategy.name == "builtin"
-    total = sum(seen.bytes or 0 for seen in facts.values() if seen is not None)
-    accelerated = can.accelerated and work.kind != "preparation" and not tables
-    if job.algorithm is not None:
-        algorithm = algorithms.find(job.algorithm)
-        accelerated = algorithm is not None and "cpu" not in algorithm.processors
-    measured = _measured(job, named, accelerated)
-    if measured is not None:
-        accelerated = measured.accelerated
-    return Task(
-        job=job,
-        surroundings=surroundings,
-        strategy=strategy,
-        can=dataclasses.replace(can, accelerated=accelerated),
-        measured=measured,
-        wanted=None if work.wanted_time is None else parse_duration(work.wanted_time),
-        limit=limit,
-        budget=job.limits.max_cost,
-        chained=job.limits.segment is not None or bool(job.segments) or limit > segments.LONGEST_RUNTIME,
-        model=None if work.model_memory is None else parse_size(work.model_memory),
-        in_memory=total * IN_MEMORY if holds and not accelerated and total else None,
-        copied=copied,
-        parted=bool(splits),
-        files=min(counted) if counted else None,
-        fixed=named is not None,
-        talks=_talks(strategy),
-        processors=_processors(job, measured),
-    )
-
-
-def _named(job: Job) -> str | None:
-    if job.compute.instance_preferences:
-        return job.compute.instance_preferences[0]
-    return job.compute.instance_type
-
-
-def _talks(strategy: Strategy) -> bool:
-    """Whether ranks exchange anything while they work."""
-    return strategy.joins_hosts and strategy.name not in ("spark", "processing")
-
-
-def _measured(job: Job, named: str | None, accelerated: bool) -> Measured | None:
-    if job.workload.time_on_one is None:
-        return None
-    on = job.workload.measured_on or named
-    reference = instances.find(on or (ASSUMED_ACCELERATOR if accelerated else ASSUMED_HOST))
-    if reference is None:
-        return None
-    seconds = parse_duration(job.workload.time_on_one)
-    return Measured(float(seconds), reference, reference.accelerators > 0, on is not None)
-
-
-def _processors(job: Job, measured: Measured | None) -> float | None:
-    if job.workload.preprocessing != "heavy":
-        return None
-    on = measured.reference if measured is not None and measured.stated else None
-    return on.vcpu / max(1, on.accelerators) if on is not None else PROCESSORS
-
-
 # ---- options ---------------------------------------------------------------------------------------------
 
 
@@ -255,7 +133,7 @@ def _options(task: Task) -> Iterator[Option]:
 
 
 def _types(task: Task) -> Iterator[InstanceType]:
-    named = _named(task.job)
+    named = named_type(task.job)
     if named is not None:
         known = instances.find(named)
         if known is not None:
@@ -295,18 +173,20 @@ def _ranks(task: Task, instance: InstanceType) -> int:
     asked = task.job.compute.processes_per_host
     if isinstance(asked, int):
         return asked
-    return 1 if is_single(task) else max(1, instance.accelerators)
+    return 1 if task.is_single else max(1, instance.accelerators)
 
 
 def _candidate(option: Option, said: tuple[str, str] | None, chosen: bool = False) -> Candidate:
     rule, because = said or ("", "")
+    task = option.task
+    asks_for_one = task.job.compute.processes_per_host is None and one_process(task.strategy)
     spans = (option.seconds, option.dollars, option.per_hour)
     seconds, dollars, per_hour = (None if span is None else (span.low, span.high) for span in spans)
     return Candidate(
-        strategy=option.task.strategy.name,
+        strategy=task.strategy.name,
         instance_type=option.instance.name,
         hosts=option.hosts,
-        processes_per_host=option.ranks,
+        processes_per_host=1 if asks_for_one else option.ranks,
         chosen=chosen,
         rule=rule,
         because=because,
@@ -340,7 +220,7 @@ def _refused(task: Task, judged: Sequence[tuple[Option, tuple[str, str]]], notes
 
 def _way_out(rule: str, task: Task) -> str:
     if rule == "time.too-slow":
-        if task.can.use == "one" and task.talks and task.can.accelerated:
+        if task.can.use == "one" and task.can.accelerated and not task.parted:
             return "let the script use several accelerators (docs/planner.md), or allow more time"
         return "allow more time, or more hosts" if task.fixed else "allow more time"
     if rule == "memory.model-too-large":

@@ -36,6 +36,7 @@ def explain(chosen: Option, fitting: Sequence[Option], judged: Judged, notes: No
 
 
 MOST_PREFERENCES = 5
+"""Of a request (its API's model)."""
 
 
 def tell_capacity(chosen: Option, similar: Sequence[Option], notes: Notes) -> None:

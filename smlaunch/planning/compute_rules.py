@@ -11,56 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.job import Job
-from smlaunch.planning.capabilities import Capability
+from smlaunch.planning.compute_task import Task
 from smlaunch.planning.cost import dollars
-from smlaunch.planning.estimate import MODEL_SHARE, Machines, Measured, duration, price, rate
+from smlaunch.planning.estimate import MODEL_SHARE, Machines, duration, price, rate
 from smlaunch.planning.io_times import Range, Share
 from smlaunch.planning.quotas import usage
 from smlaunch.planning.show import size
-from smlaunch.planning.surroundings import Surroundings
 from smlaunch.request import PROCESSING
-from smlaunch.strategies.base import Setting, Strategy
-
-PROCESSORS = 16
-"""vCPU for each accelerator that heavy preprocessing keeps busy where nobody measured: an assumption. Six are
-what the Alliance suggests for ordinary work."""
-
-IN_MEMORY = 5
-"""Times the size of a table in files that a program needs which reads all of it into memory. McKinney,
-"Apache Arrow and the 10 things I hate about pandas", 2017: "5 to 10 times as much RAM as the size of your
-dataset"."""
+from smlaunch.strategies.base import Setting
 
 RETIRED = ("p2", "p3")
 BURSTABLE = ("t2", "t3")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be done: read from the job and its surroundings once. ``measured``: None where the job says
-    no time. ``model`` and ``in_memory`` in bytes, of one replica and of one host. ``wanted``, ``limit``:
-    seconds that it may take, and that the job may run at most. ``budget``: dollars. ``copied``: bytes that
-    File channels bring, all in all, and in how many files; ``parted``: every host gets a part. ``files``: the
-    least number of objects of a channel that is split, None without one. ``fixed``: the job names the type.
-    """
-
-    job: Job
-    surroundings: Surroundings
-    strategy: Strategy
-    can: Capability
-    measured: Measured | None
-    wanted: float | None
-    limit: float
-    budget: float | None
-    chained: bool
-    model: float | None
-    in_memory: float | None
-    copied: Share
-    parted: bool
-    files: int | None
-    fixed: bool
-    talks: bool
-    processors: float | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +105,7 @@ def _price(option: Option) -> str | None:
 def _one_accelerator(option: Option) -> str | None:
     count = option.instance.accelerators
     asked = option.task.job.compute.processes_per_host
-    if count < 2 or asked is not None or not (is_single(option.task) or option.task.can.use == "one"):
+    if count < 2 or asked is not None or not (option.task.is_single or option.task.can.use == "one"):
         return None
     who = option.task.surroundings.source.entry or option.task.job.program
     return f"{who} uses one accelerator, and {count - 1} of its {count} would stand idle"
@@ -249,12 +210,6 @@ def _budget(option: Option) -> str | None:
     if option.dollars is not None and option.dollars.high > task.budget:
         return f"may cost {dollars(option.dollars.high)}, more than {cap}"
     return None
-
-
-def is_single(task: Task) -> bool:
-    """One process on each host, which uses one accelerator."""
-    plain = task.strategy.one_per_host or task.strategy.one_unless_asked
-    return plain and task.can.use != "instance"
 
 
 _MACHINES = ("compute.instance_type", "compute.hosts", "compute.processes_per_host")
