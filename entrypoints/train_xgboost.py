@@ -14,12 +14,10 @@ Input: ``*.npz`` files as prepare_digits.py writes them, ``images`` float32 (n, 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xgboost
@@ -49,15 +47,18 @@ def load(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(len(images), -1), np.concatenate([part["labels"] for part in parts])
 
 
-def communicator(environ: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
-    """Joins this worker with the others where the launcher has told of any."""
-    if "DMLC_TRACKER_URI" not in environ:
-        return contextlib.nullcontext()
-    return collective.CommunicatorContext(
-        dmlc_tracker_uri=environ["DMLC_TRACKER_URI"],
-        dmlc_tracker_port=int(environ["DMLC_TRACKER_PORT"]),
-        dmlc_task_id=environ["DMLC_TASK_ID"],
-    )
+def join(environ: Mapping[str, str]) -> None:
+    """The other workers, where the launcher has told of any.
+
+    Not by collective.CommunicatorContext: its end comes before an exception is printed, so that the others
+    miss this worker before anybody knows why.
+    """
+    if "DMLC_TRACKER_URI" in environ:
+        collective.init(
+            dmlc_tracker_uri=environ["DMLC_TRACKER_URI"],
+            dmlc_tracker_port=int(environ["DMLC_TRACKER_PORT"]),
+            dmlc_task_id=environ["DMLC_TASK_ID"],
+        )
 
 
 def train(args: argparse.Namespace, pixels: np.ndarray, labels: np.ndarray) -> xgboost.Booster:
@@ -74,12 +75,13 @@ def train(args: argparse.Namespace, pixels: np.ndarray, labels: np.ndarray) -> x
 def main() -> None:
     args = arguments()
     pixels, labels = load(args.train)
-    with communicator(os.environ):
-        rank, workers = collective.get_rank(), collective.get_world_size()
-        mine = slice(rank, None, workers)
-        model = train(args, pixels[mine], labels[mine])
-        rows = collective.allreduce(np.array([len(labels[mine])]), collective.Op.SUM)
-        print(f"worker {rank} of {workers} trained on {len(labels[mine])} of {rows[0]} rows", flush=True)
+    join(os.environ)
+    rank, workers = collective.get_rank(), collective.get_world_size()
+    mine = slice(rank, None, workers)
+    model = train(args, pixels[mine], labels[mine])
+    rows = collective.allreduce(np.array([len(labels[mine])]), collective.Op.SUM)
+    print(f"worker {rank} of {workers} trained on {len(labels[mine])} of {rows[0]} rows", flush=True)
+    collective.finalize()
     if rank != 0:
         return
     test_pixels, test_labels = load(args.test)

@@ -2,11 +2,11 @@
 
 The script joins them by the variables that XGBoost's launchers have always set:
 
-    with xgboost.collective.CommunicatorContext(
+    xgboost.collective.init(
         dmlc_tracker_uri=os.environ["DMLC_TRACKER_URI"],
         dmlc_tracker_port=int(os.environ["DMLC_TRACKER_PORT"]),
         dmlc_task_id=os.environ["DMLC_TASK_ID"],
-    ): ...
+    )
 
 Docs: docs/xgboost.md.
 """

@@ -1,0 +1,48 @@
+"""XGBoost's own collective over two hosts of the endpoint: together they learn what one learns alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.e2e.command import ENTRYPOINTS
+from tests.real.frameworks import smlaunch_of, write_digits
+
+SCRIPT = ENTRYPOINTS / "train_xgboost.py"
+
+
+def test_two_hosts_learn_what_one_learns_from_all_rows(home: Path, tmp_path: Path) -> None:
+    """The script compares the probabilities itself; here stands that it did, and how far they were apart."""
+    digits = write_digits(tmp_path / "digits")
+    inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
+    ran = smlaunch_of("xgboost", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted")
+    assert ran.code == 0, ran.text
+    assert "xgboost starts one worker per host" in ran.err
+    assert "algo-1 worker 0 of 2 trained on 719 of 1438 rows" in ran.out
+    assert "algo-2 worker 1 of 2 trained on 719 of 1438 rows" in ran.out
+    apart = re.search(r"probabilities off by (\S+) at most from those of one worker with all rows", ran.out)
+    assert apart is not None
+    assert float(apart.group(1)) < 1e-4
+    accuracy = re.search(r"held-out accuracy (\S+)", ran.out)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) > 0.95
+
+
+def test_a_worker_that_fails_is_named_and_not_the_tracker(home: Path, tmp_path: Path) -> None:
+    script = tmp_path / "source" / "train.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os, numpy as np, xgboost\n"
+        "from xgboost import collective\n"
+        "words = {'dmlc_' + n.lower(): os.environ['DMLC_' + n] for n in ('TRACKER_URI', 'TASK_ID')}\n"
+        "collective.init(dmlc_tracker_port=int(os.environ['DMLC_TRACKER_PORT']), **words)\n"
+        "if collective.get_rank() == 1:\n"
+        "    raise ValueError('no rows here')\n"
+        "collective.allreduce(np.ones(3), collective.Op.SUM)\n"
+    )
+    ran = smlaunch_of("xgboost", home, "run", script, "--hosts", "2", "--local", "--name", "fails", "--json")
+    assert ran.code == 1, ran.text
+    (job,) = json.loads(ran.out)["jobs"]
+    assert job["failure"]["host"] == "algo-2", ran.text
+    assert "ValueError: no rows here" in job["failure"]["cause"]
