@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.command import SMLAUNCH, Outcome
+from tests.e2e.command import SMLAUNCH, Outcome, smlaunch
 from tests.e2e.reading_region import READING, Region, served
 from tests.planning.bad_jobs import Case, cases, write_source
 
@@ -73,6 +73,19 @@ def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> N
         ran = run(tmp_path, url, "run", "train.py")
     assert ran.code == 3, ran.text
     assert set(region.seen) - READING
+
+
+def test_on_this_machine_too_nothing_is_staged(home: Path, tmp_path: Path) -> None:
+    (case,) = (case for case in cases() if case.name == "everything about a request's sizes")
+    write_source(case, tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(case.job))
+    ran = smlaunch("run", tmp_path / "job.yaml", "--local")
+    assert ran.code == 2, ran.text
+    for field in case.says:
+        assert f"  {field}: " in ran.err
+    buckets = [path for path in (home / "s3").iterdir() if not path.name.startswith("_")]
+    assert [path for bucket in buckets for path in bucket.rglob("*")] == []
+    assert smlaunch("ls", "--local", "--json").json()["runs"] == []
 
 
 def test_each_case_is_among_the_sixty() -> None:

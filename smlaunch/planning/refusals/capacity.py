@@ -126,7 +126,8 @@ def preferences_twice(case: Case) -> Found:
     named = case.job.compute.instance_preferences
     for name in dict.fromkeys(named):
         if named.count(name) > 1:
-            yield Problem(_PREFERENCES, f"{name} may be named once; it is named {named.count(name)} times")
+            told = f"{name} may be named once, and is named {named.count(name)} times; leave the others out"
+            yield Problem(_PREFERENCES, told)
 
 
 @rule(
@@ -207,7 +208,9 @@ def pending_out_of_bounds(case: Case) -> Found:
     stated = case.job.limits.max_pending
     if stated is not None and not SHORTEST_PENDING <= parse_duration(stated) <= LONGEST_PENDING:
         least, most = format_duration(SHORTEST_PENDING), format_duration(LONGEST_PENDING)
-        yield Problem(_PENDING, f"{stated} is not between {least} and {most}, which the service takes")
+        yield Problem(
+            _PENDING, f"{stated} is not between {least} and {most}, as the service wants it; change it"
+        )
 
 
 @rule(

@@ -13,6 +13,11 @@ from smlaunch.request import PROCESSING, TRAINING, hyperparameter_text
 from smlaunch.validate import check
 
 _OWN_TAGS = (TAG_RUN, TAG_SEGMENT, TAG_ATTEMPT, TAG_JOB)
+_WAY_OUT = {
+    "HyperParameters": "what is long or many goes into a file of the source, or of an input",
+    "Environment": "what is long or many goes into a file of the source, or of an input",
+    "Tags": "shorten it, or leave some out",
+}
 _RESERVED_PREFIXES = ("smlaunch:", "aws:")
 
 
@@ -41,7 +46,7 @@ def sizes(case: Case) -> Found:
         message = violation.problem().message
         if member == "Tags" and violation.rule == "max_items":
             message = f"{len(job.tags)} and smlaunch's own {len(_OWN_TAGS)} are {len(tags)}; {message}"
-        yield Problem(field_of(violation.path, request), message)
+        yield Problem(field_of(violation.path, request), f"{message}; {_WAY_OUT[str(member)]}")
 
 
 @rule("tags.reserved", "tags with a reserved prefix", "2.1", "≤50; key 1-128, value 0-256", "tags.*")
