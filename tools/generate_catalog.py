@@ -1,10 +1,10 @@
-"""Makes smlaunch/catalog/images.json, instances.json, network.json and efa.json from collected facts.
+"""Makes smlaunch/catalog/instances.json, network.json and efa.json from collected facts.
 
     python tools/generate_catalog.py FACTS_DIR
 
-FACTS_DIR holds ``dlc.json`` (the SageMaker SDK's image data and the tags published by
-aws/deep-learning-containers) and ``instances.json`` (the API's instance types, their EC2 counterparts'
-specifications, and prices from public sources). The output keeps what planning needs, with source and date.
+FACTS_DIR holds ``instances.json``: the API's instance types, their EC2 counterparts' specifications, and
+prices from public sources. The output keeps what planning needs, with source and date. Images and algorithms
+are made by tools/generate_images.py.
 """
 
 from __future__ import annotations
@@ -78,15 +78,12 @@ def efa(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """One line per entry of the innermost tables: small, and a change shows as one line of a diff."""
+    """One line per instance type: small, and a change shows as one line of a diff."""
     text = json.dumps(document, indent=1, ensure_ascii=False)
-    for key in ("types", "versions"):
-        table = document.get(key) or document.get("pytorch", {}).get(key)
-        for name, row in (table or {}).items():
-            pretty = json.dumps({name: row}, indent=1, ensure_ascii=False)[1:-1].strip()
-            compact = json.dumps({name: row}, ensure_ascii=False, separators=(",", ":"))[1:-1]
-            depth = 2 if key in document else 3
-            text = text.replace(pretty.replace("\n", "\n" + " " * (depth - 1)), compact)
+    for name, row in document["types"].items():
+        pretty = json.dumps({name: row}, indent=1, ensure_ascii=False)[1:-1].strip()
+        compact = json.dumps({name: row}, ensure_ascii=False, separators=(",", ":"))[1:-1]
+        text = text.replace(pretty.replace("\n", "\n "), compact)
     path.write_text(text + "\n", encoding="utf-8")
 
 
