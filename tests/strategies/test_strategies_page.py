@@ -1,0 +1,45 @@
+"""docs/strategies.md: every strategy with its options, and what is said to have been run is there."""
+
+from __future__ import annotations
+
+import re
+
+from smlaunch.strategies import load
+from smlaunch.strategy_names import BUILT_IN
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "strategies.md").read_text()
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The cells of a table's rows by the strategy's name; several rows of one are one after the other."""
+    found: dict[str, list[str]] = {}
+    for line in PAGE.partition(heading)[2].partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        name = re.match(r"`([a-z-]+)`", cells[0])
+        if line.startswith("|") and name:
+            found.setdefault(name[1], []).extend(cells[1:])
+    return found
+
+
+def quoted(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def test_every_strategy_stands_there_with_its_image_and_options() -> None:
+    table = rows("# Strategies")
+    assert table.keys() == BUILT_IN.keys()
+    for name, (_, family, _, _, options) in table.items():
+        strategy = load(name)
+        assert family == (strategy.family or "the algorithm's own"), name
+        assert quoted(options) == set(strategy.options), name
+
+
+def test_what_was_run_is_in_the_repository() -> None:
+    table = rows("## What has been run")
+    assert table.keys() == BUILT_IN.keys()
+    for name, cells in table.items():
+        for script in quoted(cells[0]):
+            assert (ROOT / "entrypoints" / script).is_file(), (name, script)
+        for test in quoted(cells[2]):
+            assert (ROOT / test).is_file(), (name, test)
