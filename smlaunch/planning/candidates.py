@@ -97,10 +97,8 @@ def similar(fitting: Sequence[Option]) -> list[Option]:
 
 
 def _order(task: Task, option: Option) -> tuple[bool, int, float, str]:
-    measured = task.measured is not None and (
-        option.instance.accelerator != task.measured.reference.accelerator
-    )
-    return measured, option.hosts, option.listed_per_hour, option.instance.name
+    elsewhere = task.measured is not None and not task.measured.is_of(option.instance)
+    return elsewhere, option.hosts, option.listed_per_hour, option.instance.name
 
 
 def _worth(option: Option) -> float:

@@ -65,18 +65,18 @@ def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[st
             "compute.tables",
             f"{what}: a host for every 100 GB of tables, a rough assumption; Spark deals out the work.",
         )
-    if not chosen.instance.accelerators:
-        if task.in_memory is not None and not task.fixed:
-            return "instance-type.in-memory", _in_memory(chosen, task.in_memory)
-        return "compute.processors", f"{what}{_takes(chosen)}{_why_cheapest(chosen, fitting)}."
-    if task.processors is not None:
-        return "compute.cpu-budget", _budget(chosen, task.processors, judged)
     if not task.talks and chosen.hosts > 1:
         return (
             "compute.share-nothing",
             f"Hosts do not talk, so that {chosen.hosts} of them are {chosen.hosts} times as fast: "
             f"{what}{_takes(chosen)}{_why_cheapest(chosen, fitting)}.",
         )
+    if not chosen.instance.accelerators:
+        if task.in_memory is not None and not task.fixed:
+            return "instance-type.in-memory", _in_memory(chosen, task.in_memory)
+        return "compute.processors", f"{what}{_takes(chosen)}{_why_cheapest(chosen, fitting)}."
+    if task.processors is not None:
+        return "compute.cpu-budget", _budget(chosen, task.processors, judged)
     if chosen.hosts > 1:
         return "compute.scale-out", _scale_out(chosen, fitting, judged)
     if accelerators > 1:
@@ -157,7 +157,7 @@ def _why_cheapest(chosen: Option, fitting: Sequence[Option]) -> str:
     if not others or chosen.task.fixed:
         return ""
     measured = chosen.task.measured
-    if measured is not None and measured.reference.accelerator == chosen.instance.accelerator:
+    if measured is not None and measured.is_of(chosen.instance):
         return f"; of {others + 1} that would do, it is among the cheapest and of the kind that was measured"
     return f"; of {others + 1} that would do, it is among the cheapest"
 
@@ -174,8 +174,10 @@ def _assumed(chosen: Option) -> str:
     else:
         where = f"a host of {on.name}, which is assumed (workload.measured_on says it)"
     spread = PRICE_SPREAD.get(chosen.instance.price_confidence, PRICE_SPREAD["low"])
+    here = task.surroundings.target == "local"
+    region = " They are of a region's machines, and not of this one." if here else ""
     return (
         f"Estimates start from {job.workload.time_on_one} on {where}; how accelerators compare, what several "
         f"lose, 1 to 10 minutes until training begins and a price within {spread:.0%} are rough assumptions "
-        "(docs/planner.md)."
+        f"(docs/planner.md).{region}"
     )

@@ -35,6 +35,12 @@ class Measured:
     accelerated: bool
     stated: bool
 
+    def is_of(self, instance: InstanceType) -> bool:
+        """Measured on the same kind of accelerator, or on the same host without."""
+        if self.accelerated:
+            return instance.accelerator == self.reference.accelerator
+        return instance.name == self.reference.name
+
 
 @dataclass(frozen=True)
 class Machines:

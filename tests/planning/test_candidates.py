@@ -166,6 +166,17 @@ def test_hosts_that_share_nothing_are_no_more_than_their_files() -> None:
     assert "data.more-hosts-than-files" in rejected(few, "ml.g5.xlarge")
 
 
+def test_a_host_without_accelerators_counts_as_measured_when_it_is_the_same() -> None:
+    work = {"kind": "inference", "time_on_one": "6h", "wanted_time": "4h", "measured_on": "ml.m5.xlarge"}
+    job = {"workload": work, "inputs": {"t": {"uri": "s3://b/t/", "split": "key"}}}
+    facts = InputFacts("s3://b/t/", "s3", objects=100, bytes=10**6)
+    made = plan(job, with_inputs(region(script=PLAIN), {"t": facts}))
+    assert (made.strategy, made.instance_type, made.hosts) == ("share-nothing", "ml.m5.xlarge", 2)
+    assert "compute.share-nothing" in [reason.rule for reason in made.reasons]
+    here = plan(job, with_inputs(local(script=PLAIN), {"t": facts}))
+    assert "They are of a region's machines, and not of this one." in str(here).replace("\n    ", " ")
+
+
 def test_tables_that_a_program_reads_whole_have_to_fit() -> None:
     pandas = ScriptFacts(imports=frozenset({"pandas"}))
     job = {"workload": {"kind": "preparation"}, "inputs": {"t": "s3://b/t/"}}
