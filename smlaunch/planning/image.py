@@ -150,7 +150,7 @@ def _asked(job: Job, error: UnknownImage, surroundings: Surroundings, notes: Not
     elif resolved is None:
         told += "; pip install 'smlaunch[sagemaker]', which may know it, or name an image"
     else:
-        told += f"; {resolved.problem}; name an image"
+        told += f"; {resolved.problem}; or name an image"
     notes.refuse(at_fault, told)
     return ""
 

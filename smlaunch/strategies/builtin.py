@@ -66,7 +66,10 @@ class Builtin(Strategy):
                 "smlaunch does not add them"
             )
         if setting.target == "local":
-            told.append("The algorithm is AWS's image: an endpoint that cannot run images cannot run it")
+            told.append(
+                f"{setting.algorithm} is an image of AWS's: the executor containers runs it, where it can "
+                "pull it; the executor processes starts this machine's own `train`"
+            )
         return [*told, *advice_of(algorithm, setting)]
 
     def longest_wait(self, setting: Setting) -> int | None:

@@ -61,7 +61,7 @@ def test_its_problem_is_told() -> None:
     (told,) = refusals({"framework_version": "9.9"}, resolved_image=answer)
     assert told.startswith("framework_version: no PyTorch 9.9 image is known")
     assert told.endswith(
-        "; sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9; name an image"
+        "; sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9; or name an image"
     )
     (told,) = refusals(JUMPSTART, resolved_image=answer)
     assert told.startswith(
