@@ -6,6 +6,7 @@ word on the workload there is nothing to compare by, and the job stays as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from smlaunch.catalog import instances
@@ -21,6 +22,7 @@ from smlaunch.planning.compute_rules import (
     verdict,
 )
 from smlaunch.planning.compute_task import Task, named_type, one_process, read_task
+from smlaunch.planning.estimate import speed
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.plan import Candidate
 from smlaunch.planning.surroundings import Surroundings
@@ -116,18 +118,27 @@ def _options(task: Task) -> Iterator[Option]:
     the most that were looked at."""
     for instance in _types(task):
         ranks = _ranks(task, instance)
-        numbers = iter(_hosts(task))
-        first = last = Option(task, instance, next(numbers), ranks)
+        one, *more = _hosts(task)
+        first = last = Option(task, instance, one, ranks)
         objection = verdict(first)
-        while objection is not None and _more_hosts_help(objection[0], task):
-            hosts = next(numbers, None)
-            if hosts is None:
+        least = _least_hosts(first) if objection is not None and more else 1
+        for hosts in [number for number in more if number >= least] or more[-1:]:
+            if objection is None or not _more_hosts_help(objection[0], task):
                 break
             last = Option(task, instance, hosts, ranks)
             objection = verdict(last)
         yield first
         if last is not first:
             yield last
+
+
+def _least_hosts(one: Option) -> int:
+    """Fewer cannot be quick enough: several hosts are at most so many times as fast as ``one``."""
+    task = one.task
+    alone = None if task.measured is None else speed(one.machines, task.measured)
+    if alone is None or task.measured is None or task.wanted is None:
+        return 1
+    return math.ceil(one.hosts * task.measured.seconds / (alone.low * task.wanted))
 
 
 def _types(task: Task) -> Iterator[InstanceType]:

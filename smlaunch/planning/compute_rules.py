@@ -248,8 +248,8 @@ RULES: tuple[ComputeRule, ...] = (
     ComputeRule(
         "instance.burstable", "workload", "EC2, burstable performance instances: CPU credits", _burstable
     ),
-    ComputeRule("strategy.machines", "strategy", "docs/strategies.md: what each strategy runs on", _strategy),
     ComputeRule("price.unknown", "limits.max_cost", "the reference, 5: no package has prices", _price),
+    ComputeRule("strategy.machines", "strategy", "docs/strategies.md: what each strategy runs on", _strategy),
     ComputeRule(
         "capability.one-accelerator",
         "entry",
