@@ -18,7 +18,12 @@ from tests.real.frameworks import smlaunch_of
 
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra data; `make test-real` installs it")
 
+pytestmark = pytest.mark.timeout(600)
+
 SCRIPT = ENTRYPOINTS / "prepare_spark.py"
+
+# Six Java machines that live for seconds: compiling well costs them twice the time that it spares.
+SHORT_LIVED = ("--env", "JAVA_TOOL_OPTIONS=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +57,8 @@ def by_region(tables: Path) -> dict[tuple[str, int], tuple[int, int]]:
 def test_a_table_is_prepared_by_two_hosts(home: Path, tables: Path) -> None:
     ran = smlaunch_of(
         *("spark", home, "run", SCRIPT, "--local", "--hosts", "2", "--name", "tables"),
-        *("--input", f"sales={tables / 'sales'}", "--input", f"shops={tables / 'shops'}"),
+        *("--input", f"sales={tables / 'sales'}", "--input", f"shops={tables / 'shops'}", *SHORT_LIVED),
+        timeout=500,
     )
     assert ran.code == 0, ran.text
     assert "spark makes a Spark cluster" in ran.err
@@ -74,7 +80,9 @@ def test_a_driver_that_fails_is_told_and_ends_everything(home: Path, tmp_path: P
     script.write_text(
         "import pyspark\nraise ValueError('no rows for Spark %s' % pyspark.__version__.split('.')[0])\n"
     )
-    ran = smlaunch_of("spark", home, "run", script, "--local", "--hosts", "2", "--name", "few", "--json")
+    ran = smlaunch_of(
+        *("spark", home, "run", script, "--local", "--hosts", "2", "--name", "few", "--json", *SHORT_LIVED)
+    )
     assert ran.code == 1, ran.text
     (job,) = ran.json()["jobs"]
     assert job["failure"]["host"] == "algo-1"
