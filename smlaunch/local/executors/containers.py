@@ -7,7 +7,6 @@ supervisor (containers_supervisor.py): it ends and removes the container wheneve
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from smlaunch.local.executors import containers_network
 from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import (
     Allocation,
@@ -27,14 +27,12 @@ from smlaunch.local.executors.base import (
     Program,
     View,
 )
-from smlaunch.local.executors.containers_engine import bring, helper_image, run, said
+from smlaunch.local.executors.containers_engine import bring, helper_image, run
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
 from smlaunch.local.executors.processes import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
 
 _CONTRACT_ROOT = "/opt/ml"
-_FIRST_ADDRESS = 2
-"""Of a network: the first belongs to its gateway."""
 _STATE = "{{json .State}}"
 
 
@@ -59,7 +57,7 @@ class Containers:
         self.isolation: str = engine.kind
         self.engine = engine
         self._folder = folder
-        self._owner = owner
+        self.owner = owner
         self._reach = reach
         self._shm_bytes = shm_bytes
         self._options = tuple(options)
@@ -100,7 +98,7 @@ class Containers:
 
     def plan(self, name: str, **parts: Any) -> ContainerPlan:
         return ContainerPlan(
-            name=name, owner=self._owner, shm_bytes=self._shm_bytes, options=self._options, **parts
+            name=name, owner=self.owner, shm_bytes=self._shm_bytes, options=self._options, **parts
         )
 
     def give_back(self, folder: Path) -> list[list[str]]:
@@ -117,38 +115,7 @@ class Containers:
 
     def name_of(self, *parts: str) -> str:
         """Of a container or a network: unique on the machine, and telling."""
-        return "-".join(("smlaunch", self._owner, *parts))
-
-    def make_network(self, name: str, hosts: int, internal: bool) -> list[str]:
-        """The addresses of its hosts. Raises CannotAllocate; then there is none."""
-        try:
-            return self._network(name, hosts, internal)
-        except BaseException:
-            self.remove_network(name)
-            raise
-
-    def _network(self, name: str, hosts: int, internal: bool) -> list[str]:
-        def create(subnet: str | None) -> None:
-            done = run(words.create_network(self.engine, name, self._owner, internal, subnet))
-            if done.returncode:
-                raise CannotAllocate(f"{self.engine.kind} cannot make a network for the hosts: {said(done)}")
-
-        create(None)
-        listed = run(words.subnet_of(self.engine, name)).stdout.decode().split()
-        networks = [ipaddress.ip_network(subnet) for subnet in listed]
-        subnet = next((subnet for subnet in networks if subnet.version == 4), None)
-        if subnet is None or subnet.num_addresses < hosts + _FIRST_ADDRESS + 1:
-            raise CannotAllocate(
-                f"{hosts} hosts do not fit into the network that {self.engine.kind} gives them"
-            )
-        if self.engine.kind == "docker":
-            # It gives fixed addresses in a subnet only that was asked for by name.
-            self.remove_network(name)
-            create(str(subnet))
-        return [str(subnet[number + _FIRST_ADDRESS]) for number in range(hosts)]
-
-    def remove_network(self, name: str) -> None:
-        run(words.remove_network(self.engine, name))
+        return "-".join(("smlaunch", self.owner, *parts))
 
 
 class ContainerAllocation:
@@ -170,8 +137,10 @@ class ContainerAllocation:
         self._network = executor.name_of(job)
         self._hosts: list[SupervisedHost] = []
         self._relayed = not isolated_network and executor.enters_networks
-        addresses = executor.make_network(self._network, len(labels), isolated_network)
         engine = executor.engine
+        addresses = containers_network.make(
+            engine, self._network, executor.owner, len(labels), isolated_network
+        )
         self.offer = Offer(
             {},
             tuple(self._told(engine, digest, isolated_network)),
@@ -204,7 +173,7 @@ class ContainerAllocation:
         if killed:
             run(words.remove(self._executor.engine, *(self._name(host.place) for host in killed)))
         self._hosts = []
-        self._executor.remove_network(self._network)
+        containers_network.remove(self._executor.engine, self._network)
         remove_tree(self._folder)
 
     def _told(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
