@@ -19,6 +19,7 @@ BUILT_IN = {
     "custom": "smlaunch.strategies.custom:Custom",
     "ddp": "smlaunch.strategies.ddp:DDP",
     "deepspeed": "smlaunch.strategies.deepspeed:DeepSpeed",
+    "horovod": "smlaunch.strategies.horovod:Horovod",
     "huggingface": "smlaunch.strategies.huggingface:HuggingFace",
     "mpi": "smlaunch.strategies.mpi:MPI",
     "neuron": "smlaunch.strategies.neuron:Neuron",

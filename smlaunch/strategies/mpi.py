@@ -37,10 +37,9 @@ class MPI(Strategy):
     options = {OPTION: "words for mpirun, a list or one text: --map-by node"}  # noqa: RUF012
 
     def check(self, setting: Setting) -> list[Problem]:
-        try:
-            words = mpirun_options(setting)
-        except (ValueError, TypeError) as error:
-            return [Problem(f"options.{OPTION}", str(error))]
+        words, problem = _options(setting)
+        if problem:
+            return [Problem(f"options.{OPTION}", problem)]
         problems = []
         for word in words:
             why = _OURS.get(word.lstrip("-")) if word.startswith(("-", "plm")) else None
@@ -70,21 +69,21 @@ class MPI(Strategy):
         return (*words, *setting.args, Ref("hyperparameters"))
 
     def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
-        return tuple(mpirun_options(setting))
+        return tuple(_options(setting)[0])
 
 
 def uses_mpi4py(setting: Setting) -> bool:
     return any(name == "mpi4py" or name.startswith("mpi4py.") for name in setting.imports)
 
 
-def mpirun_options(setting: Setting) -> list[str]:
-    """Each is one word for mpirun, whatever is in it. Raises ValueError or TypeError with what to do."""
+def _options(setting: Setting) -> tuple[list[str], str]:
+    """Each is one word for mpirun, whatever is in it; and what is wrong with them, if anything is."""
     value = setting.options.get(OPTION, [])
-    if isinstance(value, str):
-        try:
-            return shlex.split(value)
-        except ValueError as error:
-            raise ValueError(f"{value!r} does not come apart into words: {error}") from None
     if isinstance(value, list | tuple):
-        return [str(word) for word in value]
-    raise TypeError(f"a list of words or one text is needed, not {value!r}")
+        return [str(word) for word in value], ""
+    if not isinstance(value, str):
+        return [], f"a list of words or one text is needed, not {value!r}"
+    try:
+        return shlex.split(value), ""
+    except ValueError as error:
+        return [], f"{value!r} does not come apart into words: {error}"

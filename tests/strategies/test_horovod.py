@@ -1,0 +1,141 @@
+"""strategy: horovod: on MPI as any MPI program; by gloo with the variables that horovodrun sets, written by
+hand from Horovod 0.28.1 (horovod/runner/gloo_run.py). Its meeting place is asked as common/gloo/http_store.cc
+asks it."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.protocol.launch_spec import LEADER, MPI, RUNTIME, Joined, Ref, Service
+from smlaunch.train.horovod_rendezvous import serve
+from tests.planning.world import region
+from tests.strategies.asked import planned, refusals
+from tests.strategies.specs import SHELL, spec_of
+
+HOROVOD = ScriptFacts(imports=frozenset({"horovod.torch", "horovod", "torch"}))
+COMPUTE = {"hosts": 2, "processes_per_host": 2, "instance_type": "ml.m5.xlarge"}
+PORT = Ref("port", offset=4)
+
+
+def asked(**job: Any) -> Plan:
+    return planned({"compute": COMPUTE, **job}, region(script=HOROVOD))
+
+
+def test_on_mpi() -> None:
+    plan = asked()
+    assert plan.strategy == "horovod"
+    spec = spec_of(plan)
+    assert (spec.ranks.launcher, spec.services) == (MPI, ())
+    assert spec.ranks.argv == (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
+    assert not any(name.startswith("HOROVOD_") for name, _ in spec.ranks.env)
+    assert [upload.kind for upload in plan.uploads].count("secret") == 1
+    assert any("does not build unpatched" in line for line in plan.warnings)
+
+
+def test_by_gloo() -> None:
+    plan = asked(options={"controller": "gloo"})
+    spec = spec_of(plan)
+    assert (spec.ranks.launcher, spec.ranks.per_host, spec.ranks.options) == (RUNTIME, 2, ())
+    assert {name: word for name, word in spec.ranks.env if name.startswith("HOROVOD_")} == {
+        "HOROVOD_HOSTNAME": Ref("host"),
+        "HOROVOD_RANK": Ref("rank"),
+        "HOROVOD_SIZE": Ref("world_size"),
+        "HOROVOD_LOCAL_RANK": Ref("local_rank"),
+        "HOROVOD_LOCAL_SIZE": Ref("per_host"),
+        "HOROVOD_CROSS_RANK": Ref("host_rank"),
+        "HOROVOD_CROSS_SIZE": Ref("hosts"),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": Ref("leader_address"),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": PORT,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    words = (Ref("python"), "-c", "from smlaunch.train.horovod_rendezvous import main; main()")
+    assert spec.services == (
+        Service(
+            "horovod-rendezvous",
+            (*words, PORT, Ref("world_size"), Ref("hosts")),
+            on=LEADER,
+            ready=Joined((Ref("leader_address", suffix=":"), PORT)),
+        ),
+    )
+    assert not [upload for upload in plan.uploads if upload.kind == "secret"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"controller": "nccl"}, "options.controller: one of mpi, gloo, not 'nccl'"),
+        (
+            {"controller": "gloo", "mpirun_options": "--map-by node"},
+            "options.mpirun_options: with controller: gloo there is no mpirun; leave one of them out",
+        ),
+    ],
+)
+def test_refusals(options: dict[str, str], said: str) -> None:
+    assert refusals({"compute": COMPUTE, "options": options}, region(script=HOROVOD)) == [said]
+
+
+def test_a_script_that_is_none() -> None:
+    told = refusals(
+        {"entry": "src/train.sh", "strategy": "horovod", "compute": COMPUTE},
+        region(script=HOROVOD, source=SHELL),
+    )
+    assert told == ["strategy: horovod starts Python scripts, and train.sh is none"]
+
+
+# ---- where ranks meet ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server = serve(0, ranks=4, hosts=2)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def test_values_by_scope_and_key(port: int) -> None:
+    value = bytes(range(256)) * 40
+    assert ask(port, "GET", "/global/0") == (404, b"")
+    assert ask(port, "PUT", "/global/0", value) == (200, b"")
+    assert ask(port, "PUT", "/local_algo-1/0", b"other") == (200, b"")
+    assert ask(port, "GET", "/global/0") == (200, value)
+    assert ask(port, "GET", "/local_algo-1/0") == (200, b"other")
+    assert ask(port, "PUT", "/global", b"")[0] == 400
+
+
+@pytest.mark.parametrize(("scope", "size"), [("global", 4), ("local_algo-2", 2), ("cross_1", 2)])
+def test_the_last_rank_that_leaves_clears_the_scope(port: int, scope: str, size: int) -> None:
+    """So that ranks which shut down and begin anew do not meet those of before."""
+    for _ in range(2):
+        ask(port, "PUT", f"/{scope}/key", b"value")
+        for rank in range(size):
+            assert ask(port, "GET", f"/{scope}/key") == (200, b"value")
+            assert ask(port, "DELETE", f"/{scope}/{rank}") == (200, b"")
+        assert ask(port, "GET", f"/{scope}/key") == (404, b"")
+
+
+def test_another_scopes_key_is_deleted_itself(port: int) -> None:
+    ask(port, "PUT", "/global_1/0", b"a")
+    ask(port, "PUT", "/global_1/1", b"b")
+    ask(port, "DELETE", "/global_1/0")
+    assert [ask(port, "GET", f"/global_1/{rank}")[0] for rank in (0, 1)] == [404, 200]

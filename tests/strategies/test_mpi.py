@@ -1,0 +1,93 @@
+"""strategy: mpi: the request, what is started, and the words for mpirun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts, SourceFacts
+from smlaunch.protocol.launch_spec import ALL, MPI, Ref
+from tests.planning.world import region
+from tests.strategies.asked import documented, planned, refusals, request_of
+from tests.strategies.specs import SHELL, spec_of
+
+MPI4PY = ScriptFacts(imports=frozenset({"mpi4py", "mpi4py.MPI", "numpy"}))
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
+COMPUTE = {"hosts": 2, "processes_per_host": 4, "instance_type": "ml.m5.xlarge"}
+SCRIPT = Ref("source", suffix="/train.py")
+PROGRAM = SourceFacts("src", "sum", "ab" * 32, files=1, bytes=40_321)
+
+
+def asked(facts: ScriptFacts = MPI4PY, **job: Any) -> Plan:
+    source = job.pop("source", None)
+    world = region(script=facts) if source is None else region(script=facts, source=source)
+    return planned({"compute": COMPUTE, **job}, world)
+
+
+def test_a_script_that_imports_mpi4py_is_its() -> None:
+    plan = asked()
+    assert plan.strategy == "mpi"
+    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert [upload.kind for upload in plan.uploads].count("secret") == 1
+
+
+def test_what_is_started() -> None:
+    ranks = spec_of(asked(args=["--fast"])).ranks
+    # python -m mpi4py ends all ranks upon an exception in one; else they wait for it for ever.
+    assert ranks.argv == (Ref("python"), "-m", "mpi4py", SCRIPT, "--fast", Ref("hyperparameters"))
+    assert (ranks.launcher, ranks.on, ranks.per_host, ranks.rendezvous) == (MPI, ALL, 4, True)
+    assert ranks.options == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "facts", "words"),
+    [
+        (None, ScriptFacts(imports=frozenset({"numpy"})), (Ref("python"), SCRIPT)),
+        (PROGRAM, ScriptFacts(), (Ref("source", suffix="/sum"),)),
+        (SHELL, ScriptFacts(), ("bash", Ref("source", suffix="/train.sh"))),
+    ],
+)
+def test_any_other_program_as_it_is(source: SourceFacts | None, facts: ScriptFacts, words: Any) -> None:
+    entry = "src/" + (source.entry if source else "train.py")
+    plan = asked(facts, strategy="mpi", entry=entry, source=source)
+    assert spec_of(plan).ranks.argv == (*words, Ref("hyperparameters"))
+    told = any("does not import mpi4py" in line for line in plan.warnings)
+    assert told == (source is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--map-by node -x 'NAME=a b; $HOME'", ("--map-by", "node", "-x", "NAME=a b; $HOME")),
+        (["--bind-to", "core"], ("--bind-to", "core")),
+        (["--mca", "btl_base_verbose", 30], ("--mca", "btl_base_verbose", "30")),
+        ("", ()),
+    ],
+)
+def test_the_users_words(given: Any, words: tuple[str, ...]) -> None:
+    assert spec_of(asked(options={"mpirun_options": given})).ranks.options == words
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("-np 8", "-np cannot be given: compute.processes_per_host says how many ranks there are"),
+        (["--hostfile", "hosts"], "--hostfile cannot be given: the hosts are the job's"),
+        ("-launcher-exec ssh", "-launcher-exec cannot be given: hosts are reached by smlaunch's own agent"),
+        (
+            "--mca plm_rsh_agent ssh",
+            "plm_rsh_agent cannot be given: hosts are reached by smlaunch's own agent",
+        ),
+        (
+            "python other.py : python",
+            ": cannot be given: one program runs on all ranks; let it branch by its rank",
+        ),
+        ("--map-by 'node", '"--map-by \'node" does not come apart into words: No closing quotation'),
+        ({"map-by": "node"}, "a list of words or one text is needed, not {'map-by': 'node'}"),
+    ],
+)
+def test_words_that_say_what_the_job_says_elsewhere(given: Any, said: str) -> None:
+    told = refusals({"compute": COMPUTE, "options": {"mpirun_options": given}}, region(script=MPI4PY))
+    assert told == [f"options.mpirun_options: {said}"]
