@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from smlaunch.protocol.failure import format_failure
 from smlaunch.protocol.launch_spec import LaunchSpec, references
 from smlaunch.protocol.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FILE
+from smlaunch.protocol.ports import AGENT
 from smlaunch.runtime import failure, mpi_host, mpi_rank, mpi_words, programs
 from smlaunch.runtime.commands import Command, Host, argv_of, base_environment, environment_of
 from smlaunch.runtime.link import News
@@ -24,9 +25,6 @@ from smlaunch.runtime.outcome import Ended, Outcome
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.rendezvous import shared_variables
 from smlaunch.runtime.supervise import Supervisor
-
-AGENT_PORT = 1
-"""Above the job's first port: where agents listen."""
 
 _PER_RANK = frozenset(("rank", "local_rank"))
 _ELSEWHERE = ("/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin")
@@ -82,7 +80,7 @@ def _prepare(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: s
     archive = os.path.join(host.paths.channel(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
     secret = os.path.join(host.paths.channel(RUNTIME_CHANNEL), SECRET_FILE)
     daemons = _daemon_environment(place, host, folder)
-    _remote_shell(shell, archive, host.port + AGENT_PORT, secret)
+    _remote_shell(shell, archive, host.port + AGENT, secret)
     mpirun = None
     if host.cluster.current == host.cluster.leader:
         options = argv_of(spec.ranks.options, values, host.hyperparameters)
@@ -91,7 +89,7 @@ def _prepare(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: s
         host=host.cluster.current,
         hosts=list(host.cluster.hosts),
         per_host=host.per_host,
-        port=host.port + AGENT_PORT,
+        port=host.port + AGENT,
         secret=secret,
         env=daemons,
         mpirun=mpirun,
