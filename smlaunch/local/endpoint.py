@@ -84,7 +84,9 @@ class Endpoint:
         owner = Owner(state)
         script_environment: dict[str, str] = {}
         executor = chosen(owner, script_environment)
-        rooms = Rooms(store, objects, logs, metrics, executor, settings, script_environment)
+        rooms = Rooms(
+            store, objects, logs, metrics, executor, settings, script_environment, self._recover_others(state)
+        )
         jobs = JobManager(rooms, state, owner)
         jobs.recover()
         keyring = Keyring(credentials)
@@ -142,6 +144,21 @@ class Endpoint:
 
         level = levels.best(state.hosts, state.levels, self._isolation)
         return lambda owner, reach: Processes(owner.hosts, owner.id, level.name, level.views)
+
+    def _recover_others(self, state: StateDir) -> Callable[[str], object]:
+        """What ends hosts that an endpoint with the other executor left here. Loaded when there are any."""
+
+        def recover(owner: str) -> None:
+            if self._executor == "containers":
+                from smlaunch.local.executors import processes
+
+                processes.recover(owner)
+            else:
+                from smlaunch.local.executors import containers
+
+                containers.recover_as_remembered(state.engine, owner)
+
+        return recover
 
     def close(self) -> None:
         """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process

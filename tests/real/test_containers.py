@@ -453,7 +453,7 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
     process.communicate()
     if not supervisors_too:
         assert eventually(lambda: left_of(engine, owner) == [])
-    with Endpoint(tmp_path, executor="containers") as info:
+    with Endpoint(tmp_path, executor="processes" if supervisors_too else "containers") as info:
         reason = Client(info).describe("lost")["FailureReason"]
     assert "ended without closing it" in reason
     assert left_of(engine, owner) == []

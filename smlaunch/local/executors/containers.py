@@ -27,7 +27,7 @@ from smlaunch.local.executors.base import (
     Program,
     View,
 )
-from smlaunch.local.executors.containers_engine import bring, helper_image, run
+from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
 from smlaunch.local.executors.processes import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
@@ -74,15 +74,7 @@ class Containers:
         return ContainerAllocation(self, job, labels, isolated_network, image, digest)
 
     def recover(self, owner: str) -> int:
-        """Also networks, which the last supervisor to leave could not remove."""
-        label = f"--filter=label={words.OWNER_LABEL}={owner}"
-        left = run(self.engine.words("ps", "--all", "--quiet", label)).stdout.decode().split()
-        if left:
-            run(words.remove(self.engine, *left))
-        networks = run(self.engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
-        if networks:
-            run(words.remove_network(self.engine, *networks))
-        return len(left)
+        return _remove_all(self.engine, owner)
 
     @property
     def port(self) -> int:
@@ -116,6 +108,24 @@ class Containers:
     def name_of(self, *parts: str) -> str:
         """Of a container or a network: unique on the machine, and telling."""
         return "-".join(("smlaunch", self.owner, *parts))
+
+
+def recover_as_remembered(cache: Path, owner: str) -> int:
+    """Containers.recover, for an endpoint with another executor: by the engine that was used here."""
+    engine = remembered(cache)
+    return 0 if engine is None else _remove_all(engine, owner)
+
+
+def _remove_all(engine: Engine, owner: str) -> int:
+    """Containers, and networks, which supervisors that were killed could not remove."""
+    label = f"--filter=label={words.OWNER_LABEL}={owner}"
+    left = run(engine.words("ps", "--all", "--quiet", label)).stdout.decode().split()
+    if left:
+        run(words.remove(engine, *left))
+    networks = run(engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
+    if networks:
+        run(words.remove_network(engine, *networks))
+    return len(left)
 
 
 class ContainerAllocation:

@@ -57,7 +57,7 @@ def best(cache: Path, wanted: str | None = None) -> Engine:
 
     What was found is kept in ``cache`` for as long as machine, user and rights are the same.
     """
-    known = _read(cache)
+    known = remembered(cache)
     if known is not None and wanted in (None, known.kind):
         return known
     reasons = []
@@ -74,6 +74,21 @@ def best(cache: Path, wanted: str | None = None) -> Engine:
         f"no container engine works here ({'; '.join(reasons)}); install podman, or take the executor "
         "`processes`, which needs none"
     )
+
+
+def remembered(cache: Path) -> Engine | None:
+    """What ``best`` has found here, as long as that still holds."""
+    try:
+        document = json.loads(cache.read_text())
+        if document["fingerprint"] != fingerprint():
+            return None
+        found = document["engine"]
+        engine = Engine(
+            **{**found, "flags": tuple(found["flags"]), "create_flags": tuple(found["create_flags"])}
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there yet, or half written by a machine that went down: found anew
+    return engine if _version(engine.kind, engine.program).returncode == 0 else None
 
 
 def options_from(variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -242,17 +257,3 @@ def _tiny_image(program: str) -> bytes:
         for path, name in ((found, program), *((library, library) for library in sorted(libraries))):
             archive.add(os.path.realpath(path), name.lstrip("/"))
     return content.getvalue()
-
-
-def _read(cache: Path) -> Engine | None:
-    try:
-        document = json.loads(cache.read_text())
-        if document["fingerprint"] != fingerprint():
-            return None
-        found = document["engine"]
-        engine = Engine(
-            **{**found, "flags": tuple(found["flags"]), "create_flags": tuple(found["create_flags"])}
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there yet, or half written by a machine that went down: found anew
-    return engine if _version(engine.kind, engine.program).returncode == 0 else None

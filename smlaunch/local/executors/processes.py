@@ -68,9 +68,14 @@ class Processes:
         )
 
     def recover(self, owner: str) -> int:
-        for link in _SHORT_LINKS.glob(f"{_link_prefix(owner)}*"):
-            link.unlink(missing_ok=True)
-        return sweep.end_marked(f"{owner}/")
+        return recover(owner)
+
+
+def recover(owner: str) -> int:
+    """Processes.recover, at any level."""
+    for link in _SHORT_LINKS.glob(f"{_link_prefix(owner)}*"):
+        link.unlink(missing_ok=True)
+    return sweep.end_marked(f"{owner}/")
 
 
 class ProcessAllocation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from smlaunch.local.errors import ApiError
@@ -36,7 +36,8 @@ from smlaunch.local.store import JobStore
 
 @dataclass(frozen=True)
 class Rooms:
-    """What every job of an endpoint shares. ``credentials``: variables by which a script reaches it."""
+    """What every job of an endpoint shares. ``credentials``: variables by which a script reaches it.
+    ``recover_others``: Executor.recover of executors that earlier endpoints may have had."""
 
     store: JobStore
     objects: Objects
@@ -45,6 +46,7 @@ class Rooms:
     executor: Executor
     settings: Settings
     credentials: Mapping[str, str]
+    recover_others: Callable[[str], object] = lambda owner: None
 
 
 class Attempt:

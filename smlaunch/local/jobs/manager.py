@@ -62,6 +62,7 @@ class JobManager:
         """Closes the jobs of endpoints that died, and ends and removes what those left."""
         for owner in state_dir.dead_owners(self._state):
             self._rooms.executor.recover(owner)
+            self._rooms.recover_others(owner)
             for record in self._rooms.store.unfinished(owner):
                 reason = (
                     "InternalServerError: the endpoint that ran this job ended without closing it (found at "
