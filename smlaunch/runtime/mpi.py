@@ -220,12 +220,10 @@ def _by_rank(outcome: Outcome, report: Optional[Report], host: str) -> Outcome:
             return outcome
         text = failure.describe(where, outcome, out_of_memory=False) or ""
         return outcome._replace(elsewhere=News(first.exit_code, text, first.began))
-    if outcome.stopped_by is not None:
-        return outcome
     if report.gone is not None:
         text = format_failure(report.gone.host, None, None, "it is gone: " + report.gone.why)
         return outcome._replace(elsewhere=News(1, text, report.at))
-    if report.mpirun not in (0, None):
+    if outcome.stopped_by is None and report.mpirun not in (0, None):
         leader = Ended(None, report.mpirun or 1, report.at, report.at, report.said)
         return outcome._replace(processes=(*outcome.processes, leader))
     return outcome

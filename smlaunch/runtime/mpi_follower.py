@@ -41,7 +41,11 @@ class Follower(Part):
             self.report = Report.of(message["report"])
 
     def lost(self, host: str, why: str) -> None:
-        self._gone(why)
+        if self.stopped_by is None:
+            self._gone(why)
+        elif self.report is None:
+            ends = map(mpi_report.settled, self.ranks.ends())
+            self.report = Report(tuple(ends), None, stopped=True)
 
     def rank_ended(self, end: RankEnd) -> None:
         if self._leader is not None:

@@ -75,7 +75,7 @@ class Leader(Part):
         if self._over:
             self._no_longer_waited_for(host)
             return
-        if self._gone is None:
+        if self._gone is None and self.stopped_by is None:
             self._gone = mpi_report.Gone(host, why)
         if self._mpirun.running:
             self._end_mpirun_at = time.monotonic()

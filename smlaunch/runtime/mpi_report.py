@@ -81,14 +81,14 @@ class Report(NamedTuple):
 
 def of_gone(ends: Sequence[RankEnd], leader: str, why: str, now: float) -> Report:
     """By a host that has lost the leader."""
-    return Report(tuple(map(_settled, ends)), None, None, Gone(leader, why), "", now)
+    return Report(tuple(map(settled, ends)), None, None, Gone(leader, why), "", now)
 
 
 def compose(
     ends: Sequence[RankEnd], mpirun: Optional[int], said: str, now: float, gone: Optional[Gone] = None
 ) -> Report:
     """The leader's report. ``ends``: of all ranks that any host has seen; ``said``: mpirun's output."""
-    ranks = [_settled(end) for end in sorted(ends)]
+    ranks = [settled(end) for end in sorted(ends)]
     aborted = _aborted(ranks, said)
     if aborted is not None:
         number, code = aborted
@@ -99,7 +99,7 @@ def compose(
     return Report(tuple(map(_as_follower, ranks)), mpirun, None, gone, said[-4096:], now)
 
 
-def _settled(end: RankEnd) -> RankEnd:
+def settled(end: RankEnd) -> RankEnd:
     """One of whose end nothing was heard was still there when everything else was over, and killed."""
     return end._replace(status=_KILLED, stopped=True) if end.status is None else end
 

@@ -81,8 +81,17 @@ class Place:
 
     def run(self, entry: Path, *more: str) -> Ran:
         with self.start(entry, *more) as process:
-            out, log = process.communicate(timeout=100)
-        return Ran(process.returncode, out, log)
+            return self.finish(process)
+
+    def finish(self, process: subprocess.Popen[str], said: str = "") -> Ran:
+        try:
+            out, log = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired as late:
+            process.kill()
+            told = (late.stderr or b"").decode(errors="replace")
+            processes = subprocess.run(["ps", "-eo", "pid,ppid,stat,wchan:20,args"], capture_output=True)
+            pytest.fail(f"not over after 120 s:\n{said}{told}\n{processes.stdout.decode(errors='replace')}")
+        return Ran(process.returncode, out, said + log)
 
     def ask(self, *words: str) -> str:
         command = [*self._smlaunch, *words]
@@ -169,11 +178,10 @@ def test_a_stop_reaches_every_rank_once(place: Place) -> None:
             said.append(line)
             ready += "ready: rank" in line
         place.ask("stop", "waits", "--local")
-        _, rest = process.communicate(timeout=100)
-    log = "".join(said) + rest
-    assert process.returncode == 5, log
-    told = re.findall(r"\[(\d)\] told (\d) time\(s\): rank (\d) on (algo-\d)", log)
-    assert sorted(told) == [(str(n), "1", str(n), f"algo-{1 + n // 2}") for n in range(4)], log
+        ran = place.finish(process, "".join(said))
+    assert ran.code == 5, ran.log
+    told = re.findall(r"\[(\d)\] told (\d) time\(s\): rank (\d) on (algo-\d)", ran.log)
+    assert sorted(told) == [(str(n), "1", str(n), f"algo-{1 + n // 2}") for n in range(4)], ran.log
 
 
 def test_a_ranks_place_and_where_the_secret_is_not(place: Place) -> None:
@@ -209,19 +217,39 @@ def test_a_ranks_place_and_where_the_secret_is_not(place: Place) -> None:
             assert secret.encode() not in path.read_bytes(), path
 
 
-def test_a_program_that_is_no_python(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    place = Place("Open MPI 4", tmp_path_factory.mktemp("mpi-c"))
-    try:
-        compiled = tmp_path / "sum"
-        subprocess.run(["mpicc", JOBS / "sum.c", "-o", compiled], check=True, cwd=ROOT)
-        ran = place.run(compiled, "--name", "sum")
-        assert ran.code == 0, ran.log
-        expected = {
-            f"algo-{1 + n // 2} [{n}] rank {n} of 4 on algo-{1 + n // 2}: the sum is 6" for n in range(4)
-        }
-        assert expected <= ran.lines, ran.log
-        ran = place.run(compiled, "--name", "fails", "--", "fail")
-        failure = ran.job["failure"]
-        assert (failure["rank"], failure["host"], failure["exit_code"]) == (2, "algo-2", 9), ran.log
-    finally:
-        place.ask("local", "stop")
+def test_a_host_that_is_lost(place: Place) -> None:
+    """The runtime's process there that the ranks' daemon belongs to is killed."""
+    ran = place.run(JOBS / "ends.py", "--hp", "how=host", "--name", "lost")
+    assert ran.code == 1, ran.log
+    failure = ran.job["failure"]
+    assert (failure["rank"], failure["host"]) == (None, "algo-2"), ran.log
+    # Unless the endpoint, which has seen algo-2 end as well, has stopped algo-1 before it could say so.
+    told = {line for line in ran.lines if line.startswith("algo-1 smlaunch: ")}
+    assert all("algo-2 failed: it is gone: " in line for line in told), ran.log
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place("Open MPI 4", tmp_path_factory.mktemp("mpi-debian"))
+    yield made
+    made.ask("local", "stop")
+
+
+def test_an_mpi_that_does_not_end_the_others(debian: Place) -> None:
+    lenient = ("--option", "mpirun_options=--mca orte_abort_on_non_zero_status 0")
+    ran = debian.run(JOBS / "ends.py", "--hp", "how=leaves", *lenient, "--name", "leaves")
+    assert ran.code == 1, ran.log
+    failure = ran.job["failure"]
+    assert (failure["rank"], failure["host"], failure["exit_code"]) == (3, "algo-2", 3), ran.log
+
+
+def test_a_program_that_is_no_python(debian: Place, tmp_path: Path) -> None:
+    compiled = tmp_path / "sum"
+    subprocess.run(["mpicc", JOBS / "sum.c", "-o", compiled], check=True, cwd=ROOT)
+    ran = debian.run(compiled, "--name", "sum")
+    assert ran.code == 0, ran.log
+    expected = {f"algo-{1 + n // 2} [{n}] rank {n} of 4 on algo-{1 + n // 2}: the sum is 6" for n in range(4)}
+    assert expected <= ran.lines, ran.log
+    ran = debian.run(compiled, "--name", "fails", "--", "fail")
+    failure = ran.job["failure"]
+    assert (failure["rank"], failure["host"], failure["exit_code"]) == (2, "algo-2", 9), ran.log
