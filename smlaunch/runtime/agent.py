@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from smlaunch.runtime import agent_wire
 from smlaunch.runtime.agent_wire import ENDED, ERR, OUT, Wire, WireError
+from smlaunch.runtime.link_wire import keep_alive
 
 SHELL = "/bin/sh"
 _READ = 1 << 16
@@ -58,14 +59,13 @@ class Agent:
 
     def close(self) -> None:
         """Takes no more requests and kills what is still running."""
-        with self._lock:
+        with self._lock:  # none is waited for meanwhile, so that each number is still its own
             self._closed = True
-            groups = list(self._groups)
+            for group in self._groups:
+                _kill(group)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes up who waits in accept
         self._server.close()
-        for group in groups:
-            _kill(group)
 
     def _accept(self) -> None:
         while True:
@@ -78,7 +78,7 @@ class Agent:
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(connection)
             wire, request = agent_wire.accept(connection, self._key, self._host)
         except (WireError, ValueError, AttributeError, OSError) as error:
             connection.close()

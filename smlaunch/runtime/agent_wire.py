@@ -20,6 +20,7 @@ import time
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from smlaunch.runtime import secret
+from smlaunch.runtime.link_wire import keep_alive
 
 PURPOSE = "smlaunch agent 1"
 
@@ -166,8 +167,7 @@ def _connected(address: str, port: int, patience: float) -> socket.socket:
             pause = min(pause * 2, _LONGEST_PAUSE)
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that has vanished without a word is noticed within minutes, not never.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(connection)
         return connection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -92,6 +93,30 @@ def test_the_group_dies_with_the_agent(agent: Agent, tmp_path: Path) -> None:
     assert joined(frames(wire), ENDED) == b"137"
     with pytest.raises(WireError):
         ask(agent, "true")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has no such option")
+def test_a_host_that_vanishes_is_noticed_on_both_sides() -> None:
+    """The kernel asks after 15 s of silence, not after its own two hours."""
+    served: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def others(wire: Wire, request: dict[str, Any]) -> None:
+        served.put(idle_seconds(wire))
+
+    made = Agent(KEY, HOST, HOST, 0, {}, others)
+    made.start()
+    try:
+        wire = agent_wire.connect(HOST, made.port, KEY, {"do": "follow", "host": HOST}, 5)
+        assert idle_seconds(wire) == served.get(timeout=20) == 15
+        wire.close()
+    finally:
+        made.close()
+
+
+def idle_seconds(wire: Wire) -> int:
+    with socket.socket(fileno=os.dup(wire.fileno())) as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
 
 
 def alive(pid: int) -> bool:
