@@ -71,7 +71,8 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "HyperParameters": _honoured(),
     "AlgorithmSpecification": _honoured(),
     "AlgorithmSpecification.TrainingImage": _without(
-        "the image is not run; the job's program runs on this machine's Python"
+        "the image is not run, but by the executor `containers`; the job's program runs on this machine's "
+        "Python"
     ),
     "AlgorithmSpecification.AlgorithmName": _refused(
         "algorithm resources and marketplace algorithms cannot run here; give ContainerEntrypoint"
@@ -189,7 +190,8 @@ CREATE_PROCESSING_JOB: Mapping[str, Row] = {
         "ContainerEntrypoint is needed: the image's own, and its working directory, are not known here"
     ),
     "AppSpecification.ImageUri": _without(
-        "the image is not run; the job's program runs on this machine's Python"
+        "the image is not run, but by the executor `containers`; the job's program runs on this machine's "
+        "Python"
     ),
     "Environment": _honoured(),
     "NetworkConfig": _honoured(),
@@ -283,7 +285,7 @@ def processing_refusals(request: Mapping[str, Any], runs_images: bool = False) -
     image's own entry point can be had."""
     found = _refused_by(processing_rows(runs_images), request)
     if not runs_images and not (request.get("AppSpecification") or {}).get("ContainerEntrypoint"):
-        reason = "this endpoint does not run images, so that it is needed here"
+        reason = "this endpoint does not run images, so that it is needed; the executor `containers` does"
         found.append(("AppSpecification.ContainerEntrypoint", reason))
     outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
     taken: dict[str, str] = {}

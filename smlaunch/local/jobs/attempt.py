@@ -225,7 +225,10 @@ class Attempt:
         """Adds what to do where a training image would have brought the program."""
         if ended.how != "not_started" or self._spec.given_entrypoint or self._rooms.executor.runs_images:
             return ended
-        hint = "this endpoint does not run images: give ContainerEntrypoint, or have `train` on the PATH"
+        hint = (
+            "this endpoint does not run images: take the executor `containers`, give ContainerEntrypoint, or "
+            "have `train` on the PATH"
+        )
         return replace(ended, message=f"{ended.message} ({hint})")
 
     def _runtime_end(self) -> float:
