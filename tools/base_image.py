@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_engine
 from smlaunch.local.executors.containers_words import Engine
 
@@ -30,7 +31,10 @@ _UNUSED = ("doc", "man", "locale", "info")
 def main() -> None:
     image = sys.argv[1] if len(sys.argv) > 1 else IMAGE
     with tempfile.TemporaryDirectory(prefix="smlaunch-base-") as folder:
-        engine = containers_engine.best(Path(folder) / "engine.json")
+        try:
+            engine = containers_engine.best(Path(folder) / "engine.json")
+        except EndpointError as error:
+            sys.exit(str(error))
         if containers_engine.image_id(engine, image):
             print(f"{image} is there")
             return

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -193,6 +194,8 @@ def _unreachable(registry: str) -> str:
 
 
 def _try(kind: Literal["podman", "docker"]) -> Found:
+    if sys.platform != "linux":
+        return Found(kind, None, "containers have been tried on Linux only")
     program = shutil.which(kind)
     if program is None:
         return Found(kind, None, "not installed")
