@@ -228,6 +228,8 @@ def _failed_line(job: JobOutcome) -> str:
         first = job.failure_reason.partition("\n")[0]
         return first or "failed; the service gave no reason"
     who = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host
+    if failure.service is not None:
+        who = f"service {failure.service} on {failure.host}"
     code = f" exited with code {failure.exit_code}" if failure.exit_code is not None else " failed"
     return f"{who}{code}: {failure.cause}" if failure.cause else who + code
 

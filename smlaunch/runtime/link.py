@@ -52,6 +52,12 @@ class Link:
 
     connected: bool = False
 
+    due: Optional[float] = None
+    """When ``act`` is to be called though nothing is readable (time.monotonic)."""
+
+    remark: str = ""
+    """What is to be told in the log; ``act`` sets it, for once."""
+
     def descriptors(self) -> List[int]:
         raise NotImplementedError
 

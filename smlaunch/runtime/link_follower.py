@@ -45,9 +45,9 @@ class Follower(Link):
                 self._fail(self._problem)
                 return
             self.connected = True
-            if self._ready:
-                self._say({"ready": True})
             self._heed(self._early)
+            if self._ready and self.over is None:
+                self._say({"ready": True})
         elif self.connected and self._wire is not None and self._wire.connection.fileno() in ready:
             self._listen(self._wire)
 

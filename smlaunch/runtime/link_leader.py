@@ -16,6 +16,11 @@ _STRANGERS = 64
 
 _PROOF_SECONDS = 30.0
 
+_SILENT_SECONDS = 60.0
+"""How long the others may take to get ready before it is told who is waited for. There is no limit: each has
+its own, and whoever reaches it says so, or is ended by the platform.
+"""
+
 
 class _Guest:
     """A connection to the leader. ``name``: None until it has proved itself."""
@@ -41,6 +46,7 @@ class Leader(Link):
         self._ended = False
         self.connected = True
         self.everyone_ready = not others
+        self.due = time.monotonic() + _SILENT_SECONDS
         try:
             self._listener = socket.create_server(("", port), backlog=max(128, len(others)))
         except OSError as error:
@@ -59,6 +65,11 @@ class Leader(Link):
             self._hear(self._guests[number])
         if self._listener.fileno() in ready:
             self._welcome()
+        self.remark = ""
+        if self.due is not None and (self.everyone_ready or time.monotonic() >= self.due):
+            self.due = None
+            if not self.everyone_ready:
+                self.remark = "waits for {} to be ready".format(", ".join(self.missing()))
 
     def missing(self) -> List[str]:
         """Hosts whose services are not known to be up."""

@@ -66,8 +66,10 @@ class Signals:
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         if number == signal.SIGCHLD:
             return
+        # Noted even where it raises: Python drops what is raised into a callback of its own, such as that
+        # of an import's lock, and the stop would be lost. Then the supervisor answers it.
+        self._noted.append(number)
         if self._holding or number not in STOP:
-            self._noted.append(number)
             return
         # Only once: a second SIGTERM must not raise again out of the clean-up of the first.
         self._holding = True

@@ -222,6 +222,8 @@ class Supervisor:
         if link is None:
             return
         link.act(ready)
+        if link.remark:
+            self._output.put("smlaunch: {}\n".format(link.remark).encode())
         told = link.over is not None and self._elsewhere is None
         if told and link.leads and self._stopped_by is None and not self._ranks_are_over():
             self._elsewhere = link.over
@@ -331,6 +333,7 @@ class Supervisor:
         if self._kill_at is None:
             waits += [source.due for source in (self._watch, self._end) if source is not None]
             waits += [self._door.gives_up] if self._door is not None else []
+            waits += [self._link.due] if self._link is not None else []
         due = min((at for at in waits if at is not None), default=float("inf"))
         if due == float("inf"):
             return None

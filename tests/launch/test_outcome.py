@@ -35,6 +35,14 @@ def test_exit_codes(
         assert raised.exit_code == code
 
 
+def test_a_service_that_failed_is_named() -> None:
+    text = format_failure("algo-2", None, 137, "", signal="SIGKILL", service="ray-worker")
+    job = outcome(
+        described("r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137")
+    )
+    assert headline(job).startswith("service ray-worker on algo-2 exited with code 137")
+
+
 def test_who_failed_first_is_read_back_from_the_reason() -> None:
     text = format_failure("algo-2", 3, 1, "ValueError: boom", "Traceback ...\nValueError: boom")
     reason = f"AlgorithmError: {text}, exit code: 1"

@@ -7,19 +7,22 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from smlaunch.local.executors import loopback
 from smlaunch.protocol.failure import parse_failure
 from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service
 from smlaunch.protocol.ports import LINK
-from smlaunch.runtime import secret
+from smlaunch.runtime import link_leader, secret
 from smlaunch.runtime.link import News
 from smlaunch.runtime.link_leader import Leader
 from tests.runtime.host import Host, Result, finish
+from tests.runtime.test_ranks import python_of
 
 MakeHost = Callable[..., Host]
 
@@ -46,9 +49,10 @@ WORKER = Service(
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number = server.getsockname()[1]
-    yield number
+    """The first of a block that no other job, and no outgoing connection, is given."""
+    reserved = loopback.reserve(1)
+    yield reserved.port
+    reserved.release()
 
 
 class Job:
@@ -64,6 +68,7 @@ class Job:
         secrets: Sequence[str] = (),
         services: Sequence[Service] = (WORKER,),
         environ: dict[str, str] | None = None,
+        python: str = sys.executable,
         **spec: object,
     ) -> None:
         self.hosts = [
@@ -74,6 +79,7 @@ class Job:
                 current=name,
                 source={"worker.py": worker},
                 environ=environ or {},
+                python=python,
             )
             for name in names
         ]
@@ -145,6 +151,17 @@ def test_all_end_with_0_when_the_leader_does(job: Callable[..., Job]) -> None:
     assert done.results[1].lines == done.results[2].lines == ["[worker] up", "[worker] told to end"]
 
 
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_on_the_oldest_and_the_newest_python(job: Callable[..., Job], version: str) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    done = job("import sys; raise SystemExit('%d.%d' % sys.version_info[:2])", python=python).start().finish()
+    assert done.codes == [1, 1, 1]
+    assert done.results[0].lines == [version]
+    assert done.failures == [f"{HOSTS[0]} exited with code 1: {version}"] * 3
+
+
 def test_the_leaders_ranks_begin_when_all_services_are_up(job: Callable[..., Job], port: int) -> None:
     """Each worker listens only after half a second; the driver finds all of them at once."""
     slow = WAITS.replace("server =", "import time; time.sleep(0.5); server =")
@@ -168,6 +185,17 @@ def test_a_leader_that_comes_late_is_waited_for(job: Callable[..., Job]) -> None
     late.processes = [late.hosts[0].start(**late._spec), followers[1], followers[2]]
     late.finish()
     assert late.codes == [0, 0, 0], late.results
+
+
+def test_whom_the_leader_waits_for_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_leader, "_SILENT_SECONDS", 0.0)
+    leader = Leader(["algo-2", "algo-3"], bytes(32), port)
+    assert leader.due is not None
+    leader.act(set())
+    assert (leader.remark, leader.due) == ("waits for algo-2, algo-3 to be ready", None)
+    leader.act(set())
+    assert leader.remark == "", "once is enough"
+    leader.tell(News(0))
 
 
 def test_a_failure_of_the_leaders_rank_is_told_everywhere(job: Callable[..., Job]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from smlaunch.local.executors import loopback
 from smlaunch.protocol.failure import parse_failure
 from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service, Word
 from tests.runtime.host import Host, Result, finish
@@ -37,9 +37,10 @@ READY = Joined(("127.0.0.1:", Ref("port", offset=4)))
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number = server.getsockname()[1]
-    yield number
+    """The first of a block that no other job, and no outgoing connection, is given."""
+    reserved = loopback.reserve(1)
+    yield reserved.port
+    reserved.release()
 
 
 def listening(name: str = "table", ready: bool = True, after: str = "0", **more: object) -> Service:

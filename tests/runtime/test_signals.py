@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,6 +194,7 @@ def test_orphans_are_found_wherever_they_went(host: MakeHost) -> None:
     """A daemon of its own session, with its parent gone, is no longer in any group the runtime started."""
     train = """
 import subprocess
+import sys
 daemon = subprocess.run(
     ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, text=True, check=True
 )
@@ -246,3 +249,31 @@ while True:
             time.sleep(0.01)
         assert told.exists()
         assert finish(process).exit_code == 0
+
+
+def test_a_stop_that_is_raised_into_a_callback_is_not_lost() -> None:
+    """What a weak reference's callback raises is dropped by Python; imports have such callbacks."""
+    from smlaunch.runtime.problems import Stopped
+    from smlaunch.runtime.signals import Signals
+
+    class Thing:
+        pass
+
+    signals = Signals()
+    thing = Thing()
+    dropped: list[object] = []
+
+    def stop(_: object) -> None:
+        dropped.append(True)
+        signals._handle(signal.SIGTERM, None)
+
+    reference = weakref.ref(thing, stop)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda told: dropped.append(told.exc_type)
+    try:
+        del thing
+    finally:
+        sys.unraisablehook = hook
+    assert reference() is None
+    assert dropped == [True, Stopped]
+    signals.hold()
+    assert signals.take() == [signal.SIGTERM]
