@@ -61,10 +61,7 @@ def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[st
     if task.fixed and "hosts" in task.job.compute.model_fields_set:
         return "compute.given", f"The job names {what}{_takes(chosen)}."
     if task.strategy.name == "spark":
-        return (
-            "compute.tables",
-            f"{what}: a host for every 100 GB of tables, a rough assumption; Spark deals out the work.",
-        )
+        return "compute.tables", _spark(chosen)
     if not task.talks and chosen.hosts > 1:
         return (
             "compute.share-nothing",
@@ -87,6 +84,13 @@ def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[st
             f"do{_why_cheapest(chosen, fitting)}.",
         )
     return "compute.one-accelerator", _one(chosen, fitting)
+
+
+def _spark(chosen: Option) -> str:
+    told = f"{chosen.describe()}: a host for every 100 GB of tables"
+    if "hosts" in chosen.task.job.compute.model_fields_set:
+        told = f"The job names {chosen.hosts} hosts; for tables they are {chosen.instance.name}"
+    return f"{told}, a rough assumption; Spark deals out the work."
 
 
 def _one(chosen: Option, fitting: Sequence[Option]) -> str:

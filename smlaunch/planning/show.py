@@ -277,6 +277,7 @@ def _service(service: Service) -> str:
 
 
 def _word(word: Word) -> str:
+    """``<...>`` is what only a host knows, ``<port+4>`` the fifth of the job's ports."""
     if isinstance(word, Joined):
         return "".join(map(_word, word.words))
     if not isinstance(word, Ref):
@@ -285,7 +286,9 @@ def _word(word: Word) -> str:
         return shlex.quote(word.suffix.lstrip("/"))
     if word.name == "hyperparameters":
         return "[hyperparameters as --key value]"
-    return word.prefix + word.name + word.suffix
+    if word.name == "python":
+        return word.name
+    return f"{word.prefix}<{word.name}{f'+{word.offset}' if word.offset else ''}>{word.suffix}"
 
 
 def _pair(key: str, value: Any) -> str:

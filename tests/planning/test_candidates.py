@@ -177,6 +177,13 @@ def test_a_host_without_accelerators_counts_as_measured_when_it_is_the_same() ->
     assert "They are of a region's machines, and not of this one." in str(here).replace("\n    ", " ")
 
 
+def test_hosts_that_the_job_names_are_not_said_to_follow_from_the_tables() -> None:
+    reasons = {one.rule: one.because for one in plan({"strategy": "spark", "compute": {"hosts": 3}}).reasons}
+    assert reasons["compute.tables"].startswith("The job names 3 hosts; for tables they are ml.m5.4xlarge, a")
+    reasons = {one.rule: one.because for one in plan({"strategy": "spark"}).reasons}
+    assert "a host for every 100 GB of tables" in reasons["compute.tables"]
+
+
 def test_tables_that_a_program_reads_whole_have_to_fit() -> None:
     pandas = ScriptFacts(imports=frozenset({"pandas"}))
     job = {"workload": {"kind": "preparation"}, "inputs": {"t": "s3://b/t/"}}

@@ -514,6 +514,11 @@ def test_the_document() -> None:
     assert set(document["reasons"][0]) == {"rule", "because"}
 
 
+def test_what_only_a_host_knows_is_told_from_what_is_meant_as_it_stands() -> None:
+    text = str(plan({"strategy": "xgboost", "compute": {"hosts": 2}}))
+    assert "import main; main()' <world_size> <leader_address> <port+4> <port+5>" in text
+
+
 @pytest.mark.parametrize(
     ("job", "said"),
     [
