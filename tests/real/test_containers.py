@@ -443,13 +443,12 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
     client.wait_for_line("lost", "ready", count=2)
     (owner,) = (lock.stem for lock in StateDir(tmp_path).owners.glob("*.lock"))
     assert len(left_of(engine, owner)) == 3
-    threads = Path(f"/proc/{process.pid}/task").iterdir()
-    children = [pid for thread in threads for pid in (thread / "children").read_text().split()]
+    supervisors = processes_of(process.pid)
     process.kill()
     if supervisors_too:
-        assert len(children) == 2
-        for pid in children:
-            os.kill(int(pid), signal.SIGKILL)
+        assert len(supervisors) == 2
+        for pid in supervisors:
+            os.kill(pid, signal.SIGKILL)
     process.communicate()
     if not supervisors_too:
         assert eventually(lambda: left_of(engine, owner) == [])
@@ -460,20 +459,30 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
     assert eventually(lambda: list(StateDir(tmp_path).hosts.iterdir()) == [])
 
 
-def test_a_supervisor_that_is_killed(client: Client, engine: Engine, home: Path) -> None:
-    client.create("watched", "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
-    client.wait_for_line("watched", "ready", count=2)
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            mine = b"container" in words and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-        except OSError:
-            continue
-        if mine:
-            os.kill(int(entry.name), signal.SIGKILL)
-            break
-    job = client.wait("watched")
+def processes_of(parent: int) -> dict[int, list[str]]:
+    """Its children: pid to command line."""
+    threads = Path(f"/proc/{parent}/task").iterdir()
+    pids = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    return {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] for pid in pids}
+
+
+@pytest.mark.parametrize("victim", ("supervisor", "client"))
+def test_what_watches_over_a_container_is_killed(
+    client: Client, engine: Engine, home: Path, victim: str
+) -> None:
+    """The supervisor, or the engine's client by which the output comes."""
+    name = f"watched-{victim}"
+    client.create(name, "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
+    client.wait_for_line(name, "ready", count=2)
+    supervisor = next(pid for pid, words in processes_of(os.getpid()).items() if "container" in words)
+    if victim == "client":
+        (pid,) = (pid for pid, words in processes_of(supervisor).items() if "start" in words)
+    else:
+        pid = supervisor
+    os.kill(pid, signal.SIGKILL)
+    job = client.wait(name)
     assert job["FailureReason"].startswith("InternalServerError: ")
+    assert "was killed" in job["FailureReason"]
     (owner,) = (lock.stem for lock in StateDir(home).owners.glob("*.lock"))
     assert eventually(lambda: left_of(engine, owner) == [])
 
