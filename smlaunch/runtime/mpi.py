@@ -221,7 +221,7 @@ def _by_rank(outcome: Outcome, report: Optional[Report], host: str) -> Outcome:
         text = failure.describe(where, outcome, out_of_memory=False) or ""
         return outcome._replace(elsewhere=News(first.exit_code, text, first.began))
     if report.gone is not None:
-        text = format_failure(report.gone.host, None, None, "it is gone: " + report.gone.why)
+        text = format_failure(report.gone.host, None, None, report.gone.why)
         return outcome._replace(elsewhere=News(1, text, report.at))
     if outcome.stopped_by is None and report.mpirun not in (0, None):
         leader = Ended(None, report.mpirun or 1, report.at, report.at, report.said)

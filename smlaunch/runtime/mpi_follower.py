@@ -47,6 +47,10 @@ class Follower(Part):
             ends = map(mpi_report.settled, self.ranks.ends())
             self.report = Report(tuple(ends), None, stopped=True)
 
+    def hangs(self, host: str) -> None:
+        if self._leader is not None:
+            tell(self._leader, {"hangs": host})
+
     def rank_ended(self, end: RankEnd) -> None:
         if self._leader is not None:
             tell(self._leader, {"ended": end._asdict()})

@@ -76,11 +76,14 @@ class Part:
         self._signals = signals
         self._inbox: "queue.SimpleQueue[Tuple[str, str, Any]]" = queue.SimpleQueue()
         self._bell, self._ring = os.pipe()
+        self._aborted = False
         self._kill_at: Optional[float] = None
         self._give_up_at: Optional[float] = None
 
     def run(self) -> Report:
         """Raises Unusable for what keeps it from beginning."""
+        # A hang is ended by it, everywhere: we are to pass on the stacks that the ranks show upon it.
+        signal.signal(signal.SIGABRT, self._abort)
         agent = self._agent()
         agent.start()
         try:
@@ -131,6 +134,10 @@ class Part:
     def stop(self, number: int) -> None:
         """Every rank of this host has been told."""
 
+    def hangs(self, host: str) -> None:
+        """The runtime of a host has found its ranks to hang, and is ending them."""
+        raise NotImplementedError
+
     def last_words(self) -> None:
         """Everything here is over, and ``ranks`` know how."""
         raise NotImplementedError
@@ -177,6 +184,10 @@ class Part:
         ready = {descriptor for descriptor, _ in poll.poll(self._milliseconds_left())}
         for number in self._signals.take():
             self.signalled(number)
+        if self._aborted:
+            self._aborted = False
+            self.ranks.are_ended()
+            self.hangs(self.config.host)
         for end in self.ranks.hear():
             self.rank_ended(end)
         if self._bell in ready:
@@ -194,6 +205,10 @@ class Part:
         own = (self._kill_at, self._give_up_at)
         due = [*self.due(), *(at for at in own if at is not None)]
         return None if not due else max(0, int((min(due) - time.monotonic()) * 1000) + 1)
+
+    def _abort(self, number: int, frame: Any) -> None:
+        self._aborted = True
+        os.write(self._ring, b".")
 
     def signalled(self, number: int) -> None:
         if number in STOP:
@@ -247,8 +262,6 @@ def tell(wire: Wire, message: Dict[str, Any]) -> None:
 def main(signals: Signals, folder: str) -> int:
     signals.install()
     signals.hold()
-    # A hang is ended by it, everywhere: we are to pass on the stacks that the ranks show upon it.
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)
     with open(os.path.join(folder, CONFIG), encoding="ascii") as file:
         config = Config(**json.load(file))
     try:

@@ -17,6 +17,9 @@ from smlaunch.runtime.streams import Output, Stream
 _KILL_SECONDS = 3.0
 """Between an mpirun's SIGTERM and its SIGKILL."""
 
+_HANG_SECONDS = 2.0
+"""For ranks that hung to show their stacks before mpirun is ended; the runtime itself waits 5 s."""
+
 _LAST_WORDS_SECONDS = 20.0
 """For all hosts to tell what their ranks have left behind."""
 
@@ -63,6 +66,14 @@ class Leader(Part):
         elif "last" in message:
             self._heard.update((end.rank, end) for end in map(RankEnd.of, message["last"]))
             self._no_longer_waited_for(host)
+        elif "hangs" in message:
+            self.hangs(host)
+
+    def hangs(self, host: str) -> None:
+        if self._gone is None:
+            self._gone = mpi_report.Gone(host, "its ranks hung, and were ended")
+        if self._end_mpirun_at is None and self._mpirun.running:
+            self._end_mpirun_at = time.monotonic() + _HANG_SECONDS
 
     def rank_ended(self, end: RankEnd) -> None:
         self._heard[end.rank] = end
@@ -76,7 +87,7 @@ class Leader(Part):
             self._no_longer_waited_for(host)
             return
         if self._gone is None and self.stopped_by is None:
-            self._gone = mpi_report.Gone(host, why)
+            self._gone = mpi_report.Gone(host, "it is gone: " + why)
         if self._mpirun.running:
             self._end_mpirun_at = time.monotonic()
         else:

@@ -48,6 +48,7 @@ class Ranks:
         self._rest = b""
         self._ranks: Dict[int, _Rank] = {}
         self._signalled: Optional[int] = None
+        self._are_ended = False
         # For writing too, as the others: so it never ends before its first writer has come.
         self._events = os.open(os.path.join(folder, mpi_rank.EVENTS), os.O_RDWR | os.O_NONBLOCK)
         self._streams: Dict[int, Stream] = {}
@@ -105,7 +106,7 @@ class Ranks:
             if self._signalled is not None:
                 rank.send(self._signalled)
             return None
-        rank.status, rank.ended, rank.stopped = value, at, stopped or rank.stopped
+        rank.status, rank.ended, rank.stopped = value, at, stopped or rank.stopped or self._are_ended
         return RankEnd(number, self._host, value, at, at, "", rank.stopped)
 
     def signal(self, number: int, also_later: bool) -> None:
@@ -114,6 +115,10 @@ class Ranks:
             self._signalled = number
         for rank in self._ranks.values():
             rank.send(number)
+
+    def are_ended(self) -> None:
+        """By somebody else: whoever ends from now on has not failed by itself."""
+        self._are_ended = True
 
     def kill(self) -> None:
         """What its launcher has left behind."""

@@ -49,7 +49,7 @@ class RankEnd(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A host that was lost before the end, and how that was noticed."""
+    """A host that was lost before the end, or hung, and what is to be said of that."""
 
     host: str
     why: str
@@ -81,7 +81,7 @@ class Report(NamedTuple):
 
 def of_gone(ends: Sequence[RankEnd], leader: str, why: str, now: float) -> Report:
     """By a host that has lost the leader."""
-    return Report(tuple(map(settled, ends)), None, None, Gone(leader, why), "", now)
+    return Report(tuple(map(settled, ends)), None, None, Gone(leader, "it is gone: " + why), "", now)
 
 
 def compose(

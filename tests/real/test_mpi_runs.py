@@ -217,6 +217,19 @@ def test_a_ranks_place_and_where_the_secret_is_not(place: Place) -> None:
             assert secret.encode() not in path.read_bytes(), path
 
 
+def test_a_hang_shows_where_the_ranks_were(place: Place, tmp_path: Path) -> None:
+    """On the host that notices first; there the log has the stacks of all."""
+    job = {"entry": str(JOBS / "hangs.py"), "limits": {"hang": "6s"}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    (tmp_path / "job.json").rename(tmp_path / "job.yaml")
+    ran = place.run(tmp_path / "job.yaml", "--name", "hangs")
+    failure = ran.job["failure"]
+    assert (ran.code, failure["host"] in ("algo-1", "algo-2")) == (1, True), ran.log
+    assert "hang: no output and no CPU use for 6 s by ranks" in ran.log
+    assert failure["cause"].startswith(("hang: ", "its ranks hung")), failure
+    assert ran.log.count('hangs.py", line 9 in waits') >= 2, ran.log
+
+
 def test_a_host_that_is_lost(place: Place) -> None:
     """The runtime's process there that the ranks' daemon belongs to is killed."""
     ran = place.run(JOBS / "ends.py", "--hp", "how=host", "--name", "lost")

@@ -118,7 +118,7 @@ def test_all_well() -> None:
 
 def test_a_host_that_was_lost() -> None:
     ends = [end(0, -9, 101, stopped=True), end(1, -9, 101, stopped=True)]
-    outcome = told(compose(ends, -15, "", 102.0, Gone("algo-2", "its connection was closed")))
+    outcome = told(compose(ends, -15, "", 102.0, Gone("algo-2", "it is gone: its connection was closed")))
     assert reason(outcome) == "algo-2 failed: it is gone: its connection was closed"
     assert outcome.exit_code == 1
     outcome = told(of_gone([end(2, None, 101)], "algo-1", "its connection was closed", 102.0), "algo-2")
