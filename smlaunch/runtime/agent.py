@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 from typing import Any, Callable, Dict, Mapping, Optional
 
@@ -22,6 +21,12 @@ from smlaunch.runtime.link_wire import keep_alive
 SHELL = "/bin/sh"
 _READ = 1 << 16
 _WAITING = 512
+
+_STRANGERS = 64
+"""Connections that may be about to prove themselves at one time; a host of the job has two."""
+
+_REFUSALS = 10
+"""How many of them are told in the log: whoever tries more often shall not fill it."""
 
 Others = Callable[[Wire, Dict[str, Any]], None]
 
@@ -48,6 +53,8 @@ class Agent:
         self._lock = threading.Lock()
         self._groups: Dict[int, None] = {}
         self._closed = False
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._refused = 0
         self._server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._server.bind((address, port))
@@ -73,6 +80,9 @@ class Agent:
                 connection, peer = self._server.accept()
             except OSError:
                 return
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
             threading.Thread(target=self._serve, args=(connection, peer[0]), daemon=True).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
@@ -82,8 +92,12 @@ class Agent:
             wire, request = agent_wire.accept(connection, self._key, self._host)
         except (WireError, ValueError, AttributeError, OSError) as error:
             connection.close()
-            _say("refused a connection from {}: {}".format(peer, error))
+            self._refused += 1
+            if self._refused <= _REFUSALS:
+                _say("refused a connection from {}: {}".format(peer, error))
             return
+        finally:
+            self._strangers.release()
         try:
             if request.get("do") == "run":
                 self._run(wire, str(request["line"]))
@@ -199,4 +213,5 @@ def _kill(group: int) -> None:
 
 
 def _say(text: str) -> None:
-    print("smlaunch: " + text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        os.write(2, "smlaunch: {}\n".format(text).encode("utf-8", "replace"))
