@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from smlaunch.cli.options import json_option
+from smlaunch.cli.options import json_option, strategies_from
 from smlaunch.errors import JobError, Problem
 
 
 @click.command(short_help="Write a working job for a strategy.")
-@click.argument("strategy", required=False)
+@click.argument("strategy", required=False, shell_complete=strategies_from)
 @click.argument("folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def init(strategy: str | None, folder: Path, as_json: bool) -> int:

@@ -87,11 +87,17 @@ def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function],
     return apply
 
 
-def _strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def strategies_from(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """For the shell's completion."""
     from smlaunch.strategy_names import known
 
     return [name for name in known() if name.startswith(incomplete)]
+
+
+def _algorithms_from(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from smlaunch.catalog.algorithms import known_algorithms
+
+    return [name for name in known_algorithms() if name.startswith(incomplete)]
 
 
 _JOB, _HOSTS, _DATA, _LIMITS, _WHERE = "The job", "Hosts", "Data", "Limits", "Where"
@@ -103,7 +109,7 @@ job_options = _stacked(
             _JOB,
             "--strategy",
             metavar="NAME",
-            shell_complete=_strategies,
+            shell_complete=strategies_from,
             help="How to run it; default: chosen. `smlaunch init` lists them.",
         ),
         option(
@@ -114,7 +120,13 @@ job_options = _stacked(
             multiple=True,
             help="What the strategy can be told; repeatable.",
         ),
-        option(_JOB, "--algorithm", metavar="NAME", help="A built-in algorithm, instead of a script."),
+        option(
+            _JOB,
+            "--algorithm",
+            metavar="NAME",
+            shell_complete=_algorithms_from,
+            help="A built-in algorithm, instead of a script.",
+        ),
         option(_JOB, "--launcher", metavar="NAME", help="Who starts ranks: runtime (ours) or torchrun."),
         option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
         option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),

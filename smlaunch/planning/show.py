@@ -261,7 +261,8 @@ def _network(job: Job) -> Iterator[str]:
 
 def _command(task: Task) -> str:
     if task.launch_spec is None:
-        return "the image's own program"
+        program = task.request.get("AlgorithmSpecification") or task.request["AppSpecification"]
+        return " ".join(["the image's own program", *map(_word, program.get("ContainerArguments", ()))])
     words = task.launch_spec.ranks.argv
     if "HyperParameters" not in task.request:
         words = tuple(word for word in words if word != Ref("hyperparameters"))

@@ -28,6 +28,7 @@ def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | Non
     if strategy.name not in _TORCHRUN or ranks == 1:
         return
     can = capability(script, entry)
-    if can.use == "several" and can.missing:
+    # That no process group is there alone, the strategy says itself.
+    if can.missing and (can.use == "several" or len(can.missing) > 1):
         how_many = "several ranks" if ranks is None else f"{ranks} ranks"
         notes.warn(f"For {how_many} {entry} lacks, as far as it shows: {'; '.join(can.missing)}.")

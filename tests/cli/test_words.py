@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.cli.display import duration
-from smlaunch.cli.main import run_command
+from smlaunch.cli.main import cli, run_command
 from smlaunch.cli.options import _inputs, _pairs
 from smlaunch.errors import Problem
 from tests.cli.conftest import Shell
@@ -88,6 +89,20 @@ def test_completion_scripts(name: str, shell: Shell) -> None:
     asked.environment["COMP_CWORD"] = "1"
     words = asked().out
     assert "logs" in words and "local" in words and "run" not in words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("plan", "--strategy", "d"), ["ddp", "deepspeed"]),
+        (("plan", "--algorithm", "x"), ["xgboost"]),
+        (("init", "s"), ["share-nothing", "sklearn", "smddp", "smp", "spark"]),
+    ],
+)
+def test_names_are_completed(line: tuple[str, ...], words: list[str]) -> None:
+    *before, incomplete = line
+    completions = ShellComplete(cli, {}, "smlaunch", "").get_completions(before, incomplete)
+    assert [completion.value for completion in completions] == words
 
 
 def test_inputs_of_the_command_line() -> None:

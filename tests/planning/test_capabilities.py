@@ -149,6 +149,20 @@ def test_a_plan_of_several_ranks_says_what_lacks(tmp_path: Path) -> None:
     assert plan(one, region(script=read(tmp_path, text))).warnings == ()
 
 
+def test_a_script_for_one_accelerator_on_several_is_told_all_that_it_lacks(tmp_path: Path) -> None:
+    text = (
+        "import torch\nmodel = torch.nn.Linear(2, 2).to('cuda')\n"
+        "for x in torch.utils.data.DataLoader([1]):\n    model(x).sum().backward()\n"
+        "torch.save(model.state_dict(), 'model.pt')\n"
+    )
+    job = {"strategy": "ddp", "compute": {"instance_type": "ml.g5.12xlarge"}}
+    alone, lacks = plan(job, region(script=read(tmp_path, text))).warnings
+    assert "every rank trains alone on the same data" in alone
+    assert lacks.startswith("For 4 ranks train.py lacks, as far as it shows: a process group")
+    for words in ("gradients that are averaged", "DistributedSampler", "rank 0 alone writing"):
+        assert words in lacks
+
+
 def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
     facts = read(tmp_path, "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()")
     made = plan({}, region(script=facts))

@@ -15,7 +15,14 @@ from smlaunch.errors import JobError
 from smlaunch.job import Job
 from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import EndpointFacts, InputFacts, ScriptFacts, SourceFacts, Surroundings
+from smlaunch.planning.surroundings import (
+    NO_SOURCE,
+    EndpointFacts,
+    InputFacts,
+    ScriptFacts,
+    SourceFacts,
+    Surroundings,
+)
 from smlaunch.protocol.launch_spec import LaunchSpec, Ref
 from smlaunch.protocol.names import RUN_LIMIT, parse_task_name
 from smlaunch.validate import check
@@ -551,6 +558,13 @@ def test_nothing_a_user_writes_breaks_a_line() -> None:
     assert "\x1b" not in text
     assert "\u2028" not in text
     assert not any(line.startswith("b") for line in text.splitlines())
+
+
+def test_the_words_for_an_images_own_program_are_shown() -> None:
+    for strategy in ("custom", "processing"):
+        job = Job.from_mapping({"image": "mine:1", "strategy": strategy, "args": ["--epochs", "a b"]})
+        text = str(make_plan(job, region(source=NO_SOURCE, script=PLAIN), "digits"))
+        assert "the image's own program --epochs 'a b'" in text
 
 
 def test_what_this_machine_stands_in_for_is_said() -> None:
