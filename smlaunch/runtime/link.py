@@ -14,11 +14,12 @@ Nothing here blocks the supervisor: its loop waits for the ``descriptors`` too, 
 """
 
 import time
-from typing import List, NamedTuple, Optional, Set
+from typing import List, Optional, Set
 
 from smlaunch.protocol.ports import LINK
 from smlaunch.runtime.cluster import Cluster
 from smlaunch.runtime.names import PATIENCE
+from smlaunch.runtime.outcome import News as News
 from smlaunch.runtime.problems import Stopped
 
 GOODBYE_SECONDS = 5.0
@@ -28,16 +29,6 @@ said, together with our network.
 
 GONE = 1
 """The exit code of a host whose peer is gone."""
-
-
-class News(NamedTuple):
-    """How another host ended. ``text``: for a failure file, empty when nothing failed. ``began``: seconds
-    since the epoch when the failure began.
-    """
-
-    code: int
-    text: str = ""
-    began: Optional[float] = None
 
 
 class Link:

@@ -30,7 +30,7 @@ from smlaunch.protocol.paths import (
 from smlaunch.protocol.segment import Segment
 from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
 from smlaunch.runtime.cluster import Cluster, processing, training
-from smlaunch.runtime.outcome import Outcome
+from smlaunch.runtime.outcome import News, Outcome
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.signals import Signals
 from smlaunch.runtime.streams import Output
@@ -123,7 +123,7 @@ def _run(
     except BaseException as error:
         link.tell(links.last_word(cluster.current, error))
         raise
-    link.tell(links.News(code))  # where nothing more was said
+    link.tell(News(code))  # where nothing more was said
     return code
 
 
@@ -220,8 +220,6 @@ def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
     if outcome.exit_code == 0 and work.leads:
         _leave_outcome(work.segment, work.end.told, work.before)
     if link is not None:
-        from smlaunch.runtime.link import News
-
         link.tell(News(outcome.exit_code, text or "", outcome.began))
     return outcome.exit_code
 

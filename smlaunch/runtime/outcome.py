@@ -1,12 +1,9 @@
 """What became of a host's processes, and what follows from it: pure decisions on plain data."""
 
 import signal
-from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from smlaunch.runtime.hang import EXIT_CODE, Hang
-
-if TYPE_CHECKING:
-    from smlaunch.runtime.link import News
 
 _LINGERING = 5.0
 """Seconds between a rank's exception and its exit in which peers may fail for want of it."""
@@ -46,6 +43,16 @@ class Ended(NamedTuple):
             return "SIG{}".format(-self.status)
 
 
+class News(NamedTuple):
+    """How another host ended (link.py). ``text``: for a failure file, empty when nothing failed. ``began``:
+    seconds since the epoch when the failure began.
+    """
+
+    code: int
+    text: str = ""
+    began: Optional[float] = None
+
+
 class Outcome(NamedTuple):
     """``stopped_by`` is the stop signal the host got, if any; processes are in the order of their start.
     ``hang``: why they were ended, when that was it. ``overstayed``: for how many seconds they had stayed
@@ -60,7 +67,7 @@ class Outcome(NamedTuple):
     overstayed: Optional[float] = None
     service: Optional[Ended] = None
     unready: Optional[Tuple[str, str]] = None
-    elsewhere: "Optional[News]" = None
+    elsewhere: Optional[News] = None
 
     @property
     def first_failure(self) -> Optional[Ended]:

@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Deque, Dict, List, Optional, Sequence, Set
 
 from smlaunch.runtime import hang, orphans, spawn
 from smlaunch.runtime.commands import Command
-from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.runtime.outcome import Ended, News, Outcome
 from smlaunch.runtime.segments import End
 from smlaunch.runtime.signals import STOP, Signals
 from smlaunch.runtime.spawn import Process
 from smlaunch.runtime.streams import Output, Stream
 
 if TYPE_CHECKING:
-    from smlaunch.runtime.link import Link, News
+    from smlaunch.runtime.link import Link
     from smlaunch.runtime.services import Door, Step
 
 _FLUSH_SECONDS = 5.0
@@ -91,7 +91,7 @@ class Supervisor:
         """The service that ended before the ranks did."""
         self._unready: "Optional[Door]" = None
         self._link = link
-        self._elsewhere: "Optional[News]" = None
+        self._elsewhere: Optional[News] = None
 
     def run(self, commands: Sequence[Command], steps: "Sequence[Step]" = ()) -> Outcome:
         """Returns when every process is gone. Raises Unusable when one of them cannot be started."""
