@@ -30,7 +30,7 @@ from smlaunch.planning.resumable import tell_worth
 from smlaunch.planning.scaling import tell_scaling
 from smlaunch.planning.storage import Layout, plan_inputs
 from smlaunch.planning.surroundings import Surroundings
-from smlaunch.planning.tell_script import tell_script
+from smlaunch.planning.tell_script import tell_idle, tell_script
 from smlaunch.planning.workflow import Policy, Workflow, request_for, variant_for
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
 from smlaunch.protocol.segment import STOP_AFTER
@@ -144,6 +144,7 @@ def make_one(
     tell_reading(job, surroundings, first.instance_type, notes, strategy.operation == PROCESSING)
     ranks = first.per_host * job.compute.hosts if isinstance(first.per_host, int) else None
     tell_script(surroundings, strategy, ranks, notes)
+    tell_idle(job, surroundings, strategy, first.instance_type, notes)
     tell_built_in(job, surroundings.script, notes)
     if strategy.joins_hosts and strategy.operation == TRAINING:
         tell_scaling(job, ranks, notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from smlaunch.catalog import instances
+from smlaunch.job import Job
 from smlaunch.planning.capabilities import capability
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
@@ -32,3 +34,22 @@ def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | Non
     if can.missing and (can.use == "several" or len(can.missing) > 1):
         how_many = "several ranks" if ranks is None else f"{ranks} ranks"
         notes.warn(f"For {how_many} {entry} lacks, as far as it shows: {'; '.join(can.missing)}.")
+
+
+def tell_idle(
+    job: Job, surroundings: Surroundings, strategy: Strategy, instance_type: str, notes: Notes
+) -> None:
+    """Where one process of the script's is all there is on a host with several accelerators."""
+    known = instances.find(instance_type)
+    chosen = surroundings.target == "aws" and job.compute.processes_per_host is None
+    if not chosen or strategy.joins_hosts or known is None or known.accelerators < 2:
+        return
+    entry = surroundings.source.entry
+    can = capability(surroundings.script, entry)
+    if can.use != "one" or not can.accelerated or not can.seen:
+        return
+    notes.warn(
+        f"{entry} uses one accelerator, as far as it shows, and {known.name} has "
+        f"{known.accelerators_text()}, which all are paid for: take a smaller type, or use several, for which "
+        f"it lacks: {'; '.join(can.missing)}."
+    )

@@ -149,18 +149,34 @@ def test_a_plan_of_several_ranks_says_what_lacks(tmp_path: Path) -> None:
     assert plan(one, region(script=read(tmp_path, text))).warnings == ()
 
 
+ONE_ACCELERATOR = """\
+import torch
+model = torch.nn.Linear(2, 2).to("cuda")
+for x in torch.utils.data.DataLoader([1]):
+    model(x).sum().backward()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
 def test_a_script_for_one_accelerator_on_several_is_told_all_that_it_lacks(tmp_path: Path) -> None:
-    text = (
-        "import torch\nmodel = torch.nn.Linear(2, 2).to('cuda')\n"
-        "for x in torch.utils.data.DataLoader([1]):\n    model(x).sum().backward()\n"
-        "torch.save(model.state_dict(), 'model.pt')\n"
-    )
     job = {"strategy": "ddp", "compute": {"instance_type": "ml.g5.12xlarge"}}
-    alone, lacks = plan(job, region(script=read(tmp_path, text))).warnings
+    alone, lacks = plan(job, region(script=read(tmp_path, ONE_ACCELERATOR))).warnings
     assert "every rank trains alone on the same data" in alone
     assert lacks.startswith("For 4 ranks train.py lacks, as far as it shows: a process group")
     for words in ("gradients that are averaged", "DistributedSampler", "rank 0 alone writing"):
         assert words in lacks
+
+
+def test_accelerators_that_would_be_idle_are_told_of(tmp_path: Path) -> None:
+    script = read(tmp_path, ONE_ACCELERATOR)
+    (warning,) = plan({"compute": {"instance_type": "ml.g5.12xlarge"}}, region(script=script)).warnings
+    assert warning.startswith(
+        "train.py uses one accelerator, as far as it shows, and ml.g5.12xlarge has 4 x "
+    )
+    assert "take a smaller type, or use several, for which it lacks: a process group" in warning
+    assert plan({"compute": {"instance_type": "ml.g5.xlarge"}}, region(script=script)).warnings == ()
+    by_one = read(tmp_path, "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n")
+    assert plan({"compute": {"instance_type": "ml.g5.12xlarge"}}, region(script=by_one)).warnings == ()
 
 
 def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
