@@ -13,9 +13,10 @@ from functools import partial
 
 from smlaunch.launch.checkpoints import Checkpoints
 from smlaunch.launch.lineage import Kept, Lineage, RunFolder, kept_at, seen
-from smlaunch.launch.retry import Patience, is_quota_in_use, retrying
+from smlaunch.launch.retry import is_quota_in_use, retrying
 from smlaunch.launch.submit import stop, submit
 from smlaunch.launch.target import Target
+from smlaunch.planning.patience import QUOTA_PATIENCE
 from smlaunch.planning.plan import Task
 from smlaunch.planning.reconcile import Action, Finish, LookAgain, Observed, Submit, WatchJob, decide
 from smlaunch.planning.workflow import Workflow
@@ -26,10 +27,6 @@ from smlaunch.request import operation_of
 
 Wait = Callable[[float], object]
 """Sleeps for some seconds; returning True means that whoever waits has been asked to leave."""
-
-QUOTA_PATIENCE = Patience(first=60.0, longest=300.0, total=86400.0)
-"""Instances count against the quota until a job has let go of them, and others may hold it for hours: a chain
-that is under way waits for them (seconds, in a region)."""
 
 
 class Chain:

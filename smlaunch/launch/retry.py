@@ -10,23 +10,14 @@ import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem, ServiceError, SmlaunchError
+from smlaunch.planning.patience import TRANSIENT
+from smlaunch.planning.patience import Patience as Patience
 from smlaunch.ports import UNREACHABLE, CallError
 
 Result = TypeVar("Result")
-
-TRANSIENT = frozenset(
-    (
-        *("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException"),
-        *("RequestLimitExceeded", "RequestThrottled", "SlowDown"),
-        *("InternalFailure", "InternalError", "InternalServerError", "InternalServerException"),
-        *("ServiceUnavailable", "ServiceUnavailableException", "RequestTimeout", UNREACHABLE),
-    )
-)
-"""Worth another try as they are. Creating is safe to repeat: a job's name can be taken only once."""
 
 _EXPIRED = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestExpired"))
 _UNKNOWN_CALLER = frozenset(
@@ -48,30 +39,12 @@ _QUOTA = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Full jitter: each wait is random between 0 and ``first`` doubled with every try, at most ``longest``.
-
-    Seconds. ``total`` bounds all waits together.
-    """
-
-    first: float = 1.0
-    longest: float = 30.0
-    total: float = 300.0
-
-    def delay(self, tries: int, waited: float, chance: float) -> float | None:
-        """How long to wait after ``tries`` failed ones; None: give up. ``chance`` is uniform in [0, 1)."""
-        if waited >= self.total:
-            return None
-        ceiling = min(self.longest, self.first * 2.0 ** min(tries - 1, 30))
-        return min(max(ceiling * chance, self.first / 10), self.total - waited)
-
-
+_SOME_PATIENCE = Patience()
 ROLE_PATIENCE = Patience(first=5.0, longest=15.0, total=60.0)
 
 
 def is_transient(error: CallError) -> bool:
-    return error.code in TRANSIENT or error.status >= 500
+    return error.code in TRANSIENT or error.code == UNREACHABLE or error.status >= 500
 
 
 def is_young_role(error: CallError) -> bool:
@@ -86,7 +59,7 @@ def is_quota_in_use(error: CallError) -> bool:
 
 def retrying(
     action: Callable[[], Result],
-    patience: Patience = Patience(),
+    patience: Patience = _SOME_PATIENCE,
     *,
     told: Callable[[CallError, float], None] | None = None,
     wait: Callable[[float], object] = time.sleep,

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.launch.retry import Patience, retrying
+from smlaunch.launch.retry import retrying
+from smlaunch.planning.patience import CREATE_PATIENCE, Patience
 from smlaunch.planning.plan import Task
 from smlaunch.ports import CallError, ControlPlane
 from smlaunch.protocol.names import TAG_JOB
-
-CREATE_PATIENCE = Patience(first=1.0, longest=30.0, total=600.0)
-"""CreateTrainingJob is limited to about one a second per account: many clients at once wait for minutes."""
 
 
 class Submitted(NamedTuple):

@@ -29,8 +29,14 @@ from smlaunch.protocol.names import TaskName
 OUTCOME_GRACE = 60.0
 """Seconds after a job's end in which its outcome.json may still be on its way to S3."""
 
-_IDLE = (Ending.COMPLETED, Ending.TIME)
+IDLE_ENDINGS = (Ending.COMPLETED, Ending.TIME)
 """Endings of jobs that had their time: when they leave nothing newer, the next one will not either."""
+
+ENDED: Mapping[Ending, str] = {
+    Ending.STOPPED: "stopped",
+    Ending.STARVED: "stopped at its max_wait: spot capacity did not come, or did not last",
+}
+"""In words, where the service gives no reason."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +192,10 @@ class _Decision:
         if starved and self.workflow.policy.on_demand_fallback and self.newest.spot:
             return self._again(f"{self._ended_with(ending)}; on demand now", on_demand=True)
         progress = progressed(self.jobs, self.observed.step)
-        if ending in _IDLE:
+        if ending in IDLE_ENDINGS:
             if progress[-1] or (self.observed.opaque and ending is Ending.COMPLETED):
                 return self._submit(self.newest.segment + 1, 1, f"from step {self.observed.step}")
-            idle = self._since_progress(progress, _IDLE)
+            idle = self._since_progress(progress, IDLE_ENDINGS)
             if idle >= IDLE_SEGMENTS and not self._forgiven:
                 return Finish(rule.exit_code or EXIT_LIMIT, "Stopped", self._diagnosis(idle))
             return self._again("it left no newer checkpoint")
@@ -198,7 +204,7 @@ class _Decision:
                 return self._give_up(ending)
             return self._again("asked to go on")
         if not self._forgiven and not (rule.remedy is Remedy.RESUME and progress[-1]):
-            tried = self._since_progress(progress, [other for other in Ending if other not in _IDLE])
+            tried = self._since_progress(progress, [other for other in Ending if other not in IDLE_ENDINGS])
             if tried >= self.workflow.policy.attempts:
                 return self._give_up(ending, tried)
         wait = 0.0 if self._forgiven else rule.wait(self.newest.attempt) * self.observed.pace
@@ -275,11 +281,7 @@ class _Decision:
 
     def _ended_with(self, ending: Ending) -> str:
         first = self.newest.reason.partition("\n")[0]
-        words = {
-            Ending.STOPPED: "stopped",
-            Ending.STARVED: "stopped at its max_wait: spot capacity did not come, or did not last",
-        }
-        return words.get(ending, first or f"{self.name} failed; the service gave no reason")
+        return ENDED.get(ending, first or f"{self.name} failed; the service gave no reason")
 
     def _diagnosis(self, idle: int) -> str:
         """Why the run is not worth going on with: what was seen, and the likely cause."""

@@ -277,7 +277,11 @@ FAILURE_CLASSES: Mapping[str, Ending] = {
 }
 """What FailureReason begins with."""
 
-_STOPPED = {"MaxRuntimeExceeded": Ending.TIME, "MaxWaitTimeExceeded": Ending.STARVED}
+STOP_CLASSES: Mapping[str, Ending] = {
+    "MaxRuntimeExceeded": Ending.TIME,
+    "MaxWaitTimeExceeded": Ending.STARVED,
+}
+"""SecondaryStatus of a job that is Stopped, where it was not a person."""
 
 
 def ending_of(status: str, secondary: str, reason: str) -> Ending | None:
@@ -286,7 +290,7 @@ def ending_of(status: str, secondary: str, reason: str) -> Ending | None:
     if status == "Completed":
         return Ending.COMPLETED
     if status == "Stopped":
-        return _STOPPED.get(secondary, Ending.STOPPED)
+        return STOP_CLASSES.get(secondary, Ending.STOPPED)
     if status == "Failed":
         return FAILURE_CLASSES.get(reason.partition(":")[0].strip(), Ending.ALGORITHM)
     return None

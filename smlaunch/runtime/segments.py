@@ -69,6 +69,9 @@ class End:
 def segment_of(spec: LaunchSpec, paths: Paths, own: str, environ: Mapping[str, str], now: float) -> Segment:
     """``own``: the runtime's own folder, for the stop file. ``environ`` is the request's; ``now``: seconds
     since the epoch when the host began. Makes the directories the ranks are told of. Raises Unusable.
+
+    What the request says of the run counts more than job.json: where an orchestrator drives, one job.json
+    serves many runs, and each has checkpoints of its own.
     """
     try:
         given = Segment.from_environment(environ)
@@ -76,11 +79,15 @@ def segment_of(spec: LaunchSpec, paths: Paths, own: str, environ: Mapping[str, s
         raise Unusable(str(error)) from None
     job = environ.get("TRAINING_JOB_NAME") or None
     task = parse_task_name(job or "")
-    if task is not None and (spec.run is None or task.run == spec.run):
-        given = given._replace(run=task.run, segment=task.segment, attempt=task.attempt)
+    # A variable that was only inherited, from a job that runs this one on its own host, is another run's.
+    asked = given.run if task is None or task.run == given.run else None
+    run = asked or spec.run or given.run
+    if task is not None and task.run == (run or task.run):
+        run = task.run
+        given = given._replace(segment=task.segment, attempt=task.attempt)
     after = stop_after(environ)
     segment = given._replace(
-        run=spec.run or given.run,
+        run=run,
         job=job or given.job,
         stop_file=_fresh_stop_file(own),
         stop_at=None if after is None else now + after,
@@ -91,7 +98,7 @@ def segment_of(spec: LaunchSpec, paths: Paths, own: str, environ: Mapping[str, s
         return segment._replace(checkpoints=None, uri=None)
     return segment._replace(
         checkpoints=_directory(paths.here(kept.path)),
-        uri=kept.uri,
+        uri=(asked and given.uri) or kept.uri,
         carrier=kept.carrier,
         keep=kept.keep,
         interval=given.interval if kept.interval_seconds is None else kept.interval_seconds,

@@ -87,6 +87,25 @@ def test_every_rank_is_told_of_its_segment(host: MakeHost) -> None:
     assert Path(made.paths.checkpoints).is_dir()
 
 
+def test_the_requests_run_counts_more_than_job_json(host: MakeHost) -> None:
+    """One job.json serves every run that an orchestrator starts with it."""
+    own = {"SMLAUNCH_RUN": "nightly", "SMLAUNCH_CHECKPOINTS_URI": "s3://b/nightly/checkpoints/"}
+    made = segment_host(host, TELL, "nightly-s2-a3", environ=own)
+    (told,) = made.run(run="digits", checkpoints=KEPT).documents()
+    segment = Segment.from_environment(told)
+    assert (segment.run, segment.segment, segment.attempt) == ("nightly", 2, 3)
+    assert segment.uri == "s3://b/nightly/checkpoints/"
+
+
+def test_a_run_that_was_only_inherited_is_another_ones(host: MakeHost) -> None:
+    """A rank may launch a run on its own machine: its host sees the variables of the outer job too."""
+    outer = {"SMLAUNCH_RUN": "outer", "SMLAUNCH_CHECKPOINTS_URI": "s3://b/outer/checkpoints/"}
+    made = segment_host(host, TELL, environ=outer)
+    (told,) = made.run(run="digits", checkpoints=KEPT).documents()
+    segment = Segment.from_environment(told)
+    assert (segment.run, segment.segment, segment.uri) == ("digits", 2, KEPT.uri)
+
+
 def test_a_job_that_keeps_nothing_is_told_so(host: MakeHost) -> None:
     told = host(TELL).run().documents()[0]
     assert Segment.from_environment(told) == Segment(stop_file=told["SMLAUNCH_STOP_FILE"])

@@ -8,7 +8,7 @@ from smlaunch.planning.fields import field_of
 from smlaunch.planning.refusals.rule import Found, rule
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.protocol.paths import WHEELHOUSE_CHANNEL
-from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER, UNTIL_STEP
+from smlaunch.protocol.segment import FROM_STEP, RUN, STOP_AFTER, UNTIL_STEP
 from smlaunch.request import PROCESSING, TRAINING, hyperparameter_text
 from smlaunch.validate import check
 
@@ -64,7 +64,7 @@ def reserved_tags(case: Case) -> Found:
     "environment.*",
 )
 def own_variables(case: Case) -> Found:
-    for key in (STOP_AFTER, UNTIL_STEP, FROM_STEP):
+    for key in (STOP_AFTER, UNTIL_STEP, FROM_STEP, RUN):
         if key in case.job.environment:
             told = "the plan sets it itself; use limits.segment or segments[].until_step"
             yield Problem(f"environment.{key}", told)
