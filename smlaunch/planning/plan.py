@@ -205,7 +205,7 @@ class Plan:
         return [task.request for task in self.tasks]
 
     def to_dict(self) -> dict[str, Any]:
-        """``plan --json``: plain types, keys as documented in the command line's reference."""
+        """``plan --json``: plain types, by the keys of docs/planner.md."""
         from smlaunch.planning.show import as_dict
 
         return as_dict(self)

@@ -34,7 +34,8 @@ from smlaunch.request import PROCESSING
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The document of ``plan --json``: everything in plain types."""
+    """The document of ``plan --json``: everything in plain types. docs/planner.md says what the keys are."""
+    launch = plan.tasks[0].launch_spec
     return {
         "run": plan.run,
         "job_hash": plan.job_hash,
@@ -69,6 +70,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {"kind": upload.kind, "uri": upload.uri, "path": upload.path, "sha256": upload.sha256}
             for upload in plan.uploads
         ],
+        "launch": None if launch is None else json.loads(launch.to_json()),
         "requests": [dict(request) for request in plan.requests],
     }
 

@@ -50,6 +50,6 @@ def tell_idle(
         return
     notes.warn(
         f"{entry} uses one accelerator, as far as it shows, and {known.name} has "
-        f"{known.accelerators_text()}, which all are paid for: take a smaller type, or use several, for which "
-        f"it lacks: {'; '.join(can.missing)}."
+        f"{known.accelerators_text()}, which all are paid for: take a smaller type, or use several, for "
+        f"which it lacks: {'; '.join(can.missing)}."
     )

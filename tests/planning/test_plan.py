@@ -518,6 +518,7 @@ def test_the_document() -> None:
     (segment,) = document["segments"]
     assert (segment["index"], segment["max_runtime"], segment["stop_after"]) == (1, 5400, None)
     assert document["cost"]["currency"] == "USD"
+    assert document["launch"]["ranks"]["argv"][1] == {"ref": "source", "suffix": "/train.py"}
     assert set(document["reasons"][0]) == {"rule", "because"}
 
 

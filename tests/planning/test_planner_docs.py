@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from smlaunch.planning.scaling import GOYAL, LARGEST_LINEAR, MALLADI
 from tests.planning.planner_docs import PAGE, parts, with_parts
+from tests.planning.world import plan
 
 
 def test_the_page_is_of_today() -> None:
@@ -16,3 +19,9 @@ def test_what_stands_by_hand_is_so() -> None:
     assert GOYAL.rpartition(" ")[2] in page
     assert MALLADI.rpartition(" ")[2] in page
     assert f"{LARGEST_LINEAR:,} samples" in page.replace("\n", " ")
+
+
+def test_the_keys_of_the_document() -> None:
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("## As a document")
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert re.findall(r"`(\w+)`", "".join(rows)) == list(plan().to_dict())
