@@ -30,6 +30,11 @@ signal.signal(signal.SIGTERM, leave)
 while True:
     signal.pause()
 """
+AWAITS_TWO = """
+import os, time
+while len([name for name in os.listdir(".") if name.startswith("up-")]) < 2:
+    time.sleep(0.02)
+"""
 PYTHON: Word = Ref("python")
 SERVICE: Word = Ref("source", suffix="/service.py")
 READY = Joined(("127.0.0.1:", Ref("port", offset=4)))
@@ -71,15 +76,18 @@ print("rank", flush=True)
 
 
 def test_they_start_in_their_order(host: MakeHost, port: int) -> None:
-    second = program("import sys, time; print('second', flush=True); time.sleep(60)", "two")
+    second = Joined(("127.0.0.1:", Ref("port", offset=5)))
+    argv = (PYTHON, SERVICE, Ref("port", offset=5), "0")
     made = made_of(host, "print('rank')")
-    result = made.run(services=(listening(after="0.2"), second), port=port)
+    services = (listening(after="0.3"), Service("two", argv, ready=second))
+    result = made.run(services=services, port=port)
     assert result.exit_code == 0
-    assert result.lines.index("[table] listens") < result.lines.index("[two] second")
+    assert result.lines[:3] == ["[table] listens", "[two] listens", "[0] rank"]
 
 
 def test_words_of_a_service(host: MakeHost) -> None:
     tell = "import json, os, sys, time; print(json.dumps([sys.argv[1:], os.environ['TOLD']]), flush=True); "
+    tell += "[open('up-%d' % number, 'w').close() for number in range(2)]; "
     words: tuple[Word, ...] = (
         Ref("port", offset=9),
         Ref("own_port", prefix="p", suffix="q", offset=9),
@@ -91,9 +99,7 @@ def test_words_of_a_service(host: MakeHost) -> None:
         Ref("hyperparameters"),
     )
     hosts = ["127.0.0.2", "127.0.0.1"]
-    made = host(
-        "import time; time.sleep(0.5)", hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"}
-    )
+    made = host(AWAITS_TWO, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
     service = Service(
         "teller", (PYTHON, "-c", tell + "time.sleep(60)", *words), (("TOLD", Joined(("x=", Ref("host")))),)
     )
@@ -184,11 +190,12 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
 os.write(1, b"%d\\n" % os.getpid())
+open("up-%d" % os.getpid(), "w").close()
 time.sleep(120)
 """
-    made = host("import time; time.sleep(0.5)")
+    made = host(AWAITS_TWO)
     result = made.run(services=(program(deaf),))
-    assert (result.exit_code, made.failure) == (0, "")
+    assert (result.exit_code, made.failure, len(result.lines)) == (0, "", 2)
     for line in result.lines:
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[1]), 0)
@@ -280,19 +287,34 @@ print("left", flush=True)
 def test_where_it_runs(host: MakeHost, port: int) -> None:
     """One on the leader is waited for by all; the one on the others starts after it."""
     hosts = ["127.0.0.1", "127.0.0.2"]
-    other = program("import time; print('worker', flush=True); time.sleep(60)", "worker")._replace(on=OTHERS)
-    services = (listening(name="head", after="0.3", on=LEADER), other)
+    place = Joined(("127.0.0.1:", Ref("port", offset=6)))
+    argv = (PYTHON, SERVICE, Ref("port", offset=6), "0")
+    services = (
+        listening(name="head", after="0.3", on=LEADER),
+        Service("worker", argv, on=OTHERS, ready=place),
+    )
+    # The leader's rank stays until the other host's has come, which it does when its worker listens.
+    trains = (f"import socket; socket.create_server(('127.0.0.1', {port} + 7)).accept()", COMES)
     made = [
-        host(
-            "import time; time.sleep(1)", source={"service.py": LISTENS}, name=name, hosts=hosts, current=name
-        )
-        for name in hosts
+        host(train, source={"service.py": LISTENS}, name=name, hosts=hosts, current=name)
+        for name, train in zip(hosts, trains, strict=True)
     ]
-    started = [one.start(services=services, port=port, rendezvous=False) for one in made]
+    started = [one.start(services=services, port=port, env={"PORT": Ref("port", offset=7)}) for one in made]
     leader, follower = (finish(process) for process in started)
-    assert (leader.exit_code, follower.exit_code) == (0, 0)
+    assert (leader.exit_code, follower.exit_code) == (0, 0), leader.stderr + follower.stderr
     assert leader.lines == ["[head] listens", "[head] told to end"]
-    assert follower.lines == ["[worker] worker"]
+    assert follower.lines == ["[worker] listens", "[worker] told to end"]
+
+
+COMES = """
+import os, socket, time
+while True:
+    try:
+        socket.create_connection(("127.0.0.1", int(os.environ["PORT"])))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+"""
 
 
 def await_line(stream: object, expected: str) -> None:
