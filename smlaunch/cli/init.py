@@ -21,12 +21,11 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
     Without a strategy it lists those there are.
     """
     from smlaunch.starters import STARTERS, write
-    from smlaunch.strategies import load
     from smlaunch.strategy_names import known
     from smlaunch.suggest import did_you_mean
 
     if strategy is None:
-        rows = {name: load(name).summary for name in known()}
+        rows = {name: _summary(name) for name in known()}
         if as_json:
             click.echo(json.dumps({"strategies": rows}, indent=2))
             return 0
@@ -54,6 +53,16 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
     for step in steps:
         click.echo(f"  {step}")
     return 0
+
+
+def _summary(name: str) -> str:
+    """Also of one that another package brings, and that does not work: the others do."""
+    from smlaunch.strategies import load
+
+    try:
+        return load(name).summary
+    except JobError as error:
+        return error.problems[0].message
 
 
 def _steps(strategy: str, folder: Path) -> list[str]:

@@ -1,0 +1,80 @@
+"""Strategies that other packages register: what is usable is, and what is not spoils nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch import strategy_names
+from smlaunch.cli.main import run_command
+from smlaunch.errors import JobError
+from smlaunch.strategies import load
+
+RING = """\
+from smlaunch.strategies.base import Strategy
+
+
+class Ring(Strategy):
+    name = "ring"
+    summary = "starts a ring"
+    rendezvous = True
+"""
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with four strategies, one of which is good."""
+    about = tmp_path / "strategies_of_others-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strategies-of-others\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[smlaunch.strategies]\nring = ring_of_others:Ring\nbroken = broken_of_others:Broken\n"
+        "nameless = json:Nope\nother = json:JSONDecoder\n"
+    )
+    (tmp_path / "ring_of_others.py").write_text(RING)
+    (tmp_path / "broken_of_others.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    strategy_names._registered.cache_clear()
+    yield
+    strategy_names._registered.cache_clear()
+
+
+def test_one_that_can_be_used(registered: None) -> None:
+    assert "ring" in strategy_names.known()
+    assert load("ring").summary == "starts a ring"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("broken", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("nameless", "AttributeError: module 'json' has no attribute 'Nope'"),
+        ("other", "it is no smlaunch.strategies.base.Strategy"),
+    ],
+)
+def test_one_that_cannot_is_told_with_its_package(registered: None, name: str, why: str) -> None:
+    with pytest.raises(JobError) as caught:
+        load(name)
+    (problem,) = caught.value.problems
+    assert problem.path == "strategy"
+    assert problem.message.startswith(f"{name!r}, which another package registers as ")
+    assert why in problem.message
+
+
+def test_the_list_shows_the_others(registered: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["init", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["strategies"]
+    assert rows["ring"] == "starts a ring" and rows["ddp"].startswith("starts every rank")
+    assert "cannot be loaded" in rows["broken"]
+
+
+def test_a_plan_tells_it_without_a_traceback(
+    registered: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path / ".smlaunch"))
+    (tmp_path / "train.py").write_text("print()\n")
+    assert run_command(["plan", str(tmp_path / "train.py"), "--strategy", "broken", "--local"]) == 2
+    assert capsys.readouterr().err.startswith("error: strategy: 'broken', which another package registers")
