@@ -257,6 +257,10 @@ def _ranks_in(document: Mapping[str, Any]) -> Ranks:
     if launcher == TORCHRUN and not rendezvous:
         raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
     on = _one_of(document, "on", (ALL, LEADER), ALL, "ranks")
+    if on == LEADER and launcher != MPI and rendezvous:
+        raise LaunchSpecError(
+            "ranks.on: ranks on the leader alone join no others; ranks.rendezvous must be false"
+        )
     options = _words_in(document.get("options", []), "ranks.options")
     return Ranks(argv, _env_in(document, "ranks"), per_host, rendezvous, launcher, on, options)
 

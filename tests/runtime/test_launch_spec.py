@@ -1,0 +1,78 @@
+"""job.json 1.2 as it arrives: everything comes back as it was, and what is wrong is told by its path."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smlaunch.protocol.launch_spec import (
+    LEADER,
+    OTHERS,
+    Joined,
+    LaunchSpec,
+    LaunchSpecError,
+    Ranks,
+    Ref,
+    Service,
+)
+
+URL = Joined(("tcp://", Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+SPEC = LaunchSpec(
+    Ranks(("run", URL, Ref("each_host", "<", ">")), (("URL", URL),), rendezvous=False, on=LEADER),
+    services=(
+        Service("head", ("serve", Ref("address")), (("A", "b"),), LEADER, URL, 12.5),
+        Service("worker", ("serve", URL), on=OTHERS),
+    ),
+)
+
+
+def test_it_comes_back_as_it_was() -> None:
+    assert LaunchSpec.from_json(SPEC.to_json()) == SPEC
+    assert SPEC.linked
+    assert not LaunchSpec(Ranks(("run",))).linked
+
+
+def test_a_job_of_before_has_none_of_it() -> None:
+    document = json.loads(LaunchSpec(Ranks(("run",))).to_json())
+    del document["services"], document["ranks"]["on"], document["ranks"]["options"]
+    spec = LaunchSpec.from_json(json.dumps({**document, "version": "1.1"}))
+    assert (spec.services, spec.ranks.on, spec.ranks.options) == ((), "all", ())
+
+
+HEAD = {"name": "head", "argv": ["serve"]}
+
+
+@pytest.mark.parametrize(
+    ("services", "said"),
+    [
+        ({"head": 1}, "services: a list is needed"),
+        ([{**HEAD, "name": ""}], r"services\[0\]: an object with a name is needed"),
+        ([HEAD, {**HEAD, "argv": []}], r"services\[1\].argv: a list with at least one word is needed"),
+        ([{**HEAD, "on": "some"}], r"services\[0\].on: one of all, leader, others, not 'some'"),
+        ([{**HEAD, "ready": {"ref": "nobody"}}], r"services\[0\].ready: neither text nor a known reference"),
+        ([{**HEAD, "env": ["A"]}], r"services\[0\].env: an object is needed"),
+        ([{**HEAD, "ready_seconds": -1}], "ready_seconds: a number of seconds from 0 is needed"),
+        ([{**HEAD, "argv": [{"ref": "host", "offset": 1}]}], r"services\[0\].argv\[0\]: no offset"),
+    ],
+)
+def test_services_that_are_none(services: Any, said: str) -> None:
+    document = {**json.loads(SPEC.to_json()), "services": services}
+    with pytest.raises(LaunchSpecError, match=said):
+        LaunchSpec.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"on": "others"}, "ranks.on: one of all, leader, not 'others'"),
+        ({"rendezvous": True}, "ranks.on: ranks on the leader alone join no others"),
+        ({"argv": [{"join": [{"join": ["a"]}]}]}, r"ranks.argv\[0\]: neither text nor a known reference"),
+    ],
+)
+def test_ranks_that_are_none(change: dict[str, Any], said: str) -> None:
+    document = json.loads(SPEC.to_json())
+    document["ranks"].update(change)
+    with pytest.raises(LaunchSpecError, match=said):
+        LaunchSpec.from_json(json.dumps(document))
