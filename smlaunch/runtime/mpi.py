@@ -18,10 +18,9 @@ from smlaunch.protocol.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FIL
 from smlaunch.protocol.ports import AGENT
 from smlaunch.runtime import failure, mpi_host, mpi_rank, mpi_words, programs
 from smlaunch.runtime.commands import Command, Host, argv_of, base_environment, environment_of
-from smlaunch.runtime.link import News
 from smlaunch.runtime.mpi_report import RankEnd, Report
 from smlaunch.runtime.names import PATIENCE
-from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.runtime.outcome import Ended, News, Outcome
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.rendezvous import shared_variables
 from smlaunch.runtime.supervise import Supervisor
