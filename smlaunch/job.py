@@ -237,8 +237,9 @@ class SegmentChange(_Part):
     """How one segment differs from the job: the first of the job's ``segments`` stands for the first segment,
     and so on; the last one holds for all that follow.
 
-    ``hyperparameters``: laid over the job's own. ``compute``: machines that differ. ``until_step``: the training step after which the next
-    change begins, however many segments that takes. ``length``: training time of such a segment at most.
+    ``hyperparameters``: laid over the job's own. ``compute``: machines that differ. ``until_step``: the
+    training step after which the next change begins, however many segments that takes. ``length``: training
+    time of such a segment at most.
     """
 
     hyperparameters: dict[FilledText, Hyperparameter] = {}
