@@ -42,7 +42,8 @@ class MPI(Strategy):
             return [Problem(f"options.{OPTION}", problem)]
         problems = []
         for word in words:
-            why = _OURS.get(word.lstrip("-")) if word.startswith(("-", "plm")) else None
+            name = word.partition("=")[0].lstrip("-")
+            why = _OURS.get(name) if word.startswith(("-", "plm")) else None
             if word == ":":
                 why = "one program runs on all ranks; let it branch by its rank"
             if why is not None:
@@ -50,11 +51,14 @@ class MPI(Strategy):
         return problems
 
     def advice(self, setting: Setting) -> list[str]:
-        if (
-            not setting.entry.endswith(".py")
-            or uses_mpi4py(setting)
-            or setting.hosts == setting.per_host == 1
-        ):
+        if not setting.entry.endswith(".py"):
+            return []
+        if uses_mpi4py(setting):
+            if setting.target == "aws" and "/pytorch" in setting.image and setting.requirements is None:
+                # Users found it missing there (aws/deep-learning-containers, issue 1968).
+                return ["AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file"]
+            return []
+        if setting.hosts == setting.per_host == 1:
             return []
         return [
             f"{setting.entry} does not import mpi4py: unless a module of its own joins the ranks, each works "

@@ -9,7 +9,7 @@ import pytest
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import ScriptFacts, SourceFacts
 from smlaunch.protocol.launch_spec import ALL, MPI, Ref
-from tests.planning.world import region
+from tests.planning.world import local, plan, region
 from tests.strategies.asked import documented, planned, refusals, request_of
 from tests.strategies.specs import SHELL, spec_of
 
@@ -70,10 +70,20 @@ def test_the_users_words(given: Any, words: tuple[str, ...]) -> None:
     assert spec_of(asked(options={"mpirun_options": given})).ranks.options == words
 
 
+def test_an_image_that_may_lack_mpi4py() -> None:
+    told = "AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file."
+    job = {"strategy": "mpi", "compute": COMPUTE}
+    assert told in plan(job, region(script=MPI4PY)).warnings
+    assert told not in plan(job, local(script=MPI4PY)).warnings
+    assert told not in plan({**job, "image": "mine:1"}, region(script=MPI4PY)).warnings
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ("-np 8", "-np cannot be given: compute.processes_per_host says how many ranks there are"),
+        ("--np=8", "--np=8 cannot be given: compute.processes_per_host says how many ranks there are"),
+        (["--host=a,b"], "--host=a,b cannot be given: the hosts are the job's"),
         (["--hostfile", "hosts"], "--hostfile cannot be given: the hosts are the job's"),
         ("-launcher-exec ssh", "-launcher-exec cannot be given: hosts are reached by smlaunch's own agent"),
         (
