@@ -208,12 +208,8 @@ def _by_rank(outcome: Outcome, report: Optional[Report], host: str) -> Outcome:
     if outcome.hang is not None:
         return outcome._replace(processes=_ended(end for end in report.ranks if end.host == host))
     outcome = outcome._replace(processes=_ended(report.ranks))
-    if outcome.stopped_by is not None:
-        # Some have left in time, and their launcher has killed the others for it.
-        left = tuple(process._replace(stopped=process.status < 0) for process in outcome.processes)
-        outcome = outcome._replace(processes=left)
     first = outcome.first_failure
-    if first is not None:
+    if first is not None and (report.gone is None or not report.gone.hung):
         where = {end.rank: end.host for end in report.ranks}.get(first.rank or 0, host)
         if where == host:
             return outcome

@@ -71,7 +71,7 @@ class Leader(Part):
 
     def hangs(self, host: str) -> None:
         if self._gone is None:
-            self._gone = mpi_report.Gone(host, "its ranks hung, and were ended")
+            self._gone = mpi_report.Gone(host, "its ranks hung, and were ended", hung=True)
         if self._end_mpirun_at is None and self._mpirun.running:
             self._end_mpirun_at = time.monotonic() + _HANG_SECONDS
 

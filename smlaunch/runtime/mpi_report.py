@@ -53,6 +53,7 @@ class Gone(NamedTuple):
 
     host: str
     why: str
+    hung: bool = False
 
 
 class Report(NamedTuple):

@@ -125,6 +125,15 @@ def test_a_host_that_was_lost() -> None:
     assert reason(outcome) == "algo-1 failed: it is gone: its connection was closed"
 
 
+def test_a_hang_of_another_host() -> None:
+    """Ranks elsewhere may fail for want of those that were ended for it."""
+    gone = Gone("algo-2", "its ranks hung, and were ended", hung=True)
+    outcome = told(
+        Report.of(compose([end(0, 14, 100), end(3, -6, 101, TRACE)], 14, "", 102.0, gone).to_document())
+    )
+    assert reason(outcome) == "algo-2 failed: its ranks hung, and were ended"
+
+
 def test_what_kept_a_host_from_taking_part() -> None:
     with pytest.raises(Unusable, match="no mpirun"):
         told(Report((), None, "no mpirun here"))
@@ -141,8 +150,17 @@ def test_nothing_was_left_to_say() -> None:
     [([0, 0, 0, 0], 0), ([-15, -9, -9, 0], 143), ([143, -9, 0, 0], 143), ([3, -9, -9, -9], 3)],
 )
 def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
-    ends = [end(rank, status, 100 + rank) for rank, status in enumerate(statuses)]
+    """Some leave in time, and their launcher kills the others for it."""
+    ends = [end(rank, status, 100 + rank, "", status == -9) for rank, status in enumerate(statuses)]
     outcome = told(compose(ends, 1, "", 105.0), stopped_by=signal.SIGTERM)
     assert outcome.exit_code == code
     if code == 143:
         assert outcome.first_failure is None
+
+
+def test_a_stop_that_comes_after_a_failure_does_not_hide_it() -> None:
+    """The platform stops the other hosts when it has seen one fail."""
+    ends = [end(2, -9, 101, stopped=True), end(3, -9, 100)]
+    outcome = told(compose(ends, 9, "", 102.0), "algo-2", stopped_by=signal.SIGTERM)
+    assert outcome.first_failure is not None
+    assert (outcome.first_failure.rank, outcome.exit_code) == (3, 137)
