@@ -1,0 +1,29 @@
+"""Jobs to export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import ScriptFacts
+from tests.planning import world
+
+SCRIPT = ScriptFacts(imports=frozenset({"torch", "torch.distributed", "smlaunch.train"}))
+LIMITS = {"max_runtime": "60h", "segment": "24h"}
+CHAIN: Mapping[str, Any] = {"limits": LIMITS, "compute": {"instance_type": "ml.g5.xlarge"}}
+SPOT: Mapping[str, Any] = {
+    **CHAIN,
+    "compute": {"instance_type": "ml.g5.xlarge", "spot": True, "on_demand_fallback": True},
+}
+DIFFERENT: Mapping[str, Any] = {
+    **CHAIN,
+    "segments": [{"until_step": 100}, {"hyperparameters": {"batch": 8}, "length": "12h"}],
+}
+DIRECT: Mapping[str, Any] = {**CHAIN, "checkpoints": {"uri": "s3://mine/ckpt/", "carrier": "direct"}}
+CAPPED: Mapping[str, Any] = {**CHAIN, "limits": {**LIMITS, "max_cost": 50}}
+SINGLE: Mapping[str, Any] = {"compute": {"instance_type": "ml.g5.xlarge"}}
+
+
+def plan_of(job: Mapping[str, Any]) -> Plan:
+    return world.plan(job, world.region(script=SCRIPT))

@@ -1,0 +1,108 @@
+"""A template with its places filled is the request that the workflow itself makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.errors import JobError
+from smlaunch.export.flow import Place, fill, flow_of
+from smlaunch.planning.workflow import Workflow, request_for, variant_for
+from smlaunch.protocol import segment as variables
+from smlaunch.protocol.names import TaskName
+from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, SPOT, plan_of
+
+
+def renamed(workflow: Workflow, run: str) -> Workflow:
+    """The same workflow had it been planned under the execution's name."""
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(
+                f"/smlaunch/{workflow.run}/checkpoints", f"/smlaunch/{run}/checkpoints"
+            ).replace(f"/smlaunch/{workflow.run}/output", f"/smlaunch/{run}/output")
+        if isinstance(value, dict):
+            return {key: swap(item) for key, item in value.items()}
+        return [swap(item) for item in value] if isinstance(value, list) else value
+
+    variants = tuple(replace(one, request=swap(dict(one.request))) for one in workflow.variants)
+    return replace(workflow, run=run, variants=variants)
+
+
+PLANS = {"chain": plan_of(CHAIN), "spot": plan_of(SPOT), "different": plan_of(DIFFERENT)}
+
+
+@pytest.mark.parametrize("job", PLANS)
+@given(
+    segment=st.integers(1, 900),
+    attempt=st.integers(1, 90),
+    step=st.integers(0, 10**6),
+    left=st.integers(1, 60 * 3600),
+    on_demand=st.booleans(),
+)
+def test_a_filled_template_is_the_drivers_request(
+    job: str, segment: int, attempt: int, step: int, left: int, on_demand: bool
+) -> None:
+    plan = PLANS[job]
+    flow = flow_of(plan)
+    workflow = renamed(plan.workflow, "nightly")
+    variant = variant_for(workflow, segment, step)
+    stage = flow.stages[workflow.variants.index(variant)]
+    if left < stage.least or (segment, attempt) == (1, 1):
+        return
+    limit = min(left, stage.max_runtime)
+    spot = False if on_demand and stage.on_demand else None
+    template = stage.on_demand if spot is False else stage.template
+    assert template is not None
+    values: dict[Place, str | int] = {
+        Place.RUN: "nightly",
+        Place.SEGMENT: segment,
+        Place.ATTEMPT: attempt,
+        Place.STEP: step,
+        Place.LIMIT: limit,
+        Place.STOP_AFTER: stage.stop_after(limit) or 0,
+    }
+    made = fill(template, values)
+    expected = request_for(workflow, segment, attempt, step=step, spot=spot, seconds_left=left)
+    # An orchestrator's request says itself whose run it is: job.json serves them all.
+    assert made["Environment"].pop(variables.RUN) == "nightly"
+    assert made["Environment"].pop(variables.CHECKPOINTS_URI) == made["CheckpointConfig"]["S3Uri"]
+    assert made == expected
+    assert made["TrainingJobName"] == str(TaskName("nightly", segment, attempt))
+
+
+def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
+    """The second execution would otherwise find the first one's last checkpoint, and train nothing."""
+    template = flow_of(plan_of(DIRECT)).stages[0].template
+    values: dict[Place, str | int] = dict.fromkeys(Place, 1) | {Place.RUN: "nightly"}
+    assert "CheckpointConfig" not in template
+    assert fill(template, values)["Environment"][variables.CHECKPOINTS_URI] == "s3://mine/ckpt/nightly/"
+    fixed = flow_of(plan_of(DIRECT), run="digits").stages[0].template
+    assert fill(fixed, values)["Environment"][variables.CHECKPOINTS_URI] == "s3://mine/ckpt/"
+
+
+def test_what_is_staged_once_keeps_its_place() -> None:
+    channels = flow_of(plan_of(CHAIN)).stages[0].template["InputDataConfig"]
+    assert channels == plan_of(CHAIN).requests[0]["InputDataConfig"]
+
+
+def test_what_cannot_be_said_is_refused_by_name() -> None:
+    priced = {
+        "limits": {**CHAIN["limits"], "max_cost": 900},
+        "segments": [{"until_step": 5}, {"compute": {"hosts": 2}}],
+    }
+    with pytest.raises(JobError) as refused:
+        flow_of(plan_of({**CHAIN, **priced, "hyperparameters": {"a.$": 1}}))
+    assert {problem.path for problem in refused.value.problems} == {"limits.max_cost", "hyperparameters.a.$"}
+
+
+def test_money_is_counted_in_seconds() -> None:
+    plan = plan_of({**CHAIN, "limits": {**CHAIN["limits"], "max_cost": 50}})
+    price = plan.workflow.variants[0].price_per_hour
+    assert price
+    assert flow_of(plan).billed == int(50 / price * 3600)
+    assert flow_of(plan_of(CHAIN)).billed is None
