@@ -19,7 +19,7 @@ from smlaunch.planning.segments import Shape
 from smlaunch.planning.storage import Layout, plan_launch_channels, plan_volume
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.planning.workflow import Variant
-from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec
+from smlaunch.protocol.launch_spec import RUNTIME, CheckpointSpec, LaunchSpec
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT, TaskName
 from smlaunch.protocol.segment import STOP_AFTER, SYNC, UNTIL_STEP
 from smlaunch.request import CREATE, ENTRYPOINT, InputChannel, TrainingTask
@@ -156,18 +156,22 @@ class Compiler:
 
     def _spec(self, setting: Setting, own_image: bool) -> LaunchSpec | None:
         """None where the image brings its own program."""
-        if setting.entry and setting.hang is None and self.strategy.hang is not None:
+        spec = self.strategy.launch_spec(setting) if setting.entry else None
+        if spec is not None and setting.hang is None and spec.hang_seconds is not None:
             self.notes.because(
                 "limit.hang",
-                f"The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
-                f"{format_duration(self.strategy.hang)} is taken to hang, and fails with the stacks of its "
-                "ranks.",
+                "The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
+                f"{format_duration(int(spec.hang_seconds))} is taken to hang, and fails with the stacks of "
+                "its ranks.",
             )
         for sentence in self.strategy.advice(setting):
             self.notes.warn(sentence + ".")
-        if not setting.entry:
+        if spec is None:
             return None
-        return with_variables(self.strategy.launch_spec(setting), setting, own_image, self.notes)
+        if spec.services and spec.ranks.launcher != RUNTIME:
+            told = f"{self.strategy.name} starts more than ranks, which {spec.ranks.launcher} does not"
+            self.notes.refuse("launcher", f"{told}; leave it out")
+        return with_variables(spec, setting, own_image, self.notes)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)

@@ -229,6 +229,9 @@ class LaunchSpec(NamedTuple):
         ranks = document.get("ranks")
         if not isinstance(ranks, dict):
             raise LaunchSpecError("ranks: missing")
+        services = _services_in(document)
+        if services and ranks.get("launcher", RUNTIME) != RUNTIME:
+            raise LaunchSpecError("services: only with ranks that the runtime starts, ranks.launcher runtime")
         return cls(
             ranks=_ranks_in(ranks),
             source=_text_in(document, "source"),
@@ -243,7 +246,7 @@ class LaunchSpec(NamedTuple):
             checkpoints=_checkpoints_in(document),
             margin_seconds=_optional_seconds_in(document, "margin_seconds"),
             deterministic=bool(document.get("deterministic", False)),
-            services=_services_in(document),
+            services=services,
         )
 
 

@@ -63,6 +63,14 @@ def test_services_that_are_none(services: Any, said: str) -> None:
         LaunchSpec.from_json(json.dumps(document))
 
 
+@pytest.mark.parametrize("launcher", ["mpi", "torchrun"])
+def test_services_go_with_the_runtimes_own_ranks(launcher: str) -> None:
+    document = json.loads(SPEC.to_json())
+    document["ranks"].update({"launcher": launcher, "rendezvous": True, "on": "all"})
+    with pytest.raises(LaunchSpecError, match="services: only with ranks that the runtime starts"):
+        LaunchSpec.from_json(json.dumps(document))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

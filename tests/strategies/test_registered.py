@@ -12,8 +12,10 @@ from smlaunch import strategy_names
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
 from smlaunch.strategies import load
+from tests.planning.world import plan
 
 RING = """\
+from smlaunch.protocol.launch_spec import Service
 from smlaunch.strategies.base import Strategy
 
 
@@ -21,6 +23,9 @@ class Ring(Strategy):
     name = "ring"
     summary = "starts a ring"
     rendezvous = True
+
+    def services(self, setting):
+        return (Service("meeting", ("serve",)),)
 """
 
 
@@ -69,6 +74,12 @@ def test_the_list_shows_the_others(registered: None, capsys: pytest.CaptureFixtu
     rows = json.loads(capsys.readouterr().out)["strategies"]
     assert rows["ring"] == "starts a ring" and rows["ddp"].startswith("starts every rank")
     assert "cannot be loaded" in rows["broken"]
+
+
+def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered: None) -> None:
+    assert plan({"strategy": "ring"}).tasks[0].launch_spec is not None
+    with pytest.raises(JobError, match=r"launcher: ring starts more than ranks, which torchrun does not"):
+        plan({"strategy": "ring", "launcher": "torchrun"})
 
 
 def test_a_plan_tells_it_without_a_traceback(

@@ -49,6 +49,7 @@ def test_every_worker_knows_all_and_itself(index: int) -> None:
     spec = spec_of(asked())
     assert (spec.services, spec.ranks.on, spec.ranks.rendezvous, spec.linked) == ((), ALL, False, False)
     assert spec.hang_seconds == 3600
+    assert any(reason.rule == "limit.hang" and "for 1h" in reason.because for reason in asked().reasons)
     (command,) = rank_commands(spec, on(HOSTS[index]), {})
     assert config(command) == {
         # A port of its own for each: hosts of the endpoint share a network.
