@@ -30,23 +30,6 @@ IN_MEMORY = 5
 "Apache Arrow and the 10 things I hate about pandas", 2017: "5 to 10 times as much RAM as the size of your
 dataset"."""
 
-SEVERAL = frozenset(
-    {
-        "ddp",
-        "deepspeed",
-        "horovod",
-        "huggingface",
-        "mpi",
-        "neuron",
-        "ray",
-        "smddp",
-        "smp",
-        "tensorflow",
-        "xgboost",
-    }
-)
-"""Strategies whose scripts are written for several hosts, whatever reading them shows."""
-
 HOLDS_ALL = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
 """Libraries whose usual programs read all of their data into memory."""
 
@@ -109,7 +92,7 @@ def read_task(job: Job, strategy: Strategy, surroundings: Surroundings) -> Task 
     measured = _measured(job, named, accelerated)
     if measured is not None:
         accelerated = measured.accelerated
-    use = "several" if strategy.name in SEVERAL else can.use
+    use = "several" if strategy.for_several_hosts else can.use
     limit = segments.total_seconds(job, Notes())
     split = any(channel.split is not None for channel in job.inputs.values())
     return Task(
@@ -128,7 +111,7 @@ def read_task(job: Job, strategy: Strategy, surroundings: Surroundings) -> Task 
         parted=split,
         files=_fewest_files(job, surroundings),
         fixed=named is not None,
-        talks=strategy.joins_hosts and strategy.name not in ("spark", "processing"),
+        talks=strategy.joins_hosts and strategy.name != "spark",
         processors=_processors(job, measured),
     )
 

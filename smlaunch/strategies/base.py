@@ -108,6 +108,9 @@ class Strategy:
     joins_hosts: ClassVar[bool] = True
     """The processes of all hosts work together, so that they have to be one job."""
 
+    for_several_hosts: ClassVar[bool] = False
+    """Its scripts are written for several hosts, whatever reading them shows."""
+
     launcher: ClassVar[str | None] = None
     """Who starts the ranks, where it is not the job's choice."""
 

@@ -23,6 +23,7 @@ class DDP(Strategy):
     name = "ddp"
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
+    for_several_hosts = True
     libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
     # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer
     # than that waits for nobody. Not for custom, whose hosts may serve others and rightly idle.

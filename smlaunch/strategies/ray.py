@@ -31,6 +31,7 @@ class Ray(Strategy):
     rendezvous = False
     family = "pytorch"
     one_per_host = True
+    for_several_hosts = True
     runs_on = LEADER
     libraries = ("ray",)
     instead_of_ranks = "Ray starts its own; options.cpus says for how many CPUs on each host"

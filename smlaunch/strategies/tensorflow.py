@@ -36,6 +36,7 @@ class TensorFlow(Strategy):
     rendezvous = False
     family = "tensorflow"
     one_per_host = True
+    for_several_hosts = True
     libraries = ("tensorflow",)
     instead_of_ranks = "tf.distribute uses all accelerators of a host from one"
     options: ClassVar[dict[str, str]] = {

@@ -39,6 +39,7 @@ class XGBoost(Strategy):
     hang = 3600
     family = "xgboost"
     one_unless_asked = True
+    for_several_hosts = True
     libraries = ("xgboost",)
 
     def check(self, setting: Setting) -> list[Problem]:

@@ -11,8 +11,9 @@ import pytest
 from smlaunch import strategy_names
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
+from smlaunch.planning.surroundings import ScriptFacts, Sign
 from smlaunch.strategies import load
-from tests.planning.world import plan
+from tests.planning.world import plan, region
 
 RING = """\
 from smlaunch.protocol.launch_spec import Service
@@ -23,6 +24,7 @@ class Ring(Strategy):
     name = "ring"
     summary = "starts a ring"
     rendezvous = True
+    for_several_hosts = True
 
     def services(self, setting):
         return (Service("meeting", ("serve",)),)
@@ -74,6 +76,13 @@ def test_the_list_shows_the_others(registered: None, capsys: pytest.CaptureFixtu
     rows = json.loads(capsys.readouterr().out)["strategies"]
     assert rows["ring"] == "starts a ring" and rows["ddp"].startswith("starts every rank")
     assert "cannot be loaded" in rows["broken"]
+
+
+def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
+    """Reading the script shows one accelerator; the strategy knows better."""
+    script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3)})
+    job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
+    assert plan(job, region(script=script)).hosts > 1
 
 
 def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered: None) -> None:
