@@ -58,6 +58,10 @@ _BUCKETS = "a bucket that does not exist is made (setting make_buckets), where S
 _PULLED = (
     "an image that is not on this machine is pulled with the engine's own login, not with the job's role"
 )
+_NOT_RUN = (
+    "the image is not run: its program starts on this machine, a script by this machine's Python; the "
+    "executor `containers` runs images"
+)
 _OWN_LOGIN = "images are pulled with the container engine's own login"
 _ALL_HARDWARE = (
     "every host is a container on this machine: neither the type's hardware nor its limits are there"
@@ -70,10 +74,7 @@ CREATE_TRAINING_JOB: Mapping[str, Row] = {
     "TrainingJobName": _honoured(),
     "HyperParameters": _honoured(),
     "AlgorithmSpecification": _honoured(),
-    "AlgorithmSpecification.TrainingImage": _without(
-        "the image is not run, but by the executor `containers`; the job's program runs on this machine's "
-        "Python"
-    ),
+    "AlgorithmSpecification.TrainingImage": _without(_NOT_RUN),
     "AlgorithmSpecification.AlgorithmName": _refused(
         "algorithm resources and marketplace algorithms cannot run here; give ContainerEntrypoint"
     ),
@@ -189,10 +190,7 @@ CREATE_PROCESSING_JOB: Mapping[str, Row] = {
     "AppSpecification": _noted(
         "ContainerEntrypoint is needed: the image's own, and its working directory, are not known here"
     ),
-    "AppSpecification.ImageUri": _without(
-        "the image is not run, but by the executor `containers`; the job's program runs on this machine's "
-        "Python"
-    ),
+    "AppSpecification.ImageUri": _without(_NOT_RUN),
     "Environment": _honoured(),
     "NetworkConfig": _honoured(),
     "NetworkConfig.EnableInterContainerTrafficEncryption": _without(_LOOPBACK),
