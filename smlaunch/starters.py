@@ -16,20 +16,24 @@ from smlaunch.strategies import load
 
 DIGITS = {"train": "demo-data/train", "test": "demo-data/test"}
 PREPARE_DIGITS = "python prepare_digits.py --out demo-data"
+_FOR_DIGITS = "numpy scikit-learn"
+MAKE_TABLES = "python prepare_spark.py --make tables"
 
 
 @dataclass(frozen=True)
 class Starter:
     """``script``: of entrypoints/; None where the algorithm or the image brings the program. ``beside``:
     files that it needs. ``packages``: what it imports, as pip names it. ``make``: a command that makes its
-    inputs. ``hosts`` and ``processes`` (per host; None leaves it to the plan). ``lines``: further lines of
-    the job file; ``channel_lines``: of each of its inputs. ``local``: whether it runs on this machine.
+    inputs, which itself imports ``make_packages``. ``hosts`` and ``processes`` (per host; None leaves it to
+    the plan). ``lines``: further lines of the job file; ``channel_lines``: of each of its inputs. ``local``:
+    whether it runs on this machine.
     """
 
     script: str | None
     packages: str = ""
     beside: tuple[str, ...] = ()
     make: str | None = None
+    make_packages: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
     hosts: int = 2
     processes: int | None = None
@@ -43,9 +47,10 @@ def _on_digits(script: str, packages: str, *, beside: tuple[str, ...] = (), **mo
     """A script that learns handwritten digits, which prepare_digits.py takes out of scikit-learn."""
     return Starter(
         script,
-        f"{packages} numpy scikit-learn".strip(),
+        f"{packages} {_FOR_DIGITS}".strip(),
         ("prepare_digits.py", *beside),
-        "python prepare_digits.py --out demo-data",
+        PREPARE_DIGITS,
+        _FOR_DIGITS,
         **{"inputs": DIGITS, **more},
     )
 
@@ -86,7 +91,7 @@ STARTERS: dict[str, Starter] = {
     "processing": Starter(
         "process_files.py",
         beside=("prepare_spark.py",),
-        make="python prepare_spark.py --make tables",
+        make=MAKE_TABLES,
         inputs={"sales": "tables/sales"},
         channel_lines=("split: key",),
     ),
@@ -94,7 +99,7 @@ STARTERS: dict[str, Starter] = {
     "share-nothing": Starter(
         "share_nothing.py",
         beside=("prepare_spark.py",),
-        make="python prepare_spark.py --make tables",
+        make=MAKE_TABLES,
         inputs={"train": "tables/sales"},
         channel_lines=("split: bytes",),
     ),
@@ -120,7 +125,7 @@ STARTERS: dict[str, Starter] = {
     "spark": Starter(
         "prepare_spark.py",
         "pyspark",
-        make="python prepare_spark.py --make tables",
+        make=MAKE_TABLES,
         inputs={"sales": "tables/sales", "shops": "tables/shops"},
     ),
     "tensorflow": _on_digits("train_tensorflow.py", "tensorflow-cpu"),

@@ -71,9 +71,10 @@ def _steps(strategy: str, folder: Path) -> list[str]:
 
     starter = STARTERS[strategy]
     steps = [] if folder == Path() else [f"cd {folder}"]
-    if starter.packages and starter.local:
-        steps.append(f"pip install {starter.packages}")
-    if starter.make is not None and starter.local:
+    packages = starter.packages if starter.local else starter.make_packages
+    if packages:
+        steps.append(f"pip install {packages}")
+    if starter.make is not None:
         steps.append(starter.make)
     place = "--local" if starter.local else "--region us-east-1"
     steps.append(f"smlaunch plan job.yaml {place}")

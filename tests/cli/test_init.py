@@ -44,6 +44,17 @@ def test_it_plans(
     assert json.loads(capsys.readouterr().out)["strategy"] == name
 
 
+@pytest.mark.parametrize("name", STARTERS)
+def test_what_comes_next_makes_the_inputs_first(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["init", name, str(tmp_path), "--json"]) == 0
+    *before, plan = json.loads(capsys.readouterr().out)["next"][: -1 if STARTERS[name].local else None]
+    assert plan.startswith("smlaunch plan job.yaml --")
+    makes = any(not address.startswith("s3://") for address in STARTERS[name].inputs.values())
+    assert (before[-1] == STARTERS[name].make) is makes
+
+
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train_ddp.py").write_text("mine")
     assert run_command(["init", "ddp", str(tmp_path)]) == 2
