@@ -76,7 +76,9 @@ def _settled(job: Job, surroundings: Surroundings, notes: Notes) -> tuple[Job, t
     # Late: most jobs name their machines, and every command that plans would pay for it.
     from smlaunch.planning.candidates import settle
 
-    return settle(job, strategy, surroundings, notes)
+    settled, candidates = settle(job, strategy, surroundings, notes)
+    notes.filled |= _stated_fields(settled.to_mapping()) - _stated_fields(job.to_mapping())
+    return settled, candidates
 
 
 def other_problems(job: Job, surroundings: Surroundings, unknown: Sequence[str]) -> list[Problem]:
@@ -372,7 +374,7 @@ def _tell_honesty(job: Job, request: Mapping[str, Any], surroundings: Surroundin
     endpoint = surroundings.endpoint
     for note in endpoint.notes:
         notes.warn(note)
-    asked = _stated_fields(job.to_mapping())
+    asked = _stated_fields(job.to_mapping()) - notes.filled
     fields = _fields_by_member(request)
     for member, sentence in endpoint.refused.items():
         for field in fields.get(member, ()):

@@ -11,11 +11,12 @@ from smlaunch.planning.plan import Reason
 @dataclass
 class Notes:
     """Grows while one plan is made. With any problem in it there is no plan. What several segments have in
-    common is said once."""
+    common is said once. ``filled``: fields of the job that the plan has filled in, and nobody has stated."""
 
     reasons: list[Reason] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    filled: set[str] = field(default_factory=set)
 
     def because(self, rule: str, sentence: str) -> None:
         reason = Reason(rule, sentence)

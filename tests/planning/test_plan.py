@@ -474,6 +474,11 @@ def test_the_endpoints_honesty_is_told() -> None:
     made = plan(job, local(endpoint=endpoint))
     assert "compute.instance_type: hosts are processes of this machine." in made.warnings
     assert "Hosts share this machine's network." in made.warnings
+    filled = plan({"workload": {"time_on_one": "2h"}}, local(endpoint=endpoint))
+    assert filled.warnings == ("Hosts share this machine's network.",)
+    assert ("endpoint.ResourceConfig.InstanceType", "Hosts are processes of this machine.") in [
+        (reason.rule, reason.because) for reason in filled.reasons
+    ]
     assert ("endpoint.ResourceConfig.VolumeSizeInGB", "The disk is this machine's.") in [
         (reason.rule, reason.because) for reason in made.reasons
     ]
