@@ -34,6 +34,7 @@ _FIRST_WITH_TRACKER = (2, 1)
 class XGBoost(Strategy):
     name = "xgboost"
     summary = "starts one worker per host, which meet at XGBoost's tracker on the leader"
+    python_only = True
     rendezvous = False
     # A worker waits for the others in every split it looks for.
     hang = 3600
@@ -44,10 +45,6 @@ class XGBoost(Strategy):
 
     def check(self, setting: Setting) -> list[Problem]:
         problems = []
-        if setting.entry and not setting.entry.endswith(".py"):
-            problems.append(
-                Problem("strategy", f"xgboost starts Python scripts, and {setting.entry} is none")
-            )
         found = re.match(r"(\d+)\.(\d+)", setting.framework_version or "")
         if _joined(setting) and found and (int(found[1]), int(found[2])) < _FIRST_WITH_TRACKER:
             told = f"XGBoost {setting.framework_version} has no tracker for several workers; 2.1 has"
@@ -55,7 +52,7 @@ class XGBoost(Strategy):
         return problems
 
     def advice(self, setting: Setting) -> list[str]:
-        if not _joined(setting) or setting.split:
+        if setting.hosts == 1 or setting.split or not setting.channels:
             return []
         return [
             f"every one of {setting.hosts} hosts is given all the data: workers train on their own rows "

@@ -67,7 +67,12 @@ def test_several_workers_on_a_host_and_one_alone() -> None:
 
 
 def test_every_host_with_all_the_data_is_told() -> None:
-    assert any("every one of 2 hosts is given all the data" in line for line in asked().warnings)
+    told, data = "every one of 2 hosts is given all the data", {"train": "s3://b/train/"}
+    assert any(told in line for line in asked(inputs=data).warnings)
+    several_on_one = {**COMPUTE, "hosts": 1, "processes_per_host": 4}
+    for job in ({}, {"inputs": {"train": {"uri": "s3://b/train/", "split": "key"}}}):
+        assert not any("all the data" in line for line in asked(**job).warnings)
+    assert not any("all the data" in line for line in asked(inputs=data, compute=several_on_one).warnings)
 
 
 @pytest.mark.parametrize(("version", "hosts", "refused"), [("1.7-1", 2, True), ("1.7-1", 1, False)])
