@@ -17,6 +17,7 @@ from smlaunch.local.honesty import (
     CREATE_PROCESSING_JOB,
     CREATE_TRAINING_JOB,
     OTHER_OPERATIONS,
+    PIPELINES,
     PROCESSING_IN_CONTAINERS,
     TRAINING_IN_CONTAINERS,
     Row,
@@ -63,6 +64,8 @@ def page() -> str:
         + _table("CreateProcessingJob", CREATE_PROCESSING_JOB)
         + "\n"
         + _table("Other operations", OTHER_OPERATIONS)
+        + "\n"
+        + _table("Pipelines", PIPELINES)
         + _CONTAINERS
         + _table("CreateTrainingJob in containers", TRAINING_IN_CONTAINERS, 3)
         + "\n"

@@ -63,9 +63,14 @@ class Endpoint:
         from smlaunch.local.log_store import LogStore
         from smlaunch.local.metric_store import MetricStore
         from smlaunch.local.objects import ObjectStore
+        from smlaunch.local.pipelines.door import JobDoor
+        from smlaunch.local.pipelines.runner import Rooms as PipelineRooms
+        from smlaunch.local.pipelines.runs import PipelineRuns
+        from smlaunch.local.pipelines.store import PipelineStore
         from smlaunch.local.server import Server
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
+        from smlaunch.local.services.pipelines import Pipelines
         from smlaunch.local.services.processing import ProcessingJobs
         from smlaunch.local.services.sagemaker import SageMakerService
         from smlaunch.local.services.throttled import Throttled
@@ -88,15 +93,20 @@ class Endpoint:
             store, objects, logs, metrics, executor, settings, script_environment, self._recover_others(state)
         )
         jobs = JobManager(rooms, state, owner)
-        jobs.recover()
         keyring = Keyring(credentials)
         services = standard_services(objects, logs, metrics, keyring)
         training, processing = SageMakerService(store, jobs, settings), ProcessingJobs(store, jobs)
-        services["sagemaker"] = JsonService("sagemaker", training, processing)
+        door = JobDoor(lambda: services["sagemaker"], training, processing)
+        pipelines = PipelineStore(state.pipelines)
+        self._runs = PipelineRuns(PipelineRooms(pipelines, door, objects), jobs)
+        jobs.follow(self._runs)
+        jobs.recover()
+        operations = Pipelines(pipelines, self._runs, objects, door)
+        services["sagemaker"] = JsonService("sagemaker", training, processing, operations)
         if settings.faults is not None and settings.faults.faults:
             services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
         dispatch = Dispatch(keyring, services)
-        self._jobs, self._stores = jobs, (objects, store, metrics)
+        self._jobs, self._stores = jobs, (objects, store, metrics, pipelines)
         try:
             self._server = Server(dispatch, port=self._port)
         except OSError as error:
@@ -164,7 +174,9 @@ class Endpoint:
         """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process
         is left."""
         # Jobs first: their scripts may still save something to S3 on SIGTERM.
+        self._runs.close()
         self._jobs.close()
+        self._runs.join()
         self._server.close()
         self._close_stores()
 

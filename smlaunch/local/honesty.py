@@ -161,6 +161,44 @@ OTHER_OPERATIONS: Mapping[str, Row] = {
 }
 """The same for what else is asked about jobs, by operation and field."""
 
+_NO_VERSIONS = "a pipeline has one version here, its newest"
+PIPELINES: Mapping[str, Row] = {
+    "CreatePipeline.PipelineDefinition": _noted(
+        "version 2020-12-01 with steps of type Training, Processing, Condition and Fail; another type, and "
+        "everything else that cannot be had, is refused when the pipeline is created, all at once"
+    ),
+    "CreatePipeline.PipelineDefinitionS3Location": _noted("without VersionId: objects have no versions here"),
+    "CreatePipeline.PipelineVersionAliases": _refused(_NO_VERSIONS),
+    "CreatePipeline.RoleArn": _without(_NO_ROLE),
+    "CreatePipeline.Tags": _without("they are recorded, and ListTags does not show them"),
+    "CreatePipeline.ParallelismConfiguration": _honoured(),
+    "UpdatePipeline": _honoured(),
+    "UpdatePipeline.PipelineVersionAliases": _refused(_NO_VERSIONS),
+    "DescribePipeline.PipelineVersionId": _refused(_NO_VERSIONS),
+    "DescribePipeline.PipelineVersionAlias": _refused(_NO_VERSIONS),
+    "ListPipelines, DeletePipeline": _honoured(),
+    "StartPipelineExecution": _honoured(),
+    "StartPipelineExecution.SelectiveExecutionConfig": _refused("all steps of a pipeline run here"),
+    "StartPipelineExecution.PipelineVersionId": _refused(_NO_VERSIONS),
+    "StartPipelineExecution.PipelineVersionAlias": _refused(_NO_VERSIONS),
+    "StartPipelineExecution.MlflowExperimentName": _without("there is no MLflow server here"),
+    "StartPipelineExecution.RoleArn": _without(_NO_ROLE),
+    "ListPipelineExecutions.PipelineVersionAlias": _refused(_NO_VERSIONS),
+    "DescribePipelineExecution, ListPipelineExecutions, ListPipelineExecutionSteps": _honoured(),
+    "DescribePipelineDefinitionForExecution, ListPipelineParametersForExecution": _honoured(),
+    "StopPipelineExecution": _noted("jobs that run are stopped as StopTrainingJob does"),
+    "RetryPipelineExecution": _noted("steps that have succeeded stay so"),
+    "Definition.PipelineExperimentConfig": _without(_NO_EXPERIMENTS),
+    "Definition.Steps.CacheConfig": _noted(
+        "a result is taken again when all arguments but Tags and ExperimentConfig are the same; SageMaker "
+        "leaves some more out"
+    ),
+    "Definition.Steps.RetryPolicies": _noted("MaxAttempts counts retries"),
+}
+"""The same for pipelines. What is not documented: after a step has failed, those that do not need it go on,
+and a Fail step lets none begin; a job that was stopped from outside fails its step; an execution whose
+endpoint died is Failed and can be retried."""
+
 CREATE_PROCESSING_JOB: Mapping[str, Row] = {
     "ProcessingJobName": _honoured(),
     "ProcessingInputs": _honoured(),

@@ -1,6 +1,7 @@
 """Where an endpoint keeps what outlives it, and how several endpoints share that place.
 
 jobs.sqlite              every job that was ever created
+pipelines.sqlite         pipelines, their executions and their steps
 s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
@@ -44,6 +45,7 @@ class StateDir:
         self.hosts = self.root / "hosts"
         self.owners = self.root / "owners"
         self.database = self.root / "jobs.sqlite"
+        self.pipelines = self.root / "pipelines.sqlite"
         self.metrics = self.root / "metrics.sqlite"
         self.address = self.root / "endpoint.json"
         self.standing_lock = self.root / "standing.lock"

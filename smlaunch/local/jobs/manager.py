@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Protocol
 
 from smlaunch.local import state_dir
 from smlaunch.local.jobs import states
@@ -16,6 +17,19 @@ from smlaunch.local.state_dir import Owner, StateDir
 from smlaunch.local.store import JobRecord
 
 _CLOSED = "The endpoint that ran this job was closed"
+
+
+class Follower(Protocol):
+    """Who does something about jobs when they end, and has business of its own with other endpoints."""
+
+    def job_ended(self, arn: str) -> None:
+        """Nothing of it is left. In the job's thread."""
+
+    def owner_lost(self, owner: str) -> None:
+        """An endpoint died; its jobs have been closed."""
+
+    def heard(self, command: str, arn: str) -> None:
+        """A line in this endpoint's mailbox that is not about a job."""
 
 
 class JobManager:
@@ -29,9 +43,14 @@ class JobManager:
         self._running: dict[str, JobRunner] = {}
         self._waiting: deque[JobRunner] = deque()
         self._closed = False
+        self._follower: Follower | None = None
         self._close_seen, self._close_said = os.pipe()
         self._listener = threading.Thread(target=self._listen, name="mailbox", daemon=True)
         self._listener.start()
+
+    def follow(self, follower: Follower) -> None:
+        """Before ``recover``, so that nothing is missed."""
+        self._follower = follower
 
     def submit(self, record: JobRecord) -> None:
         """Runs a job that the store has already; it waits when as many as allowed are running."""
@@ -48,8 +67,12 @@ class JobManager:
         """Asks a job to stop, whichever endpoint runs it. One whose endpoint is gone is closed as failed."""
         if record.owner == self.owner.id:
             self._stop_own(record.arn)
-        elif not state_dir.send(self._state, record.owner, f"stop {record.arn}"):
+        elif not self.tell(record.owner, f"stop {record.arn}"):
             self.recover()
+
+    def tell(self, owner: str, message: str) -> bool:
+        """Puts a line into another endpoint's mailbox. False when that endpoint is gone."""
+        return state_dir.send(self._state, owner, message)
 
     def settle(self, arn: str) -> None:
         """Waits until nothing is left of a job that has ended: its status comes before its hosts are gone."""
@@ -69,6 +92,8 @@ class JobManager:
                     f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}); run it again"
                 )
                 self._rooms.store.save(record.arn, states.fail(record.state, reason, time.time()))
+            if self._follower is not None:
+                self._follower.owner_lost(owner)
         leftovers = list(state_dir.nobodys_hosts(self._state))
         if leftovers:
             threading.Thread(target=_remove, args=(leftovers,), name="leftovers").start()
@@ -125,6 +150,8 @@ class JobManager:
                 self._running[following.arn] = following
         if following is not None:
             following.start()
+        if self._follower is not None:
+            self._follower.job_ended(runner.arn)
 
     def _listen(self) -> None:
         """Reads this endpoint's mailbox: lines such as ``stop ARN``, written by other endpoints."""
@@ -141,6 +168,8 @@ class JobManager:
                 command, _, arn = line.decode(errors="replace").partition(" ")
                 if command == "stop":
                     self._stop_own(arn)
+                elif self._follower is not None:
+                    self._follower.heard(command, arn)
 
 
 def _remove(folders: list[Path]) -> None:

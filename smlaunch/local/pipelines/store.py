@@ -1,0 +1,155 @@
+"""Pipelines and their executions in one SQLite file, shared by all endpoints of a state directory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from smlaunch.errors import EndpointError
+from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pipelines (
+    arn TEXT PRIMARY KEY, region TEXT NOT NULL, document TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS executions (
+    arn TEXT PRIMARY KEY, pipeline TEXT NOT NULL, owner TEXT NOT NULL, status TEXT NOT NULL,
+    document TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS executions_by_pipeline ON executions (pipeline);
+CREATE INDEX IF NOT EXISTS executions_by_owner ON executions (owner, status);
+CREATE TABLE IF NOT EXISTS steps (
+    execution TEXT NOT NULL, name TEXT NOT NULL, pipeline TEXT NOT NULL, status TEXT NOT NULL,
+    key TEXT, ended REAL, document TEXT NOT NULL,
+    PRIMARY KEY (execution, name)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS steps_by_key ON steps (pipeline, name, key, ended);
+"""
+
+
+class Taken(Exception):
+    """There is a pipeline, or an execution, of this name."""
+
+
+class PipelineStore:
+    """Safe for many threads and processes. A write is there once the call returns, also after kill -9."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            self._connection.close()
+            raise EndpointError(
+                f"{path} was written by another version of smlaunch (schema {version}, this one knows "
+                f"{_VERSION}): move it away, or set SMLAUNCH_HOME to another directory"
+            )
+        if version == 0:
+            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={_VERSION};")
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    # ---- pipelines
+
+    def create(self, pipeline: Pipeline) -> None:
+        """Raises Taken."""
+        row = (pipeline.arn, pipeline.region, json.dumps(asdict(pipeline)))
+        self._insert("INSERT INTO pipelines VALUES (?, ?, ?)", row)
+
+    def update(self, pipeline: Pipeline) -> None:
+        self._do(
+            "UPDATE pipelines SET document = ? WHERE arn = ?", json.dumps(asdict(pipeline)), pipeline.arn
+        )
+
+    def pipeline(self, arn: str) -> Pipeline | None:
+        rows = self._rows("SELECT document FROM pipelines WHERE arn = ?", arn)
+        return Pipeline(**rows[0]) if rows else None
+
+    def pipelines(self, region: str) -> list[Pipeline]:
+        return [
+            Pipeline(**row) for row in self._rows("SELECT document FROM pipelines WHERE region = ?", region)
+        ]
+
+    def delete(self, arn: str) -> None:
+        """The pipeline with all its executions."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._do("DELETE FROM steps WHERE pipeline = ?", arn)
+            self._do("DELETE FROM executions WHERE pipeline = ?", arn)
+            self._do("DELETE FROM pipelines WHERE arn = ?", arn)
+            self._connection.execute("COMMIT")
+
+    # ---- executions
+
+    def start(self, execution: Execution) -> None:
+        row = (execution.arn, execution.pipeline, execution.owner, execution.status)
+        self._insert("INSERT INTO executions VALUES (?, ?, ?, ?, ?)", (*row, json.dumps(asdict(execution))))
+
+    def save(self, execution: Execution) -> None:
+        self._do(
+            "UPDATE executions SET owner = ?, status = ?, document = ? WHERE arn = ?",
+            *(execution.owner, execution.status, json.dumps(asdict(execution)), execution.arn),
+        )
+
+    def execution(self, arn: str) -> Execution | None:
+        rows = self._rows("SELECT document FROM executions WHERE arn = ?", arn)
+        return Execution(**rows[0]) if rows else None
+
+    def executions(self, pipeline: str) -> list[Execution]:
+        rows = self._rows("SELECT document FROM executions WHERE pipeline = ?", pipeline)
+        return [Execution(**row) for row in rows]
+
+    def unfinished(self, owner: str) -> list[Execution]:
+        """The executions of one endpoint that have not ended."""
+        sql = "SELECT document FROM executions WHERE owner = ? AND status NOT IN (?, ?, ?)"
+        return [Execution(**row) for row in self._rows(sql, owner, *EXECUTION_ENDED)]
+
+    # ---- steps
+
+    def save_step(self, step: StepRecord) -> None:
+        row = (step.execution, step.name, step.pipeline, step.status, step.key, step.ended)
+        marks = ",".join("?" * 7)
+        self._do(f"INSERT OR REPLACE INTO steps VALUES ({marks})", *row, json.dumps(asdict(step)))  # noqa: S608
+
+    def steps(self, execution: str) -> dict[str, StepRecord]:
+        """In the order in which they began."""
+        rows = self._rows("SELECT document FROM steps WHERE execution = ?", execution)
+        found = sorted((StepRecord(**row) for row in rows), key=lambda one: one.number)
+        return {step.name: step for step in found}
+
+    def forget_steps(self, execution: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._do("DELETE FROM steps WHERE execution = ? AND name = ?", execution, name)
+
+    def cached(self, pipeline: str, name: str, key: str, since: float) -> StepRecord | None:
+        """The newest success of a step with the same arguments, itself not from the cache."""
+        sql = (
+            "SELECT document FROM steps WHERE pipeline = ? AND name = ? AND key = ? AND ended >= ?"
+            " AND status = 'Succeeded' ORDER BY ended DESC"
+        )
+        found = (StepRecord(**row) for row in self._rows(sql, pipeline, name, key, since))
+        return next((step for step in found if step.hit is None), None)
+
+    def _do(self, sql: str, *values: Any) -> None:
+        with self._lock:
+            self._connection.execute(sql, values)
+
+    def _insert(self, sql: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._do(sql, *values)
+        except sqlite3.IntegrityError:
+            raise Taken(values[0]) from None
+
+    def _rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        with self._lock:
+            return [json.loads(text) for (text,) in self._connection.execute(sql, values).fetchall()]

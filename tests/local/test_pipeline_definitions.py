@@ -1,0 +1,233 @@
+"""What a definition may say, what is told of one that cannot run, and values and waits: all of it pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smlaunch.local.errors import ApiError
+from smlaunch.local.pipelines import conditions, frontier, retries
+from smlaunch.local.pipelines.definition import VERSION, BadDefinition, Definition, read, seconds_of
+from smlaunch.local.pipelines.expressions import Unresolved, parse_path, resolve, walk
+from smlaunch.local.pipelines.records import StepRecord
+
+TRAINING = {
+    "AlgorithmSpecification": {"TrainingImage": "image:1", "TrainingInputMode": "File"},
+    "RoleArn": "arn:aws:iam::000000000000:role/local",
+    "OutputDataConfig": {"S3OutputPath": "s3://tests/out"},
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+}
+
+
+def train(name: str, **more: Any) -> dict[str, Any]:
+    arguments = {**TRAINING, **more.pop("arguments", {})}
+    return {"Name": name, "Type": "Training", "Arguments": arguments, **more}
+
+
+def of(*steps: Any, **more: Any) -> Definition:
+    return read(json.dumps({"Version": VERSION, "Steps": list(steps), **more}))
+
+
+def problems(*steps: Any, **more: Any) -> list[str]:
+    with pytest.raises(BadDefinition) as raised:
+        of(*steps, **more)
+    return list(raised.value.problems)
+
+
+def test_every_problem_is_told_at_once_with_its_place() -> None:
+    found = problems(
+        train("A", DependsOn=["Nobody"]),
+        train("A"),
+        train("B", arguments={"HyperParameters": {"x": {"Get": "Parameters.none"}}}),
+        train("C", arguments={"HyperParameters": {"x": {"Get": "Steps.Gone.TrainingJobArn"}}}),
+        train("D", arguments={"TrainingJobName": "mine"}),
+        train("E", arguments={"Unknown": 1, "ResourceConfig": {"InstanceCount": "two"}}),
+        train("F", Surprise=1, RetryPolicies=[{"ExceptionType": ["Step.WHAT"], "MaxAttempts": 21}]),
+        train("G", CacheConfig={"Enabled": True, "ExpireAfter": "soon"}),
+        train("H", arguments={"HyperParameters": {"x": {"Std:Odd": []}, "y": {"Get": "Execution.Mood"}}}),
+        {"Name": "I", "Type": "Condition", "Arguments": {"Conditions": [{"Type": "And"}]}},
+        {"Name": "J", "Type": "Fail", "Arguments": {}},
+        Version="2019-01-01",
+        Parameters=[{"Name": "p", "Type": "Blob"}, {"Name": "q", "Type": "Integer", "DefaultValue": "1"}],
+    )
+    text = "\n".join(found)
+    for line in (
+        "Version: '2019-01-01' is not had here",
+        "Parameters[0].Type: 'Blob' is none of",
+        "Parameters[1].DefaultValue: '1' is no Integer",
+        "Steps[0].DependsOn: there is no step 'Nobody'",
+        "Steps[1].Name: 'A' is also the name of Steps[0]",
+        "Steps[2].Arguments.HyperParameters.x: there is no parameter 'none'",
+        "Steps[3].Arguments.HyperParameters.x: 'Steps.Gone.TrainingJobArn': there is no step 'Gone'",
+        "Steps[4].Arguments.TrainingJobName: the service makes the job's name",
+        "Steps[5].Arguments.Unknown: is not a field of this API",
+        "Steps[5].Arguments.ResourceConfig.InstanceCount: must be of type integer",
+        "Steps[6].Surprise: is not had here for a step of type Training",
+        "Steps[6].RetryPolicies[0].ExceptionType: 'Step.WHAT' is none of",
+        "Steps[6].RetryPolicies[0].MaxAttempts: 21 is no whole number from 1 to 20",
+        "Steps[7].CacheConfig.ExpireAfter: 'soon' is no ISO 8601 duration",
+        "Steps[8].Arguments.HyperParameters.x: the function Std:Odd is not had here",
+        "Steps[8].Arguments.HyperParameters.y: 'Execution.Mood' is not had here",
+        "Steps[9].Arguments.Conditions[0].Type: 'And' is no condition",
+        "Steps[10].Arguments: a Fail step has ErrorMessage",
+    ):
+        assert line in text, (line, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "null", "{}", '{"Version": "2020-12-01", "Steps": [7]}', "[" * 9**5]
+)
+def test_what_is_no_definition_is_refused_and_nothing_else_happens(text: str) -> None:
+    with pytest.raises(BadDefinition):
+        read(text)
+
+
+def test_circles_are_found_also_through_references_and_branches() -> None:
+    arn = {"Get": "Steps.B.TrainingJobArn"}
+    found = problems(train("A", arguments={"Environment": {"x": arn}}), train("B", DependsOn=["A"]))
+    assert found == ["Steps: A needs B needs A: no step can need itself"]
+    inside = {
+        "Name": "If",
+        "Type": "Condition",
+        "DependsOn": ["In"],
+        "Arguments": {
+            "Conditions": [{"Type": "Equals", "LeftValue": 1, "RightValue": 1}],
+            "IfSteps": [train("In")],
+            "ElseSteps": [],
+        },
+    }
+    assert problems(inside) == ["Steps: If needs In needs If: no step can need itself"]
+
+
+def test_references_may_stand_where_another_type_is_wanted() -> None:
+    count = {"InstanceType": "ml.m5.large", "InstanceCount": {"Get": "Parameters.n"}, "VolumeSizeInGB": 1}
+    given = [{"Name": "n", "Type": "Integer"}]
+    assert of(train("A", arguments={"ResourceConfig": count}), Parameters=given).steps["A"].needs == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("P30D", 2_592_000), ("PT12H", 43_200), ("p1dT1m", 86_460), ("P2W", 1_209_600), ("30d", 2_592_000)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1", "P1H"])
+def test_what_is_no_duration(text: str) -> None:
+    assert seconds_of(text) is None
+
+
+class Values:
+    """A scope of a few values."""
+
+    def parameter(self, name: str) -> Any:
+        return {"n": 2, "yes": True, "f": 0.5}[name]
+
+    def execution(self, name: str) -> Any:
+        return f"<{name}>"
+
+    def step(self, name: str) -> Any:
+        return {"Metrics": [{"MetricName": "a.b", "Value": 3}], "Text": "word", "Outcome": "True"}
+
+    def property_file(self, step: str, name: str) -> Any:
+        return {"a": [{"b": 1}]}
+
+    def s3_json(self, uri: str) -> Any:
+        return [uri]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ({"Get": "Parameters.n"}, 2),
+        ({"x": [{"Get": "Steps.S.Metrics['a.b'].Value"}]}, {"x": [3]}),
+        ({"Get": "Steps.S.Metrics[0].Value"}, 3),
+        ({"Std:Join": {"On": "/", "Values": ["s3:/", {"Get": "Execution.PipelineName"}, 1, True]}},
+         "s3://<PipelineName>/1/true"),
+        ({"Std:JsonGet": {"PropertyFile": {"Get": "Steps.S.PropertyFiles.F"}, "Path": "a[0]['b']"}}, 1),
+        ({"Std:JsonGet": {"S3Uri": {"Std:Join": {"On": "", "Values": ["s3://b/", "k"]}}, "Path": "[0]"}},
+         "s3://b/k"),
+        ({"Get": "x", "more": 1}, {"Get": "x", "more": 1}),
+    ],
+)  # fmt: skip
+def test_functions_give_their_values(written: Any, value: Any) -> None:
+    assert resolve(written, Values()) == value
+
+
+@pytest.mark.parametrize("reference", ["Steps.S.Metrics['x']", "Steps.S.Metrics[3]", "Steps.S.Text[0]"])
+def test_a_value_that_is_not_there_is_told(reference: str) -> None:
+    with pytest.raises(Unresolved, match="there is no"):
+        resolve({"Get": reference}, Values())
+
+
+def test_paths() -> None:
+    assert parse_path("""A.B['c.d'][0]["e"]""") == ("A", "B", "c.d", 0, "e")
+    assert parse_path("A[b]") is None
+    assert walk({"a": [1]}, ("a", 0), "") == 1
+
+
+METRIC = {"Get": "Steps.S.Metrics[0].Value"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcomes"),
+    [
+        ("Equals", [False, True, False]),
+        ("GreaterThan", [True, False, False]),
+        ("GreaterThanOrEqualTo", [True, True, False]),
+        ("LessThan", [False, False, True]),
+        ("LessThanOrEqualTo", [False, True, True]),
+    ],
+)
+def test_comparisons(kind: str, outcomes: list[bool]) -> None:
+    written = [{"Type": kind, "LeftValue": METRIC, "RightValue": right} for right in (2, 3, 4)]
+    assert [conditions.holds(one, Values()) for one in written] == outcomes
+
+
+def test_in_not_and_or() -> None:
+    among = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
+    never = {"Type": "Not", "Expression": among}
+    assert conditions.holds(among, Values())
+    assert not conditions.holds(never, Values())
+    assert conditions.holds({"Type": "Or", "Conditions": [never, among]}, Values())
+    assert not conditions.holds({"Type": "Or", "Conditions": [never, never]}, Values())
+
+
+def test_a_policy_waits_longer_each_time_and_ends() -> None:
+    by_count = retries.read({"ExceptionType": ["Step.THROTTLING"], "IntervalSeconds": 3, "MaxAttempts": 2})
+    assert [by_count.wait(retry, 0) for retry in (1, 2, 3)] == [3, 6, None]
+    by_time = retries.read({"ExceptionType": ["Step.THROTTLING"], "BackoffRate": 1, "ExpireAfterMin": 1})
+    assert [by_time.wait(50, since) for since in (0, 58, 60)] == [1, 1, None]
+    assert retries.of_error(ApiError("ThrottlingException", "")) == "Step.THROTTLING"
+    assert retries.of_error(ApiError("InternalFailure", "", 500)) == "Step.SERVICE_FAULT"
+    assert retries.of_error(ApiError("ValidationException", "")) is None
+    assert retries.of_reason("CapacityError: none") == "SageMaker.CAPACITY_ERROR"
+    assert retries.of_reason("AlgorithmError: x") is None
+
+
+def record(name: str, status: str, **more: Any) -> StepRecord:
+    return StepRecord("e", "p", name, "Training", status, 0.0, **more)
+
+
+def test_only_what_can_begin_does() -> None:
+    condition = {
+        "Name": "If",
+        "Type": "Condition",
+        "DependsOn": ["A"],
+        "Arguments": {
+            "Conditions": [{"Type": "Equals", "LeftValue": 1, "RightValue": 1}],
+            "IfSteps": [train("Yes")],
+            "ElseSteps": [train("No")],
+        },
+    }
+    definition = of(train("Last", DependsOn=["No"]), condition, train("A"), train("B"))
+    assert frontier.ready(definition, {}) == ["A", "B"]
+    done = {"A": record("A", "Succeeded"), "B": record("B", "Failed")}
+    assert frontier.ready(definition, done) == ["If"]
+    decided = {**done, "If": record("If", "Succeeded", outcome=True)}
+    assert frontier.ready(definition, decided) == ["Yes"]
+    assert frontier.ready(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []
