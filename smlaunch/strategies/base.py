@@ -5,7 +5,7 @@ A strategy compiles into the runtime's few verbs on the client; inside the job n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -99,6 +99,15 @@ class Strategy:
     options: ClassVar[Mapping[str, str]] = {}
     """What the job's ``options`` may hold, each with a line that says what it does."""
 
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Of the options, those that are true or false."""
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Of the options, those that are whole numbers from 1."""
+
+    python_only: ClassVar[bool] = False
+    """It starts Python scripts and nothing else."""
+
     one_per_host: ClassVar[bool] = False
     """One plain process on each host, which starts what else it needs itself."""
 
@@ -135,6 +144,9 @@ class Strategy:
             return [Problem("strategy", told)]
         if self.needs_script and not setting.entry:
             problems.append(Problem("entry", f"{self.name} starts a script of yours; name one"))
+        if self.python_only and setting.entry and not setting.entry.endswith(".py"):
+            told = f"{self.name} starts Python scripts; {setting.entry} needs strategy: custom, or a .py"
+            problems.append(Problem("strategy", f"{told} around it"))
         if self.one_per_host and setting.per_host != 1:
             told = f"{self.name} starts one process per host, not {setting.per_host}"
             problems.append(Problem("compute.processes_per_host", f"{told}; {self.instead_of_ranks}"))
@@ -149,7 +161,15 @@ class Strategy:
             if option not in self.options:
                 known = did_you_mean(option, self.options) if self.options else "; it has none"
                 problems.append(Problem(f"options.{option}", f"{self.name} does not know it{known}"))
+        problems += self._check_kinds(setting)
         return [*problems, *self.check(setting)]
+
+    def _check_kinds(self, setting: Setting) -> Iterator[Problem]:
+        for name, value in setting.options.items():
+            if name in self.flags and not isinstance(value, bool):
+                yield Problem(f"options.{name}", f"true or false is needed, not {value!r}")
+            if name in self.counts and not (type(value) is int and value >= 1):
+                yield Problem(f"options.{name}", f"a whole number from 1 is needed, not {value!r}")
 
     def check(self, setting: Setting) -> list[Problem]:
         """What makes this strategy impossible here, by the job's own field names."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.errors import Problem
 from smlaunch.strategies.base import Setting, Strategy
 
 _READS_TORCHRUN = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning", "transformers")
@@ -24,18 +23,11 @@ class DDP(Strategy):
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
     for_several_hosts = True
+    python_only = True
     libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
     # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer
     # than that waits for nobody. Not for custom, whose hosts may serve others and rightly idle.
     hang = 3600
-
-    def check(self, setting: Setting) -> list[Problem]:
-        if setting.entry.endswith(".py"):
-            return []
-        told = (
-            f"{self.name} starts Python scripts; {setting.entry} needs strategy: custom, or a .py around it"
-        )
-        return [Problem("strategy", told)]
 
     def advice(self, setting: Setting) -> list[str]:
         if joins_ranks(setting.imports) or (setting.hosts == 1 and setting.per_host == 1):

@@ -38,6 +38,7 @@ class Horovod(MPI):
     name = "horovod"
     summary = "starts Horovod's ranks by the leader's mpirun, or, with controller: gloo, without an MPI"
     libraries = ("horovod",)
+    python_only = True
     options = {  # noqa: RUF012
         "controller": "mpi (as AWS's images were built) or gloo (no MPI is needed)",
         **MPI.options,
@@ -48,10 +49,6 @@ class Horovod(MPI):
         if _controller(setting) not in CONTROLLERS:
             told = f"one of {', '.join(CONTROLLERS)}, not {_controller(setting)!r}"
             problems.append(Problem("options.controller", told))
-        if setting.entry and not setting.entry.endswith(".py"):
-            problems.append(
-                Problem("strategy", f"horovod starts Python scripts, and {setting.entry} is none")
-            )
         if _controller(setting) == "gloo" and setting.options.get(OPTION):
             told = "with controller: gloo there is no mpirun; leave one of them out"
             problems.append(Problem(f"options.{OPTION}", told))

@@ -28,16 +28,14 @@ class Neuron(DDP):
         "parallel_compile": f"true starts it under {COMPILER}: a run that only fills the compiler's cache"
     }
 
+    flags = ("parallel_compile",)
+
     def check(self, setting: Setting) -> list[Problem]:
         found = super().check(setting)
         known = setting.instance
         if not (known.is_neuron if known is not None else setting.instance_type.startswith("ml.trn")):
             told = f"{setting.instance_type} has no NeuronCores; take a trn type, as ml.trn1.32xlarge"
             found.append(Problem("compute.instance_type", f"{told}, or use ddp"))
-        compile_first = setting.options.get("parallel_compile", False)
-        if not isinstance(compile_first, bool):
-            told = f"true or false is needed, not {compile_first!r}"
-            found.append(Problem("options.parallel_compile", told))
         return found
 
     def advice(self, setting: Setting) -> list[str]:

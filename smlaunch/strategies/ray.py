@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.errors import Problem
 from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service, Word
 from smlaunch.protocol.ports import HOSTS, MORE_HOSTS, SERVICES
 from smlaunch.strategies.base import Setting, Strategy, program
@@ -33,26 +32,15 @@ class Ray(Strategy):
     one_per_host = True
     for_several_hosts = True
     runs_on = LEADER
+    python_only = True
+    counts = ("cpus",)
+    flags = ("dashboard",)
     libraries = ("ray",)
     instead_of_ranks = "Ray starts its own; options.cpus says for how many CPUs on each host"
     options: ClassVar[dict[str, str]] = {
         "cpus": "CPUs of each host that tasks may use; all by default",
         "dashboard": "true for Ray's dashboard on the leader; off by default, needs ray[default]",
     }
-
-    def check(self, setting: Setting) -> list[Problem]:
-        problems = []
-        if setting.entry and not setting.entry.endswith(".py"):
-            problems.append(
-                Problem("strategy", f"ray's driver is a Python script, and {setting.entry} is none")
-            )
-        cpus = setting.options.get("cpus")
-        if cpus is not None and (not isinstance(cpus, int) or isinstance(cpus, bool) or cpus < 1):
-            problems.append(Problem("options.cpus", f"a whole number from 1 is needed, not {cpus!r}"))
-        dashboard = setting.options.get("dashboard", False)
-        if not isinstance(dashboard, bool):
-            problems.append(Problem("options.dashboard", f"true or false is needed, not {dashboard!r}"))
-        return problems
 
     def advice(self, setting: Setting) -> list[str]:
         of_aws = any(name in setting.image for name in ("/pytorch:", "/pytorch-training:"))

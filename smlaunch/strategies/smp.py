@@ -51,6 +51,7 @@ class SMP(DDP):
     libraries = ("torch.sagemaker",)
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {**_DEGREES, **_FLAGS, **_NUMBERS}
+    flags = tuple(_FLAGS)
 
     def check(self, setting: Setting) -> list[Problem]:
         found = [*super().check(setting), *instance_problem(setting, self.name, INSTANCE_TYPES)]
@@ -82,11 +83,7 @@ class SMP(DDP):
 def _faults(setting: Setting) -> list[Problem]:
     """Of the options' values."""
     options = setting.options
-    found = [
-        Problem(f"options.{name}", f"true or false is needed, not {options[name]!r}")
-        for name in _FLAGS
-        if not isinstance(options.get(name, False), bool)
-    ]
+    found: list[Problem] = []
     for name in (*_DEGREES, *_NUMBERS):
         least = 1 if name in _DEGREES else 0
         if name in options and not _is_number(options[name], least):

@@ -57,6 +57,8 @@ class Spark(Strategy):
     family = "spark"
     one_per_host = True
     runs_on = LEADER
+    python_only = True
+    counts = ("cores",)
     libraries = ("pyspark",)
     instead_of_ranks = "Spark starts its own; options.cores says how many cores of a host it may use"
     options: ClassVar[Mapping[str, str]] = {
@@ -67,13 +69,6 @@ class Spark(Strategy):
 
     def check(self, setting: Setting) -> list[Problem]:
         problems = []
-        if setting.entry and not setting.entry.endswith(".py"):
-            problems.append(
-                Problem("strategy", f"spark's driver is a Python script, and {setting.entry} is none")
-            )
-        cores = setting.options.get("cores")
-        if cores is not None and (not isinstance(cores, int) or isinstance(cores, bool) or cores < 1):
-            problems.append(Problem("options.cores", f"a whole number from 1 is needed, not {cores!r}"))
         for name in ("memory", "driver_memory"):
             value = setting.options.get(name)
             if value is not None and not (isinstance(value, str) and _MEMORY.fullmatch(value)):

@@ -33,6 +33,7 @@ _COLLECTIVES_GIVE_UP = 3600
 class TensorFlow(Strategy):
     name = "tensorflow"
     summary = "starts one process per host with TF_CONFIG, by which tf.distribute joins them"
+    python_only = True
     rendezvous = False
     family = "tensorflow"
     one_per_host = True
@@ -45,10 +46,6 @@ class TensorFlow(Strategy):
 
     def check(self, setting: Setting) -> list[Problem]:
         problems = []
-        if setting.entry and not setting.entry.endswith(".py"):
-            problems.append(
-                Problem("strategy", f"tensorflow starts Python scripts, and {setting.entry} is none")
-            )
         topology = setting.options.get("topology", MULTI_WORKER)
         if topology not in _TOPOLOGIES:
             told = f"one of {', '.join(_TOPOLOGIES)} is needed, not {topology!r}"

@@ -71,7 +71,7 @@ def test_it_is_planned_with_its_reasons_and_checked_among_all_others(installed: 
     assert "starts every rank with jax.distributed's coordinator" in document["reasons"][0]["because"]
     refused = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
     assert refused.returncode == 2
-    assert "options.cpu_devices: a number from 1 is needed, not 0" in refused.stderr
+    assert "options.cpu_devices: a whole number from 1 is needed, not 0" in refused.stderr
     assert "options.devices: jax does not know it, did you mean 'cpu_devices'?" in refused.stderr
 
 

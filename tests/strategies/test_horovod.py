@@ -87,7 +87,9 @@ def test_a_script_that_is_none() -> None:
         {"entry": "src/train.sh", "strategy": "horovod", "compute": COMPUTE},
         region(script=HOROVOD, source=SHELL),
     )
-    assert told == ["strategy: horovod starts Python scripts, and train.sh is none"]
+    assert told == [
+        "strategy: horovod starts Python scripts; train.sh needs strategy: custom, or a .py around it"
+    ]
 
 
 # ---- where ranks meet ------------------------------------------------------------------------------------

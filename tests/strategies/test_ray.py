@@ -86,7 +86,7 @@ def test_what_is_refused() -> None:
     )
     for part in (
         "compute.processes_per_host: ray starts one process per host, not 4; Ray starts its own",
-        "strategy: ray's driver is a Python script, and train.sh is none",
+        "strategy: ray starts Python scripts; train.sh needs strategy: custom, or a .py around it",
         "options.cpus: a whole number from 1 is needed, not 0",
         "options.dashboard: true or false is needed, not 'yes'",
         "options.gpus: ray does not know it",

@@ -103,7 +103,7 @@ def test_what_is_refused() -> None:
     )
     for part in (
         "compute.processes_per_host: tensorflow starts one process per host, not 2; tf.distribute uses all",
-        "strategy: tensorflow starts Python scripts, and train.sh is none",
+        "strategy: tensorflow starts Python scripts; train.sh needs strategy: custom, or a .py around it",
         "options.topology: one of multi-worker, parameter-server is needed, not 'ring'",
     ):
         assert any(line.startswith(part) for line in told), (part, told)

@@ -90,4 +90,6 @@ def test_a_script_that_is_none() -> None:
         {"entry": "src/train.sh", "strategy": "xgboost", "compute": COMPUTE},
         region(script=XGBOOST, source=SHELL),
     )
-    assert told == ["strategy: xgboost starts Python scripts, and train.sh is none"]
+    assert told == [
+        "strategy: xgboost starts Python scripts; train.sh needs strategy: custom, or a .py around it"
+    ]
