@@ -37,6 +37,7 @@ ENVIRONMENTS = {
     "ray": ["ray==2.60.0"],  # 300 MB
     "xgboost": ["xgboost-cpu==3.2.0"],  # the package xgboost brings CUDA's nccl, 300 MB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
+    "moto": ["flask==3.1.3", "flask-cors==6.0.5", "moto[s3,stepfunctions,secretsmanager]==5.2.5"],
     "notebook": ["nbclient==0.11.0", "ipykernel==7.4.0"],
     "mpich": ["mpi4py==4.1.2", "mpich==5.0.2"],
     "debianmpi": ["mpi4py==4.1.2"],  # and Debian's own Open MPI, which install_mpi installs
@@ -47,7 +48,18 @@ ENVIRONMENTS = {
     "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
-OVER = {"debianmpi", "mpich", "notebook", "trainers", "deepspeed", "spark", "tensorflow", "ray", "xgboost"}
+OVER = {
+    "debianmpi",
+    "mpich",
+    "moto",
+    "notebook",
+    "trainers",
+    "deepspeed",
+    "spark",
+    "tensorflow",
+    "ray",
+    "xgboost",
+}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from smlaunch.local import sigv4
+from smlaunch.local.call_log import CallLog, error_code
 from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
 from smlaunch.local.errors import ApiError
@@ -49,7 +50,8 @@ class ErrorForm(Protocol):
 
 
 class Dispatch:
-    """``services`` by the name that clients sign for. Call it with a request; it always gives a response."""
+    """``services`` by the name that clients sign for; ``fallback`` answers for all others. ``calls`` records
+    what was answered. Call it with a request; it always gives a response."""
 
     def __init__(
         self,
@@ -57,11 +59,13 @@ class Dispatch:
         services: Mapping[str, Service],
         fallback: Service | None = None,
         clock: Callable[[], float] = time.time,
+        calls: CallLog | None = None,
     ) -> None:
         self._keyring = keyring
         self._services = dict(services)
         self._fallback = fallback
         self._clock = clock
+        self._calls = calls
 
     def __call__(self, request: Request) -> Response:
         request_id = str(uuid.uuid4())
@@ -86,23 +90,34 @@ class Dispatch:
         # S3's bodies may be larger than memory, so they are checked while they stream. Others sign no header
         # with the body's hash: to know what was signed, the body has to be read first.
         payload: Payload | None = None
-        body_hash = None
-        if name != "s3" and "x-amz-content-sha256" not in request.headers:
+        body, body_hash = b"", None
+        if name != "s3" and ("x-amz-content-sha256" not in request.headers or self._calls is not None):
             body = Payload(request.stream).read(_BODY_LIMIT)
             body_hash = hashlib.sha256(body).hexdigest()
             payload = Payload(io.BytesIO(body))
         signed = sigv4.verify(request, self._keyring, body_hash, self._clock())
-        service = self._services.get(signed.service, self._fallback)
-        if service is None:
-            known = ", ".join(sorted(self._services))
-            text = f"smlaunch's local endpoint has no service {signed.service!r}; it has: {known}"
-            raise ApiError("UnknownOperationException", text, 404)
         who = Caller(signed.region, ACCOUNT, signed.identity.arn, signed.access_key, request_id)
         token = caller.set(who)
+        status, code = 500, "InternalFailure"
         try:
-            return service.serve(request, payload or signed.payload(request))
+            response = self._service(signed.service).serve(request, payload or signed.payload(request))
+            status, code = response.status, error_code(response)
+            return response
+        except ApiError as error:
+            status, code = error.status, error.code
+            raise
         finally:
             caller.reset(token)
+            if self._calls is not None:
+                self._calls.add(request, signed.service, body, who, status, code)
+
+    def _service(self, name: str) -> Service:
+        service = self._services.get(name, self._fallback)
+        if service is None:
+            known = ", ".join(sorted(self._services))
+            text = f"smlaunch's local endpoint has no service {name!r}; it has: {known}"
+            raise ApiError("UnknownOperationException", text, 404)
+        return service
 
 
 def _error_form(request: Request, service: str) -> ErrorForm:

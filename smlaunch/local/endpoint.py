@@ -18,7 +18,7 @@ from smlaunch.errors import EndpointError
 from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION, ROLE_ARN
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.faults import from_environment
-from smlaunch.local.settings import Settings
+from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
 from smlaunch.local.state_dir import Owner, StateDir, default_root, publish
 
 if TYPE_CHECKING:
@@ -56,12 +56,14 @@ class Endpoint:
     def start(self) -> EndpointInfo:
         """Serves when it returns. Raises EndpointError, for a state directory that cannot be used, an
         isolation level that does not work here, or a port that is taken."""
+        from smlaunch.local.call_log import CallLog
         from smlaunch.local.credentials import Keyring
-        from smlaunch.local.dispatch import Dispatch
+        from smlaunch.local.dispatch import Dispatch, Service
         from smlaunch.local.jobs.manager import JobManager
         from smlaunch.local.jobs.runner import Rooms
         from smlaunch.local.log_store import LogStore
         from smlaunch.local.metric_store import MetricStore
+        from smlaunch.local.moto.fallback import MotoFallback
         from smlaunch.local.objects import ObjectStore
         from smlaunch.local.pipelines.door import JobDoor
         from smlaunch.local.pipelines.runner import Rooms as PipelineRooms
@@ -80,7 +82,9 @@ class Endpoint:
         settings = self._settings
         if settings.faults is None:
             settings = replace(settings, faults=from_environment(os.environ))
+        recorded = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
         chosen = self._chosen(state, settings)
+        calls = CallLog(Path(recorded)) if recorded else None
         credentials = _credentials(state)
         store = JobStore(state.database)
         objects = ObjectStore(state.objects)
@@ -103,10 +107,15 @@ class Endpoint:
         jobs.recover()
         operations = Pipelines(pipelines, self._runs, objects, door)
         services["sagemaker"] = JsonService("sagemaker", training, processing, operations)
+        self._moto = MotoFallback(lambda: self._server.url, credentials, settings, state.moto_log)
+        others: Service = self._moto
         if settings.faults is not None and settings.faults.faults:
             services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
-        dispatch = Dispatch(keyring, services)
-        self._jobs, self._stores = jobs, (objects, store, metrics, pipelines)
+            others = Throttled("", others, settings.faults)
+        dispatch = Dispatch(keyring, services, others, calls=calls)
+        self._jobs = jobs
+        self._stores = (objects, store, metrics, pipelines)
+        self._calls = calls
         try:
             self._server = Server(dispatch, port=self._port)
         except OSError as error:
@@ -173,7 +182,8 @@ class Endpoint:
     def close(self) -> None:
         """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process
         is left."""
-        # Jobs first: their scripts may still save something to S3 on SIGTERM.
+        self._moto.close()  # a state machine would run jobs that end here again
+        # Then the jobs: their scripts may still save something to S3 on SIGTERM.
         self._runs.close()
         self._jobs.close()
         self._runs.join()
@@ -189,6 +199,8 @@ class Endpoint:
     def _close_stores(self) -> None:
         for store in self._stores:
             store.close()
+        if self._calls is not None:
+            self._calls.close()
 
 
 def _credentials(state: StateDir) -> Credentials:

@@ -11,6 +11,7 @@ from typing import Literal
 from smlaunch.local.faults import FaultPlan
 
 ShardingRule = Literal["round-robin", "contiguous", "hash"]
+CALL_LOG_VARIABLE = "SMLAUNCH_CALL_LOG"
 SyncOrder = Literal["oldest-first", "newest-first", "shuffled"]
 
 
@@ -95,6 +96,19 @@ class Settings:
     """Whether the buckets that a job writes to (OutputDataConfig, CheckpointConfig, TensorBoardOutputConfig)
     are made when they are not there. SageMaker fails such a job; here the same job file is to run on a
     machine that knows none of the region's buckets. The first host's log names each bucket that was made."""
+
+    step_functions_wait_factor: float = 1.0
+    """How long a second of a state machine's Wait and Retry is: 0.01 makes an hour 36 seconds, for tests.
+    Time limits and jobs keep their own."""
+
+    step_functions_error_names: tuple[tuple[str, str], ...] = ()
+    """What Retry and Catch of a state machine call an error of a task's API, as pairs (code, name), such as
+    ("ThrottlingException", "SageMaker.ThrottlingException"). Other codes have the names of Amazon's SDK for
+    Java (moto/sagemaker_tasks.py), which are not confirmed for Step Functions."""
+
+    call_log: str | None = None
+    """A file to which each call that was answered is added as a line (call_log.py). None: the one that
+    SMLAUNCH_CALL_LOG names, if any."""
 
     max_parallel_jobs: int | None = None
     """More jobs than this wait in Starting, as they do for capacity. None: no limit."""

@@ -40,7 +40,7 @@ def start(
 ) -> EndpointInfo:
     """Starts it and returns once it serves. Raises EndpointError when it cannot, or one is there already."""
     from smlaunch.local.faults import from_environment
-    from smlaunch.local.settings import Settings
+    from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
 
     state = StateDir(state_dir or default_root())
     there = status(state.root)
@@ -50,6 +50,9 @@ def start(
             "`smlaunch local stop` ends it"
         )
     chosen = settings or Settings()
+    recorded = chosen.call_log or os.environ.get(CALL_LOG_VARIABLE)
+    if recorded:  # it runs in another directory
+        chosen = replace(chosen, call_log=str(Path(recorded).absolute()))
     orders = {
         "home": str(state.root),
         "isolation": isolation,

@@ -49,6 +49,7 @@ def _serve(ready: int) -> None:
     chosen = {
         **orders["settings"],
         "inherit_environment": tuple(orders["settings"]["inherit_environment"]),
+        "step_functions_error_names": tuple(map(tuple, orders["settings"]["step_functions_error_names"])),
         "container_options": tuple(orders["settings"]["container_options"]),
         "faults": read(orders["faults"], "the fault plan"),
     }

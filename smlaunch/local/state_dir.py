@@ -9,6 +9,7 @@ hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
 hosts/probe-*/           a host that only tries out an isolation level
 owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
 endpoint.json            where the standing endpoint listens (0600)
+moto.log                 what moto's process prints, where one was needed
 credentials.json         the key that clients sign with (0600)
 """
 
@@ -50,6 +51,7 @@ class StateDir:
         self.address = self.root / "endpoint.json"
         self.standing_lock = self.root / "standing.lock"
         self.standing_log = self.root / "standing.log"
+        self.moto_log = self.root / "moto.log"
         self.levels = self.root / "levels.json"
         self.engine = self.root / "engine.json"
         self.credentials = self.root / "credentials.json"

@@ -14,7 +14,7 @@ from smlaunch.local.services.s3.listing import Buckets
 from smlaunch.local.services.s3.multipart import Multipart
 from smlaunch.local.services.s3.transfer import Objects
 
-_SUBRESOURCES = frozenset(
+SUBRESOURCES = frozenset(
     """
     accelerate acl analytics attributes cors delete encryption intelligent-tiering inventory legal-hold
     lifecycle location logging metadataTable metrics notification object-lock ownershipControls policy
@@ -50,9 +50,9 @@ class S3Service(S3Errors):
         self._multipart = Multipart(store)
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        bucket, key = _names(request)
+        bucket, key = bucket_and_key(request)
         _check_owner(request)
-        found = sorted(_SUBRESOURCES.intersection(request.query))
+        found = sorted(SUBRESOURCES.intersection(request.query))
         # An upload's id stands beside its part number, and is a sub-resource of the object for all methods.
         what = found[0] if found else ""
         if request.query.get("versionId", "null") != "null":
@@ -133,7 +133,7 @@ class S3Service(S3Errors):
         raise _not_allowed(request) if not what else not_provided(f"{request.method} of an object's {what}")
 
 
-def _names(request: Request) -> tuple[str, str]:
+def bucket_and_key(request: Request) -> tuple[str, str]:
     """(bucket, key), each empty where there is none."""
     try:
         path = unquote_to_bytes(request.path).decode("utf-8").removeprefix("/")

@@ -1,0 +1,201 @@
+"""Run as a program, where moto is: one of moto's faults, with or without its repair. Prints JSON.
+
+python -m tests.real.moto_repairs CASE yes|no
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from moto.stepfunctions.parser.asl.component.state.exec.state_task import state_task_factory
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.credentials import StateCredentials
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
+    state_task_service_aws_sdk,
+    state_task_service_callback,
+)
+from moto.stepfunctions.parser.models import stepfunctions_parser_backends
+
+from smlaunch.local.moto import repairs
+from smlaunch.local.moto.clients import Clients
+from smlaunch.local.moto.sagemaker_tasks import SageMakerTask
+
+ROLE = "arn:aws:iam::123456789012:role/machine"
+NOBODY = "http://127.0.0.1:9"
+
+
+def machine(name: str, first: dict[str, Any], **others: Any) -> Any:
+    return client().create_state_machine(
+        name=name,
+        roleArn=ROLE,
+        definition=json.dumps({"StartAt": "First", "States": {"First": first, **others}}),
+    )["stateMachineArn"]
+
+
+def client() -> Any:
+    return boto3.client("stepfunctions", "us-east-1")
+
+
+def run(first: dict[str, Any], data: Any = None, name: str = "one", **others: Any) -> dict[str, Any]:
+    execution = client().start_execution(
+        stateMachineArn=machine(name, first, **others), name=name, input=json.dumps(data or {})
+    )["executionArn"]
+    for _ in range(400):
+        found: dict[str, Any] = client().describe_execution(executionArn=execution)
+        if found["status"] != "RUNNING":
+            return found
+        time.sleep(0.02)
+    return found
+
+
+def task(resource: str, **parameters: Any) -> dict[str, Any]:
+    return {"Type": "Task", "Resource": f"arn:aws:states:::{resource}", "Parameters": parameters, "End": True}
+
+
+def index() -> Any:
+    choice = {"Variable": "$.l[0].v", "NumericEquals": 1, "Next": "Both"}
+    both = {"Type": "Pass", "Parameters": {"one.$": "$.l[0].v", "all.$": "$.l[*].v"}, "End": True}
+    found = run(
+        {"Type": "Choice", "Choices": [choice], "Default": "No"},
+        {"l": [{"v": 1}]},
+        Both=both,
+        No={"Type": "Pass", "Result": {}, "End": True},
+    )
+    return json.loads(found["output"])
+
+
+def unnamed() -> Any:
+    arn = machine("one", {"Type": "Pass", "End": True})
+    client().start_execution(stateMachineArn=arn)
+    try:
+        client().start_execution(stateMachineArn=arn)
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    return "started"
+
+
+def stopping() -> Any:
+    arn = machine("one", {"Type": "Wait", "Seconds": 600, "End": True})
+    execution = client().start_execution(stateMachineArn=arn, name="x")["executionArn"]
+    answer = client().stop_execution(executionArn=execution, error="E", cause="C")
+    found = client().describe_execution(executionArn=execution)
+    return ["stopDate" in answer, found.get("error"), found.get("cause")]
+
+
+def waiting() -> Any:
+    """Whether a program that waits for its Retry ends when it is told to."""
+    first = task("aws-sdk:s3:getObject", Bucket="none", Key="none")
+    first["Retry"] = [{"ErrorEquals": ["States.ALL"], "IntervalSeconds": 600}]
+    execution = client().start_execution(stateMachineArn=machine("one", first), name="x")["executionArn"]
+    inner = stepfunctions_parser_backends["123456789012"]["us-east-1"].describe_execution(execution)
+    while not any("Failed" in event["type"] for event in inner.to_history_output()["events"]):
+        time.sleep(0.02)
+    client().stop_execution(executionArn=execution)
+    for _ in range(150):
+        if inner.exec_status == "ABORTED":
+            break
+        time.sleep(0.02)
+    return str(inner.exec_status.value)
+
+
+def members() -> Any:
+    inner = machine("inner", {"Type": "Pass", "Result": 1, "End": True})
+    found = run(task("states:startExecution.sync:2", StateMachineArn=inner, Name="x", Input={}))
+    return [found["status"], json.loads(found.get("output", "{}")).get("Output")]
+
+
+def error_names() -> Any:
+    boto3.client("s3", "us-east-1").create_bucket(Bucket="there")
+    return run(task("aws-sdk:s3:getObject", Bucket="there", Key="none"))["error"]
+
+
+def output() -> Any:
+    return run({"Type": "Pass", "Result": "yes", "End": True})["output"]
+
+
+def error_codes() -> Any:
+    try:
+        machine("one", {"Type": "Nothing"})
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    return None
+
+
+def calls() -> Any:
+    """Where a task's client goes, in a server, which has nothing between it and the network."""
+    made = state_task_service_aws_sdk.boto_client_for("us-east-1", "s3", StateCredentials(ROLE))
+    return made.meta.endpoint_url
+
+
+def somewhere(role: str, service: str, region: str) -> Any:
+    assert role == ROLE
+    return boto3.client(service, region, endpoint_url=NOBODY)
+
+
+class Jobs(Clients):
+    """A job that is over at once."""
+
+    def __init__(self) -> None:
+        super().__init__(NOBODY, "", "")
+
+    def of_role(self, role_arn: str, service: str, region: str, patient: bool = False) -> Any:
+        return self
+
+    def create_training_job(self, **request: Any) -> dict[str, Any]:
+        return {"TrainingJobArn": "arn"}
+
+    def describe_training_job(self, **request: Any) -> dict[str, Any]:
+        return {"TrainingJobStatus": "Completed"}
+
+
+class WaitingAsMotoDoes(SageMakerTask):
+    _eval_integration_pattern = state_task_service_callback.StateTaskServiceCallback._eval_integration_pattern
+
+    def _build_sync_resolver(self, env: Any, **_: Any) -> Callable[[], Any]:
+        env.stack.pop()
+        return lambda: {"TrainingJobStatus": "Completed"}
+
+
+def callback(kind: type[SageMakerTask]) -> None:
+    state_task_factory.state_task_service_for = lambda service_name: kind(Jobs(), {})
+
+
+def waited() -> Any:
+    return run(task("sagemaker:createTrainingJob.sync", TrainingJobName="x"))["status"]
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
+    "index": (index, lambda: None, repairs.single_values_below_an_index),
+    "unnamed": (unnamed, lambda: None, repairs.unnamed_executions),
+    "stopping": (stopping, lambda: None, repairs.stopping_at_once),
+    "waiting": (waiting, lambda: None, repairs.waits),
+    "members": (members, lambda: None, repairs.names_of_members),
+    "error-names": (error_names, lambda: None, lambda: repairs.names_of_errors({})),
+    "output": (output, lambda: None, repairs.output_as_json),
+    "error-codes": (error_codes, lambda: None, repairs.codes_of_errors),
+    "callback": (waited, lambda: callback(WaitingAsMotoDoes), lambda: callback(SageMakerTask)),
+    "calls": (calls, lambda: None, lambda: repairs.calls_to(somewhere)),
+}
+"""What is looked at, how it is left, how it is repaired."""
+
+
+def main(case: str, repaired: str) -> None:
+    look, leave, repair = CASES[case]
+    (repair if repaired == "yes" else leave)()
+    if case == "calls":
+        print(json.dumps(look()), flush=True)
+        return
+    with mock_aws(config={"stepfunctions": {"execute_state_machine": True}}):
+        print(json.dumps(look()), flush=True)
+    os._exit(0)  # what still waits in a thread is not waited for
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

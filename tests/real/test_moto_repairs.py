@@ -1,0 +1,40 @@
+"""moto's faults: each is there without its repair (else the repair can go), and is not there with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.real.moto_endpoint import moto_python
+
+
+def look(case: str, repaired: bool) -> Any:
+    """In a process of its own: moto hooks itself into botocore, and repairs are for a whole process."""
+    words = [moto_python(), "-m", "tests.real.moto_repairs", case, "yes" if repaired else "no"]
+    variables = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    done = subprocess.run(words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "repaired"),
+    [
+        ("index", {}, {"one": 1, "all": [1]}),
+        ("unnamed", "ExecutionAlreadyExists", "started"),
+        ("stopping", [False, None, None], [True, "E", "C"]),
+        ("waiting", "RUNNING", "ABORTED"),
+        ("members", ["FAILED", None], ["SUCCEEDED", 1]),
+        ("error-names", "s3.NoSuchKeyException", "S3.NoSuchKeyException"),
+        ("output", "yes", '"yes"'),
+        ("error-codes", "", "InvalidDefinition"),
+        ("callback", "FAILED", "SUCCEEDED"),
+        ("calls", "http://localhost:5000", "http://127.0.0.1:9"),
+    ],
+)
+def test_a_fault_is_there_and_repaired(case: str, fault: Any, repaired: Any) -> None:
+    assert look(case, False) == fault
+    assert look(case, True) == repaired

@@ -1,0 +1,335 @@
+"""State machines that really run jobs: moto's interpreter, with SageMaker's integration added."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from smlaunch.local.call_log import Need, read
+from tests.conftest import ROOT
+from tests.local.client import PRELUDE
+from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, task
+
+SYNC = "sagemaker:createTrainingJob.sync"
+SLOW = "print('ready', flush=True)\ntime.sleep(600)\n"
+FAULTS = {"seed": 1, "faults": [{"fault": "throttle", "operations": "CreateProcessingJob", "first": 2}]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machines")
+
+
+@pytest.fixture(scope="module")
+def user(folder: Path) -> Iterator[StepFunctions]:
+    (folder / "faults.json").write_text(json.dumps(FAULTS))
+    settings = {
+        "call_log": str(folder / "calls.jsonl"),
+        "step_functions_error_names": [["ThrottlingException", "SageMaker.ThrottlingException"]],
+    }
+    with endpoint(folder / "home", settings, folder / "faults.json") as info:
+        yield StepFunctions(info)
+
+
+def test_a_completed_job_gives_its_description(user: StepFunctions, folder: Path) -> None:
+    metric = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
+    request = user.request("completed", "print('loss=0.25')\n")
+    request["AlgorithmSpecification"]["MetricDefinitions"] = metric
+    low = {"Variable": "$.FinalMetricDataList[0].Value", "NumericLessThan": 0.5, "Next": "Low"}
+    ran = user.run_machine(
+        "completes",
+        task(SYNC, request, Next="Decide"),
+        Decide={"Type": "Choice", "Choices": [low], "Default": "High"},
+        Low={"Type": "Pass", "End": True},
+        High={"Type": "Fail", "Error": "High"},
+    )
+    assert ran["status"] == "SUCCEEDED", ran
+    output = json.loads(ran["output"])
+    described = user.describe("completed")
+    assert output["TrainingJobArn"] == described["TrainingJobArn"]
+    assert output["ModelArtifacts"] == described["ModelArtifacts"]
+    assert output["CreationTime"] == int(described["CreationTime"].timestamp() * 1000)
+    created = [call for call in read(folder / "calls.jsonl") if call.operation == "CreateTrainingJob"]
+    assert [call.via for call in created] == ["states"]
+    assert created[0].caller == f"arn:aws:sts::{user.info.account}:assumed-role/machine/StepFunctions"
+    assert created[0].needs == (
+        Need("sagemaker:CreateTrainingJob", described["TrainingJobArn"]),
+        Need("iam:PassRole", user.info.role_arn),
+    )
+
+
+def test_without_sync_the_state_ends_when_the_job_is_made(user: StepFunctions) -> None:
+    ran = user.run_machine("made", task("sagemaker:createTrainingJob", user.request("made", SLOW)))
+    assert list(json.loads(ran["output"])) == ["TrainingJobArn"]
+    assert user.describe("made")["TrainingJobStatus"] == "InProgress"
+    user.sagemaker.stop_training_job(TrainingJobName="made")
+
+
+def test_a_failed_job_is_caught_with_its_description_in_cause(user: StepFunctions) -> None:
+    caught = [{"ErrorEquals": ["States.TaskFailed"], "ResultPath": "$.error", "Next": "Read"}]
+    ran = user.run_machine(
+        "fails",
+        task(SYNC, user.request("fails", "sys.exit(3)\n"), Catch=caught),
+        Read={
+            "Type": "Pass",
+            "Parameters": {"error.$": "$.error.Error", "job.$": "States.StringToJson($.error.Cause)"},
+            "End": True,
+        },
+    )
+    output = json.loads(ran["output"])
+    assert output["error"] == "States.TaskFailed"
+    assert output["job"]["TrainingJobStatus"] == "Failed"
+    assert output["job"]["FailureReason"] == user.describe("fails")["FailureReason"]
+
+
+def test_a_stopped_job_fails_its_state_too(user: StepFunctions) -> None:
+    execution = user.execute(user.machine("stopped", task(SYNC, user.request("stopped", SLOW))))
+    user.wait_for_line("stopped", "ready")
+    user.sagemaker.stop_training_job(TrainingJobName="stopped")
+    ran = user.ended(execution)
+    assert (ran["status"], ran["error"]) == ("FAILED", "States.TaskFailed")
+    assert json.loads(ran["cause"])["TrainingJobStatus"] == "Stopped"
+
+
+def test_stopping_an_execution_stops_its_job(user: StepFunctions) -> None:
+    execution = user.execute(user.machine("aborted", task(SYNC, user.request("aborted", SLOW))))
+    user.wait_for_line("aborted", "ready")
+    answer = user.states.stop_execution(executionArn=execution, error="Enough", cause="seen it")
+    ran = user.states.describe_execution(executionArn=execution)
+    assert (ran["status"], ran["error"], ran["cause"]) == ("ABORTED", "Enough", "seen it")
+    assert ran["stopDate"] >= answer["stopDate"]
+    assert user.wait("aborted")["TrainingJobStatus"] == "Stopped"
+
+
+def test_a_state_that_times_out_stops_its_job(user: StepFunctions) -> None:
+    first = task(SYNC, user.request("timed-out", SLOW), TimeoutSeconds=2)
+    ran = user.run_machine("timed-out", first)
+    assert (ran["status"], ran["error"]) == ("FAILED", "States.Timeout")
+    assert user.wait("timed-out")["TrainingJobStatus"] == "Stopped"
+
+
+def test_a_failing_branch_stops_the_jobs_of_the_others(user: StepFunctions) -> None:
+    fails = task(SYNC, user.request("branch-fails", "sys.exit(1)\n"))
+    waits = task(SYNC, user.request("branch-waits", SLOW))
+    branches = [{"StartAt": "Job", "States": {"Job": state}} for state in (fails, waits)]
+    ran = user.run_machine("branches", {"Type": "Parallel", "Branches": branches, "End": True})
+    assert ran["status"] == "FAILED"
+    assert user.wait("branch-waits")["TrainingJobStatus"] == "Stopped"
+
+
+def test_a_name_that_is_taken_is_an_error_by_its_name(user: StepFunctions) -> None:
+    request = user.request("taken", "print('once')\n")
+    caught = [{"ErrorEquals": ["SageMaker.ResourceInUseException"], "Next": "Taken"}]
+    machine = user.machine(
+        "takes", task(SYNC, request, Catch=caught), Taken={"Type": "Pass", "Result": "taken", "End": True}
+    )
+    assert json.loads(user.ended(user.execute(machine))["output"])["TrainingJobName"] == "taken"
+    assert json.loads(user.ended(user.execute(machine))["output"]) == "taken"
+
+
+def test_throttling_is_retried_by_the_name_that_was_chosen(user: StepFunctions, folder: Path) -> None:
+    """Two calls are refused; the third makes the job, whose state waits for its end."""
+    user.put("code/processing/script.py", b"open('/opt/ml/processing/done', 'w').write('yes')\n")
+    source = {"S3Uri": "s3://tests/code/processing/", "LocalPath": "/opt/ml/processing/input/code"}
+    entry = (
+        "import os; print(os.listdir(os.environ.get('SMLAUNCH_ML_ROOT', '/opt/ml') + '/processing/input'))"
+    )
+    request = {
+        "ProcessingJobName": "throttled",
+        "RoleArn": user.info.role_arn,
+        "AppSpecification": {"ImageUri": "image:1", "ContainerEntrypoint": ["python3", "-c", entry]},
+        "ProcessingInputs": [
+            {"InputName": "code", "S3Input": {**source, "S3DataType": "S3Prefix", "S3InputMode": "File"}}
+        ],
+        "ProcessingResources": {
+            "ClusterConfig": {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 1}
+        },
+    }
+    again = [{"ErrorEquals": ["SageMaker.ThrottlingException"], "IntervalSeconds": 60, "MaxAttempts": 2}]
+    ran = user.run_machine("throttled", task("sagemaker:createProcessingJob.sync", request, Retry=again))
+    assert json.loads(ran["output"])["ProcessingJobStatus"] == "Completed", ran
+    calls = [call for call in read(folder / "calls.jsonl") if call.operation == "CreateProcessingJob"]
+    assert [call.error for call in calls] == ["ThrottlingException", "ThrottlingException", ""]
+
+
+@pytest.mark.parametrize(
+    ("resource", "said"),
+    [
+        ("sagemaker:createEndpoint", "sagemaker:createTrainingJob"),
+        ("sagemaker:createTrainingJob.waitForTaskToken", "sagemaker:createTrainingJob"),
+    ],
+)
+def test_an_integration_that_is_not_here_is_refused_at_once(
+    user: StepFunctions, resource: str, said: str
+) -> None:
+    with pytest.raises(user.states.exceptions.InvalidDefinition, match=said):
+        user.machine("refused", task(resource, {}))
+
+
+def test_members_that_the_api_does_not_have_are_refused_and_not_dropped(user: StepFunctions) -> None:
+    request = {**user.request("members", ""), "TrainingJobname": "x", "HyperParameters": {"lr": 1}}
+    ran = user.run_machine("members", task(SYNC, request))
+    assert ran["status"] == "FAILED"
+    assert "TrainingJobname" in ran["cause"]
+    assert "HyperParameters.lr" in ran["cause"]
+    with pytest.raises(ClientError):
+        user.describe("members")
+
+
+def test_objects_are_read_and_written_in_the_endpoint_s_own_store(user: StepFunctions) -> None:
+    place = {"Bucket": "tests", "Key": "outcome.json"}
+    missing = [{"ErrorEquals": ["S3.NoSuchKeyException"], "ResultPath": "$.error", "Next": "Write"}]
+    text = {"body.$": "States.StringToJson($.Body)"}
+    ran = user.run_machine(
+        "objects",
+        task("aws-sdk:s3:getObject", place, Catch=missing, ResultSelector=text, Next="List"),
+        Write=task("aws-sdk:s3:putObject", {**place, "Body": {"step": 7}}, Next="First"),
+        List=task(
+            "aws-sdk:s3:listObjectsV2", {"Bucket": "tests", "Prefix": "outcome"}, ResultPath="$.l", Next="Out"
+        ),
+        Out=task("aws-sdk:s3:deleteObject", place, ResultPath=None),
+    )
+    output = json.loads(ran["output"])
+    assert output["body"] == {"step": 7}
+    assert [entry["Key"] for entry in output["l"]["Contents"]] == ["outcome.json"]
+    assert user.keys("outcome") == []
+
+
+def test_jobs_are_described_by_the_plain_api(user: StepFunctions) -> None:
+    user.run("plain", "print('x')\n")
+    ran = user.run_machine(
+        "plain",
+        task("aws-sdk:sagemaker:describeTrainingJob", {"TrainingJobName.$": "$.job"}),
+        {"job": "plain"},
+    )
+    assert json.loads(ran["output"])["SecondaryStatus"] == "Completed"
+
+
+def test_a_map_of_nested_machines_runs_a_job_for_each(user: StepFunctions) -> None:
+    """Names are computed, waits shortened, and the nested executions' output comes as JSON."""
+    request = {**user.request("mapped", "print(os.environ['WORD'])\n"), "Environment": {"WORD.$": "$.word"}}
+    del request["TrainingJobName"]
+    request["TrainingJobName.$"] = "States.Format('mapped-{}', $.word)"
+    inner = user.machine(
+        "inner",
+        {"Type": "Wait", "Seconds": 600, "Next": "Train"},
+        Train=task(SYNC, request, ResultSelector={"name.$": "$.TrainingJobName"}),
+    )
+    nested = task(
+        "states:startExecution.sync:2",
+        {"StateMachineArn": inner, "Input": {"word.$": "$"}},
+        OutputPath="$.Output.name",
+    )
+    items = {"StartAt": "Run", "States": {"Run": nested}}
+    first = {"Type": "Map", "ItemsPath": "$.words", "MaxConcurrency": 2, "ItemProcessor": items, "End": True}
+    ran = user.run_machine("maps", first, {"words": ["a", "b", "c"]})
+    assert json.loads(ran["output"]) == ["mapped-a", "mapped-b", "mapped-c"], ran
+    assert user.printed("mapped-b") == {"algo-1": ["b"]}
+
+
+def test_a_nested_execution_is_stopped_with_its_parent(user: StepFunctions) -> None:
+    inner = user.machine("nested", task(SYNC, user.request("nested", SLOW)))
+    outer = user.machine(
+        "nests", task("states:startExecution.sync:2", {"StateMachineArn": inner, "Input": {}})
+    )
+    execution = user.execute(outer)
+    user.wait_for_line("nested", "ready")
+    user.states.stop_execution(executionArn=execution)
+    assert user.wait("nested")["TrainingJobStatus"] == "Stopped"
+    (stopped,) = user.states.list_executions(stateMachineArn=inner)["executions"]
+    assert stopped["status"] == "ABORTED"
+
+
+def test_another_account_s_role_is_not_assumed(user: StepFunctions) -> None:
+    definition: dict[str, Any] = {
+        "StartAt": "First",
+        "States": {"First": task("aws-sdk:s3:listObjectsV2", {"Bucket": "tests"})},
+    }
+    made = user.states.create_state_machine(
+        name="foreign", definition=json.dumps(definition), roleArn="arn:aws:iam::123456789012:role/other"
+    )
+    ran = user.ended(user.execute(made["stateMachineArn"]))
+    assert ran["status"] == "FAILED"
+    assert "not authorized to perform: sts:AssumeRole" in ran["cause"]
+
+
+BOTO3_ONLY = """
+import json, sys, time
+import boto3
+
+role, states, s3 = sys.argv[1], boto3.client("stepfunctions"), boto3.client("s3")
+s3.create_bucket(Bucket="mine")
+s3.put_object(Bucket="mine", Key="code/script.py", Body=sys.argv[2].encode())
+source = {"S3DataType": "S3Prefix", "S3Uri": "s3://mine/code/", "S3DataDistributionType": "FullyReplicated"}
+train = {
+    "Type": "Task",
+    "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
+    "Parameters": {
+        "TrainingJobName.$": "$$.Execution.Name",
+        "RoleArn": role,
+        "AlgorithmSpecification": {
+            "TrainingImage": "image:1",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["python3", "/opt/ml/input/data/code/script.py"],
+        },
+        "InputDataConfig": [{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
+        "OutputDataConfig": {"S3OutputPath": "s3://mine/out"},
+        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+    },
+    "End": True,
+}
+definition = json.dumps({"StartAt": "Train", "States": {"Train": train}})
+machine = states.create_state_machine(name="mine", definition=definition, roleArn=role)["stateMachineArn"]
+execution = states.start_execution(stateMachineArn=machine, name="trained-by-a-machine")["executionArn"]
+while True:
+    found = states.describe_execution(executionArn=execution)
+    if found["status"] != "RUNNING":
+        break
+    time.sleep(0.2)
+events = states.get_execution_history(executionArn=execution)["events"]
+types = [event["type"] for event in events]
+print(json.dumps({"status": found["status"], "output": found.get("output"), "types": types}))
+"""
+"""A program that knows AWS and nothing of smlaunch."""
+
+
+def test_a_program_with_boto3_alone_uses_a_standing_endpoint_unmodified(tmp_path: Path) -> None:
+    bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    bare.update(SMLAUNCH_HOME=str(tmp_path / "home"), PYTHONPATH=str(ROOT))
+
+    def smlaunch(*words: str) -> str:
+        command = [moto_python(), "-c", "from smlaunch.cli.main import main; main()", *words]
+        return subprocess.run(command, env=bare, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    smlaunch("local", "start")
+    try:
+        shell = f'{smlaunch("local", "env")}\n"$0" -c "$1" "$2" "$3"'
+        script = PRELUDE + textwrap.dedent("""
+            os.makedirs(ROOT + "/model", exist_ok=True)
+            with open(ROOT + "/model/" + socket.gethostname(), "w") as file:
+                file.write("weights")
+        """)
+        role = "arn:aws:iam::000000000000:role/anything"
+        words = ["bash", "-c", shell, moto_python(), BOTO3_ONLY, role, script]
+        done = subprocess.run(words, env=bare, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+        ran = json.loads(done.stdout)
+        assert ran["status"] == "SUCCEEDED", ran
+        output = json.loads(ran["output"])
+        assert (output["TrainingJobName"], output["TrainingJobStatus"]) == (
+            "trained-by-a-machine",
+            "Completed",
+        )
+        assert ran["types"][2:5] == ["TaskScheduled", "TaskStarted", "TaskSubmitted"]
+        model = output["ModelArtifacts"]["S3ModelArtifacts"].removeprefix("s3://")
+        assert (tmp_path / "home" / "s3" / model).stat().st_size > 0
+    finally:
+        smlaunch("local", "stop")
