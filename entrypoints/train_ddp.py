@@ -105,7 +105,8 @@ def fit(model: nn.Module, args: argparse.Namespace, device: torch.device, rank: 
             print(f"smlaunch: progress {counts} loss={loss.item():.4f}", flush=True)
 
 
-def main() -> None:
+def main(backend: str | None = None) -> None:
+    """``backend``: of the process group, by default the one for what the ranks have."""
     args = arguments()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
@@ -113,7 +114,7 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(backend or ("nccl" if device.type == "cuda" else "gloo"))
     model = train(args, device, rank, world_size)
     if rank == 0:
         accuracy = evaluate(model, args.test, device)

@@ -105,13 +105,10 @@ STARTERS: dict[str, Starter] = {
     ),
     "sklearn": _on_digits("train_sklearn.py", "", hosts=1),
     "smddp": _on_digits(
-        "train_ddp.py",
+        "train_smddp.py",
         "torch",
+        beside=("train_ddp.py",),
         instance_type="ml.p4d.24xlarge",
-        lines=(
-            "# The script has to import smdistributed.dataparallel.torch.torch_smddp and to call",
-            '# init_process_group("smddp").',
-        ),
         local=False,
     ),
     "smp": _on_digits(

@@ -11,12 +11,15 @@ from smlaunch.cli.options import json_option, strategies_from
 from smlaunch.errors import JobError, Problem
 
 
-@click.command(short_help="Write a working job for a strategy.")
+@click.command(short_help="Write a first job for a strategy.")
 @click.argument("strategy", required=False, shell_complete=strategies_from)
 @click.argument("folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def init(strategy: str | None, folder: Path, as_json: bool) -> int:
-    """Write a working job for a strategy into a folder: job.yaml and its script. Overwrites nothing.
+    """Write a first job for a strategy into a folder: job.yaml and its script. Overwrites nothing.
+
+    What runs on this machine runs as it is written. Of the others, the job file says what is still yours: the
+    script's own lines for neuron, smp and horovod, the bucket of a built-in algorithm.
 
     Without a strategy it lists those there are.
     """
