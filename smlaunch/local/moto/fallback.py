@@ -6,6 +6,7 @@ that is killed: it lives as long as the pipe of its orders is open.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import http.client
 import importlib.util
@@ -63,7 +64,7 @@ class MotoFallback(JsonErrors):
         """Raises ApiError where moto, or that operation of it, is missing."""
         service = (sigv4.scope(request) or ("", ""))[1]
         body = payload.read(_BODY_LIMIT)
-        connection = http.client.HTTPConnection("127.0.0.1", self._start(service), timeout=_ANSWER_SECONDS)
+        connection = self._connect(service)
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_FORWARDED}
         headers.update({TOKEN: self._token, "x-moto-account-id": ACCOUNT, "user-agent": "smlaunch"})
         try:
@@ -95,12 +96,23 @@ class MotoFallback(JsonErrors):
             if self._process is not None:
                 self._end(self._process)
 
-    def _start(self, service: str) -> int:
-        """The port of the process, which runs when this returns."""
+    def _connect(self, service: str) -> http.client.HTTPConnection:
+        port = 0
+        for _ in range(2):  # again with a new process, when this one has just died
+            port = self._start(service, port)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+            with contextlib.suppress(ConnectionError):
+                connection.connect()
+                return connection
+        text = f"moto's process cannot be reached; its log is {self._log}"
+        raise ApiError("ServiceUnavailable", text, 503)
+
+    def _start(self, service: str, unreachable: int) -> int:
+        """The port of the process, which runs when this returns, and is not at the port ``unreachable``."""
         with self._lock:
             if self._closed:
                 raise ApiError("ServiceUnavailable", "The endpoint is closing", 503)
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None and self._process.poll() is None and self._port != unreachable:
                 return self._port
             if self._process is not None:
                 self._end(self._process)
