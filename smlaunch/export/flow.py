@@ -118,6 +118,11 @@ class Flow:
     def policy(self) -> Policy:
         return self.workflow.policy
 
+    @property
+    def partition(self) -> str:
+        """Of ARNs: aws, aws-cn, aws-us-gov."""
+        return self.role.split(":")[1] if self.role.startswith("arn:") else "aws"
+
     def seconds(self, seconds: float) -> int:
         """A wait, at the pace of where the flow is to run; at least one second, unless it is none."""
         return math.ceil(seconds * self.pace) if seconds > 0 else 0

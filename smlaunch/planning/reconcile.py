@@ -32,6 +32,9 @@ OUTCOME_GRACE = 60.0
 IDLE_ENDINGS = (Ending.COMPLETED, Ending.TIME)
 """Endings of jobs that had their time: when they leave nothing newer, the next one will not either."""
 
+STARVED_ENDINGS = (Ending.STARVED, Ending.CAPACITY)
+"""Endings of a spot job that on-demand capacity may be tried for."""
+
 ENDED: Mapping[Ending, str] = {
     Ending.STOPPED: "stopped",
     Ending.STARVED: "stopped at its max_wait: spot capacity did not come, or did not last",
@@ -188,7 +191,7 @@ class _Decision:
 
     def _go_on(self, ending: Ending) -> Action:
         rule = RULES[ending]
-        starved = ending in (Ending.STARVED, Ending.CAPACITY)
+        starved = ending in STARVED_ENDINGS
         if starved and self.workflow.policy.on_demand_fallback and self.newest.spot:
             return self._again(f"{self._ended_with(ending)}; on demand now", on_demand=True)
         progress = progressed(self.jobs, self.observed.step)

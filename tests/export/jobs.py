@@ -23,6 +23,11 @@ DIFFERENT: Mapping[str, Any] = {
 DIRECT: Mapping[str, Any] = {**CHAIN, "checkpoints": {"uri": "s3://mine/ckpt/", "carrier": "direct"}}
 CAPPED: Mapping[str, Any] = {**CHAIN, "limits": {**LIMITS, "max_cost": 50}}
 SINGLE: Mapping[str, Any] = {"compute": {"instance_type": "ml.g5.xlarge"}}
+TRIED: Mapping[str, Any] = {
+    **SINGLE,
+    "limits": {"attempts": 3},
+    "checkpoints": {"uri": "s3://mine/ckpt/"},
+}
 
 
 def plan_of(job: Mapping[str, Any]) -> Plan:

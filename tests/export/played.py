@@ -1,0 +1,182 @@
+"""A service of jobs whose ends are written down before, driven by a machine or by the driver's function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smlaunch.planning.reconcile import Finish, JobSeen, Observed, Submit, decide
+from smlaunch.planning.workflow import FAILURE_CLASSES, Ending, Workflow, ending_of
+from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome, parse_outcome
+from smlaunch.protocol.names import parse_task_name
+from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from tests.export.interpreter import Execution, Failed
+
+RUN = "nightly"
+NOW = 1_800_000_000.0
+REASONS = {ending: word for word, ending in FAILURE_CLASSES.items()}
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How a job is to end. ``gain``: steps more than it began with, which it tells of where ``says``."""
+
+    ending: Ending
+    gain: int = 10
+    result: str = CONTINUE
+    says: bool = True
+    seconds: int = 3600
+    billed: int = 3600
+
+
+OVER = Fate(Ending.COMPLETED, result=FINISHED)
+
+
+@dataclass
+class Service:
+    """``refusals``: what creates are answered with first. ``lost``: numbers of creates (from 1) whose answer
+    is lost although the job was made."""
+
+    fates: Sequence[Fate]
+    job_hash: str
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    lost: frozenset[int] = frozenset()
+    made: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    outcome: bytes | None = None
+    step: int = 0
+    foreign: bool = False
+    own_files: bool = False
+    """Checkpoints are the script's own: nobody can tell a step."""
+
+    keeps: bool = True
+    """Whether anybody keeps checkpoints, and an outcome."""
+
+    def fate(self, index: int) -> Fate:
+        return self.fates[index] if index < len(self.fates) else OVER
+
+    def create(self, request: Mapping[str, Any]) -> Fate:
+        """The job is over at once."""
+        assert request["TrainingJobName"] not in [one["TrainingJobName"] for one in self.made]
+        fate = self.fate(len(self.made))
+        self.made.append(dict(request))
+        if fate.says and self.keeps:
+            step = None if self.own_files else self.step + fate.gain
+            said = Outcome(fate.result, step, RUN, request["TrainingJobName"], closed=True)
+            self.outcome = said.to_bytes()
+            self.step = step or self.step
+        return fate
+
+    def description(self, name: str) -> dict[str, Any]:
+        for index, request in enumerate(self.made):
+            if request["TrainingJobName"] == name:
+                return {**request, **status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
+        raise Failed("SageMaker.SageMakerException", "Requested resource not found. (Service: SageMaker)")
+
+    def __call__(self, integration: str, given: dict[str, Any]) -> Any:
+        self.calls.append((integration, given))
+        if integration == "sagemaker:createTrainingJob.sync":
+            return self._create(given)
+        if integration == "aws-sdk:sagemaker:describeTrainingJob":
+            return self.description(given["TrainingJobName"])
+        if integration == "aws-sdk:sagemaker:listTags":
+            digest = "another" if self.foreign else self.job_hash
+            return {"Tags": [{"Key": "x", "Value": "y"}, {"Key": "smlaunch:job", "Value": digest}]}
+        if integration == "aws-sdk:s3:getObject":
+            if self.outcome is None:
+                raise Failed("S3.NoSuchKeyException", "The specified key does not exist.")
+            return {"Body": self.outcome.decode()}
+        assert integration == "aws-sdk:s3:deleteObject"
+        self.outcome = None
+        return {}
+
+    def _create(self, given: dict[str, Any]) -> Any:
+        if any(one["TrainingJobName"] == given["TrainingJobName"] for one in self.made):
+            raise Failed("SageMaker.ResourceInUseException", "Training job names must be unique")
+        if self.refusals:
+            raise Failed(*self.refusals.pop(0))
+        fate = self.create(given)
+        if len(self.made) in self.lost:
+            raise Failed("SageMaker.SdkClientException", "Unable to execute HTTP request: Read timed out")
+        if fate.ending is not Ending.COMPLETED:
+            raise Failed("States.TaskFailed", json.dumps(self.description(given["TrainingJobName"])))
+        return self.description(given["TrainingJobName"])
+
+
+def status_of(fate: Fate) -> dict[str, Any]:
+    times = {"TrainingTimeInSeconds": fate.seconds, "BillableTimeInSeconds": fate.billed}
+    if fate.ending is Ending.COMPLETED:
+        artifacts = {"S3ModelArtifacts": "s3://b/model.tar.gz"}
+        return {
+            "TrainingJobStatus": "Completed",
+            "SecondaryStatus": "Completed",
+            "ModelArtifacts": artifacts,
+            **times,
+        }
+    for secondary in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Stopped"):
+        if ending_of("Stopped", secondary, "") is fate.ending:
+            return {"TrainingJobStatus": "Stopped", "SecondaryStatus": secondary, **times}
+    reason = f"{REASONS[fate.ending]}: because"
+    return {"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed", "FailureReason": reason, **times}
+
+
+@dataclass(frozen=True)
+class Played:
+    """``asked``: of each job, in order, what may differ. ``error``: None for a run that completed."""
+
+    asked: tuple[tuple[Any, ...], ...]
+    error: str | None
+    cause: str = ""
+
+
+def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
+    environment = request.get("Environment", {})
+    return (
+        request["TrainingJobName"],
+        request.get("EnableManagedSpotTraining", False),
+        request["StoppingCondition"]["MaxRuntimeInSeconds"],
+        environment.get(STOP_AFTER),
+        int(environment.get(FROM_STEP, 0)),
+        request.get("HyperParameters", {}),
+    )
+
+
+def by_machine(definition: dict[str, Any], service: Service) -> Played:
+    try:
+        Execution(definition, service, RUN).run({})
+    except Failed as error:
+        return Played(tuple(map(what_differs, service.made)), error.error, error.cause)
+    return Played(tuple(map(what_differs, service.made)), None)
+
+
+def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -> Played:
+    """``planning.reconcile.decide``, whose looks at checkpoints find what the outcome told of."""
+    seen: list[JobSeen] = []
+    while True:
+        said = None if service.outcome is None else parse_outcome(service.outcome)
+        opaque = service.keeps and service.own_files
+        action = decide(workflow, Observed(NOW, seen, service.step, said, opaque))
+        if isinstance(action, Finish):
+            error = errors[action.exit_code] if action.exit_code else None
+            return Played(tuple(map(what_differs, service.made)), error, action.sentence)
+        assert isinstance(action, Submit)
+        if action.clears_outcome:
+            service.outcome = None
+        fate = service.create(action.request)
+        name = parse_task_name(action.request["TrainingJobName"])
+        assert name is not None
+        seen.append(
+            JobSeen(
+                name.segment,
+                name.attempt,
+                fate.ending,
+                status_of(fate).get("FailureReason", ""),
+                NOW - 10_000,
+                fate.seconds,
+                fate.billed,
+                bool(action.request.get("EnableManagedSpotTraining")),
+                int(action.request.get("Environment", {}).get(FROM_STEP, 0)),
+            )
+        )

@@ -1,0 +1,159 @@
+"""A machine drives a run as the driver does, whatever happens to its jobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED
+from smlaunch.export.flow import ERRORS
+from smlaunch.export.step_functions import FILE, export_step_functions
+from smlaunch.planning.patience import CREATE_PATIENCE
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.workflow import RULES, Ending
+from smlaunch.protocol.checkpoint import CONTINUE, FINISHED
+from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, SINGLE, SPOT, TRIED, plan_of
+from tests.export.played import OVER, RUN, Fate, Played, Service, by_driver, by_machine
+
+JOBS = {
+    "chain": CHAIN,
+    "spot": SPOT,
+    "different": DIFFERENT,
+    "direct": DIRECT,
+    "capped": CAPPED,
+    "tried": TRIED,
+    "single": SINGLE,
+}
+PLANS = {name: plan_of(job) for name, job in JOBS.items()}
+
+
+def definition_of(plan: Plan, **wishes: Any) -> dict[str, Any]:
+    definition: dict[str, Any] = json.loads(export_step_functions(plan, "train", **wishes)[FILE])
+    return definition
+
+
+MACHINES = {name: definition_of(plan) for name, plan in PLANS.items()}
+
+
+def service(job: str, *fates: Fate, **more: Any) -> Service:
+    workflow = PLANS[job].workflow
+    keeps = workflow.checkpoints is not None and not workflow.single
+    return Service(fates, workflow.job_hash, keeps=keeps, **more)
+
+
+def machine_plays(job: str, *fates: Fate, **more: Any) -> Played:
+    return by_machine(MACHINES[job], service(job, *fates, **more))
+
+
+def driver_plays(job: str, *fates: Fate) -> Played:
+    return by_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ERRORS)
+
+
+# ---- the same as the driver -----------------------------------------------------------------------------
+
+FAILURES = [ending for ending in Ending if ending not in (Ending.COMPLETED, Ending.TIME)]
+TIMES = st.integers(0, 90_000)
+WENT = st.builds(
+    Fate,
+    st.sampled_from([Ending.COMPLETED, Ending.TIME]),
+    gain=st.sampled_from([0, 10, 60]),
+    says=st.booleans(),
+    seconds=TIMES,
+    billed=TIMES,
+)
+FAILED = st.builds(
+    Fate,
+    st.sampled_from(FAILURES),
+    says=st.sampled_from([False, False, False, True]),
+    result=st.sampled_from([CONTINUE, FINISHED]),
+    seconds=TIMES,
+    billed=TIMES,
+)
+
+
+@pytest.mark.parametrize("job", JOBS)
+@settings(max_examples=60, deadline=None)
+@given(fates=st.lists(WENT | FAILED, max_size=12))
+def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str, fates: list[Fate]) -> None:
+    by_asl, by_hand = machine_plays(job, *fates), driver_plays(job, *fates)
+    assert by_asl.asked == by_hand.asked
+    assert by_asl.error == by_hand.error
+
+
+@pytest.mark.parametrize("ending", Ending)
+@pytest.mark.parametrize("job", JOBS)
+def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
+    told = ending in (Ending.COMPLETED, Ending.TIME)
+    fate = Fate(ending, says=told)
+    by_asl, by_hand = machine_plays(job, fate), driver_plays(job, fate)
+    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+    always = machine_plays(job, *[replace(fate, gain=0)] * 40)
+    assert always.error is None or always.error in ERRORS.values()
+
+
+def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
+    for ending in FAILURES:
+        asl = machine_plays("chain", *[Fate(ending, says=False)] * 3)
+        driver = driver_plays("chain", *[Fate(ending, says=False)] * 3)
+        assert asl.cause.split(";")[0] == driver.cause.split(";")[0]
+        assert asl.error == ERRORS[RULES[ending].exit_code]
+
+
+# ---- what the service may answer ------------------------------------------------------------------------
+
+
+def test_a_throttled_create_is_sent_again_under_the_same_name() -> None:
+    throttled = [("SageMaker.ThrottlingException", "Rate exceeded")] * 5
+    played = machine_plays("chain", OVER, refusals=throttled)
+    assert [one[0] for one in played.asked] == [f"{RUN}-s1-a1"]
+    assert played.error is None
+    retry = MACHINES["chain"]["States"]["Train"]["Retry"][0]
+    assert retry["MaxAttempts"] == CREATE_PATIENCE.tries
+
+
+def test_a_throttled_create_that_comes_under_a_common_name_is_waited_for_too() -> None:
+    told = "Rate exceeded (Service: AmazonSageMaker; Status Code: 400; Error Code: ThrottlingException)"
+    played = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)] * 3)
+    assert (len(played.asked), played.error) == (1, None)
+
+
+def test_a_create_whose_answer_was_lost_is_no_second_job() -> None:
+    fates = [Fate(Ending.COMPLETED), Fate(Ending.SERVICE, says=False), OVER]
+    lost = machine_plays("chain", *fates, lost=frozenset({1, 2, 3}))
+    assert lost == machine_plays("chain", *fates)
+
+
+def test_a_name_that_another_job_has_is_never_taken_for_ours() -> None:
+    played = machine_plays("chain", OVER, lost=frozenset({1}), foreign=True)
+    assert played.error == ERRORS[EXIT_BAD_JOB]
+    assert "made of another job" in played.cause
+
+
+QUOTA = (
+    "The account-level service limit 'ml.g5.xlarge for training job usage' is {} Instances, with current "
+    "utilization of {} Instances and a request delta of 1 Instances."
+)
+
+
+def test_a_quota_that_others_hold_is_waited_for_and_one_that_is_too_small_is_not() -> None:
+    error = "SageMaker.ResourceLimitExceededException"
+    held = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 7)
+    assert (len(held.asked), held.error) == (1, None)
+    small = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(0, 0))])
+    assert (small.asked, small.error, small.cause) == ((), ERRORS[EXIT_REFUSED], QUOTA.format(0, 0))
+    for_ever = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
+    assert for_ever.error is not None
+
+
+def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
+    told = "1 validation error detected: Value 'ml.nothing' ..."
+    refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)])
+    assert (refused.error, refused.cause) == (ERRORS[EXIT_BAD_JOB], told)
+    denied = "User: arn is not authorized to perform: sagemaker:CreateTrainingJob"
+    refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", denied)])
+    assert refused.error == ERRORS[EXIT_REFUSED]
