@@ -90,6 +90,18 @@ def prepare(job: Job, target: Target | None = None, name: str | None = None) -> 
     return Prepared(made, source, target, fresh=given is None)
 
 
+def prepare_export(job: Job, target: Target, name: str | None = None) -> Prepared:
+    """As ``prepare``, for an orchestrator that names its runs itself: without a name, what all of them share
+    is staged under one made of the job's hash, so that the same job gives the same export."""
+    given = name or job.name
+    prepared = prepare(job, target, given or stem_of(job.program))
+    if given is not None:
+        return prepared
+    plan = prepared.plan
+    staged = f"{stem_of(job.program)}-{plan.job_hash[:8]}"
+    return replace(prepared, plan=make_plan(plan.job, plan.surroundings, staged))
+
+
 def with_the_rest(error: JobError, target: Target) -> JobError:
     """The error of a job some of whose fields cannot be read, with whatever else is wrong with it: a job is
     mended once. Where nobody can look around, the error as it was."""
@@ -177,11 +189,14 @@ def _say_nothing(_: str) -> None:
 
 def fresh_run_id(program: str) -> str:
     """``train_ddp.py`` -> ``train-ddp-1121-1604-k7xq``: readable, sortable within a year, and not taken."""
-    stem = (
-        re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:_STEM_LIMIT].rstrip("-") or "run"
-    )
     tail = "".join(secrets.choice(_ALPHABET) for _ in range(4))
-    return f"{stem}-{time.strftime('%m%d-%H%M')}-{tail}"
+    return f"{stem_of(program)}-{time.strftime('%m%d-%H%M')}-{tail}"
+
+
+def stem_of(program: str) -> str:
+    """``train_ddp.py`` -> ``train-ddp``: the beginning of a run's name."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")
+    return stem[:_STEM_LIMIT].rstrip("-") or "run"
 
 
 def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:

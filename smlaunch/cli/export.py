@@ -1,0 +1,164 @@
+"""``smlaunch export``: a job in the words of an orchestrator that a team has already."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smlaunch.cli.options import (
+    SCRIPT_ARGUMENTS,
+    JobCommand,
+    job_options,
+    json_option,
+    launch_place_options,
+    option,
+)
+from smlaunch.cli.whole_job import whole_job
+from smlaunch.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from smlaunch.launch.api import Prepared
+    from smlaunch.launch.target import Target
+    from smlaunch.place import Place
+
+_EXPORT = "The export"
+
+out_option = option(
+    _EXPORT, "--out", metavar="DIR", type=click.Path(file_okay=False), help="Writes its files there."
+)
+called_option = option(
+    _EXPORT, "--called", metavar="NAME", help="What it is called there; default: after the script."
+)
+no_stage_option = option(
+    _EXPORT, "--no-stage", is_flag=True, help="Upload nothing: source and job file are there already."
+)
+
+
+@click.group(short_help="Write a job for Step Functions.")
+def export() -> None:
+    """Write a job for an orchestrator that drives it without smlaunch.
+
+    What the jobs read (source, runtime, data) is uploaded as `run` does it. With --name the run has that
+    name; without, every execution is a run of its own name.
+    """
+
+
+@export.command("step-functions", cls=JobCommand, short_help="A state machine, and policies for its role.")
+@job_options
+@launch_place_options
+@out_option
+@called_option
+@option(
+    _EXPORT,
+    "--embed",
+    type=click.Choice(("machine", "task")),
+    default="machine",
+    help="task: with a Task state that starts the machine from a flow of your own.",
+)
+@no_stage_option
+@option(_EXPORT, "--deploy", is_flag=True, help="Create the state machine, or update it.")
+@option(_EXPORT, "--machine-role", metavar="ARN", help="With --deploy: what its executions run under.")
+@json_option
+@click.pass_context
+def step_functions(
+    ctx: click.Context,
+    /,
+    what: str | None,
+    embed: str,
+    deploy: bool,
+    machine_role: str | None,
+    **options: Any,
+) -> int:
+    """Write a Step Functions state machine that drives the run as `smlaunch run` does.
+
+    Prints the definition; with --out, writes it with the policies of its role.
+    """
+    if deploy and machine_role is None:
+        raise JobError([Problem("--deploy", _NO_ROLE)])
+    wishes = Wishes(
+        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"]
+    )
+    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+
+    from smlaunch.export.step_functions import FILE, export_step_functions
+    from smlaunch.launch.api import prepare_export, stem_of
+    from smlaunch.place import open_place
+
+    with open_place(options, leaves_no_trace=not wishes.stages) as place:
+        prepared = prepare_export(job, place.target)
+        name = wishes.called or stem_of(job.program)
+        run, pace = job.name, place.target.cadence.pace
+        files = export_step_functions(prepared.plan, name, run=run, embed=embed, pace=pace)
+        deliver(wishes, files, FILE, prepared, place)
+        if deploy:
+            wishes.document |= _deployed(place.target, prepared, name, files[FILE], machine_role or "")
+    wishes.tell()
+    return 0
+
+
+_NO_ROLE = (
+    "the state machine needs a role: make one of trust.json and permissions.json (--out DIR writes them) and "
+    "give its ARN with --machine-role"
+)
+
+
+@dataclass
+class Wishes:
+    """What was asked for; ``document`` is what --json prints."""
+
+    out: str | None
+    called: str | None
+    stages: bool
+    as_json: bool
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self) -> None:
+        if self.as_json:
+            click.echo(json.dumps(self.document, indent=2))
+
+
+def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared, place: Place) -> None:
+    """Stages what the export refers to, and writes its files, or prints ``main``."""
+    from smlaunch.launch.run import answers_of
+    from smlaunch.launch.stage import stage
+
+    plan = prepared.plan
+    if wishes.stages:
+        with answers_of(place.target):
+            stage(plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
+    for warning in plan.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    wishes.document |= {"run": plan.job.name, "staged": wishes.stages, "files": sorted(files)}
+    if wishes.out is None:
+        if not wishes.as_json:
+            click.echo(files[main], nl=False)
+        else:
+            wishes.document["contents"] = files
+        return
+    folder = Path(wishes.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")]) from None
+    wishes.document["files"] = [str(folder / name) for name in sorted(files)]
+    if not wishes.as_json:
+        for name in sorted(files):
+            click.echo(str(folder / name))
+
+
+def _deployed(target: Target, prepared: Prepared, name: str, definition: str, role: str) -> dict[str, Any]:
+    from smlaunch.export.flow import flow_of
+    from smlaunch.export.step_functions import machine_arn
+    from smlaunch.launch.deploy import deploy_state_machine
+    from smlaunch.launch.run import answers_of
+
+    with answers_of(target):
+        made = deploy_state_machine(target, machine_arn(flow_of(prepared.plan), name), definition, role)
+    click.echo(f"{made.change}: {made.arn}", err=True)
+    return {"state_machine": made.arn, "change": made.change}
