@@ -190,7 +190,7 @@ def test_comparisons(kind: str, outcomes: list[bool]) -> None:
 
 def test_in_not_and_or() -> None:
     among = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
-    never = {"Type": "Not", "Expression": among}
+    never = {"Type": "Not", "Condition": among}
     assert conditions.holds(among, Values())
     assert not conditions.holds(never, Values())
     assert conditions.holds({"Type": "Or", "Conditions": [never, among]}, Values())

@@ -185,9 +185,7 @@ def test_steps_get_what_others_made_and_a_condition_decides(runs: Runs) -> None:
     decide = choice(
         "Good",
         good,
-        yes=[
-            choice("Inner", {"Type": "Not", "Expression": ALWAYS}, no=[fail("End", get("Parameters.word"))])
-        ],
+        yes=[choice("Inner", {"Type": "Not", "Condition": ALWAYS}, no=[fail("End", get("Parameters.word"))])],
         no=[fail("Bad", "never")],
     )
     runs.create(

@@ -18,7 +18,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 _MEMBERS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(_COMPARISONS, frozenset({"LeftValue", "RightValue"})),
     "In": frozenset({"QueryValue", "Values"}),
-    "Not": frozenset({"Expression"}),
+    "Not": frozenset({"Condition"}),
     "Or": frozenset({"Conditions"}),
 }
 
@@ -36,8 +36,8 @@ def problems(condition: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
         yield (*path, name), f"is unknown to {kind}"
     if kind == "In" and not isinstance(condition.get("Values", []), list):
         yield (*path, "Values"), "a list is needed"
-    if kind == "Not" and "Expression" in condition:
-        yield from problems(condition["Expression"], (*path, "Expression"))
+    if kind == "Not" and "Condition" in condition:
+        yield from problems(condition["Condition"], (*path, "Condition"))
     if kind == "Or" and "Conditions" in condition:
         yield from several(condition["Conditions"], (*path, "Conditions"))
 
@@ -54,7 +54,7 @@ def holds(condition: Mapping[str, Any], scope: Scope) -> bool:
     """Raises Unresolved, also for values that cannot be compared."""
     kind = condition["Type"]
     if kind == "Not":
-        return not holds(condition["Expression"], scope)
+        return not holds(condition["Condition"], scope)
     if kind == "Or":
         return any(holds(one, scope) for one in condition["Conditions"])
     if kind == "In":
