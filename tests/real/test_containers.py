@@ -185,6 +185,9 @@ HOSTILE = {
     "CONTAINERS_CONF": "/nowhere",
     "LD_PRELOAD": "",
     "AWS_MINE": "a\nsecret='x'",
+    "HF_TOKEN": "hf_\n 'x'",
+    "HTTPS_PROXY": "http://user:password@nowhere:1",
+    "_CONTAINERS_USERNS_CONFIGURED": "done",
     "TMPDIR": "/opt/ml",
 }
 

@@ -28,6 +28,7 @@ from smlaunch.local.executors.base import (
     View,
 )
 from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
+from smlaunch.local.executors.containers_environment import by_name
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
 from smlaunch.local.executors.processes import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
@@ -202,6 +203,8 @@ class ContainerAllocation:
         """What the supervisor is told (containers_supervisor.Container). Raises ImageProblem for a path that
         cannot be mounted: the request's own paths are the only ones that may look like that."""
         engine, name = self._executor.engine, self._name(place)
+        client = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        named = by_name(program.environment, client)
         plan = self._executor.plan(
             name,
             image=self._image,
@@ -212,6 +215,7 @@ class ContainerAllocation:
             entrypoint=program.entrypoint,
             arguments=program.arguments,
             environment=program.environment,
+            by_name=named,
             mounts=[Mount(str(place.tree), _CONTRACT_ROOT, "shared"), *map(_mount, program.views)],
         )
         try:
@@ -228,8 +232,8 @@ class ContainerAllocation:
             "remove": words.remove(engine, name),
             "afterwards": self._executor.give_back(place.tree.parent),
             "abandoned": words.remove_network(engine, self._network),
-            "environment": {key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
-            "secrets": words.secrets(program.environment),
+            "environment": client,
+            "by_name": named,
             "relay": self._executor.port if self._relayed else 0,
         }
 

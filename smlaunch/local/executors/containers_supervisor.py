@@ -46,8 +46,8 @@ class Container:
     """``order``: the engine's command lines by their purpose: ``create``, ``init`` (empty where the engine
     has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, several, to be run
     when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone.
-    Beside them ``environment`` for the engine, ``secrets`` for `create`, and ``relay``: the endpoint's port,
-    or 0."""
+    Beside them ``environment`` for the engine, ``by_name``, what `create` finds there beside, and ``relay``:
+    the endpoint's port, or 0."""
 
     def __init__(self, order: Mapping[str, Any], lifeline: int, report: int) -> None:
         self._order = order
@@ -76,7 +76,7 @@ class Container:
 
     def _live(self) -> str:
         """From making the container to its end: the report's last line."""
-        made = self._engine("create", self._order["secrets"])
+        made = self._engine("create", self._order["by_name"])
         if made.returncode:
             return f"error container {_ENGINE_FAILED} {_said(made)}"
         if self._order["init"]:

@@ -7,16 +7,12 @@ them. What a job says is passed exactly: values may hold anything but a zero byt
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 OWNER_LABEL = "smlaunch.owner"
 """On every container and network: which endpoint it belongs to."""
-
-SECRET_PREFIX = "AWS_"  # noqa: S105 - a prefix of names
-"""Variables that are passed by name, with the value in the engine's own environment: other users of the
-machine can read a command line."""
 
 
 class CannotMount(ValueError):
@@ -68,6 +64,7 @@ class ContainerPlan:
     entrypoint: Sequence[str] = ()
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    by_name: Collection[str] = ()
     mounts: Sequence[Mount] = ()
     shm_bytes: int | None = None
     options: Sequence[str] = ()
@@ -95,7 +92,11 @@ def create(engine: Engine, plan: ContainerPlan) -> list[str]:
         words.append(f"--shm-size={plan.shm_bytes}b")
     for mount in plan.mounts:
         words += mount_words(mount)
-    words += [environment_word(name, value) for name, value in plan.environment.items()]
+    # Never from a file: the engines' files know neither newlines nor blanks at the ends of a value.
+    words += [
+        f"--env={name}" if name in plan.by_name else f"--env={name}={value}"
+        for name, value in plan.environment.items()
+    ]
     words += plan.options
     if plan.entrypoint:
         # podman would read a word that looks like a JSON list as one; docker takes a single word only.
@@ -109,16 +110,6 @@ def start(engine: Engine, name: str) -> list[str]:
     # docker knows no such word here: what it would hand on never reaches it, in a session of its own.
     only_output = ("--sig-proxy=false",) if engine.kind == "podman" else ()
     return engine.words("start", "--attach", *only_output, name)
-
-
-def environment_word(name: str, value: str) -> str:
-    """Never from a file: the engines' files know neither newlines nor blanks at the ends of a value."""
-    return f"--env={name}" if name.startswith(SECRET_PREFIX) else f"--env={name}={value}"
-
-
-def secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ``create`` passes by name alone, for the environment of the engine that runs it."""
-    return {name: value for name, value in environment.items() if name.startswith(SECRET_PREFIX)}
 
 
 _MODES = {"read-only": "ro", "shared": "rw", "own": "O"}

@@ -8,6 +8,7 @@ from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import ImageProblem
 from smlaunch.local.executors.containers_engine import bring, options_from, registry_of
+from smlaunch.local.executors.containers_environment import by_name
 from smlaunch.local.executors.containers_words import CannotMount, ContainerPlan, Engine, Mount
 
 PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
@@ -31,7 +32,8 @@ def test_all_of_podmans_words() -> None:
     asked = plan(
         entrypoint=("python3", "-u"),
         arguments=("/opt/ml/x.py", "--a=b c"),
-        environment={"A": "1", "AWS_SECRET_ACCESS_KEY": "hidden"},
+        environment={"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "hidden"},
+        by_name={"AWS_SECRET_ACCESS_KEY"},
         mounts=(Mount("/state/ml", "/opt/ml", "shared"), Mount("/s3/data", "/opt/ml/input/data/d", "own")),
         shm_bytes=2 << 30,
         options=("--memory=8g",),
@@ -55,7 +57,7 @@ def test_all_of_podmans_words() -> None:
         "--shm-size=2147483648b",
         "--volume=/state/ml:/opt/ml:rw",
         "--volume=/s3/data:/opt/ml/input/data/d:O",
-        "--env=A=1",
+        "--env=PATH=/bin",
         "--env=AWS_SECRET_ACCESS_KEY",
         "--memory=8g",
         '--entrypoint=["python3"]',
@@ -98,11 +100,49 @@ def test_a_first_word_that_looks_like_a_list_stays_one_word() -> None:
     assert '--entrypoint=["[\\"sh\\", \\"-c\\"]"]' in line
 
 
-def test_secrets_are_on_no_command_line() -> None:
-    environment = {"AWS_SECRET_ACCESS_KEY": "s3cr3t\nwith a newline", "OTHER": "x"}
-    line = words.create(PODMAN, plan(environment=environment))
+def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
+    names = (
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "GOOGLE_API_KEY",
+        "pw",
+        "SSH_PRIVATE_KEY",
+        "X",
+    )
+    environment = {name: f"s3cr3t of {name}\nwith a newline" for name in names}
+    named = by_name(environment, {"HF_TOKEN": "another's"})
+    assert named == environment
+    line = words.create(PODMAN, plan(environment=environment, by_name=named))
     assert not any("s3cr3t" in word for word in line)
-    assert words.secrets(environment) == {"AWS_SECRET_ACCESS_KEY": "s3cr3t\nwith a newline"}
+    assert [word for word in line if word.startswith("--env")] == [f"--env={name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_PRELOAD", "XDG_RUNTIME_DIR", "GODEBUG", "BASH_ENV"),
+        *("DOCKER_HOST", "CONTAINER_HOST", "CONTAINERS_CONF", "STORAGE_DRIVER", "https_proxy", "NO_PROXY"),
+        *(
+            "_CONTAINERS_USERNS_CONFIGURED",
+            "REGISTRY_AUTH_FILE",
+            "SSL_CERT_FILE",
+            "container",
+            "MANY*",
+            "A B",
+        ),
+    ),
+)
+def test_what_the_engines_client_goes_by_is_not_changed_for_it(name: str) -> None:
+    assert by_name({name: "the job's"}, {}) == {}
+    assert by_name({name: "the job's"}, {name: "the client's"}) == {}
+    line = words.create(PODMAN, plan(environment={name: "the job's"}))
+    assert f"--env={name}=the job's" in line
+
+
+def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
+    proxy = {"HTTPS_PROXY": "http://user:password@proxy:1"}
+    assert by_name(proxy, {**proxy, "PATH": "/bin"}) == proxy
 
 
 @pytest.mark.parametrize(
