@@ -151,7 +151,7 @@ def _types(task: Task) -> Iterator[InstanceType]:
         yield instances.known_types()[TABLES_HOST]
     else:
         for instance in instances.known_types().values():
-            if instance.is_neuron != (task.strategy.name == "neuron"):
+            if instance.is_neuron != (task.strategy.trainium == "only"):
                 continue
             if (instance.accelerators > 0) != task.can.accelerated:
                 continue

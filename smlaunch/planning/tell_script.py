@@ -9,9 +9,6 @@ from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.strategies.base import Strategy
 
-_TORCHRUN = ("ddp", "smddp", "smp")
-"""Strategies whose scripts join their ranks themselves, by torch.distributed."""
-
 
 def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | None, notes: Notes) -> None:
     """``ranks``: None where only the hosts know."""
@@ -27,7 +24,7 @@ def tell_script(surroundings: Surroundings, strategy: Strategy, ranks: int | Non
             f"{shows.file or entry}, line {shows.line}: nothing is shown on a host; write the figure to a "
             "file instead (savefig, imwrite)."
         )
-    if strategy.name not in _TORCHRUN or ranks == 1:
+    if not strategy.joined_by_script or ranks == 1:
         return
     can = capability(script, entry)
     # That no process group is there alone, the strategy says itself.

@@ -26,6 +26,8 @@ from smlaunch.protocol.launch_spec import (
 from smlaunch.protocol.paths import SOURCE_ARCHIVE
 from smlaunch.suggest import did_you_mean
 
+OnTrainium = Literal["no", "may", "only"]
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -90,6 +92,13 @@ class Strategy:
     family: ClassVar[str | None] = "pytorch"
     """Of images (``catalog.images``) that bring what this needs; None: the job has to name an image."""
 
+    frameworks: ClassVar[tuple[str, ...] | None] = None
+    """One of them has to be in an image of AWS's: PyTorch, TensorFlow, XGBoost, scikit-learn or Spark; None:
+    it goes with all of them."""
+
+    trainium: ClassVar[OnTrainium] = "may"
+    """Whether it works on hosts with NeuronCores, or on them alone."""
+
     image_version: ClassVar[str | None] = None
     """Of the family, where the newest image does not do."""
 
@@ -119,6 +128,9 @@ class Strategy:
 
     for_several_hosts: ClassVar[bool] = False
     """Its scripts are written for several hosts, whatever reading them shows."""
+
+    joined_by_script: ClassVar[bool] = False
+    """Its scripts join their ranks themselves, by torch.distributed; the plan says what they lack for it."""
 
     launcher: ClassVar[str | None] = None
     """Who starts the ranks, where it is not the job's choice."""

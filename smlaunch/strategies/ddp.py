@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.strategies.base import Setting, Strategy
+from smlaunch.strategies.base import OnTrainium, Setting, Strategy
 
 _READS_TORCHRUN = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning", "transformers")
 """Libraries that join ranks by RANK, WORLD_SIZE and MASTER_ADDR from the environment."""
@@ -22,7 +22,10 @@ class DDP(Strategy):
     name = "ddp"
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
+    frameworks: ClassVar[tuple[str, ...] | None] = ("PyTorch",)
+    trainium: ClassVar[OnTrainium] = "no"
     for_several_hosts = True
+    joined_by_script = True
     python_only = True
     libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
     # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer

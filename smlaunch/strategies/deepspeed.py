@@ -30,6 +30,7 @@ class DeepSpeed(DDP):
     summary = (
         "starts every rank with the variables that DeepSpeed joins by; neither its launcher nor ssh is used"
     )
+    joined_by_script = False
     libraries = ("deepspeed",)
     options: ClassVar[Mapping[str, str]] = {
         "config": "DeepSpeed's JSON file in the source, which the script gets as --deepspeed_config"

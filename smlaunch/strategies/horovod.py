@@ -37,6 +37,8 @@ _GLOO: tuple[tuple[str, Word], ...] = (
 class Horovod(MPI):
     name = "horovod"
     summary = "starts Horovod's ranks by the leader's mpirun, or, with controller: gloo, without an MPI"
+    frameworks = ("PyTorch", "TensorFlow")
+    trainium = "no"
     libraries = ("horovod",)
     python_only = True
     options = {  # noqa: RUF012

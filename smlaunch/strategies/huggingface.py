@@ -12,6 +12,8 @@ class HuggingFace(DDP):
         "starts every rank with the variables that transformers and accelerate join by; no accelerate launch"
     )
     family = "huggingface"
+    trainium = "may"
+    joined_by_script = False
     libraries = ("transformers", "accelerate")
 
     def family_on(self, accelerated: bool) -> str | None:

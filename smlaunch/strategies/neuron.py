@@ -22,6 +22,8 @@ class Neuron(DDP):
     name = "neuron"
     summary = "starts a rank for every NeuronCore by torchrun, for a script that trains with torch-xla"
     family = "pytorch-neuronx"
+    trainium = "only"
+    joined_by_script = False
     libraries = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {

@@ -11,6 +11,7 @@ class Sklearn(Strategy):
     summary = "trains in one process of one host, whose cores joblib uses (n_jobs=-1)"
     rendezvous = False
     family = "sklearn"
+    trainium = "no"
     one_per_host = True
     joins_hosts = False
     libraries = ("sklearn",)

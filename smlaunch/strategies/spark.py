@@ -55,6 +55,7 @@ class Spark(Strategy):
     operation: ClassVar[str] = "CreateProcessingJob"
     rendezvous = False
     family = "spark"
+    frameworks = ("Spark",)
     one_per_host = True
     runs_on = LEADER
     python_only = True

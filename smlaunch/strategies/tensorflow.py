@@ -36,6 +36,8 @@ class TensorFlow(Strategy):
     python_only = True
     rendezvous = False
     family = "tensorflow"
+    frameworks = ("TensorFlow",)
+    trainium = "no"
     one_per_host = True
     for_several_hosts = True
     libraries = ("tensorflow",)

@@ -39,6 +39,8 @@ class XGBoost(Strategy):
     # A worker waits for the others in every split it looks for.
     hang = 3600
     family = "xgboost"
+    frameworks = ("XGBoost",)
+    trainium = "no"
     one_unless_asked = True
     for_several_hosts = True
     libraries = ("xgboost",)

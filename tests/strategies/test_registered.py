@@ -25,6 +25,9 @@ class Ring(Strategy):
     summary = "starts a ring"
     rendezvous = True
     for_several_hosts = True
+    frameworks = ("PyTorch",)
+    trainium = "no"
+    joined_by_script = True
 
     def services(self, setting):
         return (Service("meeting", ("serve",)),)
@@ -83,6 +86,20 @@ def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
     script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
+
+
+def test_what_it_does_not_go_with_is_refused_as_for_ours(registered: None) -> None:
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.19.0-gpu-py312"
+    with pytest.raises(JobError, match="image: it is TensorFlow's, and ring distributes PyTorch"):
+        plan({"strategy": "ring", "image": image})
+    with pytest.raises(JobError, match=r"strategy: ring does not work on ml\.trn1\.32xlarge"):
+        plan({"strategy": "ring", "compute": {"instance_type": "ml.trn1.32xlarge"}})
+
+
+def test_what_its_script_lacks_is_told_as_for_ours(registered: None) -> None:
+    script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3), "process-group": Sign(1)})
+    job = {"strategy": "ring", "compute": {"hosts": 2}}
+    assert any("train.py lacks" in told for told in plan(job, region(script=script)).warnings)
 
 
 def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered: None) -> None:

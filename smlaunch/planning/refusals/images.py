@@ -42,24 +42,6 @@ _FRAMEWORKS = {
 }
 """By the name of AWS's repository; nobody knows what an image of another name holds."""
 
-_NEEDS = {
-    "ddp": ("PyTorch",),
-    "deepspeed": ("PyTorch",),
-    "huggingface": ("PyTorch",),
-    "smddp": ("PyTorch",),
-    "smp": ("PyTorch",),
-    "neuron": ("PyTorch",),
-    "horovod": ("PyTorch", "TensorFlow"),
-    "tensorflow": ("TensorFlow",),
-    "xgboost": ("XGBoost",),
-    "spark": ("Spark",),
-}
-"""Strategy -> the frameworks one of which it distributes; any other strategy goes with all of them."""
-
-_NOT_ON_TRAINIUM = frozenset(
-    {"ddp", "deepspeed", "horovod", "smddp", "smp", "sklearn", "tensorflow", "xgboost"}
-)
-
 _TRCOMP = "trcomp"
 _NEURON = "neuron"
 
@@ -122,7 +104,7 @@ def framework_without_the_strategy(case: Case) -> Found:
     framework = None if job.image is None else framework_of(job.image)
     if case.strategy is None or framework is None or framework.retired or job.requirements is not None:
         return
-    needed = _NEEDS.get(case.strategy.name)
+    needed = case.strategy.frameworks
     if needed is not None and framework.name not in needed:
         told = f"it is {framework.name}'s, and {case.strategy.name} distributes {' or '.join(needed)}"
         yield Problem("image", f"{told}; name an image of that, or add requirements that install it")
@@ -162,7 +144,7 @@ def image_for_another_accelerator(case: Case) -> Found:
 )
 def strategy_on_trainium(case: Case) -> Found:
     on = [name for name in case.types if is_neuron(name)]
-    if case.strategy is not None and on and case.strategy.name in _NOT_ON_TRAINIUM:
+    if case.strategy is not None and on and case.strategy.trainium == "no":
         told = f"{case.strategy.name} does not work on {on[0]}, where ranks are torchrun's on NeuronCores"
         yield Problem("strategy", f"{told}; take strategy: neuron, or a type with GPUs")
 
