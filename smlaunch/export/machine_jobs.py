@@ -28,6 +28,7 @@ from smlaunch.export.asl import (
 from smlaunch.export.flow import NAME, Flow, Stage, Template
 from smlaunch.export.machine_words import (
     EVENTS_PER_LOOK,
+    EVENTS_PER_WAIT,
     HAND_OVER,
     HISTORY,
     HISTORY_ROOM,
@@ -44,7 +45,8 @@ from smlaunch.planning.workflow import ending_of
 
 ENDED, WATCH, LOOKED = "Has it ended?", "While it runs", "One more look"
 WHOSE, TAGS, COMPARE, OURS = "Was its create answered?", "Read its tags", "Compare", "Is it ours?"
-MADE, SERVICE_WAIT, WAITED = "Was it made?", "Wait for the service", "One more wait"
+MADE, WAITED = "Was it made?", "One more wait"
+QUOTA_WAIT, SERVICE_WAIT = "Wait for the quota", "Wait for the service"
 READ, COUNT_TIME = "Read the answer", "Count its time"
 
 WATCH_SECONDS = 120
@@ -346,15 +348,17 @@ class Jobs:
                     to("Quota is too small", all_of(quota, nothing_in_use)),
                     to("May not look", may_not["$.unseen"]),
                     to("No answer for too long", all_of(any_of(quota, soon, answered), out_of_patience)),
-                    to(SERVICE_WAIT, any_of(quota, soon, answered)),
+                    to(QUOTA_WAIT, quota),
+                    to(SERVICE_WAIT, any_of(soon, answered)),
                     to("May not create", may_not[fault]),
                 ],
                 "Request is refused",
             ),
         )
-        longest = self.flow.seconds(QUOTA_PATIENCE.longest)
-        machine.add(SERVICE_WAIT, pause("For a day at most.", WAITED, seconds=longest))
-        values = onward(self.flow, EVENTS_PER_LOOK, {"waits": sum_of("$.at.waits", 1)})
+        for name, patience in ((QUOTA_WAIT, QUOTA_PATIENCE), (SERVICE_WAIT, CREATE_PATIENCE)):
+            seconds = self.flow.seconds(patience.longest)
+            machine.add(name, pause(f"{waits} times at most.", WAITED, seconds=seconds))
+        values = onward(self.flow, EVENTS_PER_WAIT, {"waits": sum_of("$.at.waits", 1)})
         machine.add(WAITED, note("The same job again, under the same name.", values, None, HISTORY))
         cause = f"{fault}.Cause"
         machine.fails("Quota is too small", EXIT_REFUSED, "Waiting would not help.", cause)

@@ -25,8 +25,10 @@ HISTORY_ROOM = 20_000
 """From so many events on, as counted here, another execution goes on."""
 
 EVENTS_PER_JOB = 600
-EVENTS_PER_LOOK = 60
-"""More than a job, or one more look at it, can make; a test adds them up from the definition."""
+EVENTS_PER_LOOK = 100
+EVENTS_PER_WAIT = 250
+"""More than a job, one more look at it, or one more wait for it to be made can bring with it, retries too; a
+test adds them up from the definition."""
 
 
 FIRST_AT = {

@@ -1,0 +1,215 @@
+"""What holds of a definition itself: its graph, its history, its bytes, its policies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.export.flow import ERRORS, flow_of
+from smlaunch.export.machine_ends import ending_rules, followers, other_failure
+from smlaunch.export.machine_words import (
+    EVENTS_PER_JOB,
+    EVENTS_PER_LOOK,
+    EVENTS_PER_WAIT,
+    HISTORY_LIMIT,
+    HISTORY_ROOM,
+)
+from smlaunch.export.policies import REASONS, UNCALLED, permissions, resources, trust
+from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions
+from smlaunch.planning.workflow import Ending, ending_of
+from tests.conftest import ROOT
+from tests.export.interpreter import Execution
+from tests.export.jobs import CHAIN, SINGLE, plan_of
+from tests.export.test_step_functions import JOBS, MACHINES, PLANS, definition_of
+
+GOLDEN = ROOT / "tests" / "export" / "chain.asl.json"
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_state_is_reached_and_leads_somewhere(job: str) -> None:
+    states, reached, waiting = MACHINES[job]["States"], set(), [MACHINES[job]["StartAt"]]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += followers(states[name])
+    assert reached == set(states)
+    for name, state in states.items():
+        assert followers(state) or state["Type"] in ("Succeed", "Fail"), name
+        assert len(name) <= 80, name
+        assert state.get("Comment") or state["Type"] == "Succeed", name
+        if state["Type"] == "Fail" and "Error" in state:
+            assert state["Error"] in ERRORS.values()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_ending_has_exactly_one_rule(job: str) -> None:
+    """Every state that a job can be in is taken for what ``ending_of`` takes it for."""
+    execution = Execution(MACHINES[job], lambda *_: None, "x")
+    statuses = {
+        "Completed": ["Completed"],
+        "Stopped": ["Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Unheard"],
+        "Failed": ["Failed"],
+    }
+    reasons = [
+        "",
+        "AlgorithmError: x",
+        "ClientError",
+        "CapacityError: y",
+        "InternalServerError: z",
+        "Algorithm",
+    ]
+    for status, secondaries in statuses.items():
+        for secondary in secondaries:
+            for reason in reasons:
+                seen = {"TrainingJobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
+                holds = [
+                    end for end, rule in ending_rules() if execution.holds(rule, {"seen": {"job": seen}})
+                ]
+                found = holds[0] if holds else other_failure()
+                assert found is ending_of(status, secondary, reason), seen
+    targets = [rule["Next"] for rule in MACHINES[job]["States"]["How did it end?"]["Choices"]]
+    assert len(targets) == len(ending_rules())
+    assert {end for end, _ in ending_rules()} | {other_failure()} == set(Ending)
+
+
+def events_of(state: dict[str, Any]) -> int:
+    """History events that one visit may make: entered and exited, a task's own, and those of its retries."""
+    tries = 1 + sum(one["MaxAttempts"] for one in state.get("Retry", []))
+    return 2 + 5 * tries if state["Type"] == "Task" else 2
+
+
+def longest(states: dict[str, Any], start: str, stops: frozenset[str]) -> int:
+    """Of all ways that visit no state twice, until one of ``stops``."""
+    known: dict[str, int] = {}
+    under_way: set[str] = set()
+
+    def walk(name: str) -> int:
+        if name in stops or name in under_way:
+            return 0
+        if name not in known:
+            under_way.add(name)
+            after = [walk(following) for following in followers(states[name])]
+            under_way.discard(name)
+            known[name] = events_of(states[name]) + max(after, default=0)
+        return known[name]
+
+    return walk(start)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
+    """Whatever is retried, and by whichever way a job goes; a loop is counted as often as it may be gone."""
+    states = MACHINES[job]["States"]
+    history, entry = "Room in the history?", MACHINES[job]["States"]["Room in the history?"]["Default"]
+    for_outcome = 0
+    if "Wait for the outcome" in states:
+        (looks,) = (
+            one["NumericLessThan"]
+            for rule in states["More to train?"]["Choices"]
+            for one in rule.get("And", [])
+            if one.get("Variable") == "$.job.looks"
+        )
+        once = longest(states, "Wait for the outcome", frozenset({"More to train?"})) + 2
+        for_outcome = looks * once
+    ways_out = frozenset({history, "While it runs", "Wait for the outcome"})
+    assert longest(states, entry, ways_out) + 2 + for_outcome <= EVENTS_PER_JOB
+    waits = frozenset({history})
+    made = frozenset({"Was it made?", "Has it ended?", *ways_out})
+    once = longest(states, "Wait for the service", waits) + 2 + longest(states, entry, made) + 2
+    assert once <= EVENTS_PER_WAIT
+    look = frozenset({"Hand over", "Has it ended?", "Was it made?"})
+    assert longest(states, "While it runs", look) + 2 <= EVENTS_PER_LOOK
+    # It is looked at between two jobs only, and a whole one may be made after it.
+    assert HISTORY_ROOM + 2 * EVENTS_PER_JOB < HISTORY_LIMIT
+
+
+def test_an_execution_whose_history_is_full_hands_over_and_ends_as_the_next_one() -> None:
+    machine = MACHINES["chain"]
+    first = Execution(machine, lambda *_: None, "nightly")
+    full = {
+        "run": "nightly",
+        "at": {"segment": 40},
+        "left": {"training": 9},
+        "events": {"n": 20_000, "hop": 2},
+    }
+    task = machine["States"]["Hand over"]
+    given = first.build(task["Parameters"], full)
+    assert given["Name"] == "nightly-part-2"
+    assert given["StateMachineArn"] == "arn:machine"
+    second = Execution(machine, lambda *_: None, "nightly-part-2")
+    assert second.holds(machine["States"]["Begin"]["Choices"][0], given["Input"])
+    taken = second.build(machine["States"]["Take over"]["Parameters"], given["Input"])
+    assert (taken["run"], taken["at"], taken["left"]) == ("nightly", {"segment": 40}, {"training": 9})
+    assert taken["events"] == {"n": 0, "hop": 3}
+
+
+def test_the_same_job_gives_the_same_bytes() -> None:
+    assert export_step_functions(plan_of(CHAIN), "train") == export_step_functions(plan_of(CHAIN), "train")
+
+
+def test_the_golden_file() -> None:
+    """As it is read in docs/step-functions.md; written anew by `python -m tests.export.test_machine`."""
+    assert export_step_functions(plan_of(CHAIN), "train")[FILE] == GOLDEN.read_text()
+
+
+def test_a_fixed_name_is_every_executions_run() -> None:
+    plan = plan_of(CHAIN)
+    fixed = definition_of(plan, run="digits")
+    assert fixed["States"]["First job"]["Parameters"]["run"] == "digits"
+    task = json.loads(export_step_functions(plan, "train", run="digits", embed="task")[TASK_FILE])["Train"]
+    assert "Name.$" not in task["Parameters"]
+
+
+def test_what_the_machine_cannot_do_is_refused_by_name() -> None:
+    with pytest.raises(JobError) as refused:
+        export_step_functions(plan_of({**SINGLE, "strategy": "processing"}), "train")
+    assert [problem.path for problem in refused.value.problems] == ["strategy"]
+
+
+# ---- policies -------------------------------------------------------------------------------------------
+
+ACTIONS = {
+    "sagemaker:createTrainingJob.sync": {"sagemaker:CreateTrainingJob"},
+    "aws-sdk:sagemaker:describeTrainingJob": {"sagemaker:DescribeTrainingJob"},
+    "aws-sdk:sagemaker:listTags": {"sagemaker:ListTags"},
+    "aws-sdk:s3:getObject": {"s3:GetObject"},
+    "aws-sdk:s3:deleteObject": {"s3:DeleteObject"},
+    "states:startExecution.sync:2": {"states:StartExecution", "states:DescribeExecution"},
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_called_is_allowed_and_what_is_allowed_is_called_or_has_its_reason(job: str) -> None:
+    policy = permissions(flow_of(PLANS[job]), MACHINES[job], "train")
+    allowed = {action for one in policy["Statement"] for action in one["Action"]}
+    called = set().union(*(ACTIONS[used] for used in resources(MACHINES[job])))
+    assert called <= allowed
+    assert allowed <= called | set(UNCALLED)
+    assert {one["Sid"] for one in policy["Statement"]} <= set(REASONS)
+    assert not any(resource == "*" for one in policy["Statement"] for resource in one["Resource"])
+
+
+def test_a_fixed_run_narrows_what_may_be_touched() -> None:
+    flow = flow_of(PLANS["chain"], run="digits")
+    policy = {one["Sid"]: one for one in permissions(flow, MACHINES["chain"], "train")["Statement"]}
+    jobs = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-s*-a*"
+    assert policy["MakeJobs"]["Resource"] == [jobs]
+    (place,) = policy["ReadOutcome"]["Resource"]
+    assert place.endswith("/smlaunch/digits/checkpoints/outcome.json")
+    assert policy["PassTheJobsRole"]["Condition"] == {
+        "StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}
+    }
+
+
+def test_only_step_functions_may_take_the_role() -> None:
+    (statement,) = trust(flow_of(PLANS["chain"]), "train")["Statement"]
+    assert statement["Principal"] == {"Service": "states.amazonaws.com"}
+    assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": "123456789012"}
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(export_step_functions(plan_of(CHAIN), "train")[FILE])

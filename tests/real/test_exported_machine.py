@@ -1,0 +1,101 @@
+"""An exported state machine, played by an interpreter that is not ours, with jobs that really run."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import EXIT_TRAINING_FAILED
+from smlaunch.export.flow import ERRORS
+from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions
+from smlaunch.job import Job
+from smlaunch.launch.api import prepare_export
+from smlaunch.launch.deploy import deploy_state_machine
+from smlaunch.launch.stage import stage
+from smlaunch.launch.target import Target
+from smlaunch.place import target_of
+from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
+from tests.real.moto_endpoint import StepFunctions, endpoint
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepFunctions]:
+    with endpoint(tmp_path_factory.mktemp("machine") / "home", {}) as info:
+        yield StepFunctions(info)
+
+
+def exported(
+    user: StepFunctions, script: Path, name: str, **wishes: Any
+) -> tuple[Target, str, dict[str, str]]:
+    """The target, the machine's ARN once it is deployed, and the export's files."""
+    limits = {"max_runtime": "10m", "segment": "60s"}
+    job = Job.from_mapping({"entry": str(script), "strategy": "custom", "limits": limits})
+    target = target_of(user.info)
+    prepared = prepare_export(job, target)
+    files = export_step_functions(prepared.plan, name, pace=target.cadence.pace, **wishes)
+    stage(prepared.plan, prepared.source, target, lambda _: None)
+    arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
+    role = f"arn:aws:iam::{user.info.account}:role/machine"
+    first = deploy_state_machine(target, arn, files[FILE], role)
+    assert (first.arn, first.change) == (arn, "created")
+    assert deploy_state_machine(target, arn, files[FILE], role).change == "unchanged"
+    return target, arn, files
+
+
+def names(target: Target, run: str) -> list[str]:
+    return [row.name for row in reversed(list(target.control.list(f"{run}-s")))]
+
+
+def weights(target: Target, uri: str) -> str:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    content = target.storage.get_bytes(bucket, key)
+    assert content is not None
+    with tarfile.open(fileobj=BytesIO(content)) as archive:
+        found = archive.extractfile("weights")
+        assert found is not None
+        return found.read().decode()
+
+
+def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path: Path) -> None:
+    target, machine, _ = exported(user, write_script(tmp_path), "chain")
+    ended = user.ended(user.execute(machine, name="nightly"), 120)
+    assert ended["status"] == "SUCCEEDED", ended
+    assert names(target, "nightly") == [f"nightly-s{number}-a1" for number in range(1, SEGMENTS + 1)]
+    result = json.loads(ended["output"])
+    assert (result["run"], result["status"], result["step"]) == ("nightly", "Completed", 50)
+    assert weights(target, result["model_artifacts"]) == TRUE_WEIGHTS
+    # Another execution is another run, with checkpoints of its own.
+    again = user.ended(user.execute(machine, name="nightly-2"), 120)
+    assert json.loads(again["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
+
+
+def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
+    user: StepFunctions, tmp_path: Path
+) -> None:
+    script = write_script(tmp_path)
+    script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
+    target, machine, _ = exported(user, script, "failing")
+    ended = user.ended(user.execute(machine, name="bad"), 120)
+    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
+    assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
+    assert "AlgorithmError" in ended["cause"]
+
+
+def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
+    target, machine, files = exported(user, write_script(tmp_path), "inner", embed="task")
+    task = json.loads(files[TASK_FILE])["Train"]
+    assert task["Parameters"]["StateMachineArn"] == machine
+    ended = user.ended(user.execute(user.machine("outer", task), {"theirs": 1}, name="outer-1"), 120)
+    assert ended["status"] == "SUCCEEDED", ended
+    output = json.loads(ended["output"])
+    assert output["theirs"] == 1
+    assert output["training"]["result"]["run"] == "outer-1"
+    assert len(names(target, "outer-1")) == SEGMENTS
