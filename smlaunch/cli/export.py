@@ -100,6 +100,68 @@ def step_functions(
     return 0
 
 
+@export.command("pipeline", cls=JobCommand, short_help="A SageMaker pipeline, its chain unrolled.")
+@job_options
+@launch_place_options
+@out_option
+@no_stage_option
+@json_option
+@click.pass_context
+def pipeline(ctx: click.Context, /, what: str | None, **options: Any) -> int:
+    """Write a SageMaker pipeline whose steps are the run's segments.
+
+    Prints the definition; with --out, writes it. Each execution is a run of its own, named by the service.
+    """
+    wishes = Wishes(options.pop("out"), None, not options.pop("no_stage"), options["as_json"])
+    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    if job.name is not None:
+        raise JobError([Problem("name", _OWN_NAMES)])
+
+    from smlaunch.export.pipeline import FILE, export_pipeline
+    from smlaunch.launch.api import prepare_export
+    from smlaunch.place import open_place
+
+    with open_place(options, leaves_no_trace=not wishes.stages) as place:
+        prepared = prepare_export(job, place.target)
+        files = export_pipeline(prepared.plan, pace=place.target.cadence.pace)
+        deliver(wishes, files, FILE, prepared, place)
+    wishes.tell()
+    return 0
+
+
+@export.command("airflow", cls=JobCommand, short_help="An Airflow DAG of the Amazon provider's operators.")
+@job_options
+@launch_place_options
+@out_option
+@called_option
+@no_stage_option
+@json_option
+@click.pass_context
+def airflow(ctx: click.Context, /, what: str | None, **options: Any) -> int:
+    """Write a plain DAG file that needs nothing of smlaunch: the Amazon provider's own training operator, a
+    chain unrolled. Where smlaunch may be installed in Airflow, SmlaunchOperator does more.
+
+    Prints the file; with --out, writes it.
+    """
+    wishes = Wishes(
+        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"]
+    )
+    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+
+    from smlaunch.export.airflow import export_airflow
+    from smlaunch.launch.api import prepare_export, stem_of
+    from smlaunch.place import open_place
+
+    with open_place(options, leaves_no_trace=not wishes.stages) as place:
+        prepared = prepare_export(job, place.target)
+        name = wishes.called or stem_of(job.program)
+        files = export_airflow(prepared.plan, name, run=job.name, pace=place.target.cadence.pace)
+        deliver(wishes, files, f"{name}.py", prepared, place)
+    wishes.tell()
+    return 0
+
+
+_OWN_NAMES = "the executions of a pipeline name their runs themselves, so that each trains anew; leave it out"
 _NO_ROLE = (
     "the state machine needs a role: make one of trust.json and permissions.json (--out DIR writes them) and "
     "give its ARN with --machine-role"

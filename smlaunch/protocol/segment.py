@@ -41,6 +41,14 @@ FROM_STEP = "SMLAUNCH_FROM_STEP"
 """In the request's Environment: the newest committed step when the job was asked for. Whoever drives the run
 learns from it, at any later time, what each job added."""
 
+TELL_FINISHED = "SMLAUNCH_TELL_FINISHED"
+"""In the request's Environment: the leader prints FINISHED_LINE, with 0 when a segment begins and 1 when the
+training has come to its end, for drivers that can see a job's metrics and nothing else. It is a hint: what
+counts is ``outcome.json``."""
+
+FINISHED_LINE = "metric finished="
+"""After progress.MARK, and before 0 or 1."""
+
 DETERMINISTIC = "SMLAUNCH_DETERMINISTIC"
 
 SYNC = "sync"

@@ -27,7 +27,7 @@ from smlaunch.protocol.paths import (
     Paths,
     ProcessingPaths,
 )
-from smlaunch.protocol.segment import Segment
+from smlaunch.protocol.segment import FINISHED_LINE, TELL_FINISHED, Segment
 from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
 from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.outcome import News, Outcome
@@ -108,9 +108,12 @@ def _run(
     end = segments.end_of(segment, spec)
     before = segments.left_before(segment)
     if before.finished:
+        _tell_finished(1)
         _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
     work = _Work(spec, paths, cluster, resource_config, channels, folder, segment, end, before)
+    if work.leads:
+        _tell_finished(0)
     if spec.ranks.on != LEADER or len(cluster.hosts) == 1:
         return _do(work, signals)
     from smlaunch.runtime import link as links
@@ -236,6 +239,13 @@ def _leave_outcome(segment: Segment, told: bool, before: segments.Left) -> None:
         _say("error: {}: the outcome cannot be written: {}".format(segment.checkpoints, error.strerror))
         return
     _say("segment {} of run {}: {}".format(segment.segment, segment.run, result))
+    if result == "finished":
+        _tell_finished(1)
+
+
+def _tell_finished(finished: int) -> None:
+    if os.environ.get(TELL_FINISHED):
+        _say(FINISHED_LINE + str(finished))
 
 
 def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> Optional[str]:

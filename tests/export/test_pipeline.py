@@ -1,0 +1,183 @@
+"""A chain as a SageMaker pipeline: what is written, what is refused, and that it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.export.pipeline import FILE, METRIC, export_pipeline
+from smlaunch.job import Checkpoints, Compute, Job, Limits
+from smlaunch.launch.api import prepare_export
+from smlaunch.launch.stage import stage
+from smlaunch.launch.target import Target
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.pipelines import definition as endpoint_reader
+from smlaunch.local.settings import Settings
+from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, LIMITS, SINGLE, SPOT, TRIED, plan_of
+
+GOLDEN = Path(__file__).parent / "pipeline.json"
+
+
+def written(job: Mapping[str, Any]) -> str:
+    return export_pipeline(plan_of(job))[FILE]
+
+
+def steps_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All steps, each before those of its branches."""
+    for step in document.get("Steps", document.get("ElseSteps", ())):
+        yield step
+        yield from steps_of(step["Arguments"])
+
+
+def test_the_same_job_gives_the_same_bytes() -> None:
+    assert written(CHAIN) == written(CHAIN) == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("job", [CHAIN, DIRECT, SINGLE])
+def test_the_endpoint_finds_nothing_wrong_with_it(job: Mapping[str, Any]) -> None:
+    assert endpoint_reader.read(written(job)).steps["Segment-1"].retries
+
+
+def test_a_chain_is_unrolled_to_its_last_second() -> None:
+    steps = list(steps_of(json.loads(written(CHAIN))))
+    assert [step["Name"] for step in steps] == [
+        *("Segment-1", "Finished-1", "Segment-2", "Finished-2", "Segment-3", "Finished-3"),
+        "Limit",
+    ]
+    jobs = [step["Arguments"] for step in steps if step["Type"] == "Training"]
+    limits = [job["StoppingCondition"]["MaxRuntimeInSeconds"] for job in jobs]
+    assert limits == [24 * 3600, 24 * 3600, 12 * 3600]
+    margins = [
+        limit - int(job["Environment"]["SMLAUNCH_STOP_AFTER"])
+        for limit, job in zip(limits, jobs, strict=True)
+    ]
+    assert len(set(margins)) == 1 and margins[0] > 0
+    assert all("TrainingJobName" not in job for job in jobs)
+    assert [job["Environment"]["SMLAUNCH_SEGMENT"] for job in jobs] == ["1", "2", "3"]
+    assert steps[-1]["Arguments"]["ErrorMessage"].startswith("smlaunch.LimitReached: ")
+
+
+def test_a_run_of_one_job_is_one_step_without_a_question() -> None:
+    (step,) = json.loads(written(SINGLE))["Steps"]
+    assert "MetricDefinitions" not in step["Arguments"]["AlgorithmSpecification"]
+    assert [policy["ExceptionType"][0] for policy in step["RetryPolicies"]] == [
+        "Step.SERVICE_FAULT",
+        "SageMaker.RESOURCE_LIMIT",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (SPOT, "compute.on_demand_fallback"),
+        (DIFFERENT, "segments"),
+        (CAPPED, "limits.max_cost"),
+        (TRIED, "limits.attempts"),
+        ({**CHAIN, "limits": {**LIMITS, "max_runtime": "150h", "segment": "1h"}}, "limits.segment"),
+    ],
+)
+def test_what_a_pipeline_has_no_word_for_is_refused_by_name(job: Mapping[str, Any], field: str) -> None:
+    with pytest.raises(JobError) as raised:
+        written(job)
+    assert [problem.path for problem in raised.value.problems] == [field]
+
+
+SCRIPT = """
+import os, pathlib, time
+kept = pathlib.Path(os.environ["SMLAUNCH_CHECKPOINTS"], "count")
+count = int(kept.read_text()) + 1 if kept.exists() else 1
+print("segment", os.environ["SMLAUNCH_SEGMENT"], "of", os.environ["SMLAUNCH_RUN"], "begins with", count)
+if count < 3:
+    while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
+        time.sleep(0.05)
+kept.write_text(str(count))
+"""
+SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[EndpointInfo]:
+    with Endpoint(tmp_path / "home", isolation="plain", settings=SETTINGS) as info:
+        yield info
+
+
+def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text(SCRIPT)
+    target = Target.endpoint(
+        endpoint.url,
+        endpoint.region,
+        endpoint.access_key,
+        endpoint.secret_key,
+        account=endpoint.account,
+        role=endpoint.role_arn,
+        bucket=endpoint.bucket,
+    )
+    job = Job(
+        entry=str(tmp_path / "src" / "train.py"),
+        compute=Compute(instance_type="ml.m5.large"),
+        limits=Limits(max_runtime="40s", segment="8s"),
+        checkpoints=Checkpoints(),
+    )
+    prepared = prepare_export(job, target)
+    definition = export_pipeline(prepared.plan, pace=target.cadence.pace)[FILE]
+    stage(prepared.plan, prepared.source, target, print)
+    sagemaker = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
+        "sagemaker", endpoint_url=endpoint.url
+    )
+    sagemaker.create_pipeline(PipelineName="chain", PipelineDefinition=definition, RoleArn=endpoint.role_arn)
+    execution = sagemaker.start_pipeline_execution(PipelineName="chain")["PipelineExecutionArn"]
+    deadline = time.monotonic() + 120
+    status = "Executing"
+    while status == "Executing" and time.monotonic() < deadline:
+        time.sleep(0.1)
+        status = sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)[
+            "PipelineExecutionStatus"
+        ]
+    steps = sagemaker.list_pipeline_execution_steps(
+        PipelineExecutionArn=execution, SortOrder="Ascending", MaxResults=100
+    )["PipelineExecutionSteps"]
+    assert status == "Succeeded", steps
+    outcomes = {step["StepName"]: step["Metadata"].get("Condition", {}).get("Outcome") for step in steps}
+    assert outcomes == {
+        "Segment-1": None,
+        "Finished-1": "False",
+        "Segment-2": None,
+        "Finished-2": "False",
+        "Segment-3": None,
+        "Finished-3": "True",
+    }
+    run = execution.rpartition("/")[2]
+    jobs = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")["TrainingJobSummaries"]
+    found = []
+    for one in jobs:
+        tags = sagemaker.list_tags(ResourceArn=one["TrainingJobArn"])["Tags"]
+        named = {tag["Key"]: tag["Value"] for tag in tags}
+        found.append((named[TAG_RUN], named[TAG_SEGMENT], named[TAG_ATTEMPT]))
+        described = sagemaker.describe_training_job(TrainingJobName=one["TrainingJobName"])
+        assert METRIC in {metric["MetricName"] for metric in described["FinalMetricDataList"]}
+    assert found == [(run, str(segment), "1") for segment in (1, 2, 3)]
+
+
+def test_the_command_writes_it_and_refuses_a_name(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    words = ["export", "pipeline", "train.py", "--local", "--no-stage", "--instance-type", "ml.m5.large"]
+    command = [sys.executable, "-m", "smlaunch.cli.main", *words]
+    done = subprocess.run([*command, "--out", "flow"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"flow/{FILE}\n"
+    assert json.loads((tmp_path / "flow" / FILE).read_text())["Steps"][0]["Name"] == "Segment-1"
+    named = subprocess.run([*command, "--name", "mine"], cwd=tmp_path, capture_output=True, text=True)
+    assert (named.returncode, named.stdout) == (2, "")
+    assert "name: the executions of a pipeline name their runs themselves" in named.stderr
