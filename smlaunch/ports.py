@@ -127,6 +127,10 @@ class ObjectStorage(Protocol):
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
 
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        """Puts it unless there is an object already; False when there is. S3 itself decides: of several
+        callers at once, one gets True."""
+
     def put_file(self, bucket: str, key: str, source: Path) -> None: ...
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:

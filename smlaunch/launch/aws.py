@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ _DELETED_AT_ONCE = 1000
 
 _CHUNK = 1 << 20
 """Bytes that are read of a large object before they are handed on."""
+
+_FAILED_CONDITION, _CONFLICT = 412, 409
+"""PreconditionFailed and ConditionalRequestConflict of conditional writes (S3 user guide)."""
+_TRIES_AT_ONCE = 5
 
 _LOG_PAGE = 10_000
 """GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
@@ -197,6 +202,20 @@ class S3:
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         call("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
+
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        put = partial(call, "PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
+        for left in reversed(range(_TRIES_AT_ONCE)):
+            try:
+                put(IfNoneMatch="*")
+                return True
+            except CallError as error:
+                if error.status == _FAILED_CONDITION:
+                    return False
+                # While another's is on its way, S3 may not say who was first, and wants to be asked again.
+                if error.status != _CONFLICT or not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         if source.stat().st_size < _MULTIPART_FROM:

@@ -31,11 +31,12 @@ Watch = Callable[["Tally"], None]
 
 
 class _Sending(NamedTuple):
-    """One object to be put; ``content`` is made when it is its turn."""
+    """One object to be put; ``content`` is made when it is its turn. ``keep``: one that is there stays."""
 
     key: str
     bucket: str
     content: Callable[[], bytes]
+    keep: bool = False
 
 
 def stage(
@@ -87,9 +88,9 @@ def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage
         content = (upload.content or "").encode()
         yield _Sending(key, bucket, lambda: content)
     elif upload.kind == "secret":
-        # One for all segments and attempts of a run: hosts that are running may hold it already.
-        if storage.size(bucket, key) is None:
-            yield _Sending(key, bucket, _fresh_secret)
+        # One for all segments and attempts of a run: hosts that are running may hold it already, and another
+        # client may be launching the same run just now.
+        yield _Sending(key, bucket, _fresh_secret, keep=True)
     elif upload.kind == "source":
         if source is None or (upload.sha256 is not None and source.sha256 != upload.sha256):
             raise JobError(
@@ -126,7 +127,8 @@ def _stage_data(upload: Upload, target: Target, told: Callable[[str], None], wat
 
 
 def _send(sending: _Sending, storage: ObjectStorage) -> None:
-    storage.put_bytes(sending.bucket, sending.key, sending.content())
+    put = storage.put_new if sending.keep else storage.put_bytes
+    put(sending.bucket, sending.key, sending.content())
 
 
 def _path(upload: Upload) -> Path:

@@ -121,6 +121,12 @@ class FakeStorage:
         self.objects[bucket][key] = content
         self.puts.append(key)
 
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        if key in self.objects.get(bucket, {}):
+            return False
+        self.put_bytes(bucket, key, content)
+        return True
+
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         self.put_bytes(bucket, key, source.read_bytes())
 

@@ -8,18 +8,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from smlaunch.cli.moving import Moving
 from smlaunch.data.tally import Tally
 from smlaunch.errors import JobError
 from smlaunch.job import Job
 from smlaunch.launch.api import launch, plan
+from smlaunch.launch.aws import S3
+from smlaunch.launch.target import Target
+from smlaunch.local.endpoint import Endpoint
 from smlaunch.local_files import local_files
-from tests.launch.fakes import BUCKET, FakeTransfer, fake_target
+from smlaunch.ports import CallError
+from tests.launch.fakes import BUCKET, FakeStorage, FakeTransfer, fake_target
 
 ROLE = "arn:aws:iam::123456789012:role/train"
 
@@ -223,3 +229,71 @@ def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) ->
     assert len(set(secrets_there().values())) == 2
     launch(plan(Job(entry=script, role=ROLE, strategy="custom", name="three"), target), target)
     assert len(secrets_there()) == 2
+
+
+class Raced(FakeStorage):
+    """Another client puts its own secret just before ours would be put, however often ours has looked."""
+
+    other = b"0" * 64
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        self._be_first(bucket, key)
+        super().put_bytes(bucket, key, content)
+
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        self._be_first(bucket, key)
+        return super().put_new(bucket, key, content)
+
+    def _be_first(self, bucket: str, key: str) -> None:
+        if key.endswith("/secret"):
+            self.objects[bucket][key] = self.other
+
+
+def test_the_secret_of_another_client_of_the_same_run_stays(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from mpi4py import MPI")
+    target = fake_target()
+    storage = target.__dict__["storage"] = Raced()
+    launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target), target)
+    found = {value for key, value in storage.objects[BUCKET].items() if key.endswith("/secret")}
+    assert found == {Raced.other}
+
+
+class Answering:
+    """An S3 client whose PutObject answers so, in turn."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+
+    def put_object(self, **params: Any) -> None:
+        assert params["IfNoneMatch"] == "*"
+        status = self.statuses.pop(0)
+        if status != 200:
+            error = {"Error": {"Code": str(status)}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise ClientError(error, "PutObject")  # type: ignore[arg-type]
+
+
+def test_a_conditional_put_that_s3_cannot_decide_yet_is_tried_again() -> None:
+    for statuses, made in (((200,), True), ((412,), False), ((409, 409, 412), False), ((409, 200), True)):
+        client = Answering(*statuses)
+        assert S3(client).put_new("b", "k", b"") is made
+        assert client.statuses == []
+    for statuses in ((403,), (409,) * 5):
+        with pytest.raises(CallError):
+            S3(Answering(*statuses)).put_new("b", "k", b"")
+
+
+def test_of_many_clients_of_a_run_one_makes_its_secret(tmp_path: Path) -> None:
+    """Against the local endpoint's S3, each with connections of its own."""
+    with Endpoint(tmp_path / "home", isolation="plain") as info:
+        reached = (info.url, info.region, info.access_key, info.secret_key)
+        clients = [Target.endpoint(*reached).storage for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            made = list(
+                pool.map(lambda own: clients[own].put_new(info.bucket, "run/secret", b"%d" % own), range(8))
+            )
+        assert sorted(made) == [False] * 7 + [True]
+        assert clients[0].get_bytes(info.bucket, "run/secret") == b"%d" % made.index(True)
+        assert not clients[0].put_new(info.bucket, "run/secret", b"later")
+        with pytest.raises(CallError, match="NoSuchBucket"):
+            clients[0].put_new("nowhere", "run/secret", b"")
