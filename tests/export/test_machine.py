@@ -113,7 +113,8 @@ def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
             for one in rule.get("And", [])
             if one.get("Variable") == "$.job.looks"
         )
-        once = longest(states, "Wait for the outcome", frozenset({"More to train?"})) + 2
+        # Each time by both choices: the ending's, and the one that sends it here again.
+        once = longest(states, "Wait for the outcome", frozenset({"How did it end?"})) + 2 + 2
         for_outcome = looks * once
     ways_out = frozenset({history, "While it runs", "Wait for the outcome"})
     assert longest(states, entry, ways_out) + 2 + for_outcome <= EVENTS_PER_JOB

@@ -1,0 +1,100 @@
+"""The DAG file: its bytes, what it refuses, and what keeps it clear of the provider's traps."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.export.airflow import CHECK_INTERVAL, SLACK, export_airflow
+from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, SINGLE, SPOT, plan_of
+
+GOLDEN = Path(__file__).with_name("airflow_chain.py.txt")
+
+
+def text_of(job: Any, name: str = "digits") -> str:
+    (text,) = export_airflow(plan_of(job), name).values()
+    return text
+
+
+def made(job: Any, **names: object) -> dict[str, Any]:
+    """What the file's own functions return. Without Airflow: everything that needs it is left out."""
+    tree = ast.parse(text_of(job))
+    kept = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        or (isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "run_of")
+    ]
+    space: dict[str, Any] = {"timedelta": dict, "SageMakerTrainingOperator": dict, **names}
+    body = ast.Module([ast.parse("from __future__ import annotations").body[0], *kept], [])
+    exec(compile(body, "digits.py", "exec"), space)
+    return space
+
+
+def test_the_file_of_a_chain() -> None:
+    """To write it anew: pytest --co says nothing; delete the file and run this twice."""
+    text = text_of(CHAIN)
+    if not GOLDEN.exists():
+        GOLDEN.write_text(text)
+        pytest.fail(f"{GOLDEN} was not there and is written now: read it")
+    assert text == GOLDEN.read_text() == text_of(CHAIN)
+
+
+@pytest.mark.parametrize("job", [CHAIN, SINGLE, DIRECT])
+def test_it_is_python_of_readable_width(job: Any) -> None:
+    text = text_of(job)
+    compile(text, "digits.py", "exec")
+    assert not [
+        line for line in text.splitlines() if len(line) > 120 and "://" not in line and ".ecr." not in line
+    ]
+    assert "<<" not in text
+
+
+def test_the_waiter_is_patient_for_as_long_as_a_job_may_take() -> None:
+    space = made(CHAIN)
+    operator = space["train"](1, space["config_1"](1, 86400, 86100))
+    assert operator["max_attempts"] * operator["check_interval"] >= 86400 + SLACK
+    assert operator["check_interval"] == CHECK_INTERVAL
+    assert operator["action_if_job_exists"] == "fail"
+    assert operator["print_log"] is True
+
+
+def test_what_has_no_one_instance_type_is_not_asked_for_its_count() -> None:
+    job = {"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g5.2xlarge"]}}
+    space = made(job)
+    config = space["config_1"](1, 3600, None)
+    assert "InstanceType" not in config["ResourceConfig"]
+    assert space["train"](1, config)["print_log"] is False
+
+
+def test_a_text_that_looks_like_jinja_comes_out_as_it_was() -> None:
+    odd = {"a": "{{ ti }}", "b": "{% raw %}", "c": '{# "x" \\ #}', "d": "plain"}
+    found = made({**SINGLE, "hyperparameters": odd})["config_1"](1, 3600, None)["HyperParameters"]
+    assert found.pop("d") == "plain"
+    for key, value in found.items():
+        assert value.startswith("{{ ") and value.endswith(" }}") and "{" not in value[2:]
+        assert ast.literal_eval(value[3:-3]) == odd[key], "a text in quotes, to Jinja as to Python"
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (SPOT, "compute.on_demand_fallback"),
+        (DIFFERENT, "segments[].until_step"),
+        (CAPPED, "limits.max_cost"),
+        ({**CHAIN, "limits": {"max_runtime": "600h", "segment": "1h"}}, "limits.segment"),
+    ],
+)
+def test_what_has_no_words_is_refused_by_its_field(job: Any, field: str) -> None:
+    with pytest.raises(JobError) as refused:
+        export_airflow(plan_of(job), "digits")
+    assert [problem.path for problem in refused.value.problems] == [field]
+
+
+def test_a_name_that_no_run_could_have() -> None:
+    with pytest.raises(JobError, match="--called"):
+        export_airflow(plan_of(CHAIN), "Nightly_Digits")
