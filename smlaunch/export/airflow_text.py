@@ -1,0 +1,156 @@
+"""The parts of an exported DAG file that are the same for every job. ``<<WORD>>`` is filled in."""
+
+HEAD = '''\
+"""<<TITLE>>: <<COUNT>>, by the Amazon provider's own operators.
+
+Written by `smlaunch export airflow`. Each DAG run is a run of its own. Each try of a training task is the
+segment's next attempt, under a name of its own, and goes on from the newest checkpoint in S3. What
+`smlaunch run` does and this file does not: tries count from a segment's first one, not from its newest
+checkpoint; every failure waits as long as one for capacity does; a segment that leaves no newer checkpoint
+is followed by the next one, not by itself again; checkpoints of earlier segments are not cleaned up.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta
+
+from airflow.exceptions import AirflowException, AirflowFailException
+from airflow.providers.amazon.aws.hooks.s3 import S3Hook
+from airflow.providers.amazon.aws.hooks.sagemaker import SageMakerHook
+from airflow.providers.amazon.aws.operators.sagemaker import SageMakerTrainingOperator
+from airflow.sdk import DAG, get_current_context, task
+from botocore.exceptions import ClientError
+
+AWS_CONNECTION = "aws_default"
+REGION = <<REGION>>
+DEFERRABLE = True  # frees the worker while a job runs; needs a triggerer
+
+RUN = <<RUN>>
+ATTEMPT = "{{ ti.try_number }}"
+
+
+def run_of(dag_run) -> str:
+    """The run's id: the same in every task of a DAG run."""
+    return <<DAG>> + f"-{dag_run.run_after:%Y%m%dt%H%M%S}"
+'''
+
+TRIES = '''
+
+def before_a_try(context) -> None:
+    """Never two jobs at once, and no try that cannot help. Raises for the attempt before, where that runs,
+    was stopped by a person, or failed for good; whoever clears the task has decided to go on."""
+    ti, operator = context["ti"], context["task"]
+    run = operator.config["TrainingJobName"].rpartition("-a")[0]
+    if ti.try_number == 1:
+        return
+    hook = SageMakerHook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
+    try:
+        before = hook.describe_training_job(f"{run}-a{ti.try_number - 1}")
+    except ClientError:
+        return  # it never came to be
+    status, secondary = before["TrainingJobStatus"], before.get("SecondaryStatus")
+    name = before["TrainingJobName"]
+    if status in ("InProgress", "Stopping"):
+        raise AirflowException(f"{name} still runs, and nobody watches it")
+    if ti.max_tries - operator.retries >= ti.try_number - 1:
+        return  # cleared since
+    if status == "Stopped" and secondary not in <<LIMITS>>:
+        raise AirflowFailException(f"{name} was stopped")
+    if status == "Failed" and before.get("FailureReason", "").partition(":")[0] in <<FINAL>>:
+        raise AirflowFailException(f"{name} cannot work as written: {before['FailureReason']}")
+
+
+def train(number: int, config: dict) -> SageMakerTrainingOperator:
+    stopping = config["StoppingCondition"]
+    longest = stopping.get("MaxWaitTimeInSeconds", stopping["MaxRuntimeInSeconds"]) + <<SLACK>>
+    return SageMakerTrainingOperator(
+        task_id=f"segment_{number}",
+        config=config,
+        aws_conn_id=AWS_CONNECTION,
+        region_name=REGION,
+        deferrable=DEFERRABLE,
+        check_interval=<<INTERVAL>>,
+        max_attempts=-(-longest // <<INTERVAL>>),  # looks; by default it gives up after 60
+        print_log=<<PRINT_LOG>>,  # <<PRINT_LOG_WHY>>
+        action_if_job_exists="fail",  # another name would be a job that nobody knows of
+        pre_execute=before_a_try,
+        retries=<<RETRIES>>,
+        retry_delay=timedelta(seconds=<<DELAY>>),
+        retry_exponential_backoff=True,
+        max_retry_delay=timedelta(seconds=<<LONGEST>>),
+        botocore_config={"retries": {"mode": "standard", "max_attempts": <<CREATES>>}},  # throttled
+    )
+'''
+
+_DAG = """
+
+with DAG(
+    <<DAG>>,
+    schedule=None,
+    start_date=datetime(2020, 1, 1),
+    catchup=False,
+    user_defined_macros={"run_of": run_of},
+):
+"""
+
+ONE_PART = _DAG
+
+CHAIN_PARTS = (
+    '''
+
+OUTCOME = <<OUTCOME>>
+
+
+def outcome_of(uri: str) -> dict:
+    """What the newest segment said when it ended; nothing where it said nothing."""
+    hook = S3Hook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
+    if not hook.check_for_key(uri):
+        return {}
+    return json.loads(hook.read_key(uri))
+
+
+@task.short_circuit(ignore_downstream_trigger_rules=False)
+def more_to_train(number: int, job: str, uri: str) -> bool:
+    """Whether the training goes on. A missing word means yes; a finished training leaves the rest out."""
+    until = time.monotonic() + <<GRACE>>  # it may come to S3 after its job has ended
+    while not (said := outcome_of(uri)).get("job", "").startswith(job) and time.monotonic() < until:
+        time.sleep(5)
+    if said.get("result") == <<FINISHED>>:
+        return False
+    ti = get_current_context()["ti"]
+    ti.xcom_push(key="step", value=said.get("step"))
+    before = [f"more_after_{earlier}" for earlier in range(max(1, number - <<IDLE>>), number)]
+    steps = [ti.xcom_pull(task_ids=name, key="step") for name in before] + [said.get("step")]
+    if len(steps) > <<IDLE>> and steps[-1] is not None and len(set(steps)) == 1:
+        raise AirflowFailException(f"no progress: <<IDLE>> segments left nothing newer than step {steps[-1]}")
+    return True
+
+
+@task(trigger_rule="none_failed")
+def finished(uri: str, trained: list) -> str:
+    """The model of the last segment that ran. Fails where the training time was not enough."""
+    said = outcome_of(uri)
+    if said.get("result") != <<FINISHED>>:
+        raise AirflowFailException(f"its training time is used up, at step {said.get('step')}")
+    return [job for job in trained if job][-1]["Training"]["ModelArtifacts"]["S3ModelArtifacts"]
+
+
+def in_order(segments: list) -> None:
+    """segment_1 -> more_after_1 -> segment_2 -> ... -> finished"""
+    jobs, before = [], None
+    for number, config in segments:
+        job = train(number, config)
+        jobs.append(job)
+        if before is not None:
+            before >> job
+        if number < len(segments):
+            check = more_to_train.override(task_id=f"more_after_{number}")
+            before = check(number, f"{RUN}-s{number}-a", OUTCOME)
+            job >> before
+    done = finished(OUTCOME, [job.output for job in jobs])
+    jobs[-1] >> done
+'''
+    + _DAG
+)
