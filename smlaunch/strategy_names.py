@@ -35,6 +35,16 @@ BUILT_IN = {
 }
 """Name -> module and class."""
 
+GUESSED = (
+    *("spark", "ray", "horovod", "mpi", "deepspeed", "smp", "smddp", "neuron"),
+    *("tensorflow", "huggingface", "ddp", "xgboost", "sklearn"),
+)
+"""Those that a script's imports speak for (``Strategy.libraries``); the first that is spoken for is taken.
+What starts the others' processes comes before what runs in them: training with DeepSpeed imports
+torch.distributed as well, and a Ray driver trains with anything. A strategy of another package is never
+guessed, the job names it: so the order is a table of ours, by which a plan loads none after the one that
+fits."""
+
 
 def known() -> list[str]:
     """All names, sorted."""

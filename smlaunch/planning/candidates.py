@@ -147,7 +147,7 @@ def _types(task: Task) -> Iterator[InstanceType]:
         known = instances.find(named)
         if known is not None:
             yield known
-    elif task.strategy.name == "spark":
+    elif task.strategy.for_tables:
         yield instances.known_types()[TABLES_HOST]
     else:
         for instance in instances.known_types().values():
@@ -164,10 +164,10 @@ def _hosts(task: Task) -> Sequence[int]:
     compute = task.job.compute
     if "hosts" in compute.model_fields_set or task.job.algorithm is not None:
         return [compute.hosts]
-    if task.strategy.name == "spark":
+    if task.strategy.for_tables:
         total = sum(facts.bytes or 0 for facts in task.surroundings.inputs.values())
         return [max(1, min(MOST_HOSTS, -(-int(total) // int(TABLES_PER_HOST))))]
-    if task.can.use == "several" or (task.strategy.name == "share-nothing" and task.parted):
+    if task.can.use == "several" or (task.strategy.by_parts and task.parted):
         return range(1, MOST_HOSTS + 1)
     return [1]
 

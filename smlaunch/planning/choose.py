@@ -9,15 +9,13 @@ from smlaunch.planning.libraries import spoken_for
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
 from smlaunch.protocol.launch_spec import AUTO
+from smlaunch.request import PROCESSING
 from smlaunch.strategies import load
 from smlaunch.strategies.base import Strategy
 from smlaunch.suggest import nearest
 
 DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
 """The SageMaker SDK's default too."""
-
-OWN_CLUSTER = ("spark", "ray", "mpi")
-"""Strategies that share out records among their hosts themselves."""
 
 
 def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
@@ -26,6 +24,7 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
     entry = surroundings.source.entry
     wants_one = job.compute.processes_per_host in (None, 1)
     spoken = spoken_for(script.imports)
+    guessed = None if spoken is None else load(spoken.strategy)
     parts = wants_one and any(channel.split is not None for channel in job.inputs.values())
 
     def chosen(name: str, rule: str, evidence: str) -> str:
@@ -44,9 +43,9 @@ def choose_strategy(job: Job, surroundings: Surroundings, notes: Notes) -> str:
         )
     if not entry.endswith(".py"):
         return chosen("custom", "program", f"{entry} is a program that nobody can see into")
-    if job.workload.kind == "inference" and (spoken is None or spoken.strategy not in OWN_CLUSTER):
+    if job.workload.kind == "inference" and (guessed is None or not guessed.deals_out):
         return chosen("share-nothing", "inference", "In batch inference no record needs another")
-    if job.workload.kind == "preparation" and (spoken is None or spoken.strategy != "spark"):
+    if job.workload.kind == "preparation" and (guessed is None or guessed.operation != PROCESSING):
         return chosen("processing", "preparation", "Data are prepared and nothing is trained")
     if script.reads_resource_config and wants_one:
         return chosen("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")

@@ -60,8 +60,8 @@ def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[st
     accelerators = chosen.machines.accelerators * chosen.hosts
     if task.fixed and "hosts" in task.job.compute.model_fields_set:
         return "compute.given", f"The job names {what}{_takes(chosen)}."
-    if task.strategy.name == "spark":
-        return "compute.tables", _spark(chosen)
+    if task.strategy.for_tables:
+        return "compute.tables", _tables(chosen)
     if not task.talks and chosen.hosts > 1:
         return (
             "compute.share-nothing",
@@ -86,11 +86,11 @@ def _main(chosen: Option, fitting: Sequence[Option], judged: Judged) -> tuple[st
     return "compute.one-accelerator", _one(chosen, fitting)
 
 
-def _spark(chosen: Option) -> str:
+def _tables(chosen: Option) -> str:
     told = f"{chosen.describe()}: a host for every 100 GB of tables"
     if "hosts" in chosen.task.job.compute.model_fields_set:
         told = f"The job names {chosen.hosts} hosts; for tables they are {chosen.instance.name}"
-    return f"{told}, a rough assumption; Spark deals out the work."
+    return f"{told}, a rough assumption; {chosen.task.strategy.name.capitalize()} deals out the work."
 
 
 def _one(chosen: Option, fitting: Sequence[Option]) -> str:

@@ -111,7 +111,7 @@ def read_task(job: Job, strategy: Strategy, surroundings: Surroundings) -> Task 
         parted=split,
         files=_fewest_files(job, surroundings),
         fixed=named is not None,
-        talks=strategy.joins_hosts and strategy.name != "spark",
+        talks=strategy.joins_hosts and not strategy.for_tables,
         processors=_processors(job, measured),
     )
 
@@ -120,7 +120,7 @@ def _says_enough(job: Job, strategy: Strategy) -> bool:
     work = job.workload
     if work.time_on_one or work.model_memory or work.wanted_time or work.preprocessing:
         return True
-    by_data = strategy.name in ("spark", "builtin") or work.kind == "preparation"
+    by_data = strategy.sized_by_data or work.kind == "preparation"
     return by_data and named_type(job) is None
 
 
@@ -129,7 +129,7 @@ def _is_accelerated(job: Job, strategy: Strategy, can: Capability) -> bool:
     if job.algorithm is not None:
         algorithm = algorithms.find(job.algorithm)
         return algorithm is not None and "cpu" not in algorithm.processors
-    return can.accelerated and job.workload.kind != "preparation" and strategy.name != "spark"
+    return can.accelerated and job.workload.kind != "preparation" and not strategy.for_tables
 
 
 def _measured(job: Job, named: str | None, accelerated: bool) -> Measured | None:
@@ -151,7 +151,7 @@ def _processors(job: Job, measured: Measured | None) -> float | None:
 
 
 def _in_memory(strategy: Strategy, surroundings: Surroundings) -> float | None:
-    holds = strategy.name == "builtin" or imported(surroundings.script.imports, HOLDS_ALL) is not None
+    holds = strategy.holds_data or imported(surroundings.script.imports, HOLDS_ALL) is not None
     total = sum(facts.bytes or 0 for facts in surroundings.inputs.values())
     return total * IN_MEMORY if holds and total else None
 

@@ -71,7 +71,7 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
 def _settled(job: Job, surroundings: Surroundings, notes: Notes) -> tuple[Job, tuple[Candidate, ...]]:
     """The job with the machines that its workload asks for; the same where it says nothing of one."""
     strategy = load(choose_strategy(job, surroundings, Notes()))
-    if job.workload == Workload() and strategy.name not in ("builtin", "spark"):
+    if job.workload == Workload() and not strategy.sized_by_data:
         return job, ()
     # Late: most jobs name their machines, and every command that plans would pay for it.
     from smlaunch.planning.candidates import settle

@@ -80,7 +80,7 @@ def _found(
     is_told: bool,
 ) -> str:
     if job.algorithm is None and strategy.family is None:
-        if strategy.name == "builtin":
+        if strategy.for_algorithms:
             return ""  # it is the algorithm that is missing, and the strategy says so
         notes.refuse("image", f"{strategy.name} has no image of AWS's to fall back on; name one")
         return ""

@@ -1,8 +1,7 @@
 """Which strategy a script was written for, by the libraries it imports. Pure.
 
-Each strategy names its own libraries (``Strategy.libraries``). A script may import several: training with
-DeepSpeed imports torch.distributed as well, and a Ray driver trains with anything. So the order counts: what
-starts the others' processes comes before what runs in them.
+Each strategy names its own libraries (``Strategy.libraries``); ``strategy_names.GUESSED`` says in which order
+they are asked.
 """
 
 from __future__ import annotations
@@ -10,16 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from smlaunch.strategies import load
-from smlaunch.strategy_names import BUILT_IN
-
-ORDER = (
-    *("spark", "ray", "horovod", "mpi", "deepspeed", "smp", "smddp", "neuron"),
-    *("tensorflow", "huggingface", "ddp", "xgboost", "sklearn"),
-)
-"""Strategies that a library speaks for. One of another package is never guessed: the job names it."""
-
-_NOT_IN_SKLEARN = ("torch", "tensorflow", "keras", "jax", "flax", "lightgbm", "catboost", "mxnet", "paddle")
-"""Many scripts import scikit-learn for a metric; its image has none of these."""
+from smlaunch.strategy_names import GUESSED
 
 
 class Spoken(NamedTuple):
@@ -38,12 +28,11 @@ class Spoken(NamedTuple):
 
 
 def spoken_for(imports: frozenset[str]) -> Spoken | None:
-    """The first of ORDER that one of ``imports``, dotted names, speaks for."""
-    for name in ORDER:
-        if name not in BUILT_IN or (name == "sklearn" and imported(imports, _NOT_IN_SKLEARN)):
-            continue
-        library = imported(imports, load(name).libraries)
-        if library is not None:
+    """The first of GUESSED that one of ``imports``, dotted names, speaks for."""
+    for name in GUESSED:
+        strategy = load(name)
+        library = imported(imports, strategy.libraries)
+        if library is not None and imported(imports, strategy.never_with) is None:
             return Spoken(name, library)
     return None
 

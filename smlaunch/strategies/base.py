@@ -105,6 +105,9 @@ class Strategy:
     libraries: ClassVar[tuple[str, ...]] = ()
     """A script that imports one of them is made for this strategy."""
 
+    never_with: ClassVar[tuple[str, ...]] = ()
+    """Unless it imports one of these too."""
+
     options: ClassVar[Mapping[str, str]] = {}
     """What the job's ``options`` may hold, each with a line that says what it does."""
 
@@ -129,6 +132,25 @@ class Strategy:
     for_several_hosts: ClassVar[bool] = False
     """Its scripts are written for several hosts, whatever reading them shows."""
 
+    deals_out: ClassVar[bool] = False
+    """Its scripts deal out records among their hosts themselves, so that it serves batch inference too."""
+
+    by_parts: ClassVar[bool] = False
+    """Each host works on its own part of a split input alone: the more hosts, the faster."""
+
+    for_tables: ClassVar[bool] = False
+    """Its work is tables, which it deals out: a plan that chooses machines takes no accelerators, and a host
+    for every 100 GB."""
+
+    sized_by_data: ClassVar[bool] = False
+    """Machines are chosen by the sizes of its inputs, where the job says nothing of its work."""
+
+    holds_data: ClassVar[bool] = False
+    """It reads all of its data into memory, whatever a script imports."""
+
+    for_algorithms: ClassVar[bool] = False
+    """It runs the built-in algorithm that the job names, whose image brings the program."""
+
     joined_by_script: ClassVar[bool] = False
     """Its scripts join their ranks themselves, by torch.distributed; the plan says what they lack for it."""
 
@@ -151,7 +173,7 @@ class Strategy:
     def check_all(self, setting: Setting) -> list[Problem]:
         """``check``, and what holds for every strategy."""
         problems = []
-        if setting.algorithm is not None and self.name != "builtin":
+        if setting.algorithm is not None and not self.for_algorithms:
             told = f"a built-in algorithm runs by builtin, not by {self.name}; leave it out"
             return [Problem("strategy", told)]
         if self.needs_script and not setting.entry:

@@ -31,6 +31,9 @@ class Builtin(Strategy):
     rendezvous = False
     family = None
     needs_script = False
+    for_algorithms = True
+    sized_by_data = True
+    holds_data = True
     options: ClassVar[Mapping[str, str]] = {
         "model": "JumpStart's id, of an algorithm that it hosts, by which the region is asked for the image"
     }

@@ -39,6 +39,7 @@ class Horovod(MPI):
     summary = "starts Horovod's ranks by the leader's mpirun, or, with controller: gloo, without an MPI"
     frameworks = ("PyTorch", "TensorFlow")
     trainium = "no"
+    deals_out = False
     libraries = ("horovod",)
     python_only = True
     options = {  # noqa: RUF012

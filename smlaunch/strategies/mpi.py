@@ -33,6 +33,7 @@ class MPI(Strategy):
     summary = "starts the ranks of all hosts by the leader's mpirun, without an sshd in the image"
     rendezvous = True
     for_several_hosts = True
+    deals_out = True
     launcher = LAUNCHER
     libraries = ("mpi4py",)
     options = {OPTION: "words for mpirun, a list or one text: --map-by node"}  # noqa: RUF012

@@ -31,6 +31,7 @@ class Ray(Strategy):
     family = "pytorch"
     one_per_host = True
     for_several_hosts = True
+    deals_out = True
     runs_on = LEADER
     python_only = True
     counts = ("cpus",)

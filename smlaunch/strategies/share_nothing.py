@@ -19,6 +19,7 @@ class ShareNothing(Strategy):
     rendezvous = False
     one_unless_asked = True
     joins_hosts = False
+    by_parts = True
     options: ClassVar[Mapping[str, str]] = {
         ON_HOST_FAILURE: "fail: the first host that fails ends the job; finish: every part is a job of its "
         "own, is tried again alone, and the others go on"

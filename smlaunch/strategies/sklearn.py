@@ -15,6 +15,8 @@ class Sklearn(Strategy):
     one_per_host = True
     joins_hosts = False
     libraries = ("sklearn",)
+    # Many scripts import scikit-learn for a metric; its image has none of these.
+    never_with = ("torch", "tensorflow", "keras", "jax", "flax", "lightgbm", "catboost", "mxnet", "paddle")
     instead_of_ranks = "joblib starts its own (n_jobs)"
 
     def check(self, setting: Setting) -> list[Problem]:

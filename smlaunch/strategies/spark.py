@@ -57,6 +57,9 @@ class Spark(Strategy):
     family = "spark"
     frameworks = ("Spark",)
     one_per_host = True
+    deals_out = True
+    for_tables = True
+    sized_by_data = True
     runs_on = LEADER
     python_only = True
     counts = ("cores",)

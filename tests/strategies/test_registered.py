@@ -11,9 +11,9 @@ import pytest
 from smlaunch import strategy_names
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
-from smlaunch.planning.surroundings import ScriptFacts, Sign
+from smlaunch.planning.surroundings import InputFacts, ScriptFacts, Sign
 from smlaunch.strategies import load
-from tests.planning.world import plan, region
+from tests.planning.world import PLAIN, plan, region, with_inputs
 
 RING = """\
 from smlaunch.protocol.launch_spec import Service
@@ -31,17 +31,37 @@ class Ring(Strategy):
 
     def services(self, setting):
         return (Service("meeting", ("serve",)),)
+
+
+class Lake(Strategy):
+    name = "lake"
+    summary = "makes a cluster for tables"
+    rendezvous = False
+    one_per_host = True
+    for_tables = True
+    sized_by_data = True
+
+
+class Shards(Strategy):
+    name = "shards"
+    summary = "starts a process on each host"
+    rendezvous = False
+    one_per_host = True
+    joins_hosts = False
+    by_parts = True
+    holds_data = True
 """
 
 
 @pytest.fixture
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with four strategies, one of which is good."""
+    """A package with some strategies that are good, and some that are not."""
     about = tmp_path / "strategies_of_others-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strategies-of-others\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[smlaunch.strategies]\nring = ring_of_others:Ring\nbroken = broken_of_others:Broken\n"
+        "[smlaunch.strategies]\nring = ring_of_others:Ring\nlake = ring_of_others:Lake\n"
+        "shards = ring_of_others:Shards\nbroken = broken_of_others:Broken\n"
         "nameless = json:Nope\nother = json:JSONDecoder\n"
     )
     (tmp_path / "ring_of_others.py").write_text(RING)
@@ -86,6 +106,23 @@ def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
     script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
+
+
+def test_tables_choose_its_machines_as_for_ours(registered: None) -> None:
+    tables = with_inputs(region(), {"train": InputFacts("s3://b/x", "s3", objects=9, bytes=300 * 10**9)})
+    job = {"inputs": {"train": "s3://b/x"}}
+    ours, theirs = (plan({"strategy": name, **job}, tables) for name in ("spark", "lake"))
+    assert theirs.hosts == 3
+    assert (theirs.instance_type, theirs.hosts) == (ours.instance_type, ours.hosts)
+    assert any("Lake deals out the work" in reason.because for reason in theirs.reasons)
+
+
+def test_parts_choose_its_hosts_as_for_ours(registered: None) -> None:
+    """It holds its data in memory, though nothing that the script imports says so."""
+    rows = InputFacts("s3://b/x", "s3", objects=900, bytes=900 * 10**9)
+    world = with_inputs(region(script=PLAIN), {"train": rows})
+    job = {"inputs": {"train": {"uri": "s3://b/x", "split": "key"}}, "workload": {"wanted_time": "2h"}}
+    assert plan({"strategy": "shards", **job}, world).hosts > 1
 
 
 def test_what_it_does_not_go_with_is_refused_as_for_ours(registered: None) -> None:
