@@ -48,6 +48,8 @@ class Service:
     outcome: bytes | None = None
     step: int = 0
     foreign: bool = False
+    machine: dict[str, Any] = field(default_factory=dict)
+    executions: list[str] = field(default_factory=list)
     own_files: bool = False
     """Checkpoints are the script's own: nobody can tell a step."""
 
@@ -88,9 +90,20 @@ class Service:
             if self.outcome is None:
                 raise Failed("S3.NoSuchKeyException", "The specified key does not exist.")
             return {"Body": self.outcome.decode()}
+        if integration == "states:startExecution.sync:2":
+            return self._go_on(given)
         assert integration == "aws-sdk:s3:deleteObject"
         self.outcome = None
         return {}
+
+    def _go_on(self, given: dict[str, Any]) -> Any:
+        assert given["Name"] not in self.executions
+        self.executions.append(given["Name"])
+        try:
+            return {"Output": Execution(self.machine, self, given["Name"]).run(given["Input"])}
+        except Failed as error:
+            told = {"Error": error.error, "Cause": error.cause, "Status": "FAILED"}
+            raise Failed("States.TaskFailed", json.dumps(told)) from None
 
     def _create(self, given: dict[str, Any]) -> Any:
         if any(one["TrainingJobName"] == given["TrainingJobName"] for one in self.made):
@@ -144,6 +157,8 @@ def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def by_machine(definition: dict[str, Any], service: Service) -> Played:
+    service.machine = definition
+    service.executions.append(RUN)
     try:
         Execution(definition, service, RUN).run({})
     except Failed as error:

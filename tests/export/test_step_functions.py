@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED
+from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE
 from smlaunch.export.flow import ERRORS
 from smlaunch.export.step_functions import FILE, export_step_functions
 from smlaunch.planning.patience import CREATE_PATIENCE
@@ -146,8 +146,19 @@ def test_a_quota_that_others_hold_is_waited_for_and_one_that_is_too_small_is_not
     assert (len(held.asked), held.error) == (1, None)
     small = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(0, 0))])
     assert (small.asked, small.error, small.cause) == ((), ERRORS[EXIT_REFUSED], QUOTA.format(0, 0))
-    for_ever = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
-    assert for_ever.error is not None
+    world = service("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
+    for_ever = by_machine(MACHINES["chain"], world)
+    assert for_ever.error == ERRORS[EXIT_SERVICE]
+    assert world.executions == [RUN, f"{RUN}-part-1", f"{RUN}-part-2", f"{RUN}-part-3"]
+
+
+def test_a_chain_that_is_longer_than_a_history_goes_on_in_another_execution() -> None:
+    many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
+    world = service("chain", *many)
+    played = by_machine(MACHINES["chain"], world)
+    assert [one[0] for one in played.asked] == [f"{RUN}-s{number}-a1" for number in range(1, 82)]
+    assert (played.error, world.executions) == (None, [RUN, f"{RUN}-part-1", f"{RUN}-part-2"])
+    assert played.asked == driver_plays("chain", *many).asked
 
 
 def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
