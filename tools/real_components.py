@@ -33,6 +33,7 @@ ENVIRONMENTS = {
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
     "spark": ["pyspark==4.3.0"],  # 500 MB
+    "airflow": ["apache-airflow==3.3.2", "apache-airflow-providers-amazon==9.39.0", "-e", str(ROOT)],
     "tensorflow": ["tensorflow-cpu==2.21.0"],  # 1.5 GB
     "ray": ["ray==2.60.0"],  # 300 MB
     "xgboost": ["xgboost-cpu==3.2.0"],  # the package xgboost brings CUDA's nccl, 300 MB
@@ -150,6 +151,24 @@ def install_mpi() -> bool:
     return not can_install("Open MPI 4") or install_packages(*MPI)
 
 
+ASL_VALIDATOR = "asl-validator@4.0.0"
+
+
+def install_asl_validator() -> bool:
+    """npm's validator of state machines, 8 MB."""
+    folder = HOME / "asl-validator"
+    if (folder / "node_modules" / ".bin" / "asl-validator").exists():
+        return True
+    if shutil.which("npm") is None:
+        if not can_install("npm"):
+            return True
+        if not install_packages("npm"):
+            return False
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), ASL_VALIDATOR]
+    return subprocess.run(words).returncode == 0
+
+
 def main() -> None:
     with ThreadPoolExecutor(2) as pool:
         containers = pool.submit(install_containers)
@@ -157,6 +176,7 @@ def main() -> None:
     there["containers"] = containers.result()
     there["mpi"] = install_mpi()  # not beside the other: apt-get runs once at a time
     there["sshd"] = unpack_sshd()
+    there["asl-validator"] = install_asl_validator()
     failed = [name for name, installed in there.items() if not installed]
     if failed:
         sys.exit(f"could not be installed: {', '.join(failed)}")

@@ -1,0 +1,36 @@
+"""The definitions in the eyes of a validator that is not ours: npm's asl-validator."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from smlaunch.export.step_functions import FILE, export_step_functions
+from tests.export.test_step_functions import JOBS, PLANS
+from tests.real.conftest import REAL
+
+VALIDATOR = REAL / "asl-validator" / "node_modules" / ".bin" / "asl-validator"
+
+
+def validated(path: Path) -> subprocess.CompletedProcess[str]:
+    if not VALIDATOR.exists():
+        pytest.skip("asl-validator is not installed: make test-real")
+    command = [VALIDATOR, "--json-path", path]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    path.write_text(export_step_functions(PLANS[job], "train")[FILE])
+    found = validated(path)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_validator_does_refuse(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    text = export_step_functions(PLANS["chain"], "train")[FILE]
+    path.write_text(text.replace('"Next": "Look at the job"', '"Next": "Nowhere"', 1))
+    assert validated(path).returncode != 0
