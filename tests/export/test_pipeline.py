@@ -21,6 +21,7 @@ from smlaunch.launch.stage import stage
 from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.faults import FaultPlan, HostLost
 from smlaunch.local.pipelines import definition as endpoint_reader
 from smlaunch.local.settings import Settings
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
@@ -103,7 +104,10 @@ if count < 3:
         time.sleep(0.05)
 kept.write_text(str(count))
 """
-SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)
+FAULTS = FaultPlan(faults=(HostLost(after=0.5, jobs="pipelines-*-Segment-2-a*"),))
+"""The second segment's first try loses its host."""
+
+SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1, faults=FAULTS)
 
 
 @pytest.fixture
@@ -127,7 +131,7 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
     job = Job(
         entry=str(tmp_path / "src" / "train.py"),
         compute=Compute(instance_type="ml.m5.large"),
-        limits=Limits(max_runtime="40s", segment="8s"),
+        limits=Limits(max_runtime="20s", segment="5s"),
         checkpoints=Checkpoints(),
     )
     prepared = prepare_export(job, target)
@@ -167,7 +171,15 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
         found.append((named[TAG_RUN], named[TAG_SEGMENT], named[TAG_ATTEMPT]))
         described = sagemaker.describe_training_job(TrainingJobName=one["TrainingJobName"])
         assert METRIC in {metric["MetricName"] for metric in described["FinalMetricDataList"]}
-    assert found == [(run, str(segment), "1") for segment in (1, 2, 3)]
+    assert found == [(run, str(segment), "1") for segment in (1, 2, 2, 3)]
+    assert [one["TrainingJobStatus"] for one in jobs] == ["Completed", "Failed", "Completed", "Completed"]
+    kept = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
+        "s3", endpoint_url=endpoint.url
+    )
+    prefix = described["CheckpointConfig"]["S3Uri"].removeprefix(f"s3://{endpoint.bucket}/")
+    assert f"/{run}/" in prefix
+    count = kept.get_object(Bucket=endpoint.bucket, Key=f"{prefix.rstrip('/')}/count")["Body"].read()
+    assert count == b"3", "each segment went on from the one before, also the one that was tried again"
 
 
 def test_the_command_writes_it_and_refuses_a_name(home: Path, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class ExecutionRunner:
 
     def _create(self, name: str, active: _Active) -> None:
         step, record = active.step, self._records[name]
-        new = _new_name(self._execution.id, name)
+        new = _new_name(self._execution.id, name, record.attempts)
         try:
             key = self._key(step)
             if record.attempts == 0 and key is not None and self._from_cache(step, key):
@@ -316,9 +316,11 @@ class ExecutionRunner:
             self._save(status="Failed", failure=reason[:REASON_LIMIT])
 
 
-def _new_name(execution: str, step: str) -> str:
-    """``pipelines-<execution>-<step>-<random>``, of the 63 letters that a job's name may have."""
-    random = "".join(secrets.choice(_LETTERS) for _ in range(_RANDOM))
+def _new_name(execution: str, step: str, tries: int) -> str:
+    """``pipelines-<execution>-<step>-<random>``, of the 63 letters that a job's name may have. The random
+    part begins with a for the first try, b for the second: a fault plan can mean one of them."""
+    first = string.ascii_lowercase[tries % 26]
+    random = first + "".join(secrets.choice(_LETTERS) for _ in range(_RANDOM - 1))
     room = _NAME_ROOM - len(f"{JOB_PREFIX}-{execution}---{random}") + 1
     readable = re.sub("[^A-Za-z0-9]+", "-", step)[:room].strip("-")
     return "-".join(word for word in (JOB_PREFIX, execution, readable, random) if word)
