@@ -23,6 +23,7 @@ from smlaunch.planning.workflow import Ending, ending_of
 from tests.conftest import ROOT
 from tests.export.interpreter import Execution
 from tests.export.jobs import CHAIN, SINGLE, plan_of
+from tests.export.pages import PAGE, written
 from tests.export.test_step_functions import JOBS, MACHINES, PLANS, definition_of
 
 GOLDEN = ROOT / "tests" / "export" / "chain.asl.json"
@@ -153,8 +154,12 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 
 def test_the_golden_file() -> None:
-    """As it is read in docs/step-functions.md; written anew by `python -m tests.export.test_machine`."""
+    """Written anew by `python -m tests.export.test_machine`."""
     assert export_step_functions(plan_of(CHAIN), "train")[FILE] == GOLDEN.read_text()
+
+
+def test_the_page_is_of_today() -> None:
+    assert PAGE.read_text() == written(PAGE.read_text())
 
 
 def test_a_fixed_name_is_every_executions_run() -> None:
