@@ -24,6 +24,11 @@ POLL_REGION = 30.0
 POLL_ENDPOINT = 1.0
 """Seconds."""
 
+EARLIEST = 10.0
+"""Seconds before which the trigger does not fire. A worker's process lives on for 5 s after its task was
+deferred (Airflow 3.3.2, LocalExecutor). A task that is queued again before its end is known is taken for one
+that was lost, and fails: "finished with state success, but the task instance's state attribute is queued"."""
+
 _TICK = 3600.0
 
 
@@ -64,6 +69,13 @@ class SmlaunchTrigger(BaseTrigger):
         return "smlaunch.airflow.triggers.SmlaunchTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        began = time.monotonic()
+        because = await self._seen()
+        await asyncio.sleep(max(0.0, began + EARLIEST - time.monotonic()))
+        yield TriggerEvent({"run": self.run_name, "because": because})
+
+    async def _seen(self) -> str:
+        """Why there is something to do, as soon as there is."""
         followers = await _aside(self._followers)
         while True:
             for follower in followers:
@@ -71,18 +83,15 @@ class SmlaunchTrigger(BaseTrigger):
                     events = await _aside(follower.poll)
                 except CallError as error:
                     # The operator asks again, and fails the task in its own words if it must.
-                    yield self._event(str(error))
-                    return
+                    return str(error)
                 for event in events:
                     tell = self.log.warning if isinstance(event, Trouble) else self.log.info
                     tell("%s", sentence(event))
                 if follower.finished:
-                    yield self._event(f"{follower.job} has ended")
-                    return
+                    return f"{follower.job} has ended"
             left = None if self.wake_at is None else self.wake_at - time.time()
             if left is not None and left <= 0:
-                yield self._event("due")
-                return
+                return "due"
             pauses = [max(0.0, follower.due - time.monotonic()) for follower in followers]
             await asyncio.sleep(min([*pauses, _TICK if left is None else left]))
 
@@ -94,9 +103,6 @@ class SmlaunchTrigger(BaseTrigger):
         if state in ("failed", "success"):
             self.log.info("the task is %s: stopping %s", state, self.run_name)
             await _aside(lambda: Run.attach(self.run_name, self._target()).stop())
-
-    def _event(self, because: str) -> TriggerEvent:
-        return TriggerEvent({"run": self.run_name, "because": because})
 
     def _target(self) -> Target:
         return Reach.from_dict(self.reach).target()

@@ -16,10 +16,10 @@ import json
 import time
 from datetime import datetime, timedelta
 
-from airflow.exceptions import AirflowException, AirflowFailException
 from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 from airflow.providers.amazon.aws.hooks.sagemaker import SageMakerHook
 from airflow.providers.amazon.aws.operators.sagemaker import SageMakerTrainingOperator
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 from airflow.sdk import DAG, get_current_context, task
 from botocore.exceptions import ClientError
 
