@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def built(engine: Engine, folder: str, *options: str) -> str:
     """The image of a folder of containers/, on our base; what has not changed is not built again."""
     image = f"localhost/smlaunch-test-{folder}"
     words = ("build", "--quiet", f"--build-arg=BASE={BASE}", f"--tag={image}", *options)
-    done = run(engine.words(*words, str(ROOT / "containers" / folder)))
+    line = engine.words(*words, str(ROOT / "containers" / folder))
+    done = subprocess.run(line, capture_output=True)  # the first time that takes its while
     assert done.returncode == 0, done.stderr.decode()
     return image
 

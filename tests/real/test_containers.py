@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint, EndpointInfo
+from smlaunch.local.executors import containers_commands, containers_engine
 from smlaunch.local.executors.containers_words import Engine
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
@@ -380,6 +382,20 @@ def test_a_pull_that_fails_and_one_that_is_given_up(client: Client) -> None:
         client.sagemaker.stop_training_job(TrainingJobName="silent")
         assert client.wait("silent")["TrainingJobStatus"] == "Stopped"
         rude.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
+def test_a_daemon_that_never_answers_does_not_stop_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real client, and a socket that takes it in and says no word."""
+    monkeypatch.setattr(containers_commands, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'silent.sock'}")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        with pytest.raises(EndpointError, match="docker: `docker version` has not answered for 2 s"):
+            containers_engine.best(tmp_path / "engine.json", "docker")
 
 
 def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: Client) -> None:

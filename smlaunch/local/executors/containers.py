@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from smlaunch.local.executors import containers_network
+from smlaunch.errors import EndpointError
+from smlaunch.local.executors import containers_commands, containers_network
 from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import (
     Allocation,
@@ -27,6 +28,7 @@ from smlaunch.local.executors.base import (
     Program,
     View,
 )
+from smlaunch.local.executors.containers_commands import UNANSWERED, said
 from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
 from smlaunch.local.executors.containers_environment import by_name
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
@@ -118,9 +120,13 @@ def recover_as_remembered(cache: Path, owner: str) -> int:
 
 
 def _remove_all(engine: Engine, owner: str) -> int:
-    """Containers, and networks, which supervisors that were killed could not remove."""
+    """Containers, and networks, which supervisors that were killed could not remove. Raises EndpointError
+    when the engine does not answer: what is there must be found again."""
     label = f"--filter=label={words.OWNER_LABEL}={owner}"
-    left = run(engine.words("ps", "--all", "--quiet", label)).stdout.decode().split()
+    listed = run(engine.words("ps", "--all", "--quiet", label))
+    if listed.returncode == UNANSWERED:
+        raise EndpointError(f"what an endpoint that is gone has left cannot be removed: {said(listed)}")
+    left = listed.stdout.decode().split()
     if left:
         run(words.remove(engine, *left))
     networks = run(engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
@@ -235,6 +241,7 @@ class ContainerAllocation:
             "environment": client,
             "by_name": named,
             "relay": self._executor.port if self._relayed else 0,
+            "patience": containers_commands.PATIENCE_SECONDS,
         }
 
 

@@ -24,7 +24,9 @@ from typing import Literal, NamedTuple
 from urllib.request import getproxies
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors.base import ImageProblem
+from smlaunch.local.executors import containers_commands
+from smlaunch.local.executors.base import CannotAllocate, ImageProblem
+from smlaunch.local.executors.containers_commands import UNANSWERED, said
 from smlaunch.local.executors.containers_words import Engine
 from smlaunch.local.executors.levels import fingerprint
 from smlaunch.local.state_dir import publish
@@ -101,8 +103,10 @@ def options_from(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def image_id(engine: Engine, image: str) -> str | None:
-    """None when the engine has no such image."""
+    """None when the engine has no such image. Raises CannotAllocate when it does not say."""
     done = run(engine.words("image", "inspect", "--format", "{{.Id}}", image))
+    if done.returncode == UNANSWERED:
+        raise CannotAllocate(said(done))
     return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
@@ -116,7 +120,7 @@ def helper_image(engine: Engine) -> str:
 
 def bring(engine: Engine, image: str, check: Callable[[], None]) -> str:
     """The image's id, pulled where it is not here yet. ``check`` raises to give up meanwhile. Raises
-    ImageProblem."""
+    ImageProblem, and CannotAllocate when the engine does not answer."""
     if not image or image.startswith("-") or any(character.isspace() for character in image):
         raise ImageProblem(f"{image!r} is no image's name")
     found = image_id(engine, image)
@@ -129,14 +133,9 @@ def bring(engine: Engine, image: str, check: Callable[[], None]) -> str:
 
 
 def run(words: Sequence[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """An engine's command to its end. The environment is this process's, as if a person had typed it."""
-    return subprocess.run(words, input=stdin, capture_output=True, check=False)
-
-
-def said(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The engine's own words: the last line it complained in."""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("Error: ") if lines else f"it ended with {done.returncode}"
+    """A short command of an engine's (containers_commands). The environment is this process's, as if a person
+    had typed it."""
+    return containers_commands.run(words, containers_commands.PATIENCE_SECONDS, stdin)
 
 
 def registry_of(image: str) -> str | None:

@@ -6,7 +6,8 @@ import ipaddress
 
 from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import CannotAllocate
-from smlaunch.local.executors.containers_engine import run, said
+from smlaunch.local.executors.containers_commands import said
+from smlaunch.local.executors.containers_engine import run
 from smlaunch.local.executors.containers_words import Engine
 
 _FIRST = 2
@@ -51,7 +52,10 @@ def _create(engine: Engine, name: str, owner: str, internal: bool, subnet: str |
 
 def _subnet(engine: Engine, name: str, hosts: int) -> ipaddress.IPv4Network:
     """What the engine chose, which knows the networks that this machine has already."""
-    for listed in run(words.subnet_of(engine, name)).stdout.decode().split():
+    shown = run(words.subnet_of(engine, name))
+    if shown.returncode:
+        raise CannotAllocate(f"{engine.kind} does not tell of the network it has made: {said(shown)}")
+    for listed in shown.stdout.decode().split():
         subnet = ipaddress.ip_network(listed)
         if isinstance(subnet, ipaddress.IPv4Network):
             if subnet.num_addresses > hosts + _FIRST:  # the last one is for broadcasts

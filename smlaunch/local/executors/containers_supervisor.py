@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.local.executors import containers_relay
+from smlaunch.local.executors import containers_commands, containers_relay
+from smlaunch.local.executors.containers_commands import UNANSWERED, said
 
 _NOT_FOUND, _NOT_EXECUTABLE, _ENGINE_FAILED = 127, 126, 125
 """What a shell, and docker, exit with when a program cannot be started, and docker when it itself failed."""
@@ -46,8 +47,8 @@ class Container:
     """``order``: the engine's command lines by their purpose: ``create``, ``init`` (empty where the engine
     has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, several, to be run
     when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone.
-    Beside them ``environment`` for the engine, ``by_name``, what `create` finds there beside, and ``relay``:
-    the endpoint's port, or 0."""
+    Beside them ``environment`` for the engine, ``by_name``, what `create` finds there beside, ``relay``: the
+    endpoint's port, or 0, and ``patience``: how many seconds a command gets that should take a moment."""
 
     def __init__(self, order: Mapping[str, Any], lifeline: int, report: int) -> None:
         self._order = order
@@ -68,7 +69,7 @@ class Container:
         except Exception as error:
             line = f"error container {_ENGINE_FAILED} {error!r}"
         for command in self._order["afterwards"]:
-            self._command(command)
+            self._command(command, is_long=True)
         self._say(line)
         self._engine("remove")
         if self._abandoned:
@@ -76,14 +77,14 @@ class Container:
 
     def _live(self) -> str:
         """From making the container to its end: the report's last line."""
-        made = self._engine("create", self._order["by_name"])
+        made = self._command(self._order["create"], self._order["by_name"], is_long=True)
         if made.returncode:
-            return f"error container {_ENGINE_FAILED} {_said(made)}"
+            return f"error container {_ENGINE_FAILED} {said(made)}"
         if self._order["init"]:
             # Its network is there now, its program is not yet.
-            started = self._engine("init")
+            started = self._command(self._order["init"], is_long=True)
             if started.returncode:
-                return _not_started(_said(started))
+                return _not_started(said(started))
             self._relay()
         before = _killed_for_memory()
         with subprocess.Popen(
@@ -104,7 +105,7 @@ class Container:
         if not port:
             return
         pid = self._pid()
-        while not pid and attached is not None and attached.poll() is None:
+        while not pid and attached is not None and attached.poll() is None and not self._let_go():
             time.sleep(_LOOK_AGAIN_SECONDS)
             pid = self._pid()
         try:
@@ -119,31 +120,34 @@ class Container:
         return 0 if shown.returncode else int(json.loads(shown.stdout)["Pid"])
 
     def _watch(self, attached: subprocess.Popen[bytes]) -> None:
-        """Until the container ended, or the engine's client did."""
+        """Until the container ended, or the engine's client did, or the engine would not end it."""
+        leave_at = None
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         to_tell = False
         while attached.poll() is None:
-            for descriptor, _ in poll.poll(_TELL_AGAIN_MS if to_tell else None):
+            for descriptor, _ in poll.poll(_TELL_AGAIN_MS if to_tell or leave_at is not None else None):
                 if descriptor == self._lifeline:
                     poll.unregister(self._lifeline)
                     self._abandoned = True
                     if self._engine("kill").returncode:
                         self._engine("remove")  # it is not running yet, or no longer
+                    leave_at = time.monotonic() + self._order["patience"]
                 elif signal.SIGTERM in os.read(self._woken, 4096):
                     to_tell = True
             # A container that is just being started cannot be told yet.
             to_tell = to_tell and self._engine("terminate").returncode != 0
+            if leave_at is not None and time.monotonic() > leave_at:
+                containers_commands.end(attached, apart=True)
 
     def _ended(self, killed_before: int) -> str:
         shown = self._engine("inspect")
         if shown.returncode:
-            return (
-                f"killed {signal.SIGKILL}"
-                if self._abandoned
-                else f"lost the container is gone: {_said(shown)}"
-            )
+            if self._abandoned:
+                return f"killed {signal.SIGKILL}"
+            what = "" if shown.returncode == UNANSWERED else "the container is gone: "
+            return f"lost {what}{said(shown)}"
         state = json.loads(shown.stdout)
         if state["Status"] == "running":
             self._engine("remove")
@@ -163,18 +167,26 @@ class Container:
             return f"memory ran out: the kernel killed {killed} process{'es' * (killed > 1)} for it meanwhile"
         return ""
 
-    def _engine(
-        self, purpose: str, more: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        return self._command(self._order[purpose], more)
+    def _engine(self, purpose: str) -> subprocess.CompletedProcess[bytes]:
+        return self._command(self._order[purpose])
 
     def _command(
-        self, words: Sequence[str], more: Mapping[str, str] | None = None
+        self, words: list[str], more: Mapping[str, str] | None = None, is_long: bool = False
     ) -> subprocess.CompletedProcess[bytes]:
-        environment = {**self._order["environment"], **(more or {})}
-        return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, env=environment, start_new_session=True
+        return containers_commands.run(
+            words,
+            self._order["patience"],
+            environment={**self._order["environment"], **(more or {})},
+            let_go=self._let_go if is_long else None,
+            apart=True,
         )
+
+    def _let_go(self) -> bool:
+        """Whether the lifeline has closed."""
+        poll = select.poll()
+        poll.register(self._lifeline, select.POLLIN)
+        self._abandoned = self._abandoned or bool(poll.poll(0))
+        return self._abandoned
 
     def _say(self, line: str) -> None:
         try:
@@ -189,12 +201,6 @@ class Container:
 
 def _noted(number: int, frame: object) -> None:
     """The number is read from the wake-up pipe."""
-
-
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The engine's own words: its last line."""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("Error: ") if lines else f"the engine ended with {done.returncode}"
 
 
 def _not_started(message: str) -> str:
