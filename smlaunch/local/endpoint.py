@@ -75,6 +75,7 @@ class Endpoint:
         from smlaunch.local.services.pipelines import Pipelines
         from smlaunch.local.services.processing import ProcessingJobs
         from smlaunch.local.services.sagemaker import SageMakerService
+        from smlaunch.local.services.tags import Tags
         from smlaunch.local.services.throttled import Throttled
         from smlaunch.local.store import JobStore
 
@@ -106,7 +107,9 @@ class Endpoint:
         jobs.follow(self._runs)
         jobs.recover()
         operations = Pipelines(pipelines, self._runs, objects, door)
-        services["sagemaker"] = JsonService("sagemaker", training, processing, operations)
+        services["sagemaker"] = JsonService(
+            "sagemaker", training, processing, operations, Tags(store, pipelines)
+        )
         self._moto = MotoFallback(lambda: self._server.url, credentials, settings, state.moto_log)
         others: Service = self._moto
         if settings.faults is not None and settings.faults.faults:

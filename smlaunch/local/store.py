@@ -150,9 +150,16 @@ class JobStore:
             self._connection.execute("COMMIT")
         return changed
 
-    def add_tags(self, arn: str, tags: Mapping[str, str]) -> JobRecord | None:
-        """Adds to a job's tags and returns the job; None when there is no such job."""
-        return self.change(arn, lambda record: replace(record, tags={**record.tags, **tags}))
+    def tags_of(self, arn: str) -> Mapping[str, str] | None:
+        """None when there is no such job; likewise below."""
+        record = self.by_arn(arn)
+        return None if record is None else record.tags
+
+    def change_tags(
+        self, arn: str, how: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Mapping[str, str] | None:
+        changed = self.change(arn, lambda record: replace(record, tags=how(record.tags)))
+        return None if changed is None else changed.tags
 
     def merge(self, arn: str, result: Mapping[str, Any]) -> JobRecord | None:
         """Adds to what Describe shows of a job."""

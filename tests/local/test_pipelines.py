@@ -398,6 +398,9 @@ def test_pipelines_are_described_listed_updated_and_found_once(runs: Runs) -> No
     assert len(executions) == 1
     runs.ended(executions.pop())
     runs.sagemaker.update_pipeline(PipelineName="listed-A", PipelineDescription="new")
+    runs.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": key, "Value": "1"} for key in ("a", "b")])
+    runs.sagemaker.delete_tags(ResourceArn=arn, TagKeys=["a"])
+    assert runs.sagemaker.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "b", "Value": "1"}]
     described = runs.sagemaker.describe_pipeline(PipelineName=arn)
     assert (described["PipelineDescription"], described["PipelineStatus"]) == ("new", "Active")
     assert json.loads(described["PipelineDefinition"])["Steps"][0]["Name"] == "S"

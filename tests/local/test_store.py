@@ -51,10 +51,10 @@ def test_only_unfinished_jobs_of_an_owner(store: JobStore) -> None:
 
 def test_tags_are_added_to(store: JobStore) -> None:
     store.create(replace(record("one"), tags={"a": "1"}))
-    tagged = store.add_tags(record("one").arn, {"b": "2"})
-    assert tagged is not None
-    assert tagged.tags == {"a": "1", "b": "2"}
-    assert store.add_tags("arn:nobody", {}) is None
+    tagged = store.change_tags(record("one").arn, lambda tags: {**tags, "b": "2"})
+    assert tagged == store.tags_of(record("one").arn) == {"a": "1", "b": "2"}
+    assert store.change_tags("arn:nobody", dict) is None
+    assert store.tags_of("arn:nobody") is None
 
 
 @settings(max_examples=30)

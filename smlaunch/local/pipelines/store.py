@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,33 @@ class PipelineStore:
         row = (pipeline.arn, pipeline.region, json.dumps(asdict(pipeline)))
         self._insert("INSERT INTO pipelines VALUES (?, ?, ?)", row)
 
-    def update(self, pipeline: Pipeline) -> None:
-        self._do(
-            "UPDATE pipelines SET document = ? WHERE arn = ?", json.dumps(asdict(pipeline)), pipeline.arn
-        )
+    def change(self, arn: str, how: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
+        """Reads, changes and writes a pipeline at once; None when there is none. What ``how`` raises comes
+        through."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                found = self.pipeline(arn)
+                changed = None if found is None else how(found)
+                if changed is not None:
+                    document = json.dumps(asdict(changed))
+                    self._do("UPDATE pipelines SET document = ? WHERE arn = ?", document, arn)
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        return changed
+
+    def tags_of(self, arn: str) -> Mapping[str, str] | None:
+        """None when there is no such pipeline; likewise below."""
+        found = self.pipeline(arn)
+        return None if found is None else found.tags
+
+    def change_tags(
+        self, arn: str, how: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Mapping[str, str] | None:
+        changed = self.change(arn, lambda one: replace(one, tags=how(one.tags)))
+        return None if changed is None else changed.tags
 
     def pipeline(self, arn: str) -> Pipeline | None:
         rows = self._rows("SELECT document FROM pipelines WHERE arn = ?", arn)

@@ -73,3 +73,12 @@ def _read_token(token: str | None, sort_by: str) -> tuple[str | float, str] | No
     if order != sort_by:
         raise validation_error("Invalid pagination token: it belongs to a list in another order.")
     return value, name
+
+
+def offset(token: str | None) -> int:
+    """Where the page begins of a list that is not the store's own."""
+    if not token:
+        return 0
+    if not token.isdecimal():
+        raise validation_error("Invalid pagination token.")
+    return int(token)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smlaunch.local.errors import validation_error
 from smlaunch.local.pipelines.definition import Step
 from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
+from smlaunch.local.services.job_lists import offset
 
 _PAGE = 10
 """Entries on a page when MaxResults does not say."""
@@ -108,11 +108,8 @@ def _metadata(one: StepRecord) -> dict[str, Any] | None:
 def page(params: Mapping[str, Any], member: str, entries: Sequence[Any]) -> dict[str, Any]:
     """``entries`` are in ascending order; the newest come first unless SortOrder says otherwise. Raises a
     ValidationException for a token that is none of ours."""
-    token = params.get("NextToken")
-    if token and not token.isdecimal():
-        raise validation_error("Invalid pagination token.")
     ordered = list(entries if params.get("SortOrder") == "Ascending" else reversed(entries))
-    start = int(token or 0)
+    start = offset(params.get("NextToken"))
     end = start + (params.get("MaxResults") or _PAGE)
     answer: dict[str, Any] = {member: ordered[start:end]}
     if end < len(ordered):

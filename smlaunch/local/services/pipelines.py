@@ -80,17 +80,19 @@ class Pipelines:
         text = self._definition_text(params)
         if text is not None:
             _read(text)
-        self._store.update(
-            replace(
-                pipeline,
-                definition=text or pipeline.definition,
-                role=params.get("RoleArn", pipeline.role),
+
+        def changed(now: Pipeline) -> Pipeline:
+            return replace(
+                now,
+                definition=text or now.definition,
+                role=params.get("RoleArn", now.role),
                 modified=time.time(),
-                display_name=params.get("PipelineDisplayName", pipeline.display_name),
-                description=params.get("PipelineDescription", pipeline.description),
-                parallelism=_parallelism(params) or pipeline.parallelism,
+                display_name=params.get("PipelineDisplayName", now.display_name),
+                description=params.get("PipelineDescription", now.description),
+                parallelism=_parallelism(params) or now.parallelism,
             )
-        )
+
+        self._store.change(pipeline.arn, changed)
         return {"PipelineArn": pipeline.arn}
 
     def describe_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ class Pipelines:
         scope = ExecutionScope(execution, definition, {}, self._door, self._objects)
         execution = replace(execution, experiment=resolve(definition.experiment, scope))
         self._store.start(execution)
-        self._store.update(replace(pipeline, last_run=now))
+        self._store.change(pipeline.arn, lambda one: replace(one, last_run=now))
         self._runs.start(execution, definition)
         return {"PipelineExecutionArn": execution.arn}
 

@@ -1,4 +1,4 @@
-"""The SageMaker operations on training jobs, the search for them, and the tags of all kinds of jobs.
+"""The SageMaker operations on training jobs, and the search for them.
 
 Parameters have passed ``smlaunch.validate`` before they come here. Answers hold what the API model has, with
 times as seconds since the epoch. AWS's own words are used where clients are known to read them.
@@ -21,7 +21,6 @@ from smlaunch.local.services.creation import create
 from smlaunch.local.settings import Settings
 from smlaunch.local.store import JobQuery, JobRecord, JobStore
 
-_TAG_LIMIT = 50
 _SEARCH_PAGE = 100
 _EXPRESSION_LIMIT = 50
 _NOT_FOUND = "Requested resource not found."
@@ -147,7 +146,7 @@ class SageMakerService:
             )
         except search.BadSearch as error:
             raise validation_error(str(error)) from None
-        start = _read_offset(params.get("NextToken"))
+        start = job_lists.offset(params.get("NextToken"))
         end = start + (params.get("MaxResults") or _SEARCH_PAGE)
         answer: dict[str, Any] = {
             "Results": [{"TrainingJob": document} for document in found[start:end]],
@@ -157,41 +156,8 @@ class SageMakerService:
             answer["NextToken"] = str(end)
         return answer
 
-    def add_tags(self, params: dict[str, Any]) -> dict[str, Any]:
-        record = self._resource(params["ResourceArn"])
-        added = {tag["Key"]: tag["Value"] for tag in params["Tags"]}
-        if len({**record.tags, **added}) > _TAG_LIMIT:
-            raise validation_error(f"A resource can have {_TAG_LIMIT} tags at most")
-        record = self._store.add_tags(record.arn, added) or record
-        return {"Tags": training_answers.tags(record)}
-
-    def delete_tags(self, params: dict[str, Any]) -> dict[str, Any]:
-        record = self._resource(params["ResourceArn"])
-        gone = set(params["TagKeys"])
-
-        def without(record: JobRecord) -> JobRecord:
-            return replace(record, tags={key: value for key, value in record.tags.items() if key not in gone})
-
-        self._store.change(record.arn, without)
-        return {}
-
-    def list_tags(self, params: dict[str, Any]) -> dict[str, Any]:
-        tags = training_answers.tags(self._resource(params["ResourceArn"]))
-        start = _read_offset(params.get("NextToken"))
-        end = start + (params.get("MaxResults") or _TAG_LIMIT)
-        answer: dict[str, Any] = {"Tags": tags[start:end]}
-        if end < len(tags):
-            answer["NextToken"] = str(end)
-        return answer
-
     def _job(self, name: str) -> JobRecord:
         record = self._store.get(KIND, current().region, name)
-        if record is None:
-            raise validation_error(_NOT_FOUND)
-        return record
-
-    def _resource(self, arn: str) -> JobRecord:
-        record = self._store.by_arn(arn)
         if record is None:
             raise validation_error(_NOT_FOUND)
         return record
@@ -205,11 +171,3 @@ def _size(expression: dict[str, Any]) -> int:
         + sum(len(entry.get("Filters") or ()) for entry in nested)
         + sum(1 + _size(entry) for entry in expression.get("SubExpressions") or ())
     )
-
-
-def _read_offset(token: str | None) -> int:
-    if not token:
-        return 0
-    if not token.isdecimal():
-        raise validation_error("Invalid pagination token.")
-    return int(token)

@@ -131,8 +131,8 @@ def executed(**parameters):
     }
 
 
-pipeline.upsert(role_arn=job["role"], description="once")
-pipeline.upsert(role_arn=job["role"], description="and again")
+pipeline.upsert(role_arn=job["role"], description="once", tags=[{"Key": "a", "Value": "1"}])
+pipeline.upsert(role_arn=job["role"], description="and again", tags=[{"Key": "b", "Value": "2"}])
 result = {
     "definition": json.loads(pipeline.definition()),
     "description": pipeline.describe()["PipelineDescription"],
