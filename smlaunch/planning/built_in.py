@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smlaunch.job import Job
-from smlaunch.planning.libraries import imported
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.strategies.base import imported
 
 SAME: Mapping[str, str] = {
     "xgboost": "xgboost",

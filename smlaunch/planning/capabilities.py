@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from smlaunch.planning.libraries import imported
 from smlaunch.planning.surroundings import ScriptFacts, Sign
+from smlaunch.strategies.base import imported
 
 Use = Literal["one", "instance", "several"]
 """One accelerator; those of one instance, by one process; those of several hosts."""

@@ -164,7 +164,7 @@ class Compiler:
                 f"{format_duration(int(spec.hang_seconds))} is taken to hang, and fails with the stacks of "
                 "its ranks.",
             )
-        for sentence in self.strategy.advice(setting):
+        for sentence in self.strategy.advice_all(setting):
             self.notes.warn(sentence + ".")
         if spec is None:
             return None

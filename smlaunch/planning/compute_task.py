@@ -12,10 +12,9 @@ from smlaunch.planning import segments
 from smlaunch.planning.capabilities import Capability, capability
 from smlaunch.planning.estimate import Measured
 from smlaunch.planning.io_times import Share
-from smlaunch.planning.libraries import imported
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.surroundings import Surroundings
-from smlaunch.strategies.base import Strategy
+from smlaunch.strategies.base import Strategy, imported
 
 ASSUMED_ACCELERATOR = "ml.g5.xlarge"
 ASSUMED_HOST = "ml.m5.xlarge"

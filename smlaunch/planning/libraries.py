@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from smlaunch.strategies import load
+from smlaunch.strategies.base import imported
 from smlaunch.strategy_names import GUESSED
 
 
@@ -34,12 +35,4 @@ def spoken_for(imports: frozenset[str]) -> Spoken | None:
         library = imported(imports, strategy.libraries)
         if library is not None and imported(imports, strategy.never_with) is None:
             return Spoken(name, library)
-    return None
-
-
-def imported(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
-    """The first of ``libraries`` that one of ``imports`` is, or lies in."""
-    for library in libraries:
-        if any(name == library or name.startswith(library + ".") for name in imports):
-            return library
     return None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from smlaunch.planning.efa import efa
-from smlaunch.planning.libraries import imported
 from smlaunch.planning.notes import Notes
 from smlaunch.protocol.launch_spec import LaunchSpec
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import Setting, imported
 
 MPLBACKEND = "MPLBACKEND"
 

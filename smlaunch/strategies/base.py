@@ -71,6 +71,11 @@ class Setting:
     spot: bool = False
     target: Literal["aws", "local"] = "aws"
 
+    @property
+    def alone(self) -> bool:
+        """One process in all."""
+        return self.hosts == self.per_host == 1
+
 
 class Strategy:
     """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``; where
@@ -104,6 +109,9 @@ class Strategy:
 
     libraries: ClassVar[tuple[str, ...]] = ()
     """A script that imports one of them is made for this strategy."""
+
+    other_libraries: ClassVar[tuple[str, ...]] = ()
+    """Those do as well, though a script that imports one may be made for something else."""
 
     never_with: ClassVar[tuple[str, ...]] = ()
     """Unless it imports one of these too."""
@@ -213,6 +221,21 @@ class Strategy:
         """What will work, but probably not as meant."""
         return []
 
+    def advice_all(self, setting: Setting) -> list[str]:
+        """``advice``, and what holds for every strategy."""
+        told = self.advice(setting)
+        looked_for = (*self.libraries, *self.other_libraries)
+        if self.libraries and setting.entry.endswith(".py") and imported(setting.imports, looked_for) is None:
+            means = self.unimported(setting)
+            return [*told, f"{setting.entry} {means}"] if means else told
+        return told
+
+    def unimported(self, setting: Setting) -> str:
+        """What it means that the script imports none of ``libraries`` and ``other_libraries``: a sentence
+        without its subject; empty where it means nothing."""
+        told = f"does not import {self.libraries[0]}: unless a module of its own does"
+        return f"{told}, {self.name} starts what it does not use"
+
     def family_on(self, accelerated: bool) -> str | None:
         """``family``, where it is not the same with and without accelerators."""
         return self.family
@@ -272,6 +295,14 @@ class Strategy:
             deterministic=setting.deterministic,
             services=self.services(setting),
         )
+
+
+def imported(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
+    """The first of ``libraries`` that one of ``imports`` is, or lies in."""
+    for library in libraries:
+        if any(name == library or name.startswith(library + ".") for name in imports):
+            return library
+    return None
 
 
 def program(entry: str) -> tuple[Word, ...]:

@@ -32,6 +32,7 @@ class DeepSpeed(DDP):
     )
     joined_by_script = False
     libraries = ("deepspeed",)
+    other_libraries = (*DDP.libraries, *DDP.other_libraries)
     options: ClassVar[Mapping[str, str]] = {
         "config": "DeepSpeed's JSON file in the source, which the script gets as --deepspeed_config"
     }
@@ -49,14 +50,9 @@ class DeepSpeed(DDP):
         return problems
 
     def advice(self, setting: Setting) -> list[str]:
-        found = []
-        if not any(name.partition(".")[0] == "deepspeed" for name in setting.imports):
-            found += super().advice(setting)
         if setting.target == "aws" and "/pytorch" in setting.image and setting.requirements is None:
-            found.append(
-                "AWS's PyTorch image is not known to bring deepspeed; name it in a requirements file"
-            )
-        return found
+            return ["AWS's PyTorch image is not known to bring deepspeed; name it in a requirements file"]
+        return []
 
     def command(self, setting: Setting) -> tuple[Word, ...]:
         config = setting.options.get("config")

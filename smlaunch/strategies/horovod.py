@@ -63,6 +63,10 @@ class Horovod(MPI):
             "does not build unpatched: the image must bring it; strategy: ddp is PyTorch's own way"
         ]
 
+    def unimported(self, setting: Setting) -> str:
+        told = "does not import horovod: unless a module of its own does, every rank trains alone"
+        return "" if setting.alone else f"{told} on the same data"
+
     def services(self, setting: Setting) -> tuple[Service, ...]:
         if _controller(setting) != "gloo":
             return ()

@@ -15,17 +15,17 @@ class HuggingFace(DDP):
     trainium = "may"
     joined_by_script = False
     libraries = ("transformers", "accelerate")
+    other_libraries = DDP.libraries
 
     def family_on(self, accelerated: bool) -> str | None:
         # AWS publishes it for GPUs alone (facts: Deep Learning Containers, "GPU only").
         return "huggingface" if accelerated else "pytorch"
 
     def advice(self, setting: Setting) -> list[str]:
-        found = super().advice(setting)
         brings_torch_alone = any(name in setting.image for name in ("/pytorch:", "/pytorch-training:"))
         if setting.target == "aws" and brings_torch_alone and setting.requirements is None:
-            found.append(
+            return [
                 "AWS has no Hugging Face image without GPUs: PyTorch's is taken, which brings neither "
                 "transformers nor accelerate; name them in a requirements file"
-            )
-        return found
+            ]
+        return []

@@ -7,7 +7,7 @@ import shlex
 from smlaunch.errors import Problem
 from smlaunch.protocol.launch_spec import MPI as LAUNCHER
 from smlaunch.protocol.launch_spec import Ref, Word
-from smlaunch.strategies.base import Setting, Strategy, program
+from smlaunch.strategies.base import Setting, Strategy, imported, program
 
 OPTION = "mpirun_options"
 
@@ -53,19 +53,19 @@ class MPI(Strategy):
         return problems
 
     def advice(self, setting: Setting) -> list[str]:
-        if not setting.entry.endswith(".py"):
-            return []
-        if uses_mpi4py(setting):
-            if setting.target == "aws" and "/pytorch" in setting.image and setting.requirements is None:
-                # Users found it missing there (aws/deep-learning-containers, issue 1968).
-                return ["AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file"]
-            return []
-        if setting.hosts == setting.per_host == 1:
-            return []
-        return [
-            f"{setting.entry} does not import mpi4py: unless a module of its own joins the ranks, each works "
-            "alone, and an exception in one of them may leave the others waiting"
-        ]
+        of_aws = setting.target == "aws" and "/pytorch" in setting.image
+        if of_aws and setting.requirements is None and setting.entry.endswith(".py") and uses_mpi4py(setting):
+            # Users found it missing there (aws/deep-learning-containers, issue 1968).
+            return ["AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file"]
+        return []
+
+    def unimported(self, setting: Setting) -> str:
+        if setting.alone:
+            return ""
+        return (
+            "does not import mpi4py: unless a module of its own joins the ranks, each works alone, and an "
+            "exception in one of them may leave the others waiting"
+        )
 
     def command(self, setting: Setting) -> tuple[Word, ...]:
         words = program(setting.entry)
@@ -79,7 +79,7 @@ class MPI(Strategy):
 
 
 def uses_mpi4py(setting: Setting) -> bool:
-    return any(name == "mpi4py" or name.startswith("mpi4py.") for name in setting.imports)
+    return imported(setting.imports, MPI.libraries) is not None
 
 
 def _options(setting: Setting) -> tuple[list[str], str]:

@@ -25,6 +25,7 @@ class Neuron(DDP):
     trainium = "only"
     joined_by_script = False
     libraries = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
+    other_libraries = ()
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {
         "parallel_compile": f"true starts it under {COMPILER}: a run that only fills the compiler's cache"
@@ -48,16 +49,17 @@ class Neuron(DDP):
                 f"Neuron's default makes {self.ranks_per_host(setting.instance)} logical ones (unconfirmed): "
                 "say compute.processes_per_host where your image has it otherwise"
             )
-        if not any(name.split(".")[0] in ("torch_xla", "torch_neuronx") for name in setting.imports):
-            told.append(
-                f"{setting.entry} does not import torch_xla: unless a module of its own does, and calls "
-                'init_process_group("xla"), the NeuronCores stay idle'
-            )
         if setting.target == "local":
             told.append(
                 "There are no NeuronCores here: this machine can show the launch line, not the training"
             )
         return told
+
+    def unimported(self, setting: Setting) -> str:
+        return (
+            "does not import torch_xla: unless a module of its own does, and calls "
+            'init_process_group("xla"), the NeuronCores stay idle'
+        )
 
     def ranks_per_host(self, instance: InstanceType) -> int:
         if instance.accelerator == "AWS Trainium2":

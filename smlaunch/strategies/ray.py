@@ -49,6 +49,12 @@ class Ray(Strategy):
             return ["AWS's PyTorch images bring no Ray: name ray in a requirements file, or another image"]
         return []
 
+    def unimported(self, setting: Setting) -> str:
+        return (
+            "does not import ray: unless a module of its own does, it runs on the leader alone, and the "
+            "cluster stays idle"
+        )
+
     def command(self, setting: Setting) -> tuple[Word, ...]:
         return (*_DRIVER, *program(setting.entry), *setting.args, Ref("hyperparameters"))
 

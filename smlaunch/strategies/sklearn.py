@@ -19,6 +19,9 @@ class Sklearn(Strategy):
     never_with = ("torch", "tensorflow", "keras", "jax", "flax", "lightgbm", "catboost", "mxnet", "paddle")
     instead_of_ranks = "joblib starts its own (n_jobs)"
 
+    def unimported(self, setting: Setting) -> str:
+        return ""  # one process on one host: nothing is started that it would not use
+
     def check(self, setting: Setting) -> list[Problem]:
         if setting.hosts == 1:
             return []

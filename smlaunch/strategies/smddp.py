@@ -28,6 +28,7 @@ class SMDDP(DDP):
     name = "smddp"
     summary = "starts every rank by torchrun, for a script whose process group is SageMaker's smddp"
     libraries = ("smdistributed.dataparallel",)
+    other_libraries = ()
     launcher = TORCHRUN
     image_version = "2.2.0"
 
@@ -46,14 +47,15 @@ class SMDDP(DDP):
         ]
         if setting.hosts < 2:
             told.append("smddp speeds up what several hosts say to each other; one host gains nothing")
-        if not any(name.startswith("smdistributed") for name in setting.imports):
-            told.append(
-                f"{setting.entry} does not import {IMPORT}: unless a module of its own does, and calls "
-                'init_process_group("smddp"), ranks are joined by NCCL as in ddp'
-            )
         if not repository_and_tag(setting.image)[0] and setting.image:
             told.append("Nobody can see whether the image has smddp, which cannot be installed beside it")
         return told
+
+    def unimported(self, setting: Setting) -> str:
+        return (
+            f"does not import {IMPORT}: unless a module of its own does, and calls "
+            'init_process_group("smddp"), ranks are joined by NCCL as in ddp'
+        )
 
 
 def _image_fault(image: str) -> str | None:

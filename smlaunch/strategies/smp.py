@@ -49,6 +49,7 @@ class SMP(DDP):
     summary = "starts every rank by torchrun, for a script that shards its model by SageMaker's SMP v2"
     family = "smp"
     libraries = ("torch.sagemaker",)
+    other_libraries = ()
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {**_DEGREES, **_FLAGS, **_NUMBERS}
     flags = tuple(_FLAGS)
@@ -68,12 +69,13 @@ class SMP(DDP):
         told = [f"smp is frozen: its last image is of PyTorch 2.5.1. {WHY_DDP}, and FSDP scripts run by it"]
         if setting.instance_type in _LATER:
             told.append(f"That SMP runs on {setting.instance_type} is unconfirmed; P4d, P4de and P5 are sure")
-        if not any(name.startswith("torch.sagemaker") for name in setting.imports):
-            told.append(
-                f"{setting.entry} does not import torch.sagemaker: unless a module of its own calls its "
-                "init(), mp_parameters have no effect"
-            )
         return told
+
+    def unimported(self, setting: Setting) -> str:
+        return (
+            "does not import torch.sagemaker: unless a module of its own calls its init(), mp_parameters "
+            "have no effect"
+        )
 
     def hyperparameters(self, setting: Setting) -> Mapping[str, Any]:
         given = {name: setting.options[name] for name in self.options if name in setting.options}

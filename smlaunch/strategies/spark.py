@@ -89,6 +89,12 @@ class Spark(Strategy):
             ]
         return problems
 
+    def unimported(self, setting: Setting) -> str:
+        return (
+            "does not import pyspark: unless a module of its own does, it runs on the leader alone, and the "
+            "cluster stays idle"
+        )
+
     def command(self, setting: Setting) -> tuple[Word, ...]:
         cores, memory, driver_memory = _resources(setting)
         settings: list[Word] = [*_SETTINGS, Ref("address", prefix="spark.driver.host=")]

@@ -41,6 +41,7 @@ class TensorFlow(Strategy):
     one_per_host = True
     for_several_hosts = True
     libraries = ("tensorflow",)
+    other_libraries = ("keras", "tf_keras")
     instead_of_ranks = "tf.distribute uses all accelerators of a host from one"
     options: ClassVar[dict[str, str]] = {
         "topology": "multi-worker (MultiWorkerMirroredStrategy, the default) or parameter-server"
@@ -53,6 +54,10 @@ class TensorFlow(Strategy):
             told = f"one of {', '.join(_TOPOLOGIES)} is needed, not {topology!r}"
             problems.append(Problem("options.topology", told))
         return problems
+
+    def unimported(self, setting: Setting) -> str:
+        told = "does not import tensorflow: unless a module of its own does, every host trains alone"
+        return "" if setting.alone else f"{told}, and nothing reads TF_CONFIG"
 
     def launch_spec(self, setting: Setting) -> LaunchSpec:
         spec = super().launch_spec(setting)

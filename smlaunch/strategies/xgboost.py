@@ -61,6 +61,10 @@ class XGBoost(Strategy):
             "together, so give each its part (split: key or bytes), or let the script take every n-th row"
         ]
 
+    def unimported(self, setting: Setting) -> str:
+        told = "does not import xgboost: unless a module of its own does, every worker trains alone"
+        return "" if setting.alone else f"{told}, and nothing asks the tracker"
+
     def services(self, setting: Setting) -> tuple[Service, ...]:
         return (Service("xgboost-tracker", _TRACKER, on=LEADER, ready=_READY),) if _joined(setting) else ()
 

@@ -38,6 +38,7 @@ class Lake(Strategy):
     summary = "makes a cluster for tables"
     rendezvous = False
     one_per_host = True
+    libraries = ("lake", "pool")
     for_tables = True
     sized_by_data = True
 
@@ -106,6 +107,13 @@ def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
     script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
+
+
+def test_a_script_that_imports_none_of_its_libraries_is_told_as_for_ours(registered: None) -> None:
+    told = "train.py does not import lake: unless a module of its own does, lake starts what it does not use."
+    assert told in plan({"strategy": "lake"}, region(script=PLAIN)).warnings
+    uses = ScriptFacts(imports=frozenset({"pool.tables"}))
+    assert told not in plan({"strategy": "lake"}, region(script=uses)).warnings
 
 
 def test_tables_choose_its_machines_as_for_ours(registered: None) -> None:

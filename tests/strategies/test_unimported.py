@@ -1,0 +1,63 @@
+"""A strategy that the job names, and a script that imports nothing of what it is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from smlaunch.planning.surroundings import ScriptFacts
+from smlaunch.strategies import load
+from smlaunch.strategy_names import BUILT_IN
+from tests.planning.world import PLAIN, local, plan
+
+TOLD = {
+    "ddp": "imports nothing that joins ranks",
+    "deepspeed": "imports nothing that joins ranks",
+    "horovod": "does not import horovod",
+    "huggingface": "imports nothing that joins ranks",
+    "mpi": "does not import mpi4py",
+    "ray": "does not import ray",
+    "spark": "does not import pyspark",
+    "tensorflow": "does not import tensorflow",
+    "xgboost": "does not import xgboost",
+}
+"""Of neuron, smddp and smp, which have types of their own, the tests of those."""
+
+NEVER = ("sklearn",)
+"""One process on one host."""
+
+WHERE_THEY_ARE_ALONE_TOO = ("ray", "spark")
+"""They start more than processes of the script."""
+
+
+def warnings(strategy: str, imports: frozenset[str], hosts: int) -> Sequence[str]:
+    script = ScriptFacts(imports=imports)
+    return plan({"strategy": strategy, "compute": {"hosts": hosts}}, local(script=script)).warnings
+
+
+@pytest.mark.parametrize("strategy", TOLD)
+def test_it_is_told_once(strategy: str) -> None:
+    told = [line for line in warnings(strategy, PLAIN.imports, hosts=2) if "unless a module" in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"train.py {TOLD[strategy]}")
+
+
+@pytest.mark.parametrize("strategy", TOLD)
+def test_one_process_has_nobody_to_miss(strategy: str) -> None:
+    told = any("unless a module" in line for line in warnings(strategy, PLAIN.imports, hosts=1))
+    assert told == (strategy in WHERE_THEY_ARE_ALONE_TOO)
+
+
+CASES = [(name, one) for name in BUILT_IN for one in (*load(name).libraries, *load(name).other_libraries)]
+
+
+@pytest.mark.parametrize(("strategy", "library"), [case for case in CASES if case[0] in TOLD])
+def test_each_of_its_libraries_will_do(strategy: str, library: str) -> None:
+    lines = warnings(strategy, frozenset({library + ".part"}), hosts=2)
+    assert not any("unless a module" in line for line in lines)
+
+
+def test_no_strategy_is_forgotten() -> None:
+    with_libraries = {name for name in BUILT_IN if load(name).libraries}
+    assert with_libraries == {*TOLD, *NEVER, "neuron", "smddp", "smp"}
