@@ -7,6 +7,7 @@ Functions developer guide. Everything here is text in, text out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from smlaunch.export.flow import NAME, Number, Place, Text
@@ -26,6 +27,13 @@ PATHS: Mapping[Place, str] = {
 """Where a machine keeps what a template leaves open."""
 
 JOB_NAME = "$.job.name"
+
+
+@dataclass(frozen=True)
+class Own:
+    """A value that each part of a run in parts has its own of (``fan_out``)."""
+
+    key: str
 
 
 # ---- intrinsic functions --------------------------------------------------------------------------------
@@ -79,7 +87,7 @@ def parameters(value: Any) -> Any:
         return dict(_member(key, item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return [parameters(item) for item in value]
-    if isinstance(value, (Text, Number)):
+    if isinstance(value, (Text, Number, Own)):
         raise ValueError(f"an open value stands in a list: {value}")
     return value
 
@@ -87,6 +95,8 @@ def parameters(value: Any) -> Any:
 def _member(key: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, Number):
         return f"{key}.$", PATHS[value.place]
+    if isinstance(value, Own):
+        return f"{key}.$", f"$.part.{value.key}"
     if value == NAME:
         return f"{key}.$", JOB_NAME
     if isinstance(value, Text):

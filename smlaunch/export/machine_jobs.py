@@ -404,7 +404,7 @@ class Jobs:
             "How the rest ended",
             note(
                 "A failed execution is told as JSON.",
-                {"told.$": "States.StringToJson($.rest.Cause)"},
+                {"told.$": merged("$.blank.execution", "States.StringToJson($.rest.Cause)")},
                 "$.rest",
                 "The rest has failed",
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from smlaunch.errors import EXIT_STOPPED
 from smlaunch.export.asl import Rule, State, all_of, any_of, fail, formatted, sum_of, when
 from smlaunch.export.flow import ERRORS, Flow
 from smlaunch.protocol.checkpoint import FINISHED, VERSION
@@ -15,6 +16,9 @@ NEXT, AGAIN, AGAIN_IDLE = "Next segment", "Again", "Again, as nothing came of it
 CLEAR, CLEARED = "Finished, and failed after it?", "Clear the outcome"
 DONE, RESULT = "Done", "Result"
 LEFT = "What it left"
+
+STOPPED = {"Error": ERRORS[EXIT_STOPPED], "Cause": "its execution was stopped"}
+"""What the end of an execution that was stopped does not say."""
 
 NO_REASON = "the service gave no reason"
 
@@ -74,7 +78,8 @@ def uncapped(flow: Flow) -> dict[str, Any]:
 
 
 def carried(flow: Flow, root: str = "$") -> dict[str, Any]:
-    return {"left.$": f"{root}.left"} if caps(flow) else {}
+    left = {"left.$": f"{root}.left"} if caps(flow) else {}
+    return {**left, **({"part.$": f"{root}.part"} if flow.parts else {})}
 
 
 def onward(flow: Flow, events: int, changes: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +109,7 @@ def blanks(flow: Flow) -> dict[str, Any]:
             "EnableManagedSpotTraining": False,
             "ModelArtifacts": {"S3ModelArtifacts": ""},
         },
+        "execution": STOPPED,
         "tag": {"Key": TAG_JOB, "Value": flow.workflow.job_hash},
     }
     if looks_at_outcome(flow):

@@ -12,11 +12,12 @@ What it keeps between states:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.export.asl import choice, note, sum_of, task, to, when
+from smlaunch.export.fan_out import FAN_OUT, shared, states
 from smlaunch.export.flow import Flow, flow_of
 from smlaunch.export.machine_ends import Ends
 from smlaunch.export.machine_jobs import Jobs
@@ -70,11 +71,15 @@ def text_of(document: Mapping[str, Any]) -> str:
 
 
 def machine_of(flow: Flow, name: str) -> dict[str, Any]:
+    flow, items = shared(flow) if flow.parts else (flow, [])
     machine = Machine(flow, name)
-    machine.add(BEGIN, _begin(), _first(flow), _take_over(flow))
+    machine.add(BEGIN, _begin(flow))
+    for state_name, state in (states(items) if flow.parts else {}).items():
+        machine.add(state_name, state)
+    machine.add(*_first(flow), _take_over(flow))
     Jobs(machine).add()
     Ends(machine).add()
-    for state in machine.states.values():
+    for state in every_state(machine.states):
         if "Resource" in state:
             state["Resource"] = state["Resource"].replace("arn:aws:", f"arn:{flow.partition}:", 1)
     return {
@@ -112,32 +117,35 @@ def machine_arn(flow: Flow, name: str) -> str:
 
 def _refuse(flow: Flow) -> None:
     problems = []
-    if flow.parts:
-        problems.append(
-            Problem(
-                "inputs",
-                "a run in parts (carry: jobs) is not exported to Step Functions yet; `smlaunch run` drives "
-                "it, or export one part",
-            )
-        )
     if flow.policy.chain and flow.checkpoints is None:
         problems.append(Problem("checkpoints", "a chain without checkpoints has nothing to go on from"))
     if problems:
         raise JobError(problems)
 
 
-def _begin() -> dict[str, Any]:
+def every_state(found: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those inside of a Map too."""
+    for state in found.values():
+        yield state
+        yield from every_state(state.get("ItemProcessor", {}).get("States", {}))
+
+
+def _begin(flow: Flow) -> dict[str, Any]:
+    rules = [to(TAKE_OVER, when("$.smlaunch", "IsPresent", True))]
+    if flow.parts:
+        rules.append(to(FIRST, when("$.part", "IsPresent", True)))
     return choice(
         "An execution that goes on for one whose history was full is given where it was.",
-        [to(TAKE_OVER, when("$.smlaunch", "IsPresent", True))],
-        FIRST,
+        rules,
+        FAN_OUT if flow.parts else FIRST,
     )
 
 
 def _first(flow: Flow) -> tuple[str, dict[str, Any]]:
     run = {"run": flow.run} if flow.run is not None else {"run.$": "$$.Execution.Name"}
     events = {"n": 0, "hop": 1}
-    values = {**run, "at": dict(FIRST_AT), **uncapped(flow), "events": events, "blank": blanks(flow)}
+    part = {"part.$": "$.part"} if flow.parts else {}
+    values = {**run, **part, "at": dict(FIRST_AT), **uncapped(flow), "events": events, "blank": blanks(flow)}
     return FIRST, note("The first attempt of the first segment.", values, None, Jobs.entry(flow))
 
 

@@ -60,11 +60,23 @@ class Execution:
                     state["Seconds"] if "Seconds" in state else self.value(state["SecondsPath"], data)
                 )
                 name = state["Next"]
+            elif kind == "Map":
+                data, name = self.put(self.each(state, data), state["ResultPath"], data), state["Next"]
             elif kind == "Pass":
                 data = self.put(self.build(state["Parameters"], data), state.get("ResultPath", "$"), data)
+                if state.get("End"):
+                    return data
                 name = state["Next"]
             else:
                 data, name = self.task(state, data)
+
+    def each(self, state: dict[str, Any], data: Any) -> list[Any]:
+        results = []
+        for item in self.value(state["ItemsPath"], data):
+            inner = Execution(state["ItemProcessor"], self.call, "")
+            inner.context = {**self.context, "Map": {"Item": {"Value": item}}}
+            results.append(inner.run(inner.build(state["ItemSelector"], data)))
+        return results
 
     def task(self, state: dict[str, Any], data: Any) -> tuple[Any, str]:
         integration = state["Resource"].split(":::")[1]
@@ -158,6 +170,8 @@ class Execution:
         if name == "JsonMerge":
             assert given[2] is False
             return {**given[0], **given[1]}
+        if name == "JsonToString":
+            return json.dumps(given[0])
         if name == "ArrayContains":
             return given[1] in given[0]
         if name == "ArrayGetItem":
@@ -208,6 +222,9 @@ def compare(comparison: str, value: Any, wanted: Any) -> bool:
 
 
 def lookup(path: str, data: Any) -> Any:
+    head, found, rest = path.partition("[*]")
+    if found:
+        return [lookup(rest, item) for item in lookup(head, data)]
     for key in path.split(".")[1:]:
         if not isinstance(data, dict) or key not in data:
             raise Failed("States.Runtime", f"{path} is not there")

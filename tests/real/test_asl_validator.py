@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.export.step_functions import FILE, export_step_functions
+from tests.export.test_fan_out import PLAN as PARTS
 from tests.export.test_step_functions import JOBS, PLANS
 from tests.real.conftest import REAL
 
@@ -25,6 +26,13 @@ def validated(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
     path = tmp_path / FILE
     path.write_text(export_step_functions(PLANS[job], "train")[FILE])
+    found = validated(path)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_machine_of_parts_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    path.write_text(export_step_functions(PARTS, "train")[FILE])
     found = validated(path)
     assert found.returncode == 0, found.stdout + found.stderr
 
