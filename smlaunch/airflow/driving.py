@@ -77,9 +77,10 @@ def find(base: str, target: Target, told: Told | None = None) -> tuple[int, Run]
     return newest, Run.attach(made[newest], target, told)
 
 
-def begin_try(this: Try, job_of: Callable[[], Job], target: Target, told: Told, heard: Heard) -> Begun:
+def begin_try(this: Try, job_of: Callable[[], Job], target: Target, told: Told) -> Begun:
     """The run that this try drives. At most one job is created, under a name that only this try, or whoever
     drives the same run, asks for. Raises what launch raises."""
+    waits = False
     while True:
         found = find(this.base, target, told)
         if found is not None and not this.own:
@@ -92,8 +93,10 @@ def begin_try(this: Try, job_of: Callable[[], Job], target: Target, told: Told, 
             return Begun(launch(prepare(job_of(), target, name), told=told))
         run = found[1]
         if action is Begin.AWAIT:
-            told(f"run {run.name} is being stopped; it goes on when that is done")
-            follow(run, heard)
+            if not waits:
+                told(f"run {run.name} is being stopped; it goes on when that is done")
+            waits = True
+            time.sleep(target.cadence.longest)
             continue
         if action is Begin.RESUME:
             return _resumed(this, run, job_of(), target, told)

@@ -99,7 +99,7 @@ class SmlaunchOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         with _told_to_airflow():
             target = self.reach.target()
-            begun = begin_try(self._try(context), self._job, target, self._tell, self._hear)
+            begun = begin_try(self._try(context), self._job, target, self._tell)
             self._under_way = begun.run
             context["ti"].xcom_push(key="run", value=begun.run.name)
             if self._killed:

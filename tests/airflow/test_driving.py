@@ -38,7 +38,7 @@ class Tries:
 
     def begin(self, number: int, cleared_at: int = 0, *, own: bool = True) -> Begun:
         this = Try(self.base, number, cleared_at, own)
-        return begin_try(this, self.job, self.target, self.told.append, self.heard.append)
+        return begin_try(this, self.job, self.target, self.told.append)
 
     def jobs(self) -> list[str]:
         found = sorted(row.name for row in self.target.control.list(self.base))
