@@ -10,6 +10,8 @@ from smlaunch.catalog.instances import known_types
 from smlaunch.job import Job, Workload
 from smlaunch.planning.case import DEFAULT_INSTANCE_TYPE, Case, hosts_of, is_accelerated, types_of
 from smlaunch.planning.notes import Notes
+from smlaunch.request import PROCESSING
+from smlaunch.strategies import load
 
 LONGEST_RUN = "Longest run time for a training job"
 """Its value is in seconds (SageMaker's quotas page: 432,000 by default)."""
@@ -34,7 +36,8 @@ def wanted(job: Job) -> tuple[str, ...]:
     for one host of the default type: looking costs requests."""
     compute, hosts, types = job.compute, hosts_of(job), types_of(job)
     plain = types == (DEFAULT_INSTANCE_TYPE,) and hosts == 1 and not compute.spot
-    if job.strategy == "processing" or (plain and compute.keep_alive is None and not is_open(job)):
+    processes = job.strategy is not None and load(job.strategy).operation == PROCESSING
+    if processes or (plain and compute.keep_alive is None and not is_open(job)):
         return ()
     if plain and is_open(job):
         types = tuple(row.name for row in known_types().values() if row.usd_per_hour is not None)

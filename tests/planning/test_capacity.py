@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from smlaunch.errors import JobError
+from smlaunch.job import Job
 from smlaunch.planning.plan import Plan
+from smlaunch.planning.quotas import wanted
 from smlaunch.planning.surroundings import InputFacts
 from smlaunch.validate import check
 from tests.planning.world import PLAIN, local, plan, region
@@ -207,3 +209,10 @@ def test_a_version_past_its_end_of_patch_is_warned_of() -> None:
     assert warned(plan(old, region(today=date(2026, 11, 21))), "no security patches since 2026-01-29")
     assert not warned(plan({}, region(today=date(2026, 11, 21))), "patches")
     assert not warned(plan(old), "patches since")
+
+
+def test_training_quotas_are_not_asked_for_what_trains_nothing() -> None:
+    asked = {"entry": "prepare.py", "compute": {"hosts": 30, "instance_type": "ml.m5.4xlarge"}}
+    assert wanted(Job.from_mapping({**asked, "strategy": "ddp"}))
+    for strategy in ("processing", "spark"):
+        assert wanted(Job.from_mapping({**asked, "strategy": strategy})) == ()
