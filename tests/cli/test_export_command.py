@@ -1,0 +1,55 @@
+"""``smlaunch export step-functions``: what it prints, writes, stages and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Shell
+
+WORDS = ("export", "step-functions", "train.py", "--local", "--max-runtime", "10m", "--segment", "60s")
+
+
+def write_script(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("import smlaunch.train\n")
+
+
+def test_the_definition_is_printed_and_the_same_every_time(shell: Shell) -> None:
+    write_script(shell)
+    first, second = shell(*WORDS, "--no-stage"), shell(*WORDS, "--no-stage")
+    assert (first.code, first.out) == (0, second.out), first.err
+    assert json.loads(first.out)["StartAt"] == "Begin"
+
+
+def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None:
+    write_script(shell)
+    made = shell(*WORDS, "--out", "machine", "--embed", "task", "--called", "mine", "--json")
+    assert made.code == 0, made.err
+    document = json.loads(made.out)
+    assert document["staged"] and document["run"] is None
+    assert sorted(Path(file).name for file in document["files"]) == [
+        "permissions.json",
+        "state-machine.asl.json",
+        "task.asl.json",
+        "trust.json",
+    ]
+    definition = json.loads((shell.folder / "machine" / "state-machine.asl.json").read_text())
+    places = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in definition["States"]["Train"]["Parameters"]["InputDataConfig"]
+    ]
+    for place in places:
+        folder = shell.folder.parent / "home" / "s3" / place.removeprefix("s3://")
+        assert any(folder.iterdir()), place
+    task = json.loads((shell.folder / "machine" / "task.asl.json").read_text())
+    assert task["Train"]["Parameters"]["StateMachineArn"].endswith(":stateMachine:mine")
+
+
+def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
+    write_script(shell)
+    refused = shell(*WORDS, "--hp", "lr.$=1", "--no-stage")
+    assert (refused.code, refused.out) == (2, "")
+    assert "hyperparameters.lr.$:" in refused.err
+    refused = shell(*WORDS, "--deploy")
+    assert refused.code == 2
+    assert "--machine-role" in refused.err
