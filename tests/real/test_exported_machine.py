@@ -33,13 +33,13 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepFunctions]:
 
 
 def exported(
-    user: StepFunctions, script: Path, name: str, **wishes: Any
+    user: StepFunctions, script: Path, name: str, job: dict[str, Any] | None = None, **wishes: Any
 ) -> tuple[Target, str, dict[str, str]]:
     """The target, the machine's ARN once it is deployed, and the export's files."""
     limits = {"max_runtime": "10m", "segment": "60s"}
-    job = Job.from_mapping({"entry": str(script), "strategy": "custom", "limits": limits})
+    chain = {"entry": str(script), "strategy": "custom", "limits": limits}
     target = target_of(user.info)
-    prepared = prepare_export(job, target)
+    prepared = prepare_export(Job.from_mapping(job or chain), target)
     files = export_step_functions(prepared.plan, name, pace=target.cadence.pace, **wishes)
     stage(prepared.plan, prepared.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
@@ -87,6 +87,34 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
     assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
     assert "AlgorithmError" in ended["cause"]
+
+
+def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctions, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(6):
+        (data / f"{number}.txt").write_text("x" * (number + 1))
+    script = tmp_path / "src" / "count.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os\nfrom pathlib import Path\n"
+        "found = sorted(path.name for path in Path(os.environ['SM_CHANNEL_TRAIN']).iterdir())\n"
+        "Path(os.environ['SM_MODEL_DIR'], 'weights').write_text(' '.join(found))\n"
+    )
+    job = {
+        "entry": str(script),
+        "strategy": "share-nothing",
+        "compute": {"hosts": 2},
+        "inputs": {"train": {"uri": str(data), "split": "bytes", "carry": "jobs"}},
+    }
+    target, machine, _ = exported(user, script, "parts", job=job)
+    ended = user.ended(user.execute(machine, name="fan"), 120)
+    assert ended["status"] == "SUCCEEDED", ended
+    results = json.loads(ended["output"])
+    assert [one["result"]["job"] for one in results] == ["fan-p1-s1-a1", "fan-p2-s1-a1"]
+    found = [weights(target, one["result"]["model_artifacts"]).split() for one in results]
+    assert all(found)
+    assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
