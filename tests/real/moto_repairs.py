@@ -47,7 +47,7 @@ def run(first: dict[str, Any], data: Any = None, name: str = "one", **others: An
     execution = client().start_execution(
         stateMachineArn=machine(name, first, **others), name=name, input=json.dumps(data or {})
     )["executionArn"]
-    for _ in range(400):
+    for _ in range(1000):
         found: dict[str, Any] = client().describe_execution(executionArn=execution)
         if found["status"] != "RUNNING":
             return found
@@ -69,6 +69,12 @@ def index() -> Any:
         No={"Type": "Pass", "Result": {}, "End": True},
     )
     return json.loads(found["output"])
+
+
+def escapes() -> Any:
+    text = r"States.Format('it\'s \{{}\} \\ {}', $.x, States.ArrayGetItem(States.Array('a\'b\{'), 0))"
+    found = run({"Type": "Pass", "Parameters": {"v.$": text}, "End": True}, {"x": 'say "{}"'})
+    return json.loads(found["output"])["v"] if found["status"] == "SUCCEEDED" else found["status"]
 
 
 def unnamed() -> Any:
@@ -103,6 +109,43 @@ def waiting() -> Any:
             break
         time.sleep(0.02)
     return str(inner.exec_status.value)
+
+
+def tolerated() -> Any:
+    """How three items of which one fails end: with none tolerated, with one, and caught."""
+    fails = {"Variable": "$", "NumericEquals": 2, "Next": "Fail"}
+    processor = {
+        "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+        "StartAt": "First",
+        "States": {
+            "First": {"Type": "Choice", "Choices": [fails], "Default": "Pass"},
+            "Fail": {"Type": "Fail", "Error": "Two"},
+            "Pass": {"Type": "Pass", "End": True},
+        },
+    }
+    first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": processor, "MaxConcurrency": 1, "End": True}
+    data = {"l": [1, 2, 3]}
+    one = run({**first, "ToleratedFailureCount": 1}, data, "tolerated")
+    caught = {
+        **first,
+        "Catch": [{"ErrorEquals": ["States.ExceedToleratedFailureThreshold"], "Next": "Caught"}],
+    }
+    other = run(caught, data, "caught", Caught={"Type": "Pass", "Result": {}, "End": True})
+    return [run(first, data)["status"], json.loads(one["output"]), json.loads(other["output"])]
+
+
+def many() -> Any:
+    """Of both kinds of Map, three hundred items for one worker, where calls go 300 deep."""
+    sys.setrecursionlimit(300)
+    passes = {"StartAt": "First", "States": {"First": {"Type": "Pass", "End": True}}}
+    distributed = {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}, **passes}
+    first = {"Type": "Map", "MaxConcurrency": 1, "End": True}
+    items = list(range(300))
+    ran = [
+        run({**first, "ItemProcessor": kind}, items, name)
+        for name, kind in (("a", passes), ("b", distributed))
+    ]
+    return [one["status"] for one in ran]
 
 
 def members() -> Any:
@@ -173,9 +216,12 @@ def waited() -> Any:
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
     "index": (index, lambda: None, repairs.single_values_below_an_index),
+    "escapes": (escapes, lambda: None, repairs.escapes_in_intrinsic_functions),
     "unnamed": (unnamed, lambda: None, repairs.unnamed_executions),
     "stopping": (stopping, lambda: None, repairs.stopping_at_once),
     "waiting": (waiting, lambda: None, repairs.waits),
+    "tolerated": (tolerated, lambda: None, repairs.failures_of_a_distributed_map),
+    "many": (many, lambda: None, repairs.maps_of_many_items),
     "members": (members, lambda: None, repairs.names_of_members),
     "error-names": (error_names, lambda: None, lambda: repairs.names_of_errors({})),
     "output": (output, lambda: None, repairs.output_as_json),

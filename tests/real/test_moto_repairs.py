@@ -16,7 +16,7 @@ def look(case: str, repaired: bool) -> Any:
     """In a process of its own: moto hooks itself into botocore, and repairs are for a whole process."""
     words = [moto_python(), "-m", "tests.real.moto_repairs", case, "yes" if repaired else "no"]
     variables = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    done = subprocess.run(words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=60, check=True)
+    done = subprocess.run(words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=150, check=True)
     return json.loads(done.stdout)
 
 
@@ -24,9 +24,12 @@ def look(case: str, repaired: bool) -> Any:
     ("case", "fault", "repaired"),
     [
         ("index", {}, {"one": 1, "all": [1]}),
+        ("escapes", "it\\\\", "it's {say \"{}\"} \\ a'b{"),
         ("unnamed", "ExecutionAlreadyExists", "started"),
         ("stopping", [False, None, None], [True, "E", "C"]),
         ("waiting", "RUNNING", "ABORTED"),
+        ("tolerated", ["SUCCEEDED", [1, None, 3], [1, None, 3]], ["FAILED", [1, None, 3], {}]),
+        ("many", ["RUNNING", "RUNNING"], ["SUCCEEDED", "SUCCEEDED"]),
         ("members", ["FAILED", None], ["SUCCEEDED", 1]),
         ("error-names", "s3.NoSuchKeyException", "S3.NoSuchKeyException"),
         ("output", "yes", '"yes"'),

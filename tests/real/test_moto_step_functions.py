@@ -174,6 +174,14 @@ def test_an_integration_that_is_not_here_is_refused_at_once(
         user.machine("refused", task(resource, {}))
 
 
+def test_what_the_interpreter_does_not_have_is_refused_with_its_place(user: StepFunctions) -> None:
+    with pytest.raises(user.states.exceptions.InvalidDefinition) as raised:
+        user.machine("variables", {"Type": "Pass", "Assign": {"x": 1}, "Result": {"Assign": 1}, "End": True})
+    assert str(raised.value).endswith("so not $.States.First.Assign'")
+    with pytest.raises(user.states.exceptions.InvalidDefinition, match="QueryLanguage"):
+        user.machine("jsonata", {"Type": "Pass", "QueryLanguage": "JSONata", "End": True})
+
+
 def test_members_that_the_api_does_not_have_are_refused_and_not_dropped(user: StepFunctions) -> None:
     request = {**user.request("members", ""), "TrainingJobname": "x", "HyperParameters": {"lr": 1}}
     ran = user.run_machine("members", task(SYNC, request))
@@ -233,6 +241,30 @@ def test_a_map_of_nested_machines_runs_a_job_for_each(user: StepFunctions) -> No
     ran = user.run_machine("maps", first, {"words": ["a", "b", "c"]})
     assert json.loads(ran["output"]) == ["mapped-a", "mapped-b", "mapped-c"], ran
     assert user.printed("mapped-b") == {"algo-1": ["b"]}
+
+
+def test_a_distributed_map_runs_a_job_for_each_entry_of_a_list_in_s3(user: StepFunctions) -> None:
+    request = {**user.request("listed", "print('x')\n"), "TrainingJobName.$": "$.name"}
+    del request["TrainingJobName"]
+    user.put("list.json", json.dumps([{"name": "listed-1"}, {"name": "listed-2"}]).encode())
+    first = {
+        "Type": "Map",
+        "ItemReader": {
+            "Resource": "arn:aws:states:::s3:getObject",
+            "ReaderConfig": {"InputType": "JSON"},
+            "Parameters": {"Bucket": "tests", "Key": "list.json"},
+        },
+        "ItemProcessor": {
+            "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "Train",
+            "States": {"Train": task(SYNC, request, ResultSelector={"status.$": "$.TrainingJobStatus"})},
+        },
+        "MaxConcurrency": 2,
+        "End": True,
+    }
+    ran = user.run_machine("listed", first)
+    assert json.loads(ran["output"]) == [{"status": "Completed"}] * 2, ran
+    assert user.describe("listed-2")["TrainingJobStatus"] == "Completed"
 
 
 def test_a_nested_execution_is_stopped_with_its_parent(user: StepFunctions) -> None:

@@ -100,6 +100,8 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # moto prints: into the log
     logging.basicConfig(level=logging.WARNING)
+    # What goes wrong in an execution stands in its history, and here with pages of syntax tree.
+    logging.getLogger("moto.stepfunctions").setLevel(logging.CRITICAL)
     orders = json.loads(sys.stdin.readline())
 
     def install() -> None:

@@ -8,12 +8,15 @@ since 5.2.5, which the extra asks for.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
+import re
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from botocore.response import StreamingBody
@@ -23,14 +26,32 @@ from jsonpath_ng.jsonpath import Child, Fields, Index, Root
 from moto.core.exceptions import AWSError
 from moto.core.responses import ActionResult
 from moto.stepfunctions.parser import api
+from moto.stepfunctions.parser.asl.component.common.error_name.failure_event import (
+    FailureEvent,
+    FailureEventException,
+)
+from moto.stepfunctions.parser.asl.component.common.error_name.states_error_name import StatesErrorName
+from moto.stepfunctions.parser.asl.component.common.error_name.states_error_name_type import (
+    StatesErrorNameType,
+)
 from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
+from moto.stepfunctions.parser.asl.component.intrinsic.argument.argument import ArgumentLiteral
+from moto.stepfunctions.parser.asl.component.intrinsic.function.statesfunction.generic.string_format import (
+    StringFormat,
+)
+from moto.stepfunctions.parser.asl.component.state.exec.state_map.iteration import iteration_worker
+from moto.stepfunctions.parser.asl.component.state.exec.state_map.iteration.itemprocessor import (
+    distributed_item_processor_worker,
+)
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import state_task_service_aws_sdk
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service import (
     StateTaskService,
 )
 from moto.stepfunctions.parser.asl.component.state.wait.wait_function.wait_function import WaitFunction
+from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.eval.program_state import ProgramRunning, ProgramStopped
 from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, ASLParserException
+from moto.stepfunctions.parser.asl.parse.intrinsic.intrinsic_parser import IntrinsicParser
 from moto.stepfunctions.parser.asl.utils import boto_client, json_path
 from moto.stepfunctions.parser.asl.utils.encoding import to_json_str
 from moto.stepfunctions.parser.backend.execution import BaseExecutionWorkerCommunication, Execution
@@ -39,6 +60,9 @@ from moto.stepfunctions.responses import StepFunctionResponse
 
 _PARSER = "moto.stepfunctions.parser"
 _LOOK_SECONDS = 0.5
+_DATA = ("Parameters", "Result", "ResultSelector", "ItemSelector")
+"""Fields of states whose members are the user's."""
+_TOO_MANY = StatesErrorNameType.StatesExceedToleratedFailureThreshold
 SDK_NAMES = {
     "s3": "S3",
     "sagemaker": "SageMaker",
@@ -73,6 +97,50 @@ def _is_definite(expression: Any) -> bool:
     if isinstance(expression, Index):
         return len(expression.indices) == 1
     return isinstance(expression, Root)
+
+
+_ESCAPED = {"'": "\ue000", "\\": "\ue001", "{": "\ue002", "}": "\ue003"}
+"""What may follow a backslash in a text of an intrinsic function, and what stands for it meanwhile:
+characters for private use, which moto's grammar takes for letters."""
+_CONTROLS = {"\n": "\ue004", "\r": "\ue005", "\t": "\ue006"}
+
+
+def escapes_in_intrinsic_functions() -> None:
+    """``States.Format('it\\'s \\{{}\\}', $.x)``: moto cuts the text at its first escaped character, without
+    an error, or takes it for a name. And the text of a path, ``States.Format($.text)``, may have braces."""
+    moto_s, moto_s_literal = IntrinsicParser.parse, ArgumentLiteral._eval_body
+
+    def parse_function(source: str) -> Any:
+        with contextlib.suppress(ValueError):  # moto hands it over as it stands between JSON's quotes
+            source = json.loads(f'"{source}"', strict=False)
+        for character, meanwhile in _CONTROLS.items():
+            source = source.replace(character, meanwhile)
+        return moto_s(re.sub(r"\\(['\\{}])", lambda found: _ESCAPED[found.group(1)], source))
+
+    def literal(self: Any, env: Any) -> None:
+        moto_s_literal(self, env)
+        if isinstance(env.stack[-1], str):
+            env.stack[-1] = _unescaped(env.stack[-1])
+
+    def form(self: Any, env: Any) -> None:
+        self.argument_list.eval(env=env)
+        text, *values = env.stack.pop()
+        first = self.argument_list.arguments[0]
+        pieces = (first.definition_value if isinstance(first, ArgumentLiteral) else text).split("{}")
+        if len(pieces) != len(values) + 1:
+            raise ValueError(f"States.Format: {len(pieces) - 1} places for {len(values)} values")
+        said = [*map(self._to_str_repr, values), ""]
+        env.stack.append("".join(map("".join, zip(map(_unescaped, pieces), said, strict=True))))
+
+    IntrinsicParser.parse = staticmethod(parse_function)
+    ArgumentLiteral._eval_body = literal
+    StringFormat._eval_body = form
+
+
+def _unescaped(text: str) -> str:
+    for character, meanwhile in (_ESCAPED | _CONTROLS).items():
+        text = text.replace(meanwhile, character)
+    return text
 
 
 def unnamed_executions() -> None:
@@ -153,6 +221,57 @@ def _pause(env: Any, seconds: float) -> None:
         env.program_state_event.wait(min(left, _LOOK_SECONDS))
 
 
+def failures_of_a_distributed_map() -> None:
+    """More failed items than ToleratedFailureCount or ToleratedFailurePercentage allow, without them one,
+    fail the Map, and what still runs of it is stopped. moto puts null in their places and goes on."""
+    worker = distributed_item_processor_worker.DistributedItemProcessorWorker
+    moto_s = worker._eval_job
+
+    def eval_job(self: Any, env: Any, job: Any) -> None:
+        moto_s(self, env, job)
+        record, items = self._map_run_record, self._job_pool._jobs_number
+        failed = record.item_counter.failed.get() + record.item_counter.timed_out.get()
+        limits = [record.tolerated_failure_count, record.tolerated_failure_percentage / 100 * items]
+        if failed > min([limit for limit in limits if limit > 0], default=0):
+            cause = (
+                f"The specified tolerated failure threshold was exceeded: {failed} of {items} items failed"
+            )
+            details = api.ExecutionFailedEventDetails(error=_TOO_MANY.to_name(), cause=cause)
+            event = FailureEvent(
+                env=env,
+                error_name=StatesErrorName(typ=_TOO_MANY),
+                event_type=api.HistoryEventType.MapStateFailed,
+                event_details=EventDetails(executionFailedEventDetails=details),
+            )
+            job.job_output = FailureEventException(event)
+
+    worker._eval_job = eval_job
+
+
+def maps_of_many_items() -> None:
+    """A worker of a Map takes one item after the other. moto's calls itself for the next: after about a
+    thousand it dies of recursion, and the Map never ends."""
+    inline, distributed = iteration_worker, distributed_item_processor_worker
+    for worker in (inline.IterationWorker, distributed.DistributedItemProcessorWorker):
+        worker._eval_pool = _in_a_loop(worker._eval_pool)
+
+
+def _in_a_loop(step: Callable[..., None]) -> Callable[..., None]:
+    """``step`` ends with a call of itself, which is made when it has returned."""
+
+    def eval_pool(self: Any, job: Any, worker_frame: Any) -> None:
+        if "following" in vars(self):
+            self.following = (job, worker_frame)
+            return
+        self.following = (job, worker_frame)
+        while self.following is not None:
+            now, self.following = self.following, None
+            step(self, *now)
+        del self.following
+
+    return eval_pool
+
+
 def names_of_members() -> None:
     """Members are called in a state machine as the AWS SDK for Java calls them, ``StateMachineArn``, and in
     the API's model ``stateMachineArn``. moto leaves the translation out, so that ``states:startExecution``
@@ -231,7 +350,8 @@ def output_as_json() -> None:
 
 def codes_of_errors() -> None:
     """An error of Step Functions bears its code; of many, InvalidDefinition among them, moto's is empty, so
-    that no client raises the right exception. And what is wrong with a definition is said in one sentence."""
+    that no client raises the right exception. And what is wrong with a definition is said in one sentence,
+    also that it needs what moto has not: it would fail when it runs, with a word on 'NoneType'."""
     for kind in vars(api).values():
         if isinstance(kind, type) and issubclass(kind, AWSError) and "code" in vars(kind):
             kind.TYPE = kind.code  # type: ignore[attr-defined]
@@ -243,8 +363,26 @@ def codes_of_errors() -> None:
             cause = "; ".join(error.errors) if isinstance(error, ASLParserException) else str(error)
             message = f"Invalid State Machine Definition: '{cause or repr(error)}'"
             raise api.InvalidDefinition(message) from None
+        if missing := list(_not_played(json.loads(definition), "$")):
+            text = "the local endpoint plays JSONPath definitions without variables, so not " + "; ".join(
+                missing
+            )
+            raise api.InvalidDefinition(f"Invalid State Machine Definition: '{text}'")
 
     StepFunctionsParserBackend._validate_definition = staticmethod(validate)
+
+
+def _not_played(value: Any, path: str) -> Iterator[str]:
+    """Where a definition uses JSONata or variables."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            if name == "Assign" or (name == "QueryLanguage" and held == "JSONata"):
+                yield f"{path}.{name}"
+            elif name not in _DATA:
+                yield from _not_played(held, f"{path}.{name}")
+    elif isinstance(value, list):
+        for number, held in enumerate(value):
+            yield from _not_played(held, f"{path}[{number}]")
 
 
 def calls_to(client_of: Callable[[str, str, str], Any]) -> None:

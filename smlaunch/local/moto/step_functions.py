@@ -49,9 +49,12 @@ def install(clients: Clients, wait_factor: float, error_names: Mapping[str, str]
     """Once in a process."""
     default_user_config["stepfunctions"]["execute_state_machine"] = True
     repairs.single_values_below_an_index()
+    repairs.escapes_in_intrinsic_functions()
     repairs.unnamed_executions()
     repairs.stopping_at_once()
     repairs.waits(wait_factor)
+    repairs.maps_of_many_items()
+    repairs.failures_of_a_distributed_map()
     repairs.names_of_members()
     repairs.names_of_errors(error_names)
     repairs.output_as_json()
