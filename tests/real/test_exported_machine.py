@@ -77,6 +77,33 @@ def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path:
     assert json.loads(again["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
 
 
+def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Path) -> None:
+    """A host that is lost, and creates that are throttled, which come under SageMaker's common error name."""
+    rows = [
+        {"fault": "host-lost", "after": 0.2, "jobs": "shaken-s2-a1"},
+        {"fault": "throttle", "operations": "CreateTrainingJob", "calls": [1, 5]},
+    ]
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps({"seed": 3, "faults": rows}))
+    with endpoint(tmp_path / "home", {}, plan) as info:
+        user = StepFunctions(info)
+        script = write_script(tmp_path / "src")
+        job = {
+            "entry": str(script),
+            "strategy": "custom",
+            "limits": {"max_runtime": "10m", "segment": "60s"},
+            "environment": {"TEST_PAUSE": "0.05"},
+        }
+        target, machine, _ = exported(user, script, "shaken", job=job)
+        ended = user.ended(user.execute(machine, name="shaken"), 200)
+        assert ended["status"] == "SUCCEEDED", ended
+        made = names(target, "shaken")
+        assert sorted(made) == sorted(
+            [f"shaken-s{number}-a1" for number in range(1, SEGMENTS + 1)] + ["shaken-s2-a2"]
+        )
+        assert weights(target, json.loads(ended["output"])["model_artifacts"]) == TRUE_WEIGHTS
+
+
 def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     user: StepFunctions, tmp_path: Path
 ) -> None:
