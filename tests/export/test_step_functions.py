@@ -85,6 +85,17 @@ def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str,
     assert by_asl.error == by_hand.error
 
 
+@settings(max_examples=60, deadline=None)
+@given(fates=st.lists(WENT | FAILED, max_size=12))
+def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: list[Fate]) -> None:
+    """Nobody can tell its steps; that it was told to leave, and left, is enough."""
+    fates = [replace(fate, says=fate.says or fate.ending is Ending.COMPLETED) for fate in fates]
+    by_asl = by_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
+    workflow = replace(PLANS["chain"].workflow, run=RUN)
+    by_hand = by_driver(workflow, service("chain", *fates, own_files=True), ERRORS)
+    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+
+
 @pytest.mark.parametrize("ending", Ending)
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
