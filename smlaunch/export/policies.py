@@ -30,7 +30,7 @@ REASONS: Mapping[str, str] = {
 UNCALLED: Mapping[str, str] = {
     "sagemaker:StopTrainingJob": "only when an execution is stopped while its job runs",
     "sagemaker:AddTags": "part of a create with tags; no call of its own",
-    "sagemaker:ListTags": "only when a create was not answered",
+    "sagemaker:ListTags": "only when a job failed, or its create was not answered",
     "iam:PassRole": "checked when a job is made; no call of its own",
     "events:PutTargets": "by Step Functions itself",
     "events:PutRule": "by Step Functions itself",
