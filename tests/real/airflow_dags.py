@@ -1,0 +1,75 @@
+"""The DAGs of test_airflow.py, as a user would write them. Airflow reads this file, the tests copy it."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.providers.amazon.aws.operators.sagemaker import SageMakerTrainingOperator
+from airflow.sdk import DAG, task
+
+from smlaunch.airflow import SmlaunchOperator
+
+SOURCE = os.environ["TEST_SOURCE"]
+
+
+def job(
+    script: str = "train.py", attempts: int = 3, segment: str = "60s", **environment: str
+) -> dict[str, Any]:
+    limits = {"max_runtime": "1h", "segment": segment, "attempts": attempts}
+    return {"entry": f"{SOURCE}/{script}", "limits": limits, "environment": environment}
+
+
+def dag(name: str) -> DAG:
+    return DAG(name, schedule=None, start_date=datetime(2026, 1, 1))
+
+
+with dag("whole"):
+    trained = SmlaunchOperator(task_id="train", job=job())
+
+    @task
+    def heard(result: dict[str, Any]) -> list[str]:
+        return [result["status"], result["model_artifacts"], *(row["name"] for row in result["jobs"])]
+
+    heard(trained.output)
+
+with dag("deferred"):
+
+    @task.smlaunch(deferrable=True)
+    def train() -> dict[str, Any]:
+        return job("halves.py", TEST_PAUSE="0.4")
+
+    train()
+
+with dag("cleared"):
+    SmlaunchOperator(task_id="train", job=job("halves.py", TEST_PAUSE="0.4"), deferrable=True)
+
+with dag("retried"):
+    SmlaunchOperator(
+        task_id="train", job=job("fails.py", attempts=1), retries=2, retry_delay=timedelta(seconds=0)
+    )
+
+with dag("killed"):
+    SmlaunchOperator(task_id="train", job=job("halves.py", segment="20m", TEST_PAUSE="8"))
+
+with dag("killed_deferred"):
+    SmlaunchOperator(task_id="train", job=job("halves.py", segment="20m", TEST_PAUSE="8"), deferrable=True)
+
+with dag("amazon"):
+    SageMakerTrainingOperator(
+        task_id="train",
+        check_interval=1,
+        config={
+            "TrainingJobName": "by-amazons-operator",
+            "RoleArn": os.environ["SMLAUNCH_ROLE"],
+            "AlgorithmSpecification": {
+                "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/any:1",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python3", "-c", "print('a line of the job')"],
+            },
+            "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": "1", "VolumeSizeInGB": 10},
+            "StoppingCondition": {"MaxRuntimeInSeconds": "60"},
+            "OutputDataConfig": {"S3OutputPath": f"s3://{os.environ['TEST_BUCKET']}/amazon"},
+        },
+    )

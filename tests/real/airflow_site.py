@@ -1,0 +1,196 @@
+"""A real Airflow on SQLite and LocalExecutor, asked by its REST API, beside a local endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from smlaunch.airflow.names import base_of
+from tests.e2e.chains import SCRIPT, write_script
+from tests.real.conftest import program
+
+FAILS_ONCE = """\
+import os
+if os.environ["TRAINING_JOB_NAME"].endswith("-s1-a1"):
+    raise RuntimeError("planted in the first attempt")
+import runpy
+import smlaunch.train
+runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py"), run_name="__main__")
+"""
+FAST = {
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__PARALLELISM": "4",
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+    "AIRFLOW__API_AUTH__JWT_SECRET": "of-this-test-alone-and-long-enough-for-sha-512-to-be-content-with-it",
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+class Site:
+    """``ask`` is the REST API. Every process is in a session of its own, and is ended with ``close``."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        (home / "dags").mkdir()
+        shutil.copy(Path(__file__).with_name("airflow_dags.py"), home / "dags")
+        script = write_script(home / "source")
+        script.with_name("fails.py").write_text(FAILS_ONCE)
+        script.with_name("halves.py").write_text(SCRIPT.replace("= 50, 10", "= 50, 25"))
+        plain = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+        self.variables = {**plain, "HOME": str(home), "SMLAUNCH_HOME": str(home / "smlaunch")}
+        info = json.loads(self.run("smlaunch", "local", "start", "--json"))
+        self.variables.update(json.loads(self.run("smlaunch", "local", "env", "--json")))
+        self.port = free_port()
+        self.variables.update(
+            FAST,
+            AIRFLOW_HOME=str(home),
+            AIRFLOW__CORE__DAGS_FOLDER=str(home / "dags"),
+            AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{home}/airflow.db",
+            AIRFLOW__CORE__EXECUTION_API_SERVER_URL=f"http://127.0.0.1:{self.port}/execution/",
+            PATH=str(Path(program("airflow", "airflow")).parent) + os.pathsep + plain["PATH"],
+            TEST_SOURCE=str(home / "source"),
+            TEST_BUCKET=info["bucket"],
+        )
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._token = ""
+        self.run("airflow", "db", "migrate")
+
+    def run(self, name: str, *words: str, **variables: str) -> str:
+        done = subprocess.run(
+            [program("airflow", name), *words],
+            env={**self.variables, **variables},
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        with (self.home / f"{name}.txt").open("ab") as output:
+            process = subprocess.Popen(
+                [program("airflow", "airflow"), name, *words],
+                env=self.variables,
+                cwd=self.home,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(end, self._processes))
+        self.run("smlaunch", "local", "stop")
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data,
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def wait(self, what: str, look: Callable[[], Any], patience: float = 120) -> Any:
+        """What ``look`` says once that is true."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            try:
+                found = look()
+            except (urllib.error.URLError, ConnectionError):
+                found = None
+            if found:
+                return found
+            time.sleep(0.5)
+        raise AssertionError(f"{what} did not come; the processes said:\n{self.said()}")
+
+    def said(self) -> str:
+        parts = [f"--- {path.name}\n{path.read_text()[-4000:]}" for path in self.home.glob("*.txt")]
+        return "\n".join(parts)
+
+    def begin(self, dags: list[str]) -> None:
+        """Its processes, and one DAG run of each, called ``once``."""
+        for name, *words in (
+            ("api-server", "--port", str(self.port), "--workers", "1", "--host", "127.0.0.1"),
+            ("scheduler",),
+            ("dag-processor",),
+        ):
+            self.start(name, *words)
+        self._token = self.wait("a token", lambda: self.ask("/auth/token")["access_token"])
+        for name in dags:
+            self.trigger(name)
+
+    def trigger(self, dag: str) -> None:
+        self.wait(f"DAG {dag}", lambda: self._is_there(dag))
+        self.ask(f"/api/v2/dags/{dag}", {"is_paused": False}, "PATCH")
+        self.ask(f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": "once", "logical_date": None})
+
+    def _is_there(self, dag: str) -> bool:
+        try:
+            return bool(self.ask(f"/api/v2/dags/{dag}"))
+        except urllib.error.HTTPError:
+            return False
+
+    def task(self, dag: str, task: str = "train") -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.ask(f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/{task}")
+        return found
+
+    def is_(self, dag: str, *states: str) -> bool:
+        return self.task(dag)["state"] in states
+
+    def clear(self, dag: str) -> None:
+        body = {"dry_run": False, "dag_run_id": "once", "task_ids": ["train"], "only_failed": False}
+        self.ask(f"/api/v2/dags/{dag}/clearTaskInstances", body)
+
+    def mark_failed(self, dag: str) -> None:
+        path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/train"
+        self.ask(path, {"new_state": "failed"}, "PATCH")
+
+    def log(self, dag: str, number: int = 1) -> str:
+        path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/train/logs/{number}?full_content=true"
+        return json.dumps(self.ask(path))
+
+    def xcom(self, dag: str, key: str = "return_value", task: str = "train") -> Any:
+        path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/{task}/xcomEntries/{key}?stringify=false"
+        return self.ask(path)["value"]
+
+
+def end(process: subprocess.Popen[bytes], kill: bool = False) -> None:
+    """It and what it has started: a scheduler's workers are in its session."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run_of(dag: str, dag_run: str = "once") -> str:
+    return base_of(dag, "train", dag_run)

@@ -1,0 +1,169 @@
+"""A real Airflow, with its scheduler, workers and triggerer, against `smlaunch local start`.
+
+Some DAGs begin at once, and each test looks at its own: never a second job, never a lost one.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS
+from tests.real.airflow_site import Site, end, run_of
+from tests.real.conftest import program
+
+BEGUN_AT_ONCE = ["deferred", "killed_deferred", "retried", "amazon", "exported"]
+SEGMENT_JOBS = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    program("airflow", "airflow")
+    made = Site(tmp_path_factory.mktemp("airflow"))
+    try:
+        export(made)
+        made.begin(BEGUN_AT_ONCE)
+        yield made
+    finally:
+        made.close()
+
+
+def export(site: Site) -> None:
+    """A chain of at most three segments, of which the script needs two."""
+    words = ("export", "airflow", str(site.home / "source" / "halves.py"), "--local", "--called", "exported")
+    limits = ("--max-runtime", "3m", "--segment", "60s")
+    site.run("smlaunch", *words, *limits, "--out", str(site.home / "dags"))
+
+
+def client(site: Site, service: str) -> Any:
+    return boto3.session.Session().client(
+        service,
+        endpoint_url=site.variables["AWS_ENDPOINT_URL"],
+        region_name=site.variables["AWS_REGION"],
+        aws_access_key_id=site.variables["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=site.variables["AWS_SECRET_ACCESS_KEY"],
+    )
+
+
+def jobs(site: Site, run: str) -> dict[str, str]:
+    """Every job that was ever created for the task, without the run's name: its status. Oldest first."""
+    pages = client(site, "sagemaker").get_paginator("list_training_jobs").paginate(NameContains=run)
+    rows = [row for page in pages for row in page["TrainingJobSummaries"]]
+    rows.sort(key=lambda row: row["CreationTime"])
+    return {row["TrainingJobName"].removeprefix(f"{run}-"): row["TrainingJobStatus"] for row in rows}
+
+
+def weights(site: Site, artifacts: str) -> str:
+    bucket, _, key = artifacts.removeprefix("s3://").partition("/")
+    content = client(site, "s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        member = archive.extractfile("weights")
+        assert member is not None
+        return member.read().decode()
+
+
+def test_a_triggerer_killed_while_a_chain_is_deferred(site: Site) -> None:
+    triggerer = site.start("triggerer", "--skip-serve-logs")
+    run = run_of("deferred")
+    site.wait("segment 2", lambda: "s2-a1" in jobs(site, run))
+    site.wait("a deferral", lambda: site.is_("deferred", "deferred"))
+    end(triggerer, kill=True)
+    site.start("triggerer", "--skip-serve-logs")
+    site.wait("the end", lambda: site.is_("deferred", "success", "failed"))
+    assert site.task("deferred")["state"] == "success", site.log("deferred")
+    assert jobs(site, run) == dict.fromkeys(SEGMENT_JOBS[:2], "Completed")
+    result = site.xcom("deferred")
+    assert (result["status"], result["exit_code"], result["step"]) == ("Completed", 0, 50)
+    assert weights(site, result["model_artifacts"]) == TRUE_WEIGHTS
+    log = site.log("deferred")
+    assert "begins at step 25" in log and TRUE_WEIGHTS in log, "the trigger tells what the job prints"
+
+
+def test_a_deferred_task_marked_failed_stops_its_run(site: Site) -> None:
+    run = run_of("killed_deferred")
+    site.wait("a deferral", lambda: site.is_("killed_deferred", "deferred"))
+    site.wait("its log", lambda: "begins at step 0" in site.log("killed_deferred"))
+    site.mark_failed("killed_deferred")
+    site.wait("a stop", lambda: jobs(site, run) == {"s1-a1": "Stopped"})
+
+
+def test_cleared_while_deferred_it_attaches_and_cleared_when_done_it_is_done_again(site: Site) -> None:
+    run = run_of("cleared")
+    site.trigger("cleared")
+    site.trigger("killed")
+    site.wait(
+        "a deferral in segment 2", lambda: "s2-a1" in jobs(site, run) and site.is_("cleared", "deferred")
+    )
+    site.clear("cleared")
+    site.wait("the end", lambda: site.is_("cleared", "success", "failed"))
+    assert (site.task("cleared")["state"], site.task("cleared")["try_number"]) == ("success", 2)
+    assert jobs(site, run) == dict.fromkeys(SEGMENT_JOBS[:2], "Completed")
+    site.clear("cleared")
+    site.wait("a run of its own", lambda: "t3-s1-a1" in jobs(site, run))
+    assert site.xcom("cleared", "run") == f"{run}-t3"
+
+
+def test_a_retry_goes_on_with_the_run_that_failed(site: Site) -> None:
+    run = run_of("retried")
+    site.wait("the end", lambda: site.is_("retried", "success", "failed"))
+    assert (site.task("retried")["state"], site.task("retried")["try_number"]) == ("success", 2)
+    rest = dict.fromkeys(SEGMENT_JOBS[1:], "Completed")
+    assert jobs(site, run) == {"s1-a1": "Failed", "s1-a2": "Completed", **rest}
+    assert "planted in the first attempt" in site.log("retried", 1)
+
+
+def test_a_task_marked_failed_stops_its_run(site: Site) -> None:
+    run = run_of("killed")
+    site.wait("training", lambda: jobs(site, run) == {"s1-a1": "InProgress"})
+    site.wait("its log", lambda: "begins at step 0" in site.log("killed"))
+    site.mark_failed("killed")
+    site.wait("a stop", lambda: jobs(site, run) == {"s1-a1": "Stopped"})
+
+
+def test_an_exported_chain_of_amazons_operators(site: Site) -> None:
+    done = ("success", "failed", "upstream_failed")
+    site.wait("the end", lambda: site.task("exported", "finished")["state"] in done)
+    states = {
+        name: site.task("exported", name)["state"]
+        for name in ("segment_1", "more_after_1", "segment_2", "more_after_2", "segment_3", "finished")
+    }
+    assert states == dict.fromkeys(states, "success") | {"segment_3": "skipped"}
+    found = jobs(site, "exported")
+    assert [name.rpartition("-s")[2] for name in found] == ["1-a1", "2-a1"]
+    assert weights(site, site.xcom("exported", task="finished")) == TRUE_WEIGHTS
+
+
+def test_amazons_own_operator_unmodified(site: Site) -> None:
+    site.wait("the end", lambda: site.is_("amazon", "success", "failed"))
+    assert site.task("amazon")["state"] == "success", site.log("amazon")
+    assert jobs(site, "by-amazons-operator") == {"by-amazons-operator": "Completed"}
+    assert "a line of the job" in site.log("amazon")
+    assert site.xcom("amazon")["Training"]["TrainingJobStatus"] == "Completed"
+
+
+def test_dags_test(site: Site, tmp_path: Path) -> None:
+    """In one process, on a database of its own."""
+    own = {
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db",
+    }
+    site.run("airflow", "db", "migrate", **own)
+    said = site.run("airflow", "dags", "test", "whole", "2026-01-02", **own)
+    names = list(dict.fromkeys(re.findall(r"whole-train-[0-9a-f]{10}", said)))
+    assert len(names) == 1
+    assert jobs(site, names[0]) == dict.fromkeys(SEGMENT_JOBS, "Completed")
+    for told in ("algo-1| begins at step 40", f"weights {TRUE_WEIGHTS}", "segment 2: from step 10"):
+        assert told in said
+    heard = re.search(r"Returned value was: (\[[^]]*\])", said)
+    assert heard is not None, said
+    status, artifacts, *rows = ast.literal_eval(heard[1])
+    assert (status, rows) == ("Completed", [f"{names[0]}-{job}" for job in SEGMENT_JOBS])
+    assert weights(site, artifacts) == TRUE_WEIGHTS
