@@ -68,12 +68,14 @@ class NoCapacity:
 
 @dataclass(frozen=True)
 class Throttle:
-    """Answers ThrottlingException to the ``first`` calls of an operation and to a ``share`` of the others."""
+    """Answers ThrottlingException to the ``first`` calls of an operation, to those whose numbers, from 1, are
+    among ``calls``, and to a ``share`` of the others."""
 
     name: ClassVar = "throttle"
     operations: str = "*"
     share: float = 0.0
     first: int = 0
+    calls: tuple[int, ...] = ()
 
 
 Fault = SpotInterruption | HostLost | NoCapacity | Throttle
@@ -142,7 +144,7 @@ class FaultPlan:
         for number, fault in enumerate(self.faults):
             if isinstance(fault, Throttle) and fnmatchcase(operation, fault.operations):
                 chance = random.Random(f"{self.seed}/{number}/{operation}/{call}")  # noqa: S311
-                if call <= fault.first or chance.random() < fault.share:
+                if call <= fault.first or call in fault.calls or chance.random() < fault.share:
                     return True
         return False
 
@@ -224,6 +226,7 @@ _WANTED: Mapping[str, Any] = {
         lambda value: value is None or _is_duration(value),
     ),
     "attempts": ("list of attempts, counted from 1", _is_counts),
+    "calls": ("list of calls, counted from 1", _is_counts),
     **dict.fromkeys(("probability", "share"), _SHARE),
     "first": ("whole number", lambda value: isinstance(value, int) and value >= 0),
 }

@@ -59,6 +59,8 @@ def test_throttling_is_counted_and_shared() -> None:
     assert refused[:2] == [True, True]
     assert 60 < sum(refused) < 140
     assert not any(plan.throttles("CreateTrainingJob", call) for call in range(1, 50))
+    chosen = FaultPlan(1, (Throttle("Create*", calls=(2, 5)),))
+    assert [call for call in range(1, 9) if chosen.throttles("CreateTrainingJob", call)] == [2, 5]
 
 
 def test_an_empty_plan_does_nothing() -> None:
@@ -80,7 +82,7 @@ def test_a_plan_is_read() -> None:
 
 
 def test_a_plan_comes_back_from_its_own_json() -> None:
-    plan = FaultPlan(9, (*FAULTS, Throttle("Describe*", share=0.5, first=1)))
+    plan = FaultPlan(9, (*FAULTS, Throttle("Describe*", share=0.5, first=1, calls=(4,))))
     assert read(plan.to_json(), "here") == plan
 
 
@@ -91,7 +93,7 @@ def test_every_mistake_is_named() -> None:
             {"fault": "nothing"},
             {"fault": "host-lost"},
             {"fault": "host-lost", "after": -1, "hots": "algo-1"},
-            {"fault": "throttle", "share": 2},
+            {"fault": "throttle", "share": 2, "calls": [0]},
             {"fault": "spot-interruption", "after": [5, 1], "attempts": [0]},
         ],
     }
@@ -105,6 +107,7 @@ def test_every_mistake_is_named() -> None:
         "faults[2].hots: unknown",
         "faults[2].after: -1 is no number of seconds",
         "faults[3].share: 2 is no share",
+        "faults[3].calls: [0] is no list of calls",
         "faults[4].after",
         "faults[4].attempts",
     ):
