@@ -2,7 +2,8 @@
 
 Off, unless ``Settings.call_log`` or the variable SMLAUNCH_CALL_LOG names a file. Each call is one line of
 JSON, written whole, so several endpoints may write the same file. Bodies are not recorded. A call whose
-signature was refused is not there: nobody knows whose it was.
+signature was refused is not there: nobody knows whose it was. Nor are the jobs that a pipeline of this
+endpoint makes: no request comes in for them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,281 @@
+"""One chain, with the same three faults, driven four ways: the same jobs in the same order, the same weights.
+
+Its script is that of tests/e2e/chains.py. A host is lost in segment 2, spot capacity is taken away in
+segment 3, and the first request for segment 4 is throttled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from smlaunch.export.pipeline import FILE as PIPELINE
+from smlaunch.export.policies import UNCALLED
+from smlaunch.export.step_functions import FILE as MACHINE
+from smlaunch.export.step_functions import PERMISSIONS_FILE, TRUST_FILE
+from smlaunch.local.call_log import Call, read
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from tests.conftest import ROOT
+from tests.e2e.chains import SCRIPT, SEGMENTS, TRUE_WEIGHTS
+from tests.e2e.command import smlaunch
+from tests.real.conftest import program
+from tests.real.moto_endpoint import QUICK, StepFunctions, moto_python
+
+RUN = "chain"
+TASKS = ("s1-a1", "s2-a1", "s2-a2", "s3-a1", "s4-a1", "s5-a1")
+NAMES = [f"{RUN}-{task}" for task in TASKS]
+LOST, INTERRUPTED = 1, 3
+"""Of TASKS."""
+THROTTLED = 5
+"""The first create of s4-a1, counted from 1."""
+CREATES = ["", "", "", "", "ThrottlingException", "", ""]
+MODEL = hashlib.sha256(TRUE_WEIGHTS.encode()).hexdigest()
+
+FAULTS = [
+    # In a pipeline the service names the jobs; the letter tells which try of the step it is.
+    *({"fault": "host-lost", "jobs": jobs, "after": 0.5} for jobs in ("*-s2-a1", "*-Segment-2-a*")),
+    *({"fault": "spot-interruption", "jobs": jobs, "after": 0.5} for jobs in ("*-s3-*", "*-Segment-3-*")),
+    {"fault": "throttle", "operations": "CreateTrainingJob", "calls": [THROTTLED]},
+]
+SETTINGS = {**QUICK, "checkpoint_sync_seconds": 0.2}
+JOB = {
+    "entry": "train.py",
+    "strategy": "custom",
+    "compute": {"spot": True},
+    "limits": {"max_runtime": "10m", "segment": "60s"},
+    # Longer than 0.5 s a segment, so that its faults come before its end.
+    "environment": {"TEST_PAUSE": "0.15", "TEST_EVERY": "2"},
+}
+DAG = """\
+from datetime import datetime
+from airflow.sdk import DAG
+from smlaunch.airflow import SmlaunchOperator
+
+with DAG("four_ways", schedule=None, start_date=datetime(2026, 1, 1)):
+    SmlaunchOperator(task_id="train", run={run!r}, job={job!r})
+"""
+
+
+class Made(NamedTuple):
+    """A job as the endpoint tells of it."""
+
+    name: str
+    tags: Mapping[str, str]
+    described: Mapping[str, Any]
+
+
+class Ground:
+    """A standing endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.home = folder / "home"
+        self.log = folder / "calls.jsonl"
+        self.job = folder / "source" / "job.yaml"
+        self.job.parent.mkdir()
+        by_number = SCRIPT.replace("step - begun < PER_SEGMENT", "step < PER_SEGMENT * segment.segment")
+        assert by_number != SCRIPT, "wherever a segment was broken off, it ends at its own step"
+        self.job.with_name("train.py").write_text(by_number)
+        self.job.write_text(json.dumps(JOB))
+        faults = folder / "faults.json"
+        faults.write_text(json.dumps({"seed": 1, "faults": FAULTS}))
+        plain = {
+            name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SMLAUNCH_"))
+        }
+        words = ["-m", "tests.local.endpoint_process", str(self.home), "plain", "standing"]
+        done = subprocess.run(
+            [python, *words, json.dumps({**SETTINGS, "call_log": str(self.log)})],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**plain, "PYTHONPATH": str(ROOT), "SMLAUNCH_FAULTS": str(faults)},
+            check=True,
+        )
+        self.info = EndpointInfo.from_json(done.stdout)
+        self.user = StepFunctions(self.info)
+
+    def jobs(self) -> list[Made]:
+        """All that were ever made, the oldest first."""
+        sagemaker = self.user.sagemaker
+        rows = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending", MaxResults=100)
+        made = []
+        for row in rows["TrainingJobSummaries"]:
+            tags = sagemaker.list_tags(ResourceArn=row["TrainingJobArn"])["Tags"]
+            named = {tag["Key"]: tag["Value"] for tag in tags}
+            made.append(Made(row["TrainingJobName"], named, self.user.describe(row["TrainingJobName"])))
+        return made
+
+    def model(self, job: Made) -> str:
+        """The SHA-256 of the weights that it left."""
+        uri = job.described["ModelArtifacts"]["S3ModelArtifacts"]
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        content = self.user.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            weights = archive.extractfile("weights")
+            assert weights is not None
+            return hashlib.sha256(weights.read()).hexdigest()
+
+    def creates(self) -> list[str]:
+        """What each CreateTrainingJob was refused with, if it was."""
+        return [call.error for call in read(self.log) if call.operation == "CreateTrainingJob"]
+
+    def check(self) -> list[Made]:
+        """The jobs, of which everything but their names was looked at."""
+        jobs = self.jobs()
+        assert [int(job.tags[TAG_SEGMENT]) for job in jobs] == [int(task[1]) for task in TASKS]
+        assert len({job.tags[TAG_RUN] for job in jobs}) == 1
+        statuses = [job.described["TrainingJobStatus"] for job in jobs]
+        assert statuses == ["Failed" if index == LOST else "Completed" for index in range(len(TASKS))]
+        assert jobs[LOST].described["FailureReason"].startswith("InternalServerError")
+        transitions = [{row["Status"] for row in job.described["SecondaryStatusTransitions"]} for job in jobs]
+        broken_off = [index for index, seen in enumerate(transitions) if "Interrupted" in seen]
+        assert broken_off == [INTERRUPTED]
+        assert self.model(jobs[-1]) == MODEL
+        return jobs
+
+
+@contextmanager
+def ground(folder: Path, python: str = sys.executable) -> Iterator[Ground]:
+    """``smlaunch`` goes there meanwhile."""
+    made = Ground(folder, python)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMLAUNCH_HOME", str(made.home))
+        for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        try:
+            yield made
+        finally:
+            assert smlaunch("local", "stop").code == 0
+
+
+def exported(made: Ground, kind: str, *words: str) -> Mapping[str, str]:
+    """The files of an export, by their names."""
+    folder = made.home.parent / kind
+    done = smlaunch("export", kind, made.job, "--local", "--out", folder, *words)
+    assert done.code == 0, done.text
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def names(jobs: list[Made]) -> list[str]:
+    return [job.name for job in jobs]
+
+
+def test_inline(tmp_path: Path) -> None:
+    with ground(tmp_path) as made:
+        done = smlaunch("run", made.job, "--local", "--name", RUN)
+        assert done.code == 0, done.text
+        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
+
+
+class Machine(NamedTuple):
+    """What came of the exported state machine."""
+
+    files: Mapping[str, str]
+    jobs: list[Made]
+    creates: list[str]
+    result: Mapping[str, Any]
+    calls: list[Call]
+    role: str
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with ground(tmp_path_factory.mktemp("machine"), moto_python()) as made:
+        role = f"arn:aws:iam::{made.info.account}:role/machine"
+        files = exported(made, "step-functions", "--called", "trainer", "--deploy", "--machine-role", role)
+        arn = f"arn:aws:states:{made.info.region}:{made.info.account}:stateMachine:trainer"
+        ended = made.user.ended(made.user.execute(arn, name=RUN), 120)
+        assert ended["status"] == "SUCCEEDED", ended
+        calls = [call for call in read(made.log) if call.via == "states"]
+        yield Machine(files, made.check(), made.creates(), json.loads(ended["output"]), calls, role)
+
+
+def test_the_exported_state_machine(machine: Machine) -> None:
+    assert (names(machine.jobs), machine.creates) == (NAMES, CREATES)
+    assert MACHINE in machine.files
+    assert (machine.result["job"], machine.result["step"]) == (NAMES[-1], 10 * SEGMENTS)
+
+
+def test_its_policies_allow_what_its_run_called_and_nothing_without_a_reason(machine: Machine) -> None:
+    permissions = json.loads(machine.files[PERMISSIONS_FILE])["Statement"]
+    assumed = [call for call in machine.calls if call.operation == "AssumeRole"]
+    own = [call for call in machine.calls if call.operation != "AssumeRole"]
+    (trusted,) = json.loads(machine.files[TRUST_FILE])["Statement"]
+    assert (trusted["Action"], trusted["Principal"]) == (
+        ["sts:AssumeRole"],
+        {"Service": "states.amazonaws.com"},
+    )
+    assert {need.resource for call in assumed for need in call.needs} == {machine.role}
+    assert own and all(":assumed-role/machine/" in call.caller for call in own), "none went around its role"
+    needs = {(need.action, need.resource) for call in own for need in call.needs}
+    assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
+    called = {call.needs[0].action for call in own}
+    unused = {action for one in permissions for action in one["Action"]} - called
+    assert unused - UNCALLED.keys() == set(), "allowed, never called, and without a reason"
+    assert called & UNCALLED.keys() == {"sagemaker:ListTags"}, "a job failed"
+
+
+def allows(statements: list[dict[str, Any]], action: str, resource: str) -> bool:
+    return any(
+        action in one["Action"] and any(fnmatchcase(resource, pattern) for pattern in one["Resource"])
+        for one in statements
+    )
+
+
+def test_the_exported_pipeline(tmp_path: Path) -> None:
+    with ground(tmp_path) as made:
+        definition = exported(made, "pipeline")[PIPELINE]
+        sagemaker = made.user.sagemaker
+        sagemaker.create_pipeline(PipelineName=RUN, PipelineDefinition=definition, RoleArn=made.info.role_arn)
+        execution = sagemaker.start_pipeline_execution(PipelineName=RUN)["PipelineExecutionArn"]
+        ended = {"PipelineExecutionStatus": "Executing"}
+        deadline = time.monotonic() + 120
+        while ended["PipelineExecutionStatus"] == "Executing" and time.monotonic() < deadline:
+            time.sleep(0.2)
+            ended = sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)
+        assert ended["PipelineExecutionStatus"] == "Succeeded", ended
+        jobs = made.check()
+        assert {job.tags[TAG_RUN] for job in jobs} == {execution.rpartition("/")[2]}
+        # A step that is retried sends the same request: both its jobs are attempt 1 by their tags.
+        assert {job.tags[TAG_ATTEMPT] for job in jobs} == {"1"}
+        steps = sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=execution, MaxResults=100)
+        tries = {row["StepName"]: row.get("AttemptCount") for row in steps["PipelineExecutionSteps"]}
+        # Its creates come from the endpoint itself, and stand in no log of calls.
+        assert [tries[f"Segment-{number}"] for number in range(1, SEGMENTS + 1)] == [1, 2, 1, 2, 1]
+
+
+def test_airflow(tmp_path: Path) -> None:
+    airflow = program("airflow", "airflow")
+    with ground(tmp_path) as made:
+        home = tmp_path / "airflow"
+        (home / "dags").mkdir(parents=True)
+        (home / "dags" / "four_ways.py").write_text(DAG.format(run=RUN, job=str(made.job)))
+        plain = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
+        environment = {
+            **plain,
+            **made.info.environment(),
+            "PATH": os.pathsep.join((str(Path(airflow).parent), os.environ["PATH"])),
+            "HOME": str(home),
+            "SMLAUNCH_HOME": str(made.home),
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        }
+        for words in (["db", "migrate"], ["dags", "test", "four_ways", "2026-01-02"]):
+            done = subprocess.run(
+                [airflow, *words], env=environment, cwd=home, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
