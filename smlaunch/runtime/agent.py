@@ -14,16 +14,12 @@ import socket
 import threading
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from smlaunch.runtime import agent_wire
-from smlaunch.runtime.agent_wire import ENDED, ERR, OUT, Wire, WireError
-from smlaunch.runtime.link_wire import keep_alive
+from smlaunch.runtime import wire as wires
+from smlaunch.runtime.wire import ENDED, ERR, OUT, TO_AGENT, Stranger, Wire, WireError
 
 SHELL = "/bin/sh"
 _READ = 1 << 16
 _WAITING = 512
-
-_STRANGERS = 64
-"""Connections that may be about to prove themselves at one time; a host of the job has two."""
 
 _REFUSALS = 10
 """How many of them are told in the log: whoever tries more often shall not fill it."""
@@ -53,7 +49,7 @@ class Agent:
         self._lock = threading.Lock()
         self._groups: Dict[int, None] = {}
         self._closed = False
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._strangers = threading.BoundedSemaphore(wires.STRANGERS)
         self._refused = 0
         self._server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,10 +83,11 @@ class Agent:
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(connection)
-            wire, request = agent_wire.accept(connection, self._key, self._host)
-        except (WireError, ValueError, AttributeError, OSError) as error:
+            wires.tune(connection)
+            connection.settimeout(wires.HANDSHAKE_SECONDS)
+            wire, request = Stranger(connection, self._key, TO_AGENT, self._host).admit()
+            connection.settimeout(None)
+        except (WireError, ValueError, OSError) as error:
             connection.close()
             self._refused += 1
             if self._refused <= _REFUSALS:

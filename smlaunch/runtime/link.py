@@ -1,7 +1,7 @@
 """How hosts without ranks follow the leader, and how it hears of their failures.
 
 Each of them keeps one connection to the leader for as long as the job lasts. Both sides prove that they know
-the job's secret (secret.py); every message is signed and counted.
+the job's secret (wire.py); every message is signed and counted.
 
     follower -> leader   {"ready": true}                        its services are up
                          {"failed": {code, text, began}}        it has failed, and why
@@ -69,7 +69,7 @@ def join(cluster: Cluster, key: bytes, port: int, patience: float = PATIENCE) ->
     if cluster.current == cluster.leader:
         from smlaunch.runtime.link_leader import Leader
 
-        return Leader(cluster.hosts[1:], key, port)
+        return Leader(cluster.leader, cluster.hosts[1:], key, port)
     from smlaunch.runtime.link_follower import Follower
 
     return Follower(cluster.current, cluster.leader, key, port, patience)

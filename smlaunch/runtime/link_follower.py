@@ -3,17 +3,16 @@
 import _thread
 import os
 import select
-import socket
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Set
 
 from smlaunch.protocol.failure import format_failure
-from smlaunch.runtime import secret
+from smlaunch.runtime import wire as wires
 from smlaunch.runtime.link import GONE, GOODBYE_SECONDS, Link, News
-from smlaunch.runtime.link_wire import PURPOSE, Broken, Wire, exactly, keep_alive
+from smlaunch.runtime.wire import TO_LEADER, Lost, Wire, WireError
 
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
+_PAUSE = 0.5
+"""Before a leader is called again that has hung up before it looked at us."""
 
 
 class Follower(Link):
@@ -27,7 +26,6 @@ class Follower(Link):
         self._wire: Optional[Wire] = None
         self._problem: Optional[str] = None
         self._ready = self._closed = False
-        self._early: List[Dict[str, Any]] = []
         self._arrived, self._arrival = os.pipe()
         _thread.start_new_thread(self._connect, (time.monotonic() + patience, patience))
 
@@ -36,7 +34,7 @@ class Follower(Link):
             return []
         if not self.connected:
             return [self._arrived]  # before that, what the thread has made is its own
-        return [] if self._wire is None else [self._wire.connection.fileno()]
+        return [] if self._wire is None else [self._wire.fileno()]
 
     def act(self, ready: Set[int]) -> None:
         if self._arrived in ready and not self.connected and self.over is None:
@@ -45,10 +43,9 @@ class Follower(Link):
                 self._fail(self._problem)
                 return
             self.connected = True
-            self._heed(self._early)
-            if self._ready and self.over is None:
+            if self._ready:
                 self._say({"ready": True})
-        elif self.connected and self._wire is not None and self._wire.connection.fileno() in ready:
+        elif self.connected and self._wire is not None and self._wire.fileno() in ready:
             self._listen(self._wire)
 
     def say_ready(self) -> None:
@@ -73,23 +70,20 @@ class Follower(Link):
 
     def _listen(self, wire: Wire) -> None:
         try:
-            messages = wire.take()
-        except (Broken, ValueError):
+            frame = wire.take()
+            message = {} if frame is None else frame.document()
+        except (WireError, ValueError):
             self._lose()
             return
-        self._heed(messages)
-
-    def _heed(self, messages: Sequence[Dict[str, Any]]) -> None:
-        for message in messages:
-            if "end" in message and self.over is None:
-                self.over = News(**message["end"])
-                self._hang_up()  # which tells the leader that it may go
+        if "end" in message:
+            self.over = News(**message["end"])
+            self._hang_up()  # which tells the leader that it may go
 
     def _say(self, message: Dict[str, Any]) -> None:
         try:
             if self._wire is not None:
-                self._wire.send(message)
-        except Broken:
+                self._wire.tell(message)
+        except WireError:
             self._lose()
 
     def _lose(self) -> None:
@@ -111,59 +105,44 @@ class Follower(Link):
 
     def _connect(self, give_up: float, patience: float) -> None:
         """In a thread of its own: look-ups, connecting and the proofs may each take their time."""
-        pause = _FIRST_PAUSE
         try:
             while True:
-                connection = None
                 try:
-                    connection = socket.create_connection((self._leader, self._port), patience)
-                    self._prove(connection)
+                    self._wire = self._prove(give_up, patience)
                     return
-                except Broken as broken:
-                    self._problem = str(broken)
-                    return
-                except (OSError, UnicodeError) as error:
-                    if connection is not None:
-                        connection.close()
-                    if time.monotonic() + pause > give_up:
+                except (Lost, OSError, UnicodeError) as error:
+                    if time.monotonic() + _PAUSE > give_up:
                         self._problem = "the leader, {}, did not answer at port {} within {:g} s ({})".format(
                             self._leader, self._port, patience, error
                         )
                         return
-                # Nothing tells when somebody begins to listen.
-                time.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                except WireError as error:
+                    self._problem = str(error)
+                    return
+                time.sleep(_PAUSE)
         finally:
             os.write(self._arrival, b".")
 
-    def _prove(self, connection: socket.socket) -> None:
+    def _prove(self, give_up: float, patience: float) -> Wire:
         """Waits as long as it takes: the leader may be installing requirements before it looks at us.
 
-        Raises Broken, with the cause, or OSError when it is gone before it has said anything.
+        Raises WireError, with the cause; Lost or OSError when it is gone before it has said anything.
         """
-        keep_alive(connection)
+        connection = wires.dial(self._leader, self._port, give_up, patience)
         connection.settimeout(None)
-        ours = secret.nonce()
-        connection.sendall(ours)
-        answer = exactly(connection, secret.NONCE_BYTES + secret.PROOF_BYTES)
-        nonces = ours + answer[: secret.NONCE_BYTES]
-        expected = secret.proof(self._key, PURPOSE, "leader", nonces)
-        if not secret.same(answer[secret.NONCE_BYTES :], expected):
-            raise Broken(
-                "what answers for the leader, {}, at port {} does not know this job's secret".format(
-                    self._leader, self._port
-                )
-            )
-        name = self._host.encode()
-        proof = secret.proof(self._key, PURPOSE, "follower", nonces, name)
-        connection.sendall(proof + bytes([len(name)]) + name)
-        wire = Wire(connection, self._key, "follower", nonces)
-        poll = select.poll()
-        poll.register(connection, select.POLLIN)
+        request = {"host": self._leader, "from": self._host}
+        told = "what answers for the leader, {}, at port {}".format(self._leader, self._port)
         try:
-            while not self._early:
-                poll.poll()
-                self._early = wire.take()
-        except (Broken, ValueError):
-            raise Broken(self._gone()) from None
-        self._wire = wire
+            wire = wires.ask(connection, self._key, TO_LEADER, request, told)
+        except WireError:
+            connection.close()
+            raise
+        try:
+            welcome = wire.receive()
+        except WireError:
+            welcome = None
+        if welcome is None:
+            wire.close()
+            raise WireError(self._gone())
+        wire.do_not_wait()
+        return wire

@@ -6,13 +6,10 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 from smlaunch.protocol.failure import format_failure
-from smlaunch.runtime import secret
+from smlaunch.runtime import wire as wires
 from smlaunch.runtime.link import GONE, GOODBYE_SECONDS, Link, News
-from smlaunch.runtime.link_wire import PURPOSE, Broken, Wire, keep_alive
 from smlaunch.runtime.problems import Unusable
-
-_STRANGERS = 64
-"""Connections that may be about to prove themselves at one time."""
+from smlaunch.runtime.wire import TO_LEADER, Stranger, Wire, WireError
 
 _PROOF_SECONDS = 30.0
 
@@ -25,21 +22,25 @@ its own, and whoever reaches it says so, or is ended by the platform.
 class _Guest:
     """A connection to the leader. ``name``: None until it has proved itself."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, key: bytes, host: str) -> None:
         connection.setblocking(False)
         self.connection = connection
+        self.stranger = Stranger(connection, key, TO_LEADER, host)
         self.until = time.monotonic() + _PROOF_SECONDS
-        self.rest = b""
-        self.nonce = b""
         self.name: Optional[str] = None
         self.wire: Optional[Wire] = None
         self.ready = False
 
 
 class Leader(Link):
+    """Listens from the start, at every address: a look-up of our own could take long, and signals must be
+    heard. Raises Unusable when it cannot.
+    """
+
     leads = True
 
-    def __init__(self, others: Sequence[str], key: bytes, port: int) -> None:
+    def __init__(self, host: str, others: Sequence[str], key: bytes, port: int) -> None:
+        self._host = host
         self._others = set(others)
         self._key = key
         self._guests: Dict[int, _Guest] = {}
@@ -85,10 +86,10 @@ class Leader(Link):
         for number, guest in self._guests.items():
             try:
                 if guest.wire is not None:
-                    guest.wire.send({"end": news._asdict()})
+                    guest.wire.tell({"end": news._asdict()})
                     waiting[number] = guest.wire
                     poll.register(number, select.POLLIN)
-            except Broken:
+            except WireError:
                 continue
         give_up = time.monotonic() + GOODBYE_SECONDS
         while waiting and time.monotonic() < give_up:
@@ -110,50 +111,35 @@ class Leader(Link):
         for guest in strangers:
             if now > guest.until:
                 self._drop(guest)
-        if len(strangers) >= _STRANGERS:
+        if len(strangers) >= wires.STRANGERS:
             connection.close()
             return
-        keep_alive(connection)
-        self._guests[connection.fileno()] = _Guest(connection)
+        wires.tune(connection)
+        self._guests[connection.fileno()] = _Guest(connection, self._key, self._host)
 
     def _hear(self, guest: _Guest) -> None:
         try:
             if guest.wire is None:
                 self._check(guest)
-            else:
-                for message in guest.wire.take():
-                    self._answer(guest, message)
-        except (Broken, OSError, ValueError):
+                return
+            frame = guest.wire.take()
+            if frame is not None:
+                self._answer(guest, frame.document())
+        except (WireError, ValueError):
             self._drop(guest)
 
     def _check(self, guest: _Guest) -> None:
-        """nonce_f -> nonce_l, proof -> proof, name."""
-        block = guest.connection.recv(1024)
-        if not block:
-            raise Broken
-        guest.rest += block
-        if not guest.nonce:
-            if len(guest.rest) < secret.NONCE_BYTES:
-                return
-            theirs, guest.rest = guest.rest[: secret.NONCE_BYTES], guest.rest[secret.NONCE_BYTES :]
-            ours = secret.nonce()
-            guest.nonce = theirs + ours
-            guest.connection.sendall(ours + secret.proof(self._key, PURPOSE, "leader", guest.nonce))
-        start = secret.PROOF_BYTES + 1
-        if len(guest.rest) < start or len(guest.rest) < start + guest.rest[start - 1]:
+        try:
+            wire, request = guest.stranger.admit()
+        except BlockingIOError:
             return
-        end = start + guest.rest[start - 1]
-        proof, name, left = guest.rest[: start - 1], guest.rest[start:end], guest.rest[end:]
-        if not secret.same(proof, secret.proof(self._key, PURPOSE, "follower", guest.nonce, name)):
-            raise Broken
+        name = str(request.get("from"))
         known = {other.name for other in self._guests.values()}
-        guest.name = name.decode()
-        if left or guest.name not in self._others or guest.name in known:
-            guest.name = None
-            raise Broken
-        guest.wire = Wire(guest.connection, self._key, "leader", guest.nonce)
+        if name not in self._others or name in known:
+            raise WireError("no host of this job, or one that is here already")
+        guest.name, guest.wire = name, wire
         # So that it knows that it has been believed.
-        guest.wire.send({"welcome": True})
+        wire.tell({"welcome": True})
 
     def _answer(self, guest: _Guest, message: Dict[str, Any]) -> None:
         if message.get("ready"):
@@ -173,6 +159,6 @@ class Leader(Link):
 def _hung_up(wire: Wire) -> bool:
     try:
         wire.take()
-    except Broken:
+    except WireError:
         return True
     return False

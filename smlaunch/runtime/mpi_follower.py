@@ -1,13 +1,19 @@
-"""A host of an MPI program that does not lead: it is called by the leader, and ends as the leader says."""
+"""A host of an MPI program that does not lead: it is called by the leader, and ends as the leader says.
+
+The link (link.py) is not for this. It is between the runtimes themselves and tells one last word each way.
+Here it is the leader that calls, from a process of its own, once all agents are there, and what is told goes
+on: signals, how each rank has ended and when, what ranks said last. Only from all of that does the leader
+find the rank that failed first, and its report has every rank.
+"""
 
 import time
 from typing import Any, Dict, List, Optional, Set
 
 from smlaunch.runtime import mpi_report
-from smlaunch.runtime.agent_wire import Wire, WireError
 from smlaunch.runtime.mpi_host import Config, Part, tell
 from smlaunch.runtime.mpi_report import RankEnd, Report
 from smlaunch.runtime.signals import Signals
+from smlaunch.runtime.wire import Wire, WireError
 
 _REPORT_SECONDS = 30.0
 """For the leader to say how it all ended, once it has said that it is over."""

@@ -21,14 +21,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from smlaunch.runtime import agent_wire, mpi_rank, secret
+from smlaunch.runtime import mpi_rank, secret
 from smlaunch.runtime.agent import Agent
-from smlaunch.runtime.agent_wire import NEWS, Wire, WireError
 from smlaunch.runtime.mpi_ranks import Ranks
 from smlaunch.runtime.mpi_report import RankEnd, Report
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.signals import STOP, Signals
 from smlaunch.runtime.streams import Output
+from smlaunch.runtime.wire import Wire, WireError, own_address
 
 CONFIG = "host.json"
 REPORT = "report.json"
@@ -98,7 +98,7 @@ class Part:
     def _agent(self) -> Agent:
         env = {os.fsencode(name): os.fsencode(value) for name, value in self.config.env.items()}
         env[mpi_rank.FOLDER.encode()] = os.fsencode(self._folder)
-        address = agent_wire.own_address(self.config.host)
+        address = own_address(self.config.host)
         try:
             return Agent(self.key, self.config.host, address, self.config.port, env, self.asked)
         except OSError as error:
@@ -254,7 +254,7 @@ def in_thread(target: Callable[..., None], *arguments: Any) -> None:
 def tell(wire: Wire, message: Dict[str, Any]) -> None:
     """To somebody who may be gone, which the connection's own thread tells."""
     try:
-        wire.tell(NEWS, message)
+        wire.tell(message)
     except WireError:
         return
 

@@ -6,13 +6,13 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from smlaunch.runtime import agent_wire, mpi_report
-from smlaunch.runtime.agent_wire import Wire, WireError
+from smlaunch.runtime import mpi_report
 from smlaunch.runtime.mpi_host import Config, Part, in_thread, python_words, tell
 from smlaunch.runtime.mpi_report import RankEnd
 from smlaunch.runtime.problems import Unusable
 from smlaunch.runtime.signals import Signals
 from smlaunch.runtime.streams import Output, Stream
+from smlaunch.runtime.wire import Wire, WireError, call_agent
 
 _KILL_SECONDS = 3.0
 """Between an mpirun's SIGTERM and its SIGKILL."""
@@ -44,9 +44,8 @@ class Leader(Part):
 
     def _call(self, host: str) -> None:
         """In a thread of its own."""
-        request = {"do": "follow", "host": host}
         try:
-            wire = agent_wire.connect(host, self.config.port, self.key, request, self.config.patience)
+            wire = call_agent(host, self.config.port, self.key, {"do": "follow"}, self.config.patience)
         except WireError as error:
             self.put("lost", host, str(error))
             return

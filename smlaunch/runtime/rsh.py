@@ -10,9 +10,9 @@ import os
 import sys
 from typing import List, NamedTuple, Optional, Sequence
 
-from smlaunch.runtime import agent_wire, secret
-from smlaunch.runtime.agent_wire import ENDED, ERR, OUT, WireError
+from smlaunch.runtime import secret
 from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.wire import ENDED, ERR, OUT, WireError, call_agent
 
 _LOST = 255
 _WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -42,8 +42,7 @@ def parse(words: Sequence[str]) -> Optional[Call]:
 
 def run(call: Call, port: int, key: bytes, patience: float) -> int:
     """Raises WireError."""
-    request = {"do": "run", "host": call.host, "line": call.line}
-    wire = agent_wire.connect(call.host, port, key, request, patience)
+    wire = call_agent(call.host, port, key, {"do": "run", "line": call.line}, patience)
     while True:
         frame = wire.receive()
         if frame is None:

@@ -1,11 +1,7 @@
 """What the hosts of one job know and nobody else does, and how each shows the other that it knows it.
 
 The secret is made at each submission and travels as an object of its own beside runtime.pyz. It never crosses
-the network: each side sends a fresh nonce, and answers the other's with an HMAC over both.
-
-    a connects, b accepts         a -> b  nonce_a
-                                  b -> a  nonce_b, proof(key, PURPOSE, "b", nonce_a, nonce_b)
-                                  a -> b  proof(key, PURPOSE, "a", nonce_a, nonce_b, what is asked for)
+the network: each side sends a fresh nonce, and answers the other's with an HMAC over both (wire.py).
 
 The purpose and the side are part of what is signed, so that no answer can be used for anything else, nor sent
 back to whom it came from; fresh nonces from both sides, so that none can be used twice.

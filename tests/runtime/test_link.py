@@ -21,6 +21,7 @@ from smlaunch.protocol.ports import LINK
 from smlaunch.runtime import link_leader, secret
 from smlaunch.runtime.link import News
 from smlaunch.runtime.link_leader import Leader
+from smlaunch.runtime.wire import TO_LEADER, ask
 from tests.runtime.host import Host, Result, finish
 from tests.runtime.test_ranks import python_of
 
@@ -189,7 +190,7 @@ def test_a_leader_that_comes_late_is_waited_for(job: Callable[..., Job]) -> None
 
 def test_whom_the_leader_waits_for_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_leader, "_SILENT_SECONDS", 0.0)
-    leader = Leader(["algo-2", "algo-3"], bytes(32), port)
+    leader = Leader("algo-1", ["algo-2", "algo-3"], bytes(32), port)
     assert leader.due is not None
     leader.act(set())
     assert (leader.remark, leader.due) == ("waits for algo-2, algo-3 to be ready", None)
@@ -413,12 +414,12 @@ class TestStrangers:
             with socket.create_connection((HOSTS[0], port + LINK)) as stranger:
                 stranger.sendall(what)
                 stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(1024):
-                    pass
+                await_the_end(stranger)
         # One that knows the secret, but is no host of this job, or one that is there already.
-        for name in (b"127.0.0.9", HOSTS[1].encode()):
+        for name in ("127.0.0.9", HOSTS[1]):
             with socket.create_connection((HOSTS[0], port + LINK)) as stranger:
-                assert _prove(stranger, key, name) == b""
+                ask(stranger, key, TO_LEADER, {"host": HOSTS[0], "from": name}, "it")
+                await_the_end(stranger)
         running.processes[0].terminate()
         running.finish()
         assert running.codes == [0, 0, 0], running.results
@@ -426,11 +427,11 @@ class TestStrangers:
     def test_what_was_recorded_is_worth_nothing(self, job: Callable[..., Job], port: int) -> None:
         """The same bytes again, as somebody could who has listened to a host that has left."""
         key = bytes.fromhex(SECRET)
-        leader = Leader(["b"], key, port)
+        leader = Leader("a", ["b"], key, port)
         sent: list[bytes] = []
         for replay in (False, True):
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                for part in sent if replay else _parts(connection, leader, key, b"b", sent):
+                for part in sent if replay else _parts(connection, key, sent):
                     connection.sendall(part)
                     _serve(leader)
                 assert (link_names(leader) == ["b"]) is not replay
@@ -439,24 +440,24 @@ class TestStrangers:
         leader.tell(News(0))
 
 
-def _prove(connection: socket.socket, key: bytes, name: bytes) -> bytes:
-    ours = secret.nonce()
-    connection.sendall(ours)
-    answer = connection.recv(64, socket.MSG_WAITALL)
-    nonces = ours + answer[:32]
-    assert answer[32:] == secret.proof(key, "link 1", "leader", nonces)
-    connection.sendall(secret.proof(key, "link 1", "follower", nonces, name) + bytes([len(name)]) + name)
-    return connection.recv(1024)
+def await_the_end(stranger: socket.socket) -> None:
+    """Of a connection over which no host has been made welcome: at most the 64 bytes of the answer come."""
+    said = b""
+    try:
+        while block := stranger.recv(1024):
+            said += block
+    except ConnectionResetError:  # it did not listen to the end
+        pass
+    assert len(said) <= 64
 
 
-def _parts(
-    connection: socket.socket, leader: Leader, key: bytes, name: bytes, sent: list[bytes]
-) -> Iterator[bytes]:
+def _parts(connection: socket.socket, key: bytes, sent: list[bytes]) -> Iterator[bytes]:
     sent.append(secret.nonce())
     yield sent[0]
     answer = connection.recv(64, socket.MSG_WAITALL)
-    proof = secret.proof(key, "link 1", "follower", sent[0] + answer[:32], name)
-    sent.append(proof + bytes([len(name)]) + name)
+    body = b'{"host": "a", "from": "b"}'
+    proof = secret.proof(key, TO_LEADER.name, "a", sent[0], answer[:32], body)
+    sent.append(len(body).to_bytes(4, "big") + body + proof)
     yield sent[1]
 
 

@@ -334,6 +334,6 @@ def test_a_job_without_services_loads_nothing_of_theirs(host: MakeHost) -> None:
     result: Result = host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
     loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
     assert "smlaunch.runtime.supervise" in loaded
-    for name in ("services", "link", "secret"):
+    for name in ("services", "link", "wire", "secret"):
         assert f"smlaunch.runtime.{name}" not in loaded
     assert "socket" not in loaded
