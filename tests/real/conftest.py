@@ -222,7 +222,7 @@ def start_client(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iter
         client.kill()  # only one whose test did not run is still there
 
 
-def wait_for_line(place: Place, job_prefix: str, text: str, count: int, patience: float = 60) -> str:
+def wait_for_line(place: Place, job_prefix: str, text: str, count: int, patience: float = 100) -> str:
     """The name of the newest job that begins so, once its log holds ``text`` in ``count`` lines."""
     sagemaker = place.client("sagemaker")
     deadline = time.monotonic() + patience
