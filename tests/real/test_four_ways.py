@@ -32,6 +32,7 @@ from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from tests.conftest import ROOT
 from tests.e2e.chains import SCRIPT, SEGMENTS, TRUE_WEIGHTS
 from tests.e2e.command import smlaunch
+from tests.real.airflow_site import Site
 from tests.real.conftest import program
 from tests.real.moto_endpoint import QUICK, StepFunctions, moto_python
 
@@ -66,7 +67,7 @@ from airflow.sdk import DAG
 from smlaunch.airflow import SmlaunchOperator
 
 with DAG("four_ways", schedule=None, start_date=datetime(2026, 1, 1)):
-    SmlaunchOperator(task_id="train", run={run!r}, job={job!r})
+    SmlaunchOperator(task_id="train", **{words!r})
 """
 
 
@@ -82,9 +83,9 @@ class Ground:
     """A standing endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
 
     def __init__(self, folder: Path, python: str) -> None:
-        self.home = folder / "home"
+        self.home = folder / "smlaunch"
         self.log = folder / "calls.jsonl"
-        self.job = folder / "source" / "job.yaml"
+        self.job = folder / "written" / "job.yaml"
         self.job.parent.mkdir()
         by_number = SCRIPT.replace("step - begun < PER_SEGMENT", "step < PER_SEGMENT * segment.segment")
         assert by_number != SCRIPT, "wherever a segment was broken off, it ends at its own step"
@@ -191,7 +192,7 @@ class Machine(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     with ground(tmp_path_factory.mktemp("machine"), moto_python()) as made:
         role = f"arn:aws:iam::{made.info.account}:role/machine"
         files = exported(made, "step-functions", "--called", "trainer", "--deploy", "--machine-role", role)
@@ -199,7 +200,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         ended = made.user.ended(made.user.execute(arn, name=RUN), 120)
         assert ended["status"] == "SUCCEEDED", ended
         calls = [call for call in read(made.log) if call.via == "states"]
-        yield Machine(files, made.check(), made.creates(), json.loads(ended["output"]), calls, role)
+        return Machine(files, made.check(), made.creates(), json.loads(ended["output"]), calls, role)
 
 
 def test_the_exported_state_machine(machine: Machine) -> None:
@@ -256,26 +257,31 @@ def test_the_exported_pipeline(tmp_path: Path) -> None:
         assert [tries[f"Segment-{number}"] for number in range(1, SEGMENTS + 1)] == [1, 2, 1, 2, 1]
 
 
-def test_airflow(tmp_path: Path) -> None:
-    airflow = program("airflow", "airflow")
-    with ground(tmp_path) as made:
-        home = tmp_path / "airflow"
-        (home / "dags").mkdir(parents=True)
-        (home / "dags" / "four_ways.py").write_text(DAG.format(run=RUN, job=str(made.job)))
-        plain = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
-        environment = {
-            **plain,
-            **made.info.environment(),
-            "PATH": os.pathsep.join((str(Path(airflow).parent), os.environ["PATH"])),
-            "HOME": str(home),
-            "SMLAUNCH_HOME": str(made.home),
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-        }
-        for words in (["db", "migrate"], ["dags", "test", "four_ways", "2026-01-02"]):
-            done = subprocess.run(
-                [airflow, *words], env=environment, cwd=home, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+@contextmanager
+def airflow(folder: Path, **more: Any) -> Iterator[tuple[Ground, Site]]:
+    """A real one beside the ground, with one DAG; ``more`` are words of its operator."""
+    program("airflow", "airflow")
+    with ground(folder) as made:
+        site = Site(folder)
+        try:
+            (folder / "dags" / "airflow_dags.py").unlink()
+            words = {"run": RUN, "job": str(made.job), **more}
+            (folder / "dags" / "four_ways.py").write_text(DAG.format(words=words))
+            yield made, site
+        finally:
+            site.close()
+
+
+def test_airflow_in_one_process(tmp_path: Path) -> None:
+    with airflow(tmp_path) as (made, site):
+        site.run("airflow", "dags", "test", "four_ways", "2026-01-02")
+        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
+
+
+def test_airflows_scheduler_and_triggerer(tmp_path: Path) -> None:
+    with airflow(tmp_path, deferrable=True) as (made, site):
+        site.start("triggerer", "--skip-serve-logs")
+        site.begin(["four_ways"])
+        site.wait("the end", lambda: site.is_("four_ways", "success", "failed"))
+        assert site.task("four_ways")["state"] == "success", site.log("four_ways")
         assert (names(made.check()), made.creates()) == (NAMES, CREATES)
