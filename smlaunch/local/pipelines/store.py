@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.errors import EndpointError
+from smlaunch.local.database import open_database
 from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
 
 _VERSION = 1
@@ -42,18 +42,7 @@ class PipelineStore:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
-            self._connection.close()
-            raise EndpointError(
-                f"{path} was written by another version of smlaunch (schema {version}, this one knows "
-                f"{_VERSION}): move it away, or set SMLAUNCH_HOME to another directory"
-            )
-        if version == 0:
-            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={_VERSION};")
+        self._connection = open_database(path, _SCHEMA, _VERSION)
 
     def close(self) -> None:
         with self._lock:
