@@ -282,6 +282,7 @@ def test_airflows_scheduler_and_triggerer(tmp_path: Path) -> None:
     with airflow(tmp_path, deferrable=True) as (made, site):
         site.start("triggerer", "--skip-serve-logs")
         site.begin(["four_ways"])
-        site.wait("the end", lambda: site.is_("four_ways", "success", "failed"))
+        # After each job a worker begins anew.
+        site.wait("the end", lambda: site.is_("four_ways", "success", "failed"), patience=240)
         assert site.task("four_ways")["state"] == "success", site.log("four_ways")
         assert (names(made.check()), made.creates()) == (NAMES, CREATES)
