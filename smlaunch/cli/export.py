@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def step_functions(
     )
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.export.step_functions import FILE, export_step_functions
+    from smlaunch.export.step_functions import FILE, export_step_functions, staged
     from smlaunch.launch.api import prepare_export, stem_of
     from smlaunch.place import open_place
 
@@ -93,6 +93,7 @@ def step_functions(
         name = wishes.called or stem_of(job.program)
         run, pace = job.name, place.target.cadence.pace
         files = export_step_functions(prepared.plan, name, run=run, embed=embed, pace=pace)
+        prepared = replace(prepared, plan=staged(prepared.plan, files))
         deliver(wishes, files, FILE, prepared, place)
         if deploy:
             wishes.document |= _deployed(place.target, prepared, name, files[FILE], machine_role or "")

@@ -24,6 +24,7 @@ from smlaunch.errors import (
     TrainingFailed,
 )
 from smlaunch.planning.plan import Plan
+from smlaunch.planning.storage import Layout
 from smlaunch.planning.workflow import Policy, Variant, Workflow, request_for
 from smlaunch.protocol import segment as variables
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
@@ -34,6 +35,9 @@ ERRORS: Mapping[int, str] = {
     for error in (TrainingFailed, JobError, AccountError, ServiceError, StoppedByUser, LimitReached)
 }
 """The name under which a run that ended with an exit code fails in an orchestrator."""
+
+
+ITEMS_FILE = "items.json"
 
 
 class Place(str, Enum):
@@ -98,7 +102,8 @@ class Flow:
     """``run``: its name where it is fixed; None lets the orchestrator name each. ``checkpoints``:
     None where nobody keeps any. ``training`` and ``billed``: seconds that
     all jobs together may train, or be billed for; None without a cap. ``parts``: a flow for each part of a
-    run in parts, whose stages are then the parts'. ``pace``: how long waits take, compared with a region.
+    run in parts, whose stages are then the parts'; ``items``: the address for a list of what these differ in.
+    ``pace``: how long waits take, compared with a region.
     """
 
     title: str
@@ -112,6 +117,7 @@ class Flow:
     region: str = ""
     account: str = ""
     parts: tuple[Flow, ...] = ()
+    items: str = ""
     pace: float = 1.0
 
     @property
@@ -152,6 +158,7 @@ def flow_of(plan: Plan, *, run: str | None = None, pace: float = 1.0) -> Flow:
         region=plan.surroundings.region,
         account=plan.surroundings.account,
         parts=parts,
+        items=Layout(plan.surroundings.bucket, plan.run).parts + ITEMS_FILE if parts else "",
         pace=pace,
     )
 

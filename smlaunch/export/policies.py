@@ -22,8 +22,10 @@ REASONS: Mapping[str, str] = {
     "ReadOutcome": "What it left: how far the run is",
     "ClearOutcome": "Clear the outcome: of a training that finished and whose job failed after it",
     "TellMissingFromForbidden": "Without it S3 answers 403 for an outcome that is not there yet",
-    "GoOn": "Hand over: another execution goes on before the history is full",
+    "GoOn": "Hand over: another execution goes on before the history is full; in parts, each is one",
     "WaitForWhatGoesOn": "Hand over: looked at until it ends, stopped when this one is stopped",
+    "ReadParts": "Every part: what the parts differ in, where a Distributed Map reads it",
+    "WatchParts": "Every part: a Distributed Map's own executions are looked at, stopped with this one",
     "HearOfExecutions": ".sync:2: Step Functions keeps a rule of this name to hear of an execution's end",
 }
 
@@ -37,9 +39,9 @@ UNCALLED: Mapping[str, str] = {
     "events:DescribeRule": "by Step Functions itself",
     "s3:ListBucket": "checked by GetObject of what is not there; no call of its own",
     "s3:DeleteObject": "only when a job failed after its training had finished",
-    "states:StartExecution": "only when an execution's history is full",
-    "states:DescribeExecution": "only when an execution's history is full",
-    "states:StopExecution": "only when an execution is stopped that another one goes on for",
+    "states:StartExecution": "only when an execution's history is full, or the run is in parts",
+    "states:DescribeExecution": "only when an execution's history is full, or the run is in parts",
+    "states:StopExecution": "only when an execution is stopped that others go on for, or run parts of",
 }
 """Allowed actions that an ordinary run does not call, and when they are."""
 
@@ -52,7 +54,8 @@ _RULES = {
 def permissions(flow: Flow, definition: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The policy of the role that executions run under. ``definition``: what is called is read from it;
     ``name``: the state machine's."""
-    return {"Version": "2012-10-17", "Statement": list(_statements(flow, resources(definition), name))}
+    statements = [*_statements(flow, resources(definition), name), *_distributed(flow, definition, name)]
+    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def trust(flow: Flow, name: str) -> dict[str, Any]:
@@ -95,6 +98,18 @@ def _statements(flow: Flow, used: set[str], name: str) -> Iterator[Statement]:
         watching = ["states:DescribeExecution", "states:StopExecution"]
         yield _allow("WaitForWhatGoesOn", watching, going_on)
         yield _events(flow, "HearOfExecutions")
+
+
+def _distributed(flow: Flow, definition: Mapping[str, Any], name: str) -> Iterator[Statement]:
+    """Beside what starts the parts: a Map's own executions are of the machine too, by its label."""
+    for state in definition["States"].values():
+        if "ItemReader" in state:
+            read = state["ItemReader"]["Parameters"]
+            item_file = f"arn:{flow.partition}:s3:::{read['Bucket']}/{read['Key']}"
+            yield _allow("ReadParts", ["s3:GetObject"], [item_file])
+            watching = ["states:DescribeExecution", "states:StopExecution"]
+            own = _arn(flow, "states", f"execution:{name}/{state['Label']}:*")
+            yield _allow("WatchParts", watching, [own])
 
 
 def _outcome(flow: Flow, used: set[str]) -> Iterator[Statement]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.export.asl import choice, note, sum_of, task, to, when
-from smlaunch.export.fan_out import FAN_OUT, shared, states
-from smlaunch.export.flow import Flow, flow_of
+from smlaunch.export.fan_out import FAN_OUT, MOST_INLINE, shared, states
+from smlaunch.export.flow import ITEMS_FILE, Flow, flow_of
 from smlaunch.export.machine_ends import Ends
 from smlaunch.export.machine_jobs import Jobs
 from smlaunch.export.machine_words import (
@@ -32,7 +33,7 @@ from smlaunch.export.machine_words import (
     uncapped,
 )
 from smlaunch.export.policies import permissions, trust
-from smlaunch.planning.plan import Plan
+from smlaunch.planning.plan import Plan, Upload
 
 FILE = "state-machine.asl.json"
 PERMISSIONS_FILE = "permissions.json"
@@ -44,25 +45,44 @@ MACHINE = "machine"
 
 
 def export_step_functions(
-    plan: Plan, name: str, *, run: str | None = None, embed: str = MACHINE, pace: float = 1.0
+    plan: Plan,
+    name: str,
+    *,
+    run: str | None = None,
+    embed: str = MACHINE,
+    pace: float = 1.0,
+    most_inline: int = MOST_INLINE,
 ) -> dict[str, str]:
     """The files of an export, by their names. ``name``: the state machine's. ``run``: a fixed name of the
     run; None: every execution is a run of its own name. ``embed``: TASK adds one Task state that starts the
-    machine from a flow of the team's own.
+    machine from a flow of the team's own. ``most_inline``: more parts than that are for a Distributed Map,
+    which reads ITEMS_FILE from where ``staged`` has it put.
 
     Raises JobError for what the machine cannot do as the plan has it, every problem by its field.
     """
     flow = flow_of(plan, run=run, pace=pace)
     _refuse(flow)
-    definition = machine_of(flow, name)
+    flow, items = shared(flow) if flow.parts else (flow, [])
+    inline = len(items) <= most_inline
+    definition = _machine_of(flow, name, items, inline)
     files = {
         FILE: text_of(definition),
         PERMISSIONS_FILE: text_of(permissions(flow, definition, name)),
         TRUST_FILE: text_of(trust(flow, name)),
     }
+    if not inline:
+        files[ITEMS_FILE] = json.dumps(items, indent=1, ensure_ascii=True) + "\n"
     if embed == TASK:
         files[TASK_FILE] = text_of(embedded(flow, name))
     return files
+
+
+def staged(plan: Plan, files: Mapping[str, str]) -> Plan:
+    """The plan with what the machine itself reads among its uploads."""
+    if ITEMS_FILE not in files:
+        return plan
+    upload = Upload("parts", flow_of(plan).items, content=files[ITEMS_FILE])
+    return replace(plan, uploads=(*plan.uploads, upload))
 
 
 def text_of(document: Mapping[str, Any]) -> str:
@@ -70,11 +90,10 @@ def text_of(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
-def machine_of(flow: Flow, name: str) -> dict[str, Any]:
-    flow, items = shared(flow) if flow.parts else (flow, [])
+def _machine_of(flow: Flow, name: str, items: list[dict[str, Any]], inline: bool) -> dict[str, Any]:
     machine = Machine(flow, name)
     machine.add(BEGIN, _begin(flow))
-    for state_name, state in (states(items) if flow.parts else {}).items():
+    for state_name, state in (states(flow, items, inline) if flow.parts else {}).items():
         machine.add(state_name, state)
     machine.add(*_first(flow), _take_over(flow))
     Jobs(machine).add()

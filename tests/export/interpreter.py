@@ -71,11 +71,23 @@ class Execution:
                 data, name = self.task(state, data)
 
     def each(self, state: dict[str, Any], data: Any) -> list[Any]:
+        """A Distributed Map's items run in executions of their own, whose names and machine are theirs."""
         results = []
-        for item in self.value(state["ItemsPath"], data):
+        read = state.get("ItemReader")
+        if read is None:
+            items = self.value(state["ItemsPath"], data)
+        else:
+            items = json.loads(self.call(read["Resource"].split(":::")[1], read["Parameters"])["Body"])
+        for item in items:
             inner = Execution(state["ItemProcessor"], self.call, "")
             inner.context = {**self.context, "Map": {"Item": {"Value": item}}}
-            results.append(inner.run(inner.build(state["ItemSelector"], data)))
+            given = inner.build(state["ItemSelector"], data)
+            if state["ItemProcessor"]["ProcessorConfig"]["Mode"] == "DISTRIBUTED":
+                inner.context = {
+                    "Execution": {"Name": f"child-{len(results)}", "Id": f"arn:child-{len(results)}"},
+                    "StateMachine": {"Id": f"arn:machine/{state['Label']}"},
+                }
+            results.append(inner.run(given))
         return results
 
     def task(self, state: dict[str, Any], data: Any) -> tuple[Any, str]:

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from smlaunch.errors import EXIT_TRAINING_FAILED, JobError
-from smlaunch.export.flow import ERRORS, flow_of
-from smlaunch.export.policies import permissions
-from smlaunch.export.step_functions import FILE, export_step_functions
+from smlaunch.export.fan_out import FAN_OUT, MOST_INLINE, MOST_PARTS, shared
+from smlaunch.export.flow import ERRORS, ITEMS_FILE, flow_of
+from smlaunch.export.policies import REASONS, permissions
+from smlaunch.export.step_functions import FILE, export_step_functions, staged
+from smlaunch.planning.plan import Plan
 from smlaunch.planning.workflow import Ending
-from tests.export.played import RUN, Fate, Service, by_machine
+from tests.export.played import RUN, Fate, Played, Service, by_machine
 from tests.planning.test_carry import SKEWED, facts, job, world
 from tests.planning.world import plan
 
 PLAN = plan(job(), world(facts(SKEWED)))
 MACHINE: dict[str, Any] = json.loads(export_step_functions(PLAN, "parts")[FILE])
 
+MANY: dict[str, str] = export_step_functions(PLAN, "parts", most_inline=3)
+DISTRIBUTED: dict[str, Any] = json.loads(MANY[FILE])
+"""The same four parts, as if they were too many for one definition."""
 
-def played(*fates: Fate) -> tuple[Service, str | None]:
-    service = Service(fates, PLAN.job_hash, keeps=False)
-    return service, by_machine(MACHINE, service).error
+BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
+
+ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/parts/items.json"
 
 
-def test_every_part_is_a_run_with_its_own_manifest() -> None:
-    service, error = played()
-    assert error is None
+def played(*fates: Fate, machine: dict[str, Any] = MACHINE) -> tuple[Service, Played]:
+    service = Service(fates, PLAN.job_hash, keeps=False, objects={ITEMS_URI: MANY[ITEMS_FILE]})
+    return service, by_machine(machine, service)
+
+
+@BOTH
+def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> None:
+    service, run = played(machine=machine)
+    assert run.error is None
     assert service.executions == [RUN, *(f"{RUN}-p{number}" for number in range(1, 5))]
     for part, made in zip(PLAN.parts, service.made, strict=True):
         wanted = part.tasks[0].request
@@ -36,13 +48,14 @@ def test_every_part_is_a_run_with_its_own_manifest() -> None:
         assert made["Environment"]["SMLAUNCH_RUN"] == made["TrainingJobName"].removesuffix("-s1-a1")
 
 
-def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end() -> None:
+@BOTH
+def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(machine: dict[str, Any]) -> None:
     once = Fate(Ending.ALGORITHM, says=False)
-    service, error = played(once)
+    service, run = played(once, machine=machine)
     assert [made["TrainingJobName"] for made in service.made][:2] == [f"{RUN}-p1-s1-a1", f"{RUN}-p1-s1-a2"]
-    assert error is None
-    service, error = played(*[once] * 3)
-    assert error == ERRORS[EXIT_TRAINING_FAILED]
+    assert run.error is None
+    service, run = played(*[once] * 3, machine=machine)
+    assert run.error == ERRORS[EXIT_TRAINING_FAILED]
     assert service.made[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
 
 
@@ -63,3 +76,71 @@ def test_a_part_that_goes_on_in_another_execution_takes_its_data_along() -> None
     state = MACHINE["States"]["Hand over"]["Parameters"]["Input"]["smlaunch"]
     assert state["part.$"] == "$.part"
     assert MACHINE["States"]["Take over"]["Parameters"]["part.$"] == "$.smlaunch.part"
+
+
+def test_many_parts_are_read_from_a_list_in_s3() -> None:
+    every = DISTRIBUTED["States"]["Every part"]
+    items = json.loads(MANY[ITEMS_FILE])
+    assert items == MACHINE["States"][FAN_OUT]["Parameters"]["parts"]
+    assert "parts" not in DISTRIBUTED["States"][FAN_OUT]["Parameters"]
+    bucket, _, key = ITEMS_URI.removeprefix("s3://").partition("/")
+    assert every["ItemReader"] == {
+        "Resource": "arn:aws:states:::s3:getObject",
+        "ReaderConfig": {"InputType": "JSON"},
+        "Parameters": {"Bucket": bucket, "Key": key},
+    }
+    config = every["ItemProcessor"]["ProcessorConfig"]
+    assert config == {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
+    assert (every["Label"], every["MaxConcurrency"], every["ToleratedFailureCount"]) == ("parts", 40, 0)
+    assert "$$" not in json.dumps(every["ItemProcessor"])  # which would tell of the Map's own execution
+
+
+def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
+    upload = staged(PLAN, MANY).uploads[-1]
+    assert (upload.uri, upload.content) == (ITEMS_URI, MANY[ITEMS_FILE])
+    assert export_step_functions(PLAN, "parts", most_inline=3) == MANY
+    inline = export_step_functions(PLAN, "parts")
+    assert ITEMS_FILE not in inline
+    assert staged(PLAN, inline) == PLAN
+
+
+def of_parts(count: int) -> Plan:
+    """As many as that, of which each is the first one but for its name."""
+    first = PLAN.parts[0]
+    parts = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
+    return replace(PLAN, parts=tuple(parts))
+
+
+def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition() -> None:
+    assert ITEMS_FILE not in export_step_functions(of_parts(MOST_INLINE), "parts")
+    files = export_step_functions(of_parts(MOST_INLINE + 1), "parts")
+    assert len(json.loads(files[ITEMS_FILE])) == MOST_INLINE + 1
+    flow = flow_of(of_parts(1))
+    with pytest.raises(JobError) as refused:
+        shared(replace(flow, parts=flow.parts * (MOST_PARTS + 1)))
+    assert [problem.path for problem in refused.value.problems] == ["compute.hosts"]
+
+
+def test_what_is_told_of_many_parts_is_short() -> None:
+    """A state's output has room for 256 KiB, and a Cause for 32 KiB."""
+    told = {"part": MOST_PARTS, "error": max(ERRORS.values(), key=len)}
+    inner = DISTRIBUTED["States"]["Every part"]["ItemProcessor"]["States"]
+    for end in ("It is done", "How it failed"):
+        assert {key.removesuffix(".$") for key in inner[end]["Parameters"]} == set(told)
+    assert (len(json.dumps(told)) + 2) * MOST_PARTS < 250 << 10
+    _, run = played(*[Fate(Ending.ALGORITHM, says=False)] * 3, machine=DISTRIBUTED)
+    assert run.cause.startswith(f"at least one part failed so; each part is the execution {RUN}-p<number>")
+
+
+def test_what_a_distributed_map_calls_is_allowed() -> None:
+    policy = permissions(flow_of(PLAN), DISTRIBUTED, "parts")["Statement"]
+    allowed = {one["Sid"]: (one["Action"], one["Resource"]) for one in policy}
+    machine = "arn:aws:states:us-east-1:123456789012"
+    assert set(allowed) <= set(REASONS)
+    assert allowed["GoOn"] == (["states:StartExecution"], [f"{machine}:stateMachine:parts"])
+    watching = ["states:DescribeExecution", "states:StopExecution"]
+    assert allowed["WaitForWhatGoesOn"] == (watching, [f"{machine}:execution:parts:*"])
+    assert allowed["WatchParts"] == (watching, [f"{machine}:execution:parts/parts:*"])
+    assert allowed["ReadParts"] == (["s3:GetObject"], [ITEMS_URI.replace("s3://", "arn:aws:s3:::")])
+    inline = permissions(flow_of(PLAN), MACHINE, "parts")["Statement"]
+    assert not {"ReadParts", "WatchParts"} & {one["Sid"] for one in inline}

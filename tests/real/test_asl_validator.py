@@ -30,9 +30,10 @@ def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_a_machine_of_parts_is_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_inline", [200, 3], ids=["inline", "distributed"])
+def test_a_machine_of_parts_is_valid(most_inline: int, tmp_path: Path) -> None:
     path = tmp_path / FILE
-    path.write_text(export_step_functions(PARTS, "train")[FILE])
+    path.write_text(export_step_functions(PARTS, "train", most_inline=most_inline)[FILE])
     found = validated(path)
     assert found.returncode == 0, found.stdout + found.stderr
 

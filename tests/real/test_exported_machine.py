@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from io import BytesIO
@@ -12,14 +14,15 @@ from typing import Any
 import pytest
 
 from smlaunch.errors import EXIT_TRAINING_FAILED
-from smlaunch.export.flow import ERRORS
-from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions
+from smlaunch.export.flow import ERRORS, ITEMS_FILE
+from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions, staged
 from smlaunch.job import Job
 from smlaunch.launch.api import prepare_export
 from smlaunch.launch.deploy import deploy_state_machine
 from smlaunch.launch.stage import stage
 from smlaunch.launch.target import Target
 from smlaunch.place import target_of
+from tests.cli.conftest import COMMAND
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
 from tests.real.moto_endpoint import StepFunctions, endpoint
 
@@ -41,7 +44,7 @@ def exported(
     target = target_of(user.info)
     prepared = prepare_export(Job.from_mapping(job or chain), target)
     files = export_step_functions(prepared.plan, name, pace=target.cadence.pace, **wishes)
-    stage(prepared.plan, prepared.source, target, lambda _: None)
+    stage(staged(prepared.plan, files), prepared.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
     role = f"arn:aws:iam::{user.info.account}:role/machine"
     first = deploy_state_machine(target, arn, files[FILE], role)
@@ -116,7 +119,8 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     assert "AlgorithmError" in ended["cause"]
 
 
-def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctions, tmp_path: Path) -> None:
+def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
+    """Its model tells which files a part was given. ``end``: the script's last line."""
     data = tmp_path / "data"
     data.mkdir()
     for number in range(6):
@@ -126,15 +130,19 @@ def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctio
     script.write_text(
         "import os\nfrom pathlib import Path\n"
         "found = sorted(path.name for path in Path(os.environ['SM_CHANNEL_TRAIN']).iterdir())\n"
-        "Path(os.environ['SM_MODEL_DIR'], 'weights').write_text(' '.join(found))\n"
+        f"Path(os.environ['SM_MODEL_DIR'], 'weights').write_text(' '.join(found))\n{end}"
     )
-    job = {
+    return {
         "entry": str(script),
         "strategy": "share-nothing",
-        "compute": {"hosts": 2},
+        "compute": {"hosts": hosts},
         "inputs": {"train": {"uri": str(data), "split": "bytes", "carry": "jobs"}},
     }
-    target, machine, _ = exported(user, script, "parts", job=job)
+
+
+def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctions, tmp_path: Path) -> None:
+    job = in_parts(tmp_path, 2)
+    target, machine, _ = exported(user, Path(job["entry"]), "parts", job=job)
     ended = user.ended(user.execute(machine, name="fan"), 120)
     assert ended["status"] == "SUCCEEDED", ended
     results = json.loads(ended["output"])
@@ -142,6 +150,57 @@ def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctio
     found = [weights(target, one["result"]["model_artifacts"]).split() for one in results]
     assert all(found)
     assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
+
+
+def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, tmp_path: Path) -> None:
+    """Three are made many by an export that takes two inline."""
+    job = in_parts(tmp_path, 3)
+    target, machine, files = exported(user, Path(job["entry"]), "many", job=job, most_inline=2)
+    assert len(json.loads(files[ITEMS_FILE])) == 3
+    ended = user.ended(user.execute(machine, name="wide"), 120)
+    assert ended["status"] == "SUCCEEDED", ended
+    assert json.loads(ended["output"]) == [{"part": number, "error": ""} for number in (1, 2, 3)]
+    found = []
+    for number in (1, 2, 3):
+        part = user.ended(f"{machine.replace(':stateMachine:', ':execution:')}:wide-p{number}", 10)
+        result = json.loads(part["output"])
+        assert result["job"] == f"wide-p{number}-s1-a1"
+        found.append(weights(target, result["model_artifacts"]).split())
+    assert all(found)
+    assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
+
+
+def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_path: Path) -> None:
+    job = {**in_parts(tmp_path, 201), "entry": "count.py"}
+    for number in range(201):
+        (tmp_path / "data" / f"{number}.txt").write_text(str(number))
+    (tmp_path / "src" / "job.yaml").write_text(json.dumps(job))
+    command = [*COMMAND, "export", "step-functions", "job.yaml", "--local"]
+    subprocess.run(
+        [*command, "--out", tmp_path / "out"],
+        cwd=tmp_path / "src",
+        env={**os.environ, "SMLAUNCH_HOME": str(tmp_path / "home")},
+        check=True,
+    )
+    written = tmp_path / "out"
+    every = json.loads((written / FILE).read_text())["States"]["Every part"]
+    at = every["ItemReader"]["Parameters"]
+    staged_list = tmp_path / "home" / "s3" / at["Bucket"] / at["Key"]
+    assert staged_list.read_text() == (written / ITEMS_FILE).read_text()
+    assert len(json.loads(staged_list.read_text())) == 201
+
+
+def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
+    user: StepFunctions, tmp_path: Path
+) -> None:
+    job = in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
+    _, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, most_inline=2)
+    ended = user.ended(user.execute(machine, name="torn"), 120)
+    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
+    assert "torn-p<number>" in ended["cause"]
+    begun = f"{machine.replace(':stateMachine:', ':execution:')}:torn-p"
+    parts = [user.ended(f"{begun}{number}", 10)["status"] for number in (1, 2, 3)]
+    assert sorted(parts) == ["FAILED", "SUCCEEDED", "SUCCEEDED"]
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
