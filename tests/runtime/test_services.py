@@ -133,7 +133,7 @@ def test_one_that_ends_by_itself_ends_the_ranks(host: MakeHost, how: str, code: 
 
 def test_a_rank_that_misses_it_is_not_the_one_that_failed(host: MakeHost, port: int) -> None:
     """They notice, and leave with a traceback of their own. Not within the millisecond: the kernel closes the
-    sockets of a killed process before its parent can hear of it, and who is quicker still is named himself."""
+    sockets of a killed process before its parent can hear of it, and who is quicker still is named."""
     train = """
 import os, socket, time
 peer = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4))
