@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -52,7 +53,8 @@ def stage(
     Raises CallError for a refused upload, JobError when a local file cannot be read any more.
     """
     storage = target.storage
-    pending = [sending for upload in plan.uploads for sending in _missing(upload, source, storage)]
+    runtime = cache(build_runtime)  # a run in parts sends the same one to each of them
+    pending = [sending for upload in plan.uploads for sending in _missing(upload, source, storage, runtime)]
     if pending:
         _send_into(plan.surroundings, pending[0], storage, told)
     if len(pending) > _AT_ONCE:
@@ -80,10 +82,12 @@ def _send_into(
         _send(first, storage)
 
 
-def _missing(upload: Upload, source: PackedSource | None, storage: ObjectStorage) -> Iterator[_Sending]:
+def _missing(
+    upload: Upload, source: PackedSource | None, storage: ObjectStorage, runtime: Callable[[], bytes]
+) -> Iterator[_Sending]:
     bucket, key = _address(upload.uri)
     if upload.kind == "runtime":
-        yield _Sending(key, bucket, build_runtime)
+        yield _Sending(key, bucket, runtime)
     elif upload.kind in ("launch", "parts"):
         content = (upload.content or "").encode()
         yield _Sending(key, bucket, lambda: content)
