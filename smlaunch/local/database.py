@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
@@ -26,3 +28,16 @@ def open_database(path: Path, schema: str, version: int) -> sqlite3.Connection:
     if found == 0:
         connection.executescript(schema + f"PRAGMA user_version={version};")
     return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is read and written inside is one step to all others; when anything is raised, nothing was
+    written."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

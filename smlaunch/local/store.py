@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.database import open_database
+from smlaunch.local.database import open_database, transaction
 from smlaunch.local.jobs.states import JobState
 
 _VERSION = 1
@@ -114,28 +114,22 @@ class JobStore:
     def change(self, arn: str, how: Callable[[JobRecord], JobRecord | None]) -> JobRecord | None:
         """Reads, changes and writes a job at once; ``how`` returns None to leave it. Returns what is stored
         now; None when ``how`` left it, or when there is no such job. What ``how`` raises comes through."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                record = self.by_arn(arn)
-                changed = None if record is None else how(record)
-                if changed is not None:
-                    self._connection.execute(
-                        "UPDATE jobs SET modified = ?, status = ?, request = ?, state = ?, result = ?,"
-                        " tags = ? WHERE arn = ?",
-                        (
-                            *(changed.state.modified, changed.state.status),
-                            *map(
-                                json.dumps,
-                                (changed.request, changed.state.to_dict(), changed.result, changed.tags),
-                            ),
-                            arn,
+        with self._lock, transaction(self._connection):
+            record = self.by_arn(arn)
+            changed = None if record is None else how(record)
+            if changed is not None:
+                self._connection.execute(
+                    "UPDATE jobs SET modified = ?, status = ?, request = ?, state = ?, result = ?,"
+                    " tags = ? WHERE arn = ?",
+                    (
+                        *(changed.state.modified, changed.state.status),
+                        *map(
+                            json.dumps,
+                            (changed.request, changed.state.to_dict(), changed.result, changed.tags),
                         ),
-                    )
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+                        arn,
+                    ),
+                )
         return changed
 
     def tags_of(self, arn: str) -> Mapping[str, str] | None:

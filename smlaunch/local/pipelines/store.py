@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.database import open_database
+from smlaunch.local.database import open_database, transaction
 from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
 
 _VERSION = 1
@@ -58,18 +58,12 @@ class PipelineStore:
     def change(self, arn: str, how: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
         """Reads, changes and writes a pipeline at once; None when there is none. What ``how`` raises comes
         through."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                found = self.pipeline(arn)
-                changed = None if found is None else how(found)
-                if changed is not None:
-                    document = json.dumps(asdict(changed))
-                    self._do("UPDATE pipelines SET document = ? WHERE arn = ?", document, arn)
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+        with self._lock, transaction(self._connection):
+            found = self.pipeline(arn)
+            changed = None if found is None else how(found)
+            if changed is not None:
+                document = json.dumps(asdict(changed))
+                self._do("UPDATE pipelines SET document = ? WHERE arn = ?", document, arn)
         return changed
 
     def tags_of(self, arn: str) -> Mapping[str, str] | None:
@@ -94,12 +88,10 @@ class PipelineStore:
 
     def delete(self, arn: str) -> None:
         """The pipeline with all its executions."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self._lock, transaction(self._connection):
             self._do("DELETE FROM steps WHERE pipeline = ?", arn)
             self._do("DELETE FROM executions WHERE pipeline = ?", arn)
             self._do("DELETE FROM pipelines WHERE arn = ?", arn)
-            self._connection.execute("COMMIT")
 
     # ---- executions
 
