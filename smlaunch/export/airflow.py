@@ -82,6 +82,9 @@ def _unnamed(name: str, run: str | None) -> Iterator[Problem]:
 def _inexpressible(flow: Flow) -> Iterator[Problem]:
     instead = "; SmlaunchOperator does it (docs/airflow.md)"
     workflow, policy = flow.workflow, flow.policy
+    if flow.processing:
+        yield Problem("strategy", f"the exported DAG has no operator for a processing job{instead}")
+        return
     if flow.parts:
         yield Problem("inputs.*.carry", f"a run in parts is no single DAG of plain operators{instead}")
         return

@@ -27,7 +27,7 @@ from smlaunch.planning.plan import Plan
 from smlaunch.planning.storage import Layout
 from smlaunch.planning.workflow import Policy, Variant, Workflow, request_for
 from smlaunch.protocol import segment as variables
-from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, TaskName
 from smlaunch.request import PROCESSING, name_member, operation_of
 
 ERRORS: Mapping[int, str] = {
@@ -69,7 +69,8 @@ class Number:
 
 
 Template = Mapping[str, Any]
-"""A request some of whose values, at any depth, are a ``Text`` or a ``Number``."""
+"""A request, for a training or a processing job, some of whose values, at any depth, are a ``Text`` or a
+``Number``."""
 
 NAME = Text((Place.RUN, "-s", Place.SEGMENT, "-a", Place.ATTEMPT))
 """``str(TaskName(...))``, piece by piece."""
@@ -123,6 +124,11 @@ class Flow:
     @property
     def policy(self) -> Policy:
         return self.workflow.policy
+
+    @property
+    def processing(self) -> bool:
+        """Whether its one job is a processing job."""
+        return operation_of(self.stages[0].template) == PROCESSING
 
     @property
     def partition(self) -> str:
@@ -185,10 +191,6 @@ def _problems(plan: Plan) -> Sequence[Problem]:
             )
             break
     for variant in workflow.variants:
-        if operation_of(variant.request) == PROCESSING:
-            found.append(
-                Problem("strategy", "a processing job is not exported; `smlaunch run` launches it as it is")
-            )
         # Up to a quarter, whatever is worth a job has room for the whole margin: no share of it is needed.
         margin = 0 if variant.stop_after is None else variant.max_runtime - variant.stop_after
         if margin > math.ceil(variant.max_runtime / 4):
@@ -230,6 +232,15 @@ def _with_run(text: str, run: str) -> Text:
     return Text((f"{head}/smlaunch/", Place.RUN, f"/{tail}")) if found else Text((text,))
 
 
+def _with_job(uri: str, run: str) -> Text:
+    """A processing job's output: in a folder called after the run's first job, wherever that folder is."""
+    job = TaskName(run, 1, 1)
+    head, found, tail = uri.rpartition(f"/{job}/")
+    if not found:
+        return _with_run(uri, run)
+    return Text((*_with_run(head + "/", run).words, Place.RUN, str(job)[len(run) :], f"/{tail}"))
+
+
 def _stage(workflow: Workflow, variant: Variant, checkpoints: Text | None) -> Stage:
     alone = replace(workflow, variants=(replace(variant, first_segment=1, until_step=None),))
     fallback = variant.spot and workflow.policy.on_demand_fallback
@@ -263,8 +274,12 @@ def _template(workflow: Workflow, checkpoints: Text | None, spot: bool | None) -
         environment[variables.CHECKPOINTS_URI] = checkpoints
     if "CheckpointConfig" in request:
         request["CheckpointConfig"]["S3Uri"] = checkpoints
-    output = request["OutputDataConfig"]
-    output["S3OutputPath"] = _with_run(output["S3OutputPath"], workflow.run)
+    if operation_of(request) == PROCESSING:
+        for output in request["ProcessingOutputConfig"]["Outputs"]:
+            output["S3Output"]["S3Uri"] = _with_job(output["S3Output"]["S3Uri"], workflow.run)
+    else:
+        output = request["OutputDataConfig"]
+        output["S3OutputPath"] = _with_run(output["S3OutputPath"], workflow.run)
     policy = workflow.policy
     if policy.total_seconds is not None or policy.max_cost is not None:
         request["StoppingCondition"]["MaxRuntimeInSeconds"] = Number(Place.LIMIT)

@@ -81,7 +81,7 @@ def definition_of(flow: Flow) -> dict[str, Any]:
 def _segment(flow: Flow, stage: Stage, number: int, limit: int) -> dict[str, Any]:
     return {
         "Name": f"Segment-{number}",
-        "Type": "Training",
+        "Type": "Processing" if flow.processing else "Training",
         "Arguments": _arguments(stage, number, limit, flow.policy.chain),
         "RetryPolicies": _policies(flow),
     }

@@ -136,6 +136,9 @@ def machine_arn(flow: Flow, name: str) -> str:
 
 def _refuse(flow: Flow) -> None:
     problems = []
+    if flow.processing:
+        text = "a processing job is not exported to Step Functions; `smlaunch run` launches it as it is"
+        problems.append(Problem("strategy", text))
     if flow.policy.chain and flow.checkpoints is None:
         problems.append(Problem("checkpoints", "a chain without checkpoints has nothing to go on from"))
     if problems:

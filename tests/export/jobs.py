@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from smlaunch.job import Job
+from smlaunch.planning.decide import make_plan
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import ScriptFacts
 from tests.planning import world
@@ -30,5 +32,14 @@ TRIED: Mapping[str, Any] = {
 }
 
 
-def plan_of(job: Mapping[str, Any]) -> Plan:
-    return world.plan(job, world.region(script=SCRIPT))
+PROCESSING: Mapping[str, Any] = {
+    "strategy": "processing",
+    "compute": {"instance_type": "ml.m5.xlarge"},
+    "inputs": {"raw": "s3://mine/raw/"},
+}
+
+
+def plan_of(job: Mapping[str, Any], run: str = "digits") -> Plan:
+    """Of ``train.py``, under the name of a run."""
+    mapping = {"entry": "src/train.py", **job}
+    return make_plan(Job.from_mapping(mapping), world.region(script=SCRIPT), run)

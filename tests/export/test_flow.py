@@ -14,7 +14,7 @@ from smlaunch.export.flow import Place, fill, flow_of
 from smlaunch.planning.workflow import Workflow, request_for, variant_for
 from smlaunch.protocol import segment as variables
 from smlaunch.protocol.names import TaskName
-from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, SPOT, plan_of
+from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_of
 
 
 def renamed(workflow: Workflow, run: str) -> Workflow:
@@ -83,6 +83,24 @@ def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
     assert fill(template, values)["Environment"][variables.CHECKPOINTS_URI] == "s3://mine/ckpt/nightly/"
     fixed = flow_of(plan_of(DIRECT), run="digits").stages[0].template
     assert fill(fixed, values)["Environment"][variables.CHECKPOINTS_URI] == "s3://mine/ckpt/"
+
+
+@pytest.mark.parametrize("output", [None, "s3://mine/out/"])
+def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: str | None) -> None:
+    plan = plan_of({**PROCESSING, "output": output})
+    flow = flow_of(plan)
+    assert flow.processing
+    values: dict[Place, str | int] = dict.fromkeys(Place, 1) | {Place.RUN: "nightly", Place.ATTEMPT: 2}
+    values[Place.STEP] = 0
+    made = fill(flow.stages[0].template, values)
+    assert made["Environment"].pop(variables.RUN) == "nightly"
+    expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
+    place = made["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
+    assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
+    wanted = request_for(expected, 1, 2, step=0)
+    for request in (made, wanted):
+        del request["ProcessingInputs"]  # staged once, for all runs
+    assert made == wanted
 
 
 def test_what_is_staged_once_keeps_its_place() -> None:

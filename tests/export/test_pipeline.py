@@ -25,7 +25,18 @@ from smlaunch.local.faults import FaultPlan, HostLost
 from smlaunch.local.pipelines import definition as endpoint_reader
 from smlaunch.local.settings import Settings
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
-from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, LIMITS, SINGLE, SPOT, TRIED, plan_of
+from tests.export.jobs import (
+    CAPPED,
+    CHAIN,
+    DIFFERENT,
+    DIRECT,
+    LIMITS,
+    PROCESSING,
+    SINGLE,
+    SPOT,
+    TRIED,
+    plan_of,
+)
 
 GOLDEN = Path(__file__).parent / "pipeline.json"
 
@@ -76,6 +87,14 @@ def test_a_run_of_one_job_is_one_step_without_a_question() -> None:
         "Step.SERVICE_FAULT",
         "SageMaker.RESOURCE_LIMIT",
     ]
+
+
+def test_a_processing_job_is_a_processing_step() -> None:
+    (step,) = json.loads(written(PROCESSING))["Steps"]
+    assert step["Type"] == "Processing" and "ProcessingJobName" not in step["Arguments"]
+    (output,) = step["Arguments"]["ProcessingOutputConfig"]["Outputs"]
+    assert {"Get": "Execution.PipelineExecutionId"} in output["S3Output"]["S3Uri"]["Std:Join"]["Values"]
+    assert endpoint_reader.read(written(PROCESSING)).steps["Segment-1"].type == "Processing"
 
 
 @pytest.mark.parametrize(
