@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.launch.api import Prepared
-    from smlaunch.launch.target import Target
     from smlaunch.place import Place
 
 _EXPORT = "The export"
@@ -75,12 +75,15 @@ def step_functions(
 ) -> int:
     """Write a Step Functions state machine that drives the run as `smlaunch run` does.
 
-    Prints the definition; with --out, writes it with the policies of its role.
+    Prints the definition; with --out, writes it with the policies of its role; with --deploy, prints the
+    state machine's ARN.
     """
     if deploy and machine_role is None:
         raise JobError([Problem("--deploy", _NO_ROLE)])
+    if machine_role is not None and not deploy:
+        raise JobError([Problem("--machine-role", "it is used with --deploy only; the files name no role")])
     wishes = Wishes(
-        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"]
+        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
     )
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
@@ -89,14 +92,18 @@ def step_functions(
     from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=not wishes.stages) as place:
+        if deploy and place.embedded:
+            raise JobError([Problem("--deploy", _NOT_STANDING)])
         prepared = prepare_export(job, place.target)
+        if machine_role is not None:
+            _check_role(machine_role, prepared)
         name = wishes.called or stem_of(job.program)
         run, pace = job.name, place.target.cadence.pace
         files = export_step_functions(prepared.plan, name, run=run, embed=embed, pace=pace)
         prepared = replace(prepared, plan=staged(prepared.plan, files))
         deliver(wishes, files, FILE, prepared, place)
-        if deploy:
-            wishes.document |= _deployed(place.target, prepared, name, files[FILE], machine_role or "")
+        if machine_role is not None:
+            deploy_machine(wishes, prepared, name, files[FILE], machine_role)
     wishes.tell()
     return 0
 
@@ -167,16 +174,22 @@ _NO_ROLE = (
     "the state machine needs a role: make one of trust.json and permissions.json (--out DIR writes them) and "
     "give its ARN with --machine-role"
 )
+_NOT_STANDING = (
+    "the local endpoint would end with this command, and what is deployed there with it; keep one standing: "
+    "`smlaunch local start`"
+)
 
 
 @dataclass
 class Wishes:
-    """What was asked for; ``document`` is what --json prints."""
+    """What was asked for; ``document`` is what --json prints. ``deploys``: what is made of the export is
+    its result then, and its text is for --out alone."""
 
     out: str | None
     called: str | None
     stages: bool
     as_json: bool
+    deploys: bool = False
     document: dict[str, Any] = field(default_factory=dict)
 
     def tell(self) -> None:
@@ -196,6 +209,9 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared
     for warning in plan.warnings:
         click.echo(f"warning: {warning}", err=True)
     wishes.document |= {"run": plan.job.name, "staged": wishes.stages, "files": sorted(files)}
+    if wishes.out is None and wishes.deploys:
+        wishes.document["files"] = []
+        return
     if wishes.out is None:
         if not wishes.as_json:
             click.echo(files[main], nl=False)
@@ -207,6 +223,8 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+        if prepared.source is not None and folder.resolve().is_relative_to(prepared.source.root.resolve()):
+            _keep_out_of_the_source(folder, files)
     except OSError as error:
         raise JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")]) from None
     wishes.document["files"] = [str(folder / name) for name in sorted(files)]
@@ -215,13 +233,42 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared
             click.echo(str(folder / name))
 
 
-def _deployed(target: Target, prepared: Prepared, name: str, definition: str, role: str) -> dict[str, Any]:
-    from smlaunch.export.flow import flow_of
+def _keep_out_of_the_source(folder: Path, files: Iterable[str]) -> None:
+    """Or the next export's source would have this one in it, and be another. What a person wrote stays."""
+    from smlaunch.ignoring import OWN_FILE
+
+    ignore = folder / OWN_FILE
+    if not ignore.exists() or ignore.read_text(encoding="utf-8").startswith(_IGNORED):
+        lines = "".join(f"/{name}\n" for name in sorted([OWN_FILE, *files]))
+        ignore.write_text(_IGNORED + lines, encoding="utf-8")
+
+
+_IGNORED = "# Written by smlaunch export: no part of the source.\n"
+
+
+def _check_role(role: str, prepared: Prepared) -> None:
+    """Before anything is uploaded."""
+    from smlaunch.launch.deploy import machine_role_problems
+
+    if problems := machine_role_problems(role, prepared.plan.surroundings.account):
+        raise JobError(problems)
+
+
+def deploy_machine(wishes: Wishes, prepared: Prepared, name: str, definition: str, role: str) -> None:
+    """Its ARN goes to stdout, what was done with it to stderr."""
     from smlaunch.export.step_functions import machine_arn
     from smlaunch.launch.deploy import deploy_state_machine
     from smlaunch.launch.run import answers_of
+    from smlaunch.ports import CallError
 
-    with answers_of(target):
-        made = deploy_state_machine(target, machine_arn(flow_of(prepared.plan), name), definition, role)
-    click.echo(f"{made.change}: {made.arn}", err=True)
-    return {"state_machine": made.arn, "change": made.change}
+    def told(error: CallError, seconds: float) -> None:
+        click.echo(f"{error.operation}: {error.message}; trying again in {seconds:.0f} s", err=True)
+
+    with answers_of(prepared.target):
+        arn = machine_arn(prepared.plan.surroundings, name)
+        made = deploy_state_machine(prepared.target, arn, definition, role, told)
+    wishes.document |= {"state_machine": made.arn, "change": made.change}
+    start = f"aws stepfunctions start-execution --state-machine-arn {made.arn}"
+    click.echo(f"{made.change}; every execution is a run: {start}", err=True)
+    if not wishes.as_json:
+        click.echo(made.arn)

@@ -12,6 +12,7 @@ What it keeps between states:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from smlaunch.export.machine_words import (
 )
 from smlaunch.export.policies import permissions, trust
 from smlaunch.planning.plan import Plan, Upload
+from smlaunch.planning.surroundings import Surroundings
 
 FILE = "state-machine.asl.json"
 PERMISSIONS_FILE = "permissions.json"
@@ -42,6 +44,9 @@ TASK_FILE = "task.asl.json"
 
 TASK = "task"
 MACHINE = "machine"
+
+_MACHINE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+"""More is allowed, and not where executions are logged (CreateStateMachine)."""
 
 
 def export_step_functions(
@@ -61,7 +66,7 @@ def export_step_functions(
     Raises JobError for what the machine cannot do as the plan has it, every problem by its field.
     """
     flow = flow_of(plan, run=run, pace=pace)
-    _refuse(flow)
+    _refuse(flow, name)
     flow, items = shared(flow) if flow.parts else (flow, [])
     inline = len(items) <= most_inline
     definition = _machine_of(flow, name, items, inline)
@@ -130,12 +135,15 @@ def embedded(flow: Flow, name: str) -> dict[str, Any]:
     return {"Train": {**state, "End": True}}
 
 
-def machine_arn(flow: Flow, name: str) -> str:
-    return f"arn:{flow.partition}:states:{flow.region}:{flow.account}:stateMachine:{name}"
+def machine_arn(where: Flow | Surroundings, name: str) -> str:
+    return f"arn:{where.partition}:states:{where.region}:{where.account}:stateMachine:{name}"
 
 
-def _refuse(flow: Flow) -> None:
+def _refuse(flow: Flow, name: str) -> None:
     problems = []
+    if not _MACHINE_NAME.fullmatch(name):
+        text = f"{name!r} is no state machine's name: 80 letters, digits, dashes and underscores at most"
+        problems.append(Problem("--called", text))
     if flow.processing:
         text = "a processing job is not exported to Step Functions; `smlaunch run` launches it as it is"
         problems.append(Problem("strategy", text))

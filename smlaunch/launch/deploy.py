@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from smlaunch.errors import JobError, Problem
 from smlaunch.launch.aws import call
+from smlaunch.launch.retry import ROLE_PATIENCE, retrying
 from smlaunch.launch.target import Target
 from smlaunch.ports import CallError
+
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(?P<account>[0-9]{12}):role/.+")
+
+_OURS = ", exported by smlaunch."
+"""In the Comment of every definition that was."""
 
 
 class Deployed(NamedTuple):
@@ -17,23 +26,62 @@ class Deployed(NamedTuple):
     change: Literal["created", "updated", "unchanged"]
 
 
-def deploy_state_machine(target: Target, arn: str, definition: str, role: str) -> Deployed:
+def machine_role_problems(role: str, account: str) -> list[Problem]:
+    """Why ``role`` cannot be that of a state machine in ``account``: what the service would say last."""
+    known = _ROLE.fullmatch(role)
+    if known is None:
+        said = f"{role!r} is not a role's ARN; it looks like arn:aws:iam::{account}:role/NAME"
+    elif known["account"] != account:
+        said = f"the role is of the account {known['account']}; it has to be of the machine's own, {account}"
+    else:
+        return []
+    return [Problem("--machine-role", said)]
+
+
+def deploy_state_machine(
+    target: Target,
+    arn: str,
+    definition: str,
+    role: str,
+    told: Callable[[CallError, float], None] | None = None,
+) -> Deployed:
     """Makes the state machine with this ARN, or makes it what ``definition`` says. ``role``: the ARN of the
-    one its executions run under. Raises CallError; executions that run go on as they began."""
+    one its executions run under; a role that was made a moment ago is waited for, which ``told`` hears.
+    Executions that run go on as they began.
+
+    Raises CallError, and JobError for a state machine of this name that is no export of smlaunch.
+    """
     client = target.client("stepfunctions")
     try:
         there = call("DescribeStateMachine", client.describe_state_machine, stateMachineArn=arn)
     except CallError as error:
         if error.code != "StateMachineDoesNotExist":
             raise
-        made = {"name": arn.rpartition(":")[2], "definition": definition, "roleArn": role, "type": "STANDARD"}
-        answer = call("CreateStateMachine", client.create_state_machine, **made)
-        return Deployed(str(answer["stateMachineArn"]), "created")
+        there = None
+    wanted: dict[str, Any] = {"definition": definition, "roleArn": role}
+    if there is None:
+        made = {"name": arn.rpartition(":")[2], "type": "STANDARD", **wanted}
+        retrying(
+            lambda: call("CreateStateMachine", client.create_state_machine, **made), ROLE_PATIENCE, told=told
+        )
+        return Deployed(arn, "created")
+    if not _is_export(there["definition"]):
+        said = "is there already, and was not exported by smlaunch; it stays as it is: choose another name"
+        raise JobError([Problem("--called", f"{arn} {said}")])
     if there["roleArn"] == role and _same(there["definition"], definition):
         return Deployed(arn, "unchanged")
-    wanted: dict[str, Any] = {"stateMachineArn": arn, "definition": definition, "roleArn": role}
-    call("UpdateStateMachine", client.update_state_machine, **wanted)
+    changed = {"stateMachineArn": arn, **wanted}
+    retrying(
+        lambda: call("UpdateStateMachine", client.update_state_machine, **changed), ROLE_PATIENCE, told=told
+    )
     return Deployed(arn, "updated")
+
+
+def _is_export(definition: str) -> bool:
+    try:
+        return _OURS in json.loads(definition).get("Comment", "")
+    except (ValueError, AttributeError):
+        return False
 
 
 def _same(one: str, other: str) -> bool:

@@ -32,6 +32,9 @@ _DENIED = frozenset(("AccessDenied", "AccessDeniedException", "403", "AllAccessD
 _ROLE_NOT_YET = re.compile(r"could not assume role|cannot be assumed|is invalid.*role", re.IGNORECASE)
 """A role that was made a moment ago is not known everywhere yet."""
 
+_NO_TRUST = "authorized to assume the provided role"
+"""Step Functions of a machine's role, with AccessDeniedException; of a young one too."""
+
 _QUOTA = re.compile(
     r"limit '(?P<what>[^']+)' is (?P<limit>[\d.]+) \w+, with current utilization of (?P<used>[\d.]+)"
     r".*request delta of (?P<delta>[\d.]+)",
@@ -48,6 +51,8 @@ def is_transient(error: CallError) -> bool:
 
 
 def is_young_role(error: CallError) -> bool:
+    if error.code in _DENIED:
+        return _NO_TRUST in error.message
     return error.code == "ValidationException" and _ROLE_NOT_YET.search(error.message) is not None
 
 
@@ -118,12 +123,7 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
             "or add --local to run on this machine without AWS"
         )
     if code in _DENIED:
-        hint = (
-            "allow the caller iam:PassRole on the job's role"
-            if "PassRole" in said
-            else f"allow the caller {_action(error.operation)}, or use another profile or role"
-        )
-        return AccountError(f"{error.operation}: refused: {said}; {hint}")
+        return AccountError(f"{error.operation}: refused: {said}; {_right_to_give(error)}")
     if code == "ResourceLimitExceeded":
         return AccountError(_quota_text(said))
     if code in ("NoSuchBucket", "PermanentRedirect", "301"):
@@ -137,6 +137,15 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
     return JobError([Problem("", f"{error.operation}: {where} refused the request: {code}: {said}")])
 
 
+def _right_to_give(error: CallError) -> str:
+    if _NO_TRUST in error.message:
+        return "the role's trust policy has to let the service take it: trust.json of the export does"
+    if "PassRole" in error.message:
+        whose = "machine" if error.operation.endswith("StateMachine") else "job"
+        return f"allow the caller iam:PassRole on the {whose}'s role"
+    return f"allow the caller {_action(error.operation)}, or use another profile or role"
+
+
 def _action(operation: str) -> str:
     service = {
         **dict.fromkeys(("HeadObject", "GetObject"), "s3:GetObject"),
@@ -145,6 +154,9 @@ def _action(operation: str) -> str:
         "CreateBucket": "s3:CreateBucket",
         "GetRole": "iam:GetRole",
         **dict.fromkeys(("GetLogEvents", "DescribeLogStreams"), f"logs:{operation}"),
+        **dict.fromkeys(
+            ("DescribeStateMachine", "CreateStateMachine", "UpdateStateMachine"), f"states:{operation}"
+        ),
     }
     return service.get(operation, f"sagemaker:{operation}")
 

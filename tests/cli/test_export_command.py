@@ -41,6 +41,9 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
     for place in places:
         folder = shell.folder.parent / "home" / "s3" / place.removeprefix("s3://")
         assert any(folder.iterdir()), place
+    before = (shell.folder / "machine" / "state-machine.asl.json").read_bytes()
+    assert shell(*WORDS, "--out", "machine", "--no-stage").code == 0
+    assert (shell.folder / "machine" / "state-machine.asl.json").read_bytes() == before
     task = json.loads((shell.folder / "machine" / "task.asl.json").read_text())
     assert task["Train"]["Parameters"]["StateMachineArn"].endswith(":stateMachine:mine")
 
@@ -50,6 +53,28 @@ def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
     refused = shell(*WORDS, "--hp", "lr.$=1", "--no-stage")
     assert (refused.code, refused.out) == (2, "")
     assert "hyperparameters.lr.$:" in refused.err
-    refused = shell(*WORDS, "--deploy")
-    assert refused.code == 2
-    assert "--machine-role" in refused.err
+
+
+def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(standing: Shell) -> None:
+    write_script(standing)
+    role = "arn:aws:iam::000000000000:role/machine"
+    for words, said in (
+        (("--deploy",), "--deploy: the state machine needs a role"),
+        (("--machine-role", role), "--machine-role: it is used with --deploy only"),
+        (("--deploy", "--machine-role", "machine"), "--machine-role: 'machine' is not a role's ARN"),
+        (
+            ("--deploy", "--machine-role", role.replace("0000", "1234")),
+            "of the machine's own, 000000000000",
+        ),
+        (("--deploy", "--machine-role", role, "--called", "a b"), "--called: 'a b' is no state machine's"),
+    ):
+        refused = standing(*WORDS, *words)
+        assert (refused.code, refused.out) == (2, "")
+        assert said in refused.err
+
+
+def test_nothing_is_deployed_to_an_endpoint_that_ends_with_the_command(shell: Shell) -> None:
+    write_script(shell)
+    refused = shell(*WORDS, "--deploy", "--machine-role", "arn:aws:iam::000000000000:role/machine")
+    assert (refused.code, refused.out) == (2, "")
+    assert "smlaunch local start" in refused.err

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.errors import AccountError, EndpointError, JobError, ServiceError
-from smlaunch.launch.retry import Patience, refusal, retrying
+from smlaunch.launch.retry import Patience, is_young_role, refusal, retrying
 from smlaunch.ports import UNREACHABLE, CallError
 
 QUOTA = (
@@ -102,6 +102,21 @@ def test_what_a_person_reads(code: str, message: str, kind: type[Exception], wor
     error = say(code, message)
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_what_deploying_a_state_machine_needs_is_told_in_its_own_words() -> None:
+    no_trust = (
+        "Neither the global service principal states.amazonaws.com, nor the regional one is authorized to "
+        "assume the provided role."
+    )
+    for said, hint in (
+        ("User x is not authorized", "allow the caller states:CreateStateMachine"),
+        ("User x is not authorized to perform: iam:PassRole on y", "iam:PassRole on the machine's role"),
+        (no_trust, "trust.json"),
+    ):
+        error = CallError("CreateStateMachine", "AccessDeniedException", said, 400)
+        assert hint in str(refusal(error, "eu-west-1"))
+        assert is_young_role(error) == (said == no_trust)
 
 
 def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:

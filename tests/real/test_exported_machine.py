@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from smlaunch.errors import EXIT_TRAINING_FAILED
@@ -22,9 +24,10 @@ from smlaunch.launch.deploy import deploy_state_machine
 from smlaunch.launch.stage import stage
 from smlaunch.launch.target import Target
 from smlaunch.place import target_of
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
+from tests.conftest import ROOT
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
-from tests.real.moto_endpoint import StepFunctions, endpoint
+from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, moto_python
 
 pytestmark = pytest.mark.real
 
@@ -201,6 +204,66 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
     begun = f"{machine.replace(':stateMachine:', ':execution:')}:torn-p"
     parts = [user.ended(f"{begun}{number}", 10)["status"] for number in (1, 2, 3)]
     assert sorted(parts) == ["FAILED", "SUCCEEDED", "SUCCEEDED"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """The command line beside a standing endpoint that has moto."""
+    (tmp_path / "work").mkdir()
+    shell = Shell(tmp_path / "work", tmp_path / "home")
+    command = [moto_python(), "-m", "smlaunch.cli.main", "local", "start"]
+    subprocess.run(command, cwd=ROOT, env=shell.environment, check=True)
+    yield shell
+    shell("local", "stop")
+
+
+def test_the_command_deploys_a_machine_that_plain_boto3_starts(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and from a flow of the team's own by the Task that was written for it."""
+    (shell.folder / "train.py").write_text("print('trained')\n")
+    role = "arn:aws:iam::000000000000:role/machine"
+    words = ("export", "step-functions", "train.py", "--strategy", "custom", "--local", "--deploy")
+    first = shell(*words, "--machine-role", role, "--called", "nightly", "--embed", "task", "--out", "m")
+    assert first.code == 0, first.err
+    arn = first.out.splitlines()[-1]
+    assert first.err.startswith("created") and arn.endswith(":stateMachine:nightly")
+    again = shell(*words, "--machine-role", role, "--called", "nightly", "--json")
+    assert json.loads(again.out) == {
+        "run": None,
+        "staged": True,
+        "files": [],
+        "state_machine": arn,
+        "change": "unchanged",
+    }
+    changed = shell(*words, "--machine-role", role, "--called", "nightly", "--max-runtime", "1h")
+    assert (changed.out, changed.err.split(";")[0]) == (f"{arn}\n", "updated")
+
+    for line in shell("local", "env").out.splitlines():
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            monkeypatch.setenv(name, *shlex.split(value))
+    states = boto3.Session().client("stepfunctions")
+
+    def ended(machine: str, run: str) -> dict[str, Any]:
+        execution = states.start_execution(stateMachineArn=machine, name=run)["executionArn"]
+        assert eventually(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
+        found: dict[str, Any] = states.describe_execution(executionArn=execution)
+        assert found["status"] == "SUCCEEDED", found
+        output: dict[str, Any] = json.loads(found["output"])
+        return output
+
+    assert ended(arn, "monday")["job"] == "monday-s1-a1"
+    inner = json.loads((shell.folder / "m" / TASK_FILE).read_text())
+    definition = json.dumps({"StartAt": "Train", "States": inner})
+    outer = states.create_state_machine(name="theirs", definition=definition, roleArn=role)["stateMachineArn"]
+    assert ended(outer, "tuesday")["training"]["result"]["job"] == "tuesday-s1-a1"
+
+    taken = shell(*words, "--machine-role", role, "--called", "theirs")
+    assert (taken.code, taken.out) == (2, "")
+    assert "was not exported by smlaunch" in taken.err
+    kept = states.describe_state_machine(stateMachineArn=outer)["definition"]
+    assert json.loads(kept) == json.loads(definition)
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
