@@ -201,6 +201,7 @@ _PLACES = {
     Place.STEP: "0",
     Place.STOP_AFTER: "{stop_after}",
     Place.LIMIT: "{max_runtime}",
+    Place.DRIVER: "{DRIVER}",
 }
 
 

@@ -29,6 +29,7 @@ DEFERRABLE = True  # frees the worker while a job runs; needs a triggerer
 
 RUN = <<RUN>>
 ATTEMPT = "{{ ti.try_number }}"
+DRIVER = "Airflow's {{ dag.dag_id }} {{ run_id }}"
 
 
 def run_of(dag_run) -> str:

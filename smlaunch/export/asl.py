@@ -23,6 +23,7 @@ PATHS: Mapping[Place, str] = {
     Place.STEP: "$.at.step",
     Place.LIMIT: "$.size.limit",
     Place.STOP_AFTER: "$.size.stop_after",
+    Place.DRIVER: "$$.Execution.Id",
 }
 """Where a machine keeps what a template leaves open."""
 
@@ -100,8 +101,8 @@ def _member(key: str, value: Any) -> tuple[str, Any]:
     if value == NAME:
         return f"{key}.$", JOB_NAME
     if isinstance(value, Text):
-        # The run and the planned end are text already.
-        if value.words in ((Place.RUN,), (Place.STOP_AFTER,)):
+        # These are text already.
+        if value.words in ((Place.RUN,), (Place.STOP_AFTER,), (Place.DRIVER,)):
             return f"{key}.$", PATHS[Place(value.words[0])]
         return f"{key}.$", formatted(value.words)
     return key, parameters(value)

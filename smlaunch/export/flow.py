@@ -55,6 +55,9 @@ class Place(str, Enum):
     STOP_AFTER = "stop_after"
     """Seconds after which the job ends itself."""
 
+    DRIVER = "driver"
+    """The orchestrator's execution that asks for the job, by its ARN where it has one."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -267,6 +270,7 @@ def _template(workflow: Workflow, checkpoints: Text | None, spot: bool | None) -
     ]
     environment = request["Environment"]
     environment[variables.RUN] = Text((Place.RUN,))
+    environment[variables.DRIVER] = Text((Place.DRIVER,))
     environment[variables.FROM_STEP] = Text((Place.STEP,))
     if variables.STOP_AFTER in environment:
         environment[variables.STOP_AFTER] = Text((Place.STOP_AFTER,))

@@ -132,6 +132,7 @@ def _arguments(stage: Stage, number: int, limit: int, chain: bool) -> dict[str, 
         Place.STEP: "0",
         Place.LIMIT: limit,
         Place.STOP_AFTER: str(stage.stop_after(limit)),
+        Place.DRIVER: {"Get": "Execution.PipelineExecutionArn"},
     }
 
     def write(value: Text | Number) -> Any:

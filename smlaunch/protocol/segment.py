@@ -41,6 +41,10 @@ FROM_STEP = "SMLAUNCH_FROM_STEP"
 """In the request's Environment: the newest committed step when the job was asked for. Whoever drives the run
 learns from it, at any later time, what each job added."""
 
+DRIVER = "SMLAUNCH_DRIVER"
+"""In the request's Environment, where an orchestrator asks for the jobs: the ARN of the execution that asked
+for this one, or what else says which it is. Whoever looks at the run learns there how it stands."""
+
 TELL_FINISHED = "SMLAUNCH_TELL_FINISHED"
 """In the request's Environment: the leader prints FINISHED_LINE, with 0 when a segment begins and 1 when the
 training has come to its end, for drivers that can see a job's metrics and nothing else. It is a hint: what

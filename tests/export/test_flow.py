@@ -65,11 +65,13 @@ def test_a_filled_template_is_the_drivers_request(
         Place.STEP: step,
         Place.LIMIT: limit,
         Place.STOP_AFTER: stage.stop_after(limit) or 0,
+        Place.DRIVER: "execution",
     }
     made = fill(template, values)
     expected = request_for(workflow, segment, attempt, step=step, spot=spot, seconds_left=left)
     # An orchestrator's request says itself whose run it is: job.json serves them all.
     assert made["Environment"].pop(variables.RUN) == "nightly"
+    assert made["Environment"].pop(variables.DRIVER) == "execution"
     assert made["Environment"].pop(variables.CHECKPOINTS_URI) == made["CheckpointConfig"]["S3Uri"]
     assert made == expected
     assert made["TrainingJobName"] == str(TaskName("nightly", segment, attempt))
@@ -94,6 +96,7 @@ def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: st
     values[Place.STEP] = 0
     made = fill(flow.stages[0].template, values)
     assert made["Environment"].pop(variables.RUN) == "nightly"
+    assert made["Environment"].pop(variables.DRIVER) == "1"
     expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
     place = made["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
     assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
