@@ -141,5 +141,8 @@ class _NoLogs(LogReader):
 
 async def _aside(action: Callable[[], Result]) -> Result:
     """In a thread: what asks the network must not hold up the other triggers of the event loop."""
-    result: Result = await sync_to_async(action, thread_sensitive=False)()
+    # Cancelled in the middle, asgiref raises an error of its own, without the message by which the triggerer
+    # tells a person's doing from its own end; on_kill would not be called.
+    asked = asyncio.ensure_future(sync_to_async(action, thread_sensitive=False)())
+    result: Result = await asyncio.shield(asked)
     return result

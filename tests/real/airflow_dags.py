@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.amazon.aws.operators.sagemaker import SageMakerTrainingOperator
 from airflow.sdk import DAG, task
+from botocore.client import BaseClient
 
 from smlaunch.airflow import SmlaunchOperator
 
@@ -49,6 +51,37 @@ with dag("retried"):
     SmlaunchOperator(
         task_id="train", job=job("fails.py", attempts=1), retries=2, retry_delay=timedelta(seconds=0)
     )
+
+RETRIED = {"retries": 4, "retry_delay": timedelta(seconds=0)}
+
+
+def dies_when_a_job_was_created(context: Any) -> None:
+    """Between CreateTrainingJob's answer and whatever comes next, the first try is lost with its supervisor, in
+    segment 1, and the second loses its supervisor alone, in segment 2."""
+    number = context["ti"].try_number
+    call = BaseClient._make_api_call
+
+    def last_call(client: Any, operation: str, arguments: Any) -> Any:
+        answer = call(client, operation, arguments)
+        if operation == "CreateTrainingJob" and arguments["TrainingJobName"].endswith(f"-s{number}-a1"):
+            os.kill(os.getppid(), signal.SIGKILL)
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    BaseClient._make_api_call = last_call
+
+
+with dag("lost_submitting"):
+    SmlaunchOperator(
+        task_id="train", job=job("halves.py"), pre_execute=dies_when_a_job_was_created, **RETRIED
+    )
+
+with dag("lost_training"):
+    SmlaunchOperator(task_id="train", job=job("halves.py", TEST_PAUSE="0.4"), **RETRIED)
+
+with dag("restarted"):
+    SmlaunchOperator(task_id="train", job=job("halves.py", TEST_PAUSE="0.8"), deferrable=True, **RETRIED)
 
 with dag("killed"):
     SmlaunchOperator(task_id="train", job=job("halves.py", segment="20m", TEST_PAUSE="8"))

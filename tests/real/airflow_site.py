@@ -35,10 +35,13 @@ FAST = {
     "AIRFLOW__API_AUTH__JWT_SECRET": "of-this-test-alone-and-long-enough-for-sha-512-to-be-content-with-it",
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
     "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
 }
 
 
@@ -73,7 +76,7 @@ class Site:
             TEST_SOURCE=str(home / "source"),
             TEST_BUCKET=info["bucket"],
         )
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._token = ""
         self.run("airflow", "db", "migrate")
 
@@ -98,12 +101,26 @@ class Site:
                 stderr=output,
                 start_new_session=True,
             )
-        self._processes.append(process)
+        self._processes.append((name, process))
         return process
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, to the newest process started so and what it has started."""
+        end([process for known, process in self._processes if known == name][-1], kill=True)
+
+    def kill_worker(self, dag: str) -> None:
+        """SIGKILL, to the process of a running task and to its supervisor, LocalExecutor's worker."""
+        task = int(self.task(dag)["pid"])
+        status = Path(f"/proc/{task}/stat").read_text()
+        supervisor = int(status.rpartition(")")[2].split()[1])
+        title = Path(f"/proc/{supervisor}/cmdline").read_text()
+        assert title.startswith("airflow worker -- LocalExecutor: "), title
+        os.kill(supervisor, signal.SIGKILL)
+        os.kill(task, signal.SIGKILL)
 
     def close(self) -> None:
         with ThreadPoolExecutor() as pool:
-            list(pool.map(end, self._processes))
+            list(pool.map(end, [process for _, process in self._processes]))
         self.run("smlaunch", "local", "stop")
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:

@@ -17,10 +17,10 @@ import boto3
 import pytest
 
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS
-from tests.real.airflow_site import Site, end, run_of
+from tests.real.airflow_site import Site, run_of
 from tests.real.conftest import program
 
-BEGUN_AT_ONCE = ["deferred", "killed_deferred", "retried", "amazon", "exported"]
+BEGUN_AT_ONCE = ["lost_submitting", "deferred", "killed_deferred", "retried", "amazon", "exported"]
 SEGMENT_JOBS = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 
 
@@ -71,11 +71,11 @@ def weights(site: Site, artifacts: str) -> str:
 
 
 def test_a_triggerer_killed_while_a_chain_is_deferred(site: Site) -> None:
-    triggerer = site.start("triggerer", "--skip-serve-logs")
+    site.start("triggerer", "--skip-serve-logs")
     run = run_of("deferred")
     site.wait("segment 2", lambda: "s2-a1" in jobs(site, run))
     site.wait("a deferral", lambda: site.is_("deferred", "deferred"))
-    end(triggerer, kill=True)
+    site.kill("triggerer")
     site.start("triggerer", "--skip-serve-logs")
     site.wait("the end", lambda: site.is_("deferred", "success", "failed"))
     assert site.task("deferred")["state"] == "success", site.log("deferred")
@@ -93,6 +93,28 @@ def test_a_deferred_task_marked_failed_stops_its_run(site: Site) -> None:
     site.wait("its log", lambda: "begins at step 0" in site.log("killed_deferred"))
     site.mark_failed("killed_deferred")
     site.wait("a stop", lambda: jobs(site, run) == {"s1-a1": "Stopped"})
+
+
+CANCELLED = """
+import asyncio, time
+from smlaunch.airflow.triggers import _aside
+
+async def cancelled():
+    looking = asyncio.create_task(_aside(lambda: time.sleep(0.5)))
+    await asyncio.sleep(0.1)
+    looking.cancel("by a person")
+    try:
+        await looking
+    except asyncio.CancelledError as error:
+        print(error.args)
+
+asyncio.run(cancelled())
+"""
+
+
+def test_a_trigger_that_is_cancelled_in_the_middle_of_a_look_is_told_why(site: Site) -> None:
+    """The triggerer calls on_kill if the error that comes back has the message that it sent."""
+    assert site.run("python", "-c", CANCELLED).splitlines()[-1] == "('by a person',)"
 
 
 def test_cleared_while_deferred_it_attaches_and_cleared_when_done_it_is_done_again(site: Site) -> None:
@@ -147,6 +169,46 @@ def test_amazons_own_operator_unmodified(site: Site) -> None:
     assert jobs(site, "by-amazons-operator") == {"by-amazons-operator": "Completed"}
     assert "a line of the job" in site.log("amazon")
     assert site.xcom("amazon")["Training"]["TrainingJobStatus"] == "Completed"
+
+
+def check_undisturbed(site: Site, dag: str) -> None:
+    """One job for each segment, and the weights that nobody's death has changed."""
+    site.wait("the end", lambda: site.is_(dag, "success", "failed"))
+    assert site.task(dag)["state"] == "success", site.log(dag, site.task(dag)["try_number"])
+    assert jobs(site, run_of(dag)) == dict.fromkeys(SEGMENT_JOBS[:2], "Completed")
+    result = site.xcom(dag)
+    assert (result["status"], result["exit_code"], result["step"]) == ("Completed", 0, 50)
+    assert weights(site, result["model_artifacts"]) == TRUE_WEIGHTS
+
+
+def test_a_worker_killed_in_mid_job(site: Site) -> None:
+    site.trigger("lost_training")
+    site.wait("its log", lambda: "begins at step 0" in site.log("lost_training"))
+    site.trigger("restarted")
+    site.kill_worker("lost_training")
+    check_undisturbed(site, "lost_training")
+    assert site.task("lost_training")["try_number"] == 2
+    assert "is there already: attached" in site.log("lost_training", 2)
+
+
+def test_a_worker_killed_right_after_a_job_was_created(site: Site) -> None:
+    check_undisturbed(site, "lost_submitting")
+    assert site.task("lost_submitting")["try_number"] == 3
+    assert "is there already" in site.log("lost_submitting", 2)
+
+
+def test_a_scheduler_killed_with_its_workers_while_a_chain_is_deferred(site: Site) -> None:
+    """The job ends meanwhile: nothing is created until there is a scheduler again."""
+    run = run_of("restarted")
+    site.wait("a deferral", lambda: site.is_("restarted", "deferred"))
+    site.kill("scheduler")
+    before = jobs(site, run)
+    site.wait("the job's end", lambda: set(jobs(site, run).values()) == {"Completed"})
+    site.wait("the trigger", lambda: site.is_("restarted", "scheduled"))
+    assert list(jobs(site, run)) == list(before)
+    site.start("scheduler")
+    check_undisturbed(site, "restarted")
+    assert site.task("restarted")["try_number"] == 1, "nothing was lost"
 
 
 def test_dags_test(site: Site, tmp_path: Path) -> None:
