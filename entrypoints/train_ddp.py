@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a process group, which it would hold for ever (docs/runtime.md)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,7 +72,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def train(args: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> nn.Module:
-    """The trained network, without its wrapper: DDP must be gone before the process group is."""
+    """The trained network, without its wrapper, which holds the process group."""
     torch.manual_seed(args.seed)
     bare = network().to(device)
     fit(DistributedDataParallel(bare) if world_size > 1 else bare, args, device, rank, world_size)

@@ -16,6 +16,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a process group, which it would hold for ever (docs/runtime.md)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh

@@ -17,6 +17,11 @@ _HINTS = {
     "SIGKILL": "not by smlaunch; often memory that ran out",
 }
 
+_ENDED_BY_A_THREAD = "terminate called without an active exception"
+_HELD_GROUP = (
+    _ENDED_BY_A_THREAD + "; of PyTorch, when a rank ends, often gloo's threads: import torch.distributed.nn "
+    "before init_process_group"
+)
 
 _FRAMES = 6
 """Innermost frames of each rank's stack: what a FailureReason has room for. The log has all."""
@@ -39,7 +44,9 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
     if process is None:
         return None
     cause = None if process.status == -signal.SIGKILL else tracebacks.find(process.tail)
-    if cause is not None:
+    if process.signal_name == "SIGABRT" and _ENDED_BY_A_THREAD in process.tail:
+        line, traceback = _HELD_GROUP, ""
+    elif cause is not None:
         line, traceback = cause.line, _without_repeating(cause)
     else:
         line, traceback = _hint(process, out_of_memory), ""

@@ -123,6 +123,7 @@ class Checkpointer:
 
     def __enter__(self) -> "Checkpointer":
         group = self._group = groups.find() if self._given_group is None else self._given_group
+        self._rank, self._world_size = group.rank, group.world_size
         voice = self._voice = Voice(group.rank == 0)
         if self._segment.deterministic:
             from smlaunch.train import deterministic
@@ -166,17 +167,19 @@ class Checkpointer:
         finally:
             self._stop.release(self._leaving and error is None)
             self._voice.flush()
-            # DDP must be gone before its process group is, which the script may close right after this.
-            self._model = self._keeper = None
+            # A group that somebody holds outlives destroy_process_group, which the script may call next,
+            # and its threads may then abort the process while Python ends.
+            self._model = self._keeper = self._given_group = None
             self._components = []
+            del self._group, self._pending
 
     @property
     def rank(self) -> int:
-        return self._group.rank
+        return self._rank
 
     @property
     def world_size(self) -> int:
-        return self._group.world_size
+        return self._world_size
 
     @property
     def epoch(self) -> int:

@@ -56,6 +56,19 @@ signal.pause()
     assert made.failure.startswith(f"rank 1 on algo-1 was killed by {how}")
 
 
+def test_an_abort_at_the_end_says_what_helps(host: MakeHost) -> None:
+    train = """
+import os, sys
+print("held-out accuracy 0.97", flush=True)
+sys.stderr.write("terminate called without an active exception" + os.linesep)
+sys.stderr.flush()
+os.abort()
+"""
+    made = host(train)
+    assert made.run().exit_code == 134
+    assert "import torch.distributed.nn before init_process_group" in made.failure
+
+
 def test_followers_do_not_hide_the_first(host: MakeHost) -> None:
     """Rank 1 takes long to leave after its exception; the peer that misses it is gone before."""
     train = """
