@@ -13,18 +13,22 @@ from typing import Any
 from smlaunch.errors import JobError, Problem
 from smlaunch.export.asl import (
     Own,
+    Rule,
     State,
     catcher,
     choice,
     fail,
     merged,
     note,
+    retrier,
     task,
     to,
     when,
 )
 from smlaunch.export.flow import ERRORS, Flow, Number, Text
 from smlaunch.export.machine_words import STOPPED
+from smlaunch.planning.patience import CREATE_PATIENCE
+from smlaunch.planning.storage import Layout
 
 MOST_INLINE = 200
 """What they differ in, and what they give, has to fit into a state's 256 KiB."""
@@ -40,7 +44,8 @@ LABEL = "parts"
 """In the ARNs of a Distributed Map's own executions, ``execution:<machine>/<label>:<id>``."""
 
 FAN_OUT, EVERY, ONE, RESULTS = "All parts", "Every part", "One part", "How did they end?"
-WHOLE = "All parts are done"
+GAVE, WHOLE = "What they gave", "All parts are done"
+DONE, FAILED, WRITE = "It is done", "How it failed", "Write its end"
 
 
 def shared(flow: Flow) -> tuple[Flow, list[dict[str, Any]]]:
@@ -90,9 +95,15 @@ def _common(values: Sequence[Any], own: dict[str, Sequence[Any]]) -> Any:
     return Own(known)
 
 
+def results_at(flow: Flow, run: str = "*") -> str:
+    """The prefix below which the parts' results lie that no state has room for."""
+    return Layout(flow.items.split("/")[2], run).parts + "results/"
+
+
 def states(flow: Flow, items: Sequence[Mapping[str, Any]], inline: bool) -> dict[str, State]:
     """From ``FAN_OUT`` on: every part is an execution, and one that fails is that one's affair. ``inline``:
-    the items stand in the definition, and the run's output has each part's result."""
+    the items stand in the definition, and the run's output has each part's result; else it says where they
+    are."""
     comment = "Each part is a run of its own: an execution of this machine, named after this one."
     listed = {"parts": list(items)} if inline else {}
     made = {FAN_OUT: note(comment, {"run.$": "$$.Execution.Name", **listed}, None, EVERY)}
@@ -103,30 +114,57 @@ def states(flow: Flow, items: Sequence[Mapping[str, Any]], inline: bool) -> dict
         for name in ERRORS.values()
     }
     made["Which errors?"] = note("Of the parts that failed.", errors, "$.errors", RESULTS)
-    rules = [
-        to(f"Parts: {name}", when(f"$.errors.{name.partition('.')[2]}", "BooleanEquals", True))
-        for name in ERRORS.values()
-    ]
-    made[RESULTS] = choice("The run has failed when a part has.", rules, WHOLE)
-    # A Cause has room for 32 KiB, which the list of many parts is longer than.
-    told = "States.JsonToString($.parts)" if inline else f"States.Format('{_SOME_FAILED}', $.run)"
+    return {**made, **(_told_in_full() if inline else _told_in_short(flow))}
+
+
+def _ended_so() -> dict[str, Rule]:
+    """Whether a part has, by the error's name."""
+    return {
+        name: when(f"$.errors.{name.partition('.')[2]}", "BooleanEquals", True) for name in ERRORS.values()
+    }
+
+
+def _told_in_full() -> dict[str, State]:
+    rules = [to(f"Parts: {name}", rule) for name, rule in _ended_so().items()]
+    return {
+        RESULTS: choice("The run has failed when a part has.", rules, WHOLE),
+        **_fails("States.JsonToString($.parts)"),
+        WHOLE: {"Type": "Succeed", "Comment": "With each part's result.", "OutputPath": "$.parts"},
+    }
+
+
+def _told_in_short(flow: Flow) -> dict[str, State]:
+    """A Cause has room for 32 KiB: for the numbers of all that failed so, and where to read why."""
+    place = f"States.Format('{results_at(flow, '{}')}', $.run)"
+    rules = [to(f"Which: {name}", rule) for name, rule in _ended_so().items()]
+    cause = f"States.Format('{_FAILED_SO}', States.JsonToString($.failed.parts), $.failed.results)"
+    whole = {"run.$": "$.run", "results.$": place, "parts.$": "$.parts"}
+    made = {RESULTS: choice("The run has failed when a part has.", rules, GAVE)}
     for name in ERRORS.values():
-        made[f"Parts: {name}"] = fail("Each part's end.", name, told)
-    made[WHOLE] = {"Type": "Succeed", "Comment": "With each part's result.", "OutputPath": "$.parts"}
-    return made
+        which = {"parts.$": f"$.parts[?(@.error == '{name}')].part", "results.$": place}
+        made[f"Which: {name}"] = note("Their numbers.", which, "$.failed", f"Parts: {name}")
+    return {
+        **made,
+        **_fails(cause),
+        GAVE: note("Each part's result is an object there.", whole, None, WHOLE),
+        WHOLE: {"Type": "Succeed"},
+    }
 
 
-_SOME_FAILED = "at least one part failed so; each part is the execution {}-p<number>, which tells why"
+_FAILED_SO = "the parts {} failed so; why each did stands in {}<number>.json"
+
+
+def _fails(cause: str) -> dict[str, State]:
+    return {f"Parts: {name}": fail("Each part's end.", name, cause) for name in ERRORS.values()}
 
 
 def _inline() -> State:
     start = _start("$.run", "$$.StateMachine.Id", "$$.Execution.Id")
-    result, cause = {"result.$": "$.ended.result"}, {"cause.$": "$.told.Cause"}
     return {
         "Comment": "All at once; a quota that does not hold them all is waited for.",
         "ItemsPath": "$.parts",
         "ItemSelector": {"run.$": "$.run", "part.$": "$$.Map.Item.Value", "blank": STOPPED},
-        "ItemProcessor": _processor({"Mode": "INLINE"}, start, result, cause),
+        "ItemProcessor": _processor({"Mode": "INLINE"}, start, _told()),
     }
 
 
@@ -150,7 +188,7 @@ def _distributed(flow: Flow) -> State:
             "part.$": "$$.Map.Item.Value",
             "blank": STOPPED,
         },
-        "ItemProcessor": _processor(config, start, {}, {}),
+        "ItemProcessor": _processor(config, start, _written(flow)),
         "MaxConcurrency": AT_ONCE,
         "ToleratedFailureCount": 0,
     }
@@ -166,29 +204,61 @@ def _start(run: str, machine: str, execution: str) -> State:
             "Input": {"AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": execution, "part.$": "$.part"},
         },
         "$.ended",
-        "It is done",
+        DONE,
         selector={"result.$": "$.Output"},
         catch=[catcher(["States.ALL"], "$.ended", "It has failed")],
     )
 
 
-def _processor(
-    config: Mapping[str, str], start: State, result: Mapping[str, str], cause: Mapping[str, str]
-) -> State:
-    """``result`` and ``cause``: what is told of a part beside its error."""
-    told = {
-        "part.$": "$.part.number",
-        "told.$": merged("$.blank", "States.StringToJson($.ended.Cause)"),
+def _processor(config: Mapping[str, str], start: State, ends: Mapping[str, State]) -> State:
+    return {"ProcessorConfig": dict(config), "StartAt": ONE, "States": {ONE: start, **ends}}
+
+
+_GAVE = {"error": "", "result.$": "$.ended.result"}
+_FAILED = {"error.$": "$.told.Error", "cause.$": "$.told.Cause"}
+
+
+def _read_failure() -> State:
+    told = merged("$.blank", "States.StringToJson($.ended.Cause)")
+    return note("The others go on.", {"told.$": told, "run.$": "$.run", "part.$": "$.part"}, None, FAILED)
+
+
+def _told() -> dict[str, State]:
+    """Each part's end, as the Map's result."""
+    part = {"part.$": "$.part.number"}
+    return {
+        DONE: _last(note("What it gives.", {**part, **_GAVE}, None, "")),
+        "It has failed": _read_failure(),
+        FAILED: _last(note("As its execution.", {**part, **_FAILED}, None, "")),
     }
-    done = {"part.$": "$.part.number", "error": "", **result}
-    failed = {"part.$": "$.part", "error.$": "$.told.Error", **cause}
-    inner = {
-        ONE: start,
-        "It is done": _last(note("What it gives.", done, None, "")),
-        "It has failed": note("The others go on.", told, None, "How it failed"),
-        "How it failed": _last(note("As its execution.", failed, None, "")),
+
+
+def _written(flow: Flow) -> dict[str, State]:
+    """As an object of its own, below the run's prefix; the Map's result has its number and error."""
+    bucket, _, key = results_at(flow, "{}").removeprefix("s3://").partition("/")
+    part = {"part.$": "$.part.number", "execution.$": "States.Format('{}-p{}', $.run, $.part.number)"}
+    write = task(
+        "One that cannot be written is told by its execution, and the run goes by how the part ended.",
+        "aws-sdk:s3:putObject",
+        {
+            "Bucket": bucket,
+            "Key.$": f"States.Format('{key}{{}}.json', $.run, $.end.part)",
+            "Body.$": "$.end",
+            "ContentType": "application/json",
+        },
+        None,
+        "In short",
+        retry=[retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_PATIENCE, flow.pace, 5)],
+        catch=[catcher(["States.ALL"], None, "In short")],
+    )
+    short = {"part.$": "$.end.part", "error.$": "$.end.error"}
+    return {
+        DONE: note("What it gives.", {**part, **_GAVE}, "$.end", WRITE),
+        "It has failed": _read_failure(),
+        FAILED: note("As its execution.", {**part, **_FAILED}, "$.end", WRITE),
+        WRITE: write,
+        "In short": _last(note("A Map's result has room for that.", short, None, "")),
     }
-    return {"ProcessorConfig": dict(config), "StartAt": ONE, "States": inner}
 
 
 def _last(state: State) -> State:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from smlaunch.export.fan_out import results_at
 from smlaunch.export.flow import Flow, Place, Text
 from smlaunch.protocol.checkpoint import OUTCOME
 
@@ -25,6 +26,7 @@ REASONS: Mapping[str, str] = {
     "GoOn": "Hand over: another execution goes on before the history is full; in parts, each is one",
     "WaitForWhatGoesOn": "Hand over: looked at until it ends, stopped when this one is stopped",
     "ReadParts": "Every part: what the parts differ in, where a Distributed Map reads it",
+    "WriteResults": "Every part: each part's end, where the run's output says that it is",
     "WatchParts": "Every part: a Distributed Map's own executions are looked at, stopped with this one",
     "HearOfExecutions": ".sync:2: Step Functions keeps a rule of this name to hear of an execution's end",
 }
@@ -107,6 +109,8 @@ def _distributed(flow: Flow, definition: Mapping[str, Any], name: str) -> Iterat
             read = state["ItemReader"]["Parameters"]
             item_file = f"arn:{flow.partition}:s3:::{read['Bucket']}/{read['Key']}"
             yield _allow("ReadParts", ["s3:GetObject"], [item_file])
+            results = results_at(flow).removeprefix("s3://")
+            yield _allow("WriteResults", ["s3:PutObject"], [f"arn:{flow.partition}:s3:::{results}*"])
             watching = ["states:DescribeExecution", "states:StopExecution"]
             own = _arn(flow, "states", f"execution:{name}/{state['Label']}:*")
             yield _allow("WatchParts", watching, [own])

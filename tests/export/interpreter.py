@@ -234,6 +234,10 @@ def compare(comparison: str, value: Any, wanted: Any) -> bool:
 
 
 def lookup(path: str, data: Any) -> Any:
+    chosen = re.fullmatch(r"(.*)\[\?\(@\.(\w+) == '(.*)'\)\](.*)", path)
+    if chosen:
+        head, key, wanted, rest = chosen.groups()
+        return [lookup(rest, item) for item in lookup(head, data) if item[key] == wanted]
     head, found, rest = path.partition("[*]")
     if found:
         return [lookup(rest, item) for item in lookup(head, data)]

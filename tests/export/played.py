@@ -53,6 +53,11 @@ class Service:
     objects: Mapping[str, str] = field(default_factory=dict)
     """What the machine itself reads, by URI."""
 
+    written: dict[str, Any] = field(default_factory=dict)
+    """What it wrote."""
+
+    may_write: bool = True
+
     own_files: bool = False
     """Checkpoints are the script's own: nobody can tell a step."""
 
@@ -97,6 +102,11 @@ class Service:
             return {"Body": self.objects[f"s3://{given['Bucket']}/{given['Key']}"]}
         if integration == "states:startExecution.sync:2":
             return self._go_on(given)
+        if integration == "aws-sdk:s3:putObject":
+            if not self.may_write:
+                raise Failed("S3.S3Exception", "Access Denied (Service: S3, Status Code: 403)")
+            self.written[f"s3://{given['Bucket']}/{given['Key']}"] = given["Body"]
+            return {}
         assert integration == "aws-sdk:s3:deleteObject"
         self.outcome = None
         return {}
@@ -148,6 +158,7 @@ class Played:
     asked: tuple[tuple[Any, ...], ...]
     error: str | None
     cause: str = ""
+    output: Any = None
 
 
 def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -166,10 +177,10 @@ def by_machine(definition: dict[str, Any], service: Service) -> Played:
     service.machine = definition
     service.executions.append(RUN)
     try:
-        Execution(definition, service, RUN).run({})
+        output = Execution(definition, service, RUN).run({})
     except Failed as error:
         return Played(tuple(map(what_differs, service.made)), error.error, error.cause)
-    return Played(tuple(map(what_differs, service.made)), None)
+    return Played(tuple(map(what_differs, service.made)), None, output=output)
 
 
 def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -> Played:

@@ -31,8 +31,8 @@ BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline",
 ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/parts/items.json"
 
 
-def played(*fates: Fate, machine: dict[str, Any] = MACHINE) -> tuple[Service, Played]:
-    service = Service(fates, PLAN.job_hash, keeps=False, objects={ITEMS_URI: MANY[ITEMS_FILE]})
+def played(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> tuple[Service, Played]:
+    service = Service(fates, PLAN.job_hash, keeps=False, objects={ITEMS_URI: MANY[ITEMS_FILE]}, **more)
     return service, by_machine(machine, service)
 
 
@@ -125,11 +125,29 @@ def test_what_is_told_of_many_parts_is_short() -> None:
     """A state's output has room for 256 KiB, and a Cause for 32 KiB."""
     told = {"part": MOST_PARTS, "error": max(ERRORS.values(), key=len)}
     inner = DISTRIBUTED["States"]["Every part"]["ItemProcessor"]["States"]
-    for end in ("It is done", "How it failed"):
-        assert {key.removesuffix(".$") for key in inner[end]["Parameters"]} == set(told)
-    assert (len(json.dumps(told)) + 2) * MOST_PARTS < 250 << 10
-    _, run = played(*[Fate(Ending.ALGORITHM, says=False)] * 3, machine=DISTRIBUTED)
-    assert run.cause.startswith(f"at least one part failed so; each part is the execution {RUN}-p<number>")
+    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(told)
+    numbers = json.dumps(list(range(1, MOST_PARTS + 1)))
+    assert (len(json.dumps(told)) + 2) * MOST_PARTS + len(numbers) < 250 << 10
+    assert len(numbers) < 30 << 10
+
+
+def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() -> None:
+    place = f"s3://sagemaker-us-east-1-123456789012/smlaunch/{RUN}/parts/results/"
+    service, run = played(machine=DISTRIBUTED)
+    assert run.output["results"] == place
+    assert run.output["parts"] == [{"part": number, "error": ""} for number in range(1, 5)]
+    assert list(service.written) == [f"{place}{number}.json" for number in range(1, 5)]
+    for number, told in enumerate(service.written.values(), 1):
+        assert (told["execution"], told["error"]) == (f"{RUN}-p{number}", "")
+        assert told["result"]["job"] == f"{RUN}-p{number}-s1-a1"
+    service, run = played(*[Fate(Ending.ALGORITHM, says=False)] * 3, machine=DISTRIBUTED)
+    assert run.error == ERRORS[EXIT_TRAINING_FAILED]
+    assert run.cause == f"the parts [1] failed so; why each did stands in {place}<number>.json"
+    _, run = played(machine=DISTRIBUTED, may_write=False)
+    assert run.error is None
+    told = service.written[f"{place}1.json"]
+    assert told["error"] == ERRORS[EXIT_TRAINING_FAILED]
+    assert "AlgorithmError" in told["cause"]
 
 
 def test_what_a_distributed_map_calls_is_allowed() -> None:
@@ -140,7 +158,9 @@ def test_what_a_distributed_map_calls_is_allowed() -> None:
     assert allowed["GoOn"] == (["states:StartExecution"], [f"{machine}:stateMachine:parts"])
     watching = ["states:DescribeExecution", "states:StopExecution"]
     assert allowed["WaitForWhatGoesOn"] == (watching, [f"{machine}:execution:parts:*"])
+    results = "arn:aws:s3:::sagemaker-us-east-1-123456789012/smlaunch/*/parts/results/*"
+    assert allowed["WriteResults"] == (["s3:PutObject"], [results])
     assert allowed["WatchParts"] == (watching, [f"{machine}:execution:parts/parts:*"])
     assert allowed["ReadParts"] == (["s3:GetObject"], [ITEMS_URI.replace("s3://", "arn:aws:s3:::")])
     inline = permissions(flow_of(PLAN), MACHINE, "parts")["Statement"]
-    assert not {"ReadParts", "WatchParts"} & {one["Sid"] for one in inline}
+    assert not {"ReadParts", "WriteResults", "WatchParts"} & {one["Sid"] for one in inline}

@@ -184,6 +184,7 @@ ACTIONS = {
     "aws-sdk:sagemaker:listTags": {"sagemaker:ListTags"},
     "aws-sdk:s3:getObject": {"s3:GetObject"},
     "aws-sdk:s3:deleteObject": {"s3:DeleteObject"},
+    "aws-sdk:s3:putObject": {"s3:PutObject"},
     "states:startExecution.sync:2": {"states:StartExecution", "states:DescribeExecution"},
 }
 

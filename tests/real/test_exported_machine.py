@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import tarfile
@@ -155,6 +156,12 @@ def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctio
     assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
 
 
+def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
+    bucket, _, key = results.removeprefix("s3://").partition("/")
+    told: dict[str, Any] = json.loads(target.storage.get_bytes(bucket, f"{key}{number}.json") or b"")
+    return told
+
+
 def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, tmp_path: Path) -> None:
     """Three are made many by an export that takes two inline."""
     job = in_parts(tmp_path, 3)
@@ -162,11 +169,11 @@ def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, tmp_path: Pa
     assert len(json.loads(files[ITEMS_FILE])) == 3
     ended = user.ended(user.execute(machine, name="wide"), 120)
     assert ended["status"] == "SUCCEEDED", ended
-    assert json.loads(ended["output"]) == [{"part": number, "error": ""} for number in (1, 2, 3)]
+    told = json.loads(ended["output"])
+    assert told["parts"] == [{"part": number, "error": ""} for number in (1, 2, 3)]
     found = []
     for number in (1, 2, 3):
-        part = user.ended(f"{machine.replace(':stateMachine:', ':execution:')}:wide-p{number}", 10)
-        result = json.loads(part["output"])
+        result = left_by(target, told["results"], number)["result"]
         assert result["job"] == f"wide-p{number}-s1-a1"
         found.append(weights(target, result["model_artifacts"]).split())
     assert all(found)
@@ -197,13 +204,15 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
     user: StepFunctions, tmp_path: Path
 ) -> None:
     job = in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
-    _, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, most_inline=2)
+    target, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, most_inline=2)
     ended = user.ended(user.execute(machine, name="torn"), 120)
     assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
-    assert "torn-p<number>" in ended["cause"]
-    begun = f"{machine.replace(':stateMachine:', ':execution:')}:torn-p"
-    parts = [user.ended(f"{begun}{number}", 10)["status"] for number in (1, 2, 3)]
-    assert sorted(parts) == ["FAILED", "SUCCEEDED", "SUCCEEDED"]
+    said = re.fullmatch(r"the parts \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", ended["cause"])
+    assert said is not None, ended["cause"]
+    for number in (1, 2, 3):
+        told = left_by(target, said[2], number)
+        assert ("AlgorithmError" in told.get("cause", "")) == (number == int(said[1])), told
+        assert told["execution"] == f"torn-p{number}"
 
 
 @pytest.fixture
