@@ -83,7 +83,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = file.read_bytes()
     except OSError as error:
         raise JobError([Problem(str(path), f"the job file cannot be read: {error.strerror}")]) from None
-    return _relocated(parse_mapping(content, str(path)), file.parent)
+    return relocated(parse_mapping(content, str(path)), file.parent)
 
 
 def parse_mapping(content: bytes | str, name: str = "job file") -> dict[str, Any]:
@@ -124,7 +124,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def _relocated(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
+def relocated(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A job whose relative paths, which hold in ``folder``, hold from here."""
     result = dict(mapping)
     for key in ("entry", "source"):
         if key in result:

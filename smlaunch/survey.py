@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -80,7 +80,8 @@ class Place(Protocol):
     def quotas(self) -> Quotas: ...
 
 
-def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
+def survey(job: Job, place: Place, source: SourceFacts, pending: Collection[str] = ()) -> Surroundings:
+    """``pending``: channels whose data is not there yet."""
     caller = _Caller(place)
     role, role_problem = _role(job.role, place, caller)
     script = ScriptFacts() if job.entry is None else read_script(Path(job.entry))
@@ -109,7 +110,12 @@ def survey(job: Job, place: Place, source: SourceFacts) -> Surroundings:
         source=source,
         script=script,
         target=place.kind,
-        inputs={name: _input(channel, place.storage) for name, channel in job.inputs.items()},
+        inputs={
+            name: InputFacts(channel.uri, "s3", pending=True)
+            if name in pending
+            else _input(channel, place.storage)
+            for name, channel in job.inputs.items()
+        },
         endpoint=place.facts or EndpointFacts(),
         **_quotas(job, place),
         today=datetime.now(timezone.utc).date(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,38 +101,48 @@ def step_functions(
         run, pace = job.name, place.target.cadence.pace
         files = export_step_functions(prepared.plan, name, run=run, embed=embed, pace=pace)
         prepared = replace(prepared, plan=staged(prepared.plan, files))
-        deliver(wishes, files, FILE, prepared, place)
+        deliver(wishes, files, FILE, [prepared], place)
         if machine_role is not None:
             deploy_machine(wishes, prepared, name, files[FILE], machine_role)
     wishes.tell()
     return 0
 
 
-@export.command("pipeline", cls=JobCommand, short_help="A SageMaker pipeline, its chain unrolled.")
+@export.command("pipeline", cls=JobCommand, short_help="A SageMaker pipeline, of one job or several.")
 @job_options
 @launch_place_options
 @out_option
+@called_option
 @no_stage_option
+@option(_EXPORT, "--deploy", is_flag=True, help="Create the pipeline, or update it; its role is the job's.")
 @json_option
 @click.pass_context
-def pipeline(ctx: click.Context, /, what: str | None, **options: Any) -> int:
-    """Write a SageMaker pipeline whose steps are the run's segments.
+def pipeline(ctx: click.Context, /, what: str | None, deploy: bool, **options: Any) -> int:
+    """Write a SageMaker pipeline whose steps are the run's segments. The file may also be one of a pipeline
+    with several jobs (docs/pipelines.md).
 
-    Prints the definition; with --out, writes it. Each execution is a run of its own, named by the service.
+    Prints the definition; with --out, writes it; with --deploy, prints the pipeline's ARN. Each execution is
+    a run of its own, named by the service.
     """
-    wishes = Wishes(options.pop("out"), None, not options.pop("no_stage"), options["as_json"])
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
-    if job.name is not None:
-        raise JobError([Problem("name", _OWN_NAMES)])
-
-    from smlaunch.export.pipeline import FILE, export_pipeline
-    from smlaunch.launch.api import prepare_export
+    wishes = Wishes(
+        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
+    )
+    from smlaunch.cli.export_pipeline import deploy_steps, prepared_steps, role_of, steps_of
+    from smlaunch.export.pipeline import FILE
     from smlaunch.place import open_place
 
+    wanted = steps_of(ctx, what, options)
     with open_place(options, leaves_no_trace=not wishes.stages) as place:
-        prepared = prepare_export(job, place.target)
-        files = export_pipeline(prepared.plan, pace=place.target.cadence.pace)
-        deliver(wishes, files, FILE, prepared, place)
+        if deploy and place.embedded:
+            raise JobError([Problem("--deploy", _NOT_STANDING)])
+        jobs, files = prepared_steps(wanted, place.target)
+        name = wishes.called or wanted.name
+        role = role_of(jobs, name) if deploy else None
+        deliver(wishes, files, FILE, jobs, place)
+        if role is not None:
+            wishes.document |= deploy_steps(place.target, name, files[FILE], role)
+            if not wishes.as_json:
+                click.echo(wishes.document["pipeline"])
     wishes.tell()
     return 0
 
@@ -164,12 +174,11 @@ def airflow(ctx: click.Context, /, what: str | None, **options: Any) -> int:
         prepared = prepare_export(job, place.target)
         name = wishes.called or stem_of(job.program)
         files = export_airflow(prepared.plan, name, run=job.name, pace=place.target.cadence.pace)
-        deliver(wishes, files, f"{name}.py", prepared, place)
+        deliver(wishes, files, f"{name}.py", [prepared], place)
     wishes.tell()
     return 0
 
 
-_OWN_NAMES = "the executions of a pipeline name their runs themselves, so that each trains anew; leave it out"
 _NO_ROLE = (
     "the state machine needs a role: make one of trust.json and permissions.json (--out DIR writes them) and "
     "give its ARN with --machine-role"
@@ -197,18 +206,19 @@ class Wishes:
             click.echo(json.dumps(self.document, indent=2))
 
 
-def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared, place: Place) -> None:
+def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Prepared], place: Place) -> None:
     """Stages what the export refers to, and writes its files, or prints ``main``."""
     from smlaunch.launch.run import answers_of
     from smlaunch.launch.stage import stage
 
-    plan = prepared.plan
-    if wishes.stages:
-        with answers_of(place.target):
-            stage(plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
-    for warning in plan.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    wishes.document |= {"run": plan.job.name, "staged": wishes.stages, "files": sorted(files)}
+    for prepared in jobs:
+        if wishes.stages:
+            with answers_of(place.target):
+                stage(prepared.plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
+        for warning in prepared.plan.warnings:
+            click.echo(f"warning: {warning}", err=True)
+    run = jobs[0].plan.job.name if len(jobs) == 1 else None
+    wishes.document |= {"run": run, "staged": wishes.stages, "files": sorted(files)}
     if wishes.out is None and wishes.deploys:
         wishes.document["files"] = []
         return
@@ -223,7 +233,8 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, prepared: Prepared
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        if prepared.source is not None and folder.resolve().is_relative_to(prepared.source.root.resolve()):
+        roots = [prepared.source.root.resolve() for prepared in jobs if prepared.source is not None]
+        if any(folder.resolve().is_relative_to(root) for root in roots):
             _keep_out_of_the_source(folder, files)
     except OSError as error:
         raise JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")]) from None

@@ -1,226 +1,169 @@
-"""A run as a SageMaker pipeline: its chain unrolled, each segment followed by the question whether it was the
-last.
+"""Jobs as a SageMaker pipeline: each a step, and a chain unrolled, every segment followed by the question
+whether it was the last.
 
-    Segment-1 ─► Finished-1 ─yes─► end
-                     └─no─► Segment-2 ─► Finished-2 ─yes─► end
+    Segment-1 ─► Finished-1 ─yes─► what follows on the training
+                     └─no─► Segment-2 ─► Finished-2 ─yes─► what follows
                                               └─no─► ... ─► Limit (Fail)
 
 A pipeline has no loops and sees of a job its metrics, so the runtime prints whether the training has come to
-its end (protocol.segment, TELL_FINISHED). Each execution is a run of its own, named by the execution's id;
-the service names the jobs, and run, segment and attempt are their tags. Pure.
+its end (protocol.segment, TELL_FINISHED). Each execution's jobs are runs of their own, named by the
+execution's id and the step; the service names the jobs, and run, segment and attempt are their tags. Pure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smlaunch.errors import EXIT_LIMIT, JobError, Problem
-from smlaunch.export.flow import ERRORS, Flow, Number, Place, Stage, Text, flow_of, mapped
-from smlaunch.planning.patience import CREATE_PATIENCE, QUOTA_PATIENCE
+from smlaunch.export.flow import ERRORS, flow_of
+from smlaunch.export.pipeline_file import Step, in_order
+from smlaunch.export.pipeline_jobs import (
+    Ended,
+    Planned,
+    ended,
+    finished_condition,
+    fixed_run,
+    job_step,
+    requirement_condition,
+    run_words,
+)
+from smlaunch.export.pipeline_order import LONGEST_NAME, MOST_CHARACTERS, is_gate, order_of, problems
 from smlaunch.planning.plan import Plan
-from smlaunch.planning.workflow import RULES, Ending
-from smlaunch.protocol import segment as variables
-from smlaunch.protocol.progress import MARK
-from smlaunch.request import name_member
 
 VERSION = "2020-12-01"
 FILE = "pipeline.json"
-METRIC = "smlaunch:finished"
-MOST_SEGMENTS = 100
-"""Conditions are nested as deeply as there are segments."""
-
-_MOST_RETRIES = 20
-_BACKOFF = 2.0
-_RUN = {"Get": "Execution.PipelineExecutionId"}
 
 
 def export_pipeline(plan: Plan, *, pace: float = 1.0) -> dict[str, str]:
-    """The files of an export, by their names. ``pace``: how long waits take, compared with a region.
+    """A pipeline of one job: the files of its export, by their names. ``pace``: how long waits take, compared
+    with a region.
 
     Raises JobError for what a pipeline cannot do as the plan has it, every problem by its field.
     """
-    problems = list(_problems(plan))
-    try:
-        flow = flow_of(plan, pace=pace)
-    except JobError as error:
-        raise JobError([*error.problems, *problems]) from None
-    segments = list(_lengths(flow))
-    if len(segments) > MOST_SEGMENTS:
-        problems.append(
-            Problem(
-                "limits.segment",
-                f"the chain would be unrolled into more than {MOST_SEGMENTS} segments; make them longer",
-            )
-        )
-    if problems:
-        raise JobError(problems)
-    return {FILE: json.dumps(definition_of(flow), indent=2, ensure_ascii=True) + "\n"}
+    return export_steps([(Step("", plan.job), plan)], plan.job.program, pace=pace)
 
 
-def definition_of(flow: Flow) -> dict[str, Any]:
-    chain = flow.policy.chain
-    steps: list[dict[str, Any]] = []
-    if chain:
-        # From the last segment to the first: each is part of what follows on the one before it.
-        steps = [_limit(flow)]
-        lengths = list(_lengths(flow))
-        for number, (stage, limit) in reversed(list(enumerate(lengths, 1))):
-            steps = [_segment(flow, stage, number, limit), _finished(number, steps)]
-    else:
-        steps = [_segment(flow, flow.stages[0], 1, flow.stages[0].max_runtime)]
+def export_steps(
+    steps: Sequence[tuple[Step, Plan]], title: str, *, others: Sequence[Problem] = (), pace: float = 1.0
+) -> dict[str, str]:
+    """A pipeline of several. ``others``: what else is wrong with them; ``steps`` may then be those that are
+    well. Raises JobError as ``export_pipeline``, by the places in the pipeline's file.
+    """
+    found = list(others)
+    jobs: list[Planned] = []
+    for step, plan in steps:
+        try:
+            jobs.append(Planned(step, plan, flow_of(plan, pace=pace)))
+        except JobError as error:
+            found += [step.problem_of_job(problem) for problem in error.problems]
+    found += problems(jobs)
+    if found:
+        raise JobError(list(dict.fromkeys(found)))
+    return {FILE: _text(definition_of(jobs, title))}
+
+
+def definition_of(jobs: Sequence[Planned], title: str) -> dict[str, Any]:
+    """Of jobs without ``problems``."""
     return {
         "Version": VERSION,
-        "Metadata": {"Comment": f"{flow.title}, exported by smlaunch"},
+        "Metadata": {"Comment": f"{title}, exported by smlaunch"},
         "Parameters": [],
-        "Steps": steps,
+        "Steps": _Writer(jobs).steps(None, {}, ""),
     }
 
 
-def _segment(flow: Flow, stage: Stage, number: int, limit: int) -> dict[str, Any]:
-    return {
-        "Name": f"Segment-{number}",
-        "Type": "Processing" if flow.processing else "Training",
-        "Arguments": _arguments(stage, number, limit, flow.policy.chain),
-        "RetryPolicies": _policies(flow),
-    }
+def _text(definition: Mapping[str, Any]) -> str:
+    """Readable where there is room."""
+    text = json.dumps(definition, indent=2, ensure_ascii=True) + "\n"
+    if len(text) > MOST_CHARACTERS:
+        text = json.dumps(definition, separators=(",", ":"), ensure_ascii=True) + "\n"
+    if len(text) > MOST_CHARACTERS:
+        why = f"the definition has {len(text):,} characters, and the service takes {MOST_CHARACTERS:,}"
+        raise JobError([Problem("steps", f"{why}; make segments longer, or more pipelines of it")])
+    return text
 
 
-def _finished(number: int, following: list[dict[str, Any]]) -> dict[str, Any]:
-    value = {"Get": f"Steps.Segment-{number}.FinalMetricDataList['{METRIC}'].Value"}
+class _Writer:
+    """Writes steps, those of branches within their conditions."""
+
+    def __init__(self, jobs: Sequence[Planned]) -> None:
+        self._jobs = {job.name: job for job in jobs}
+        self._order = order_of(jobs)
+        self._runs: dict[str, str] = {}
+        for step in in_order([job.step for job in jobs]):
+            if step.cache is not None:
+                self._runs[step.name] = fixed_run(self._jobs[step.name], self._runs)
+
+    def steps(self, gate: str | None, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
+        """All that stand right behind ``gate``. ``known``: what has ended there, by the steps' own names.
+        ``suffix``: makes the names of one branch unlike those of the others."""
+        here = [job for job in self._jobs.values() if self._order.scope(job.name) == gate]
+        plain = {job.name: ended(job, job.called(1) + suffix) for job in here if not job.chain}
+        known = {**known, **plain}
+        return [step for job in here for step in self._job(job, known, suffix)]
+
+    def _job(self, job: Planned, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
+        if not job.chain:
+            return [self._segment(job, 1, known, suffix), *self._behind(job, known, suffix)]
+        # From the last segment to the first: each is part of what follows on the one before it.
+        steps = [_fail(job.part("Limit") + suffix, _limit(job))]
+        for number in range(len(job.lengths), 0, -1):
+            segment = self._segment(job, number, known, suffix)
+            branch = {**known, job.name: ended(job, segment["Name"])}
+            behind = self._behind(job, branch, f"{suffix or '-At'}-{number}")
+            name = job.part("Finished", number) + suffix
+            steps = [segment, _condition(name, finished_condition(segment["Name"]), behind, steps)]
+        return steps
+
+    def _segment(self, job: Planned, number: int, known: Mapping[str, Ended], suffix: str) -> dict[str, Any]:
+        referred = {source.step for source in job.step.inputs.values()}
+        # What stands behind a gate waits for it anyway.
+        before = [
+            known[name].step
+            for name in dict.fromkeys(job.step.after)
+            if name not in referred and not is_gate(self._jobs[name])
+        ]
+        run = run_words(job, self._runs)
+        return job_step(job, number, _fitting(job, job.called(number) + suffix), run, known, before)
+
+    def _behind(self, job: Planned, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
+        """What follows on a job that has ended well, behind its requirements."""
+        steps = self.steps(job.name, known, suffix) if is_gate(job) else []
+        for number, requirement in reversed(list(enumerate(job.step.requires, 1))):
+            condition = requirement_condition(job, requirement, known[job.name].step)
+            message = f"step {job.name}: {requirement} is required, and does not hold"
+            unmet = _fail(_fitting(job, job.part("Unmet", number) + suffix), message)
+            name = _fitting(job, job.part("Required", number) + suffix)
+            steps = [_condition(name, condition, steps, [unmet])]
+        return steps
+
+
+def _fitting(job: Planned, name: str) -> str:
+    if len(name) > LONGEST_NAME:
+        text = f"{name!r} would be the name of a step, and {LONGEST_NAME} letters are the most; shorten it"
+        raise JobError([job.step.problem("name", text)])
+    return name
+
+
+def _condition(
+    name: str, condition: Mapping[str, Any], then: list[dict[str, Any]], otherwise: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
-        "Name": f"Finished-{number}",
+        "Name": name,
         "Type": "Condition",
-        "Arguments": {
-            "Conditions": [{"Type": "GreaterThanOrEqualTo", "LeftValue": value, "RightValue": 1}],
-            "IfSteps": [],
-            "ElseSteps": following,
-        },
+        "Arguments": {"Conditions": [condition], "IfSteps": then, "ElseSteps": otherwise},
     }
 
 
-def _limit(flow: Flow) -> dict[str, Any]:
-    message = (
-        f"{ERRORS[EXIT_LIMIT]}: all segments that limits.max_runtime has room for have run, and the training "
-        "is not finished"
+def _fail(name: str, message: str) -> dict[str, Any]:
+    return {"Name": name, "Type": "Fail", "Arguments": {"ErrorMessage": message}}
+
+
+def _limit(job: Planned) -> str:
+    of = f"step {job.name}: " if job.name else ""
+    return (
+        f"{ERRORS[EXIT_LIMIT]}: {of}all segments that limits.max_runtime has room for have run, and the "
+        "training is not finished"
     )
-    return {"Name": "Limit", "Type": "Fail", "Arguments": {"ErrorMessage": message}}
-
-
-def _lengths(flow: Flow) -> Iterator[tuple[Stage, int]]:
-    """Every segment's stage and the seconds it may take, as long as there are any worth a job."""
-    left = flow.training if flow.policy.chain else flow.stages[0].max_runtime
-    number = 1
-    while left is not None and number <= MOST_SEGMENTS + 1:
-        stage = [one for one in flow.stages if one.first_segment <= number][-1]
-        limit = min(stage.max_runtime, left)
-        if limit < stage.least and number > 1:
-            return
-        yield stage, limit
-        left -= limit
-        number += 1
-        if left <= 0:
-            return
-
-
-def _arguments(stage: Stage, number: int, limit: int, chain: bool) -> dict[str, Any]:
-    places: dict[Place, Any] = {
-        Place.RUN: _RUN,
-        Place.SEGMENT: str(number),
-        Place.ATTEMPT: "1",
-        Place.STEP: "0",
-        Place.LIMIT: limit,
-        Place.STOP_AFTER: str(stage.stop_after(limit)),
-        Place.DRIVER: {"Get": "Execution.PipelineExecutionArn"},
-    }
-
-    def write(value: Text | Number) -> Any:
-        if isinstance(value, Number):
-            return places[value.place]
-        words = [places[word] if isinstance(word, Place) else word for word in value.words]
-        if len(words) == 1:
-            return words[0]
-        return {"Std:Join": {"On": "", "Values": words}}
-
-    arguments: dict[str, Any] = mapped(stage.template, write)
-    del arguments[name_member(arguments)]  # the service makes it
-    environment = arguments["Environment"]
-    # Nobody looks for the newest step between two jobs; no name tells segment and attempt.
-    environment.pop(variables.FROM_STEP, None)
-    environment[variables.SEGMENT] = str(number)
-    environment[variables.ATTEMPT] = "1"
-    if chain:
-        environment[variables.TELL_FINISHED] = "1"
-        metric = {"Name": METRIC, "Regex": MARK + variables.FINISHED_LINE + "([01])"}
-        algorithm = arguments["AlgorithmSpecification"]
-        algorithm["MetricDefinitions"] = [*algorithm.get("MetricDefinitions", []), metric]
-    return arguments
-
-
-def _policies(flow: Flow) -> list[dict[str, Any]]:
-    """One policy for both remedies that try again: two would count their tries apart. It waits as long as the
-    more patient rule, and has no longest wait."""
-    create, quota = CREATE_PATIENCE, QUOTA_PATIENCE
-    policies = [
-        {
-            "ExceptionType": ["Step.SERVICE_FAULT", "Step.THROTTLING"],
-            "IntervalSeconds": flow.seconds(create.first),
-            "BackoffRate": _BACKOFF,
-            "ExpireAfterMin": int(create.total // 60),
-        },
-        {
-            "ExceptionType": ["SageMaker.RESOURCE_LIMIT"],
-            "IntervalSeconds": flow.seconds(quota.longest),
-            "BackoffRate": 1.0,
-            "ExpireAfterMin": int(quota.total // 60),
-        },
-    ]
-    again = flow.policy.attempts - 1
-    if again > 0:
-        first = max(RULES[ending].first_wait for ending in (Ending.SERVICE, Ending.CAPACITY))
-        policies.append(
-            {
-                "ExceptionType": ["SageMaker.JOB_INTERNAL_ERROR", "SageMaker.CAPACITY_ERROR"],
-                "IntervalSeconds": flow.seconds(first),
-                "BackoffRate": _BACKOFF,
-                "MaxAttempts": min(_MOST_RETRIES, again),
-            }
-        )
-    return policies
-
-
-def _problems(plan: Plan) -> Iterator[Problem]:
-    job, policy = plan.job, plan.workflow.policy
-    if policy.max_cost is not None:
-        yield Problem(
-            "limits.max_cost",
-            "a pipeline does not count what its jobs cost; leave it out and cap limits.max_runtime, or use "
-            "`smlaunch run` or `smlaunch export step-functions`",
-        )
-    if policy.on_demand_fallback:
-        yield Problem(
-            "compute.on_demand_fallback",
-            "a step of a pipeline is retried as it is, never on other capacity; leave it out, or use "
-            "`smlaunch export step-functions`",
-        )
-    if (job.limits.attempts or 1) > 1:
-        yield Problem(
-            "limits.attempts",
-            "a pipeline retries a step after a service fault or for want of capacity, never after a script's "
-            "own failure; leave it out (a chain's jobs are then tried again after those), or use "
-            "`smlaunch export step-functions`",
-        )
-    if any(variant.until_step is not None for variant in plan.workflow.variants):
-        yield Problem(
-            "segments",
-            "until_step: a pipeline does not know which step a segment has reached; give the segments a "
-            "length instead",
-        )
-    if policy.chain and policy.total_seconds is None:
-        yield Problem(
-            "limits.max_runtime",
-            "a pipeline has no loops, so that a chain is unrolled, and one without an end cannot be; give it",
-        )
-    if plan.parts:
-        yield Problem("inputs", "a run in parts (carry: jobs) is not exported to a pipeline; export one part")

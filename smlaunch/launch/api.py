@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,26 +79,38 @@ def launch(
     return _carry_out(prepared, told or _say_nothing, watch)
 
 
-def prepare(job: Job, target: Target | None = None, name: str | None = None) -> Prepared:
-    """As ``plan``, keeping the packed source for ``launch``."""
+def prepare(
+    job: Job, target: Target | None = None, name: str | None = None, pending: Collection[str] = ()
+) -> Prepared:
+    """As ``plan``, keeping the packed source for ``launch``. ``pending``: channels whose data is not there
+    yet."""
     target = target or Target.region()
     facts, source = _packed(job)
     with answers_of(target):
-        surroundings = survey(job, target, facts)
+        surroundings = survey(job, target, facts, pending)
     given = name or job.name
     made = make_plan(job, surroundings, given or fresh_run_id(job.program))
     return Prepared(made, source, target, fresh=given is None)
 
 
-def prepare_export(job: Job, target: Target, name: str | None = None) -> Prepared:
+def prepare_export(
+    job: Job,
+    target: Target,
+    name: str | None = None,
+    *,
+    step: str | None = None,
+    pending: Collection[str] = (),
+) -> Prepared:
     """As ``prepare``, for an orchestrator that names its runs itself: without a name, what all of them share
-    is staged under one made of the job's hash, so that the same job gives the same export."""
+    is staged under one made of the job's hash, so that the same job gives the same export. ``step``: what the
+    job is called among several; its own program's name otherwise."""
     given = name or job.name
-    prepared = prepare(job, target, given or stem_of(job.program))
+    stem = step or stem_of(job.program)
+    prepared = prepare(job, target, given or stem, pending)
     if given is not None:
         return prepared
     plan = prepared.plan
-    staged = f"{stem_of(job.program)}-{plan.job_hash[:8]}"
+    staged = f"{stem}-{plan.job_hash[:8]}"
     return replace(prepared, plan=make_plan(plan.job, plan.surroundings, staged))
 
 

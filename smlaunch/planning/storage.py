@@ -90,6 +90,8 @@ def plan_inputs(
         if fault is not None:
             notes.refuse(f"inputs.{name}", fault)
             continue
+        if facts.pending:
+            notes.warn(_PENDING.format(name))
         uri = channel.uri
         if channel.is_local:
             upload = _data_upload(channel, facts, layout)
@@ -112,6 +114,12 @@ def plan_inputs(
     if any(one.way == LISTS for one in carried.values()):
         channels.append(InputChannel(PARTS_CHANNEL, layout.parts))
     return channels, uploads
+
+
+_PENDING = (
+    "inputs.{}: an earlier step is to leave it, so that nobody has looked at it: its size is in no figure of "
+    "this plan. compute.volume_gb says how much disk the hosts are to have."
+)
 
 
 def _lists(carried: Carried, layout: Layout) -> Iterator[Upload]:

@@ -27,7 +27,8 @@ class InputFacts:
     nobody counted, and ``capped`` says that there are at least that many. ``sha256`` (local data only) is
     over the sorted relative paths and contents. ``directory``: a local directory rather than one file.
     ``files``: all of them in the order of their names, only looked at for a split by bytes, and None where
-    they are too many. ``shards``: names of those that ``smlaunch data pack`` made, where it did.
+    they are too many. ``shards``: names of those that ``smlaunch data pack`` made, where it did. ``pending``:
+    an earlier step of a pipeline will have left it when the job begins, so that nobody has looked.
     """
 
     uri: str
@@ -41,6 +42,7 @@ class InputFacts:
     problem: str | None = None
     files: tuple[StoredFile, ...] | None = None
     shards: tuple[str, ...] | None = None
+    pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import boto3
 import pytest
 
 from smlaunch.errors import JobError
-from smlaunch.export.pipeline import FILE, METRIC, export_pipeline
+from smlaunch.export.pipeline import FILE, export_pipeline
+from smlaunch.export.pipeline_jobs import METRIC
 from smlaunch.job import Checkpoints, Compute, Job, Limits
 from smlaunch.launch.api import prepare_export
 from smlaunch.launch.stage import stage

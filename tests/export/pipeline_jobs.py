@@ -1,0 +1,121 @@
+"""A pipeline of three jobs whose data can be followed: each counts and hashes what it was given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smlaunch.job_file import write_mapping
+
+RAW = "".join(f"{number}\n" for number in range(1, 10))
+
+PREPARE = """
+import json, os, pathlib
+raw = sorted(pathlib.Path(os.environ["SM_CHANNEL_RAW"]).iterdir())
+rows = [int(line) * int(os.environ["FACTOR"]) for file in raw for line in file.read_text().split()]
+kept = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "rows")
+kept.mkdir()
+(kept / "rows.json").write_text(json.dumps(rows))
+"""
+
+TRAIN = """
+import hashlib, json, os, pathlib
+from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome
+from smlaunch.protocol.segment import Segment
+from smlaunch.train.parts import encode
+from smlaunch.train.store import Store
+
+segment = Segment.from_environment(os.environ)
+rows = json.loads(pathlib.Path(os.environ["SM_CHANNEL_TRAIN"], "rows.json").read_text())
+store = Store(segment.checkpoints, 0, 1, keep=segment.keep, job=segment.job)
+whole = store.newest_whole()
+state = {"step": 0, "weights": ""} if whole is None else store.open(whole).tree()
+for row in rows[3 * state["step"]:][:3]:  # a third for each segment
+    state["weights"] = hashlib.sha256((state["weights"] + str(row)).encode()).hexdigest()
+state["step"] += 1
+store.commit(state["step"], [store.write(state["step"], encode(state).chunks())])
+done = 3 * state["step"]
+result = FINISHED if done == len(rows) else CONTINUE
+store.write_outcome(Outcome(result, state["step"], segment.run, segment.job))
+print("smlaunch: metric loss=0.5 share_seen=%.2f" % (done / len(rows)), flush=True)
+pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_text(state["weights"])
+"""
+
+EVALUATE = """
+import hashlib, json, os, pathlib, tarfile
+(archive,) = pathlib.Path(os.environ["SM_CHANNEL_MODEL"]).iterdir()
+with tarfile.open(archive) as members:
+    weights = members.extractfile("weights").read().decode()
+rows = json.loads(pathlib.Path(os.environ["SM_CHANNEL_DATA"], "rows", "rows.json").read_text())
+expected = ""
+for row in rows:
+    expected = hashlib.sha256((expected + str(row)).encode()).hexdigest()
+metrics = {"same": float(weights == expected)}
+found = {"metrics": metrics, "weights": weights, "run": os.environ["SMLAUNCH_RUN"]}
+pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "report.json").write_text(json.dumps(found))
+"""
+
+
+def weights_of(factor: int) -> str:
+    weights = ""
+    for row in RAW.split():
+        weights = hashlib.sha256((weights + str(int(row) * factor)).encode()).hexdigest()
+    return weights
+
+
+def steps(raw: str, factor: int = 2, least: float = 0.99) -> list[dict[str, Any]]:
+    """``factor``: what the first job is told; ``least``: what the second has to reach."""
+    machine = {"compute": {"instance_type": "ml.m5.large"}}
+    work = {**machine, "strategy": "processing"}
+    return [
+        {
+            "name": "prepare",
+            "job": {
+                **work,
+                "entry": "prepare/prepare.py",
+                "inputs": {"raw": raw},
+                "environment": {"FACTOR": str(factor)},
+            },
+            "cache": "30d",
+        },
+        {
+            "name": "train",
+            "job": {
+                **machine,
+                "entry": "train/train.py",
+                "strategy": "custom",
+                "limits": {"max_runtime": "4m", "segment": "60s"},
+            },
+            "inputs": {"train": "prepare/rows"},
+            "require": [f"share_seen >= {least}"],
+        },
+        {
+            "name": "evaluate",
+            "job": {**work, "entry": "evaluate/evaluate.py"},
+            "inputs": {"model": "train", "data": "prepare"},
+            "require": ["report.json:metrics.same == 1"],
+        },
+    ]
+
+
+def write(folder: Path, steps: list[dict[str, Any]], name: str = "churn") -> Path:
+    """The pipeline's file, beside its scripts."""
+    for script, text in {"prepare": PREPARE, "train": TRAIN, "evaluate": EVALUATE}.items():
+        (folder / script).mkdir(parents=True, exist_ok=True)
+        (folder / script / f"{script}.py").write_text(text)
+    path = folder / "pipeline.yaml"
+    path.write_text(write_mapping({"pipeline": name, "steps": steps}))
+    return path
+
+
+def by_name(answer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of ListPipelineExecutionSteps."""
+    return {step["StepName"]: step for step in answer["PipelineExecutionSteps"]}
+
+
+def report(text: bytes) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(text)
+    return read

@@ -1,0 +1,147 @@
+"""A pipeline of several jobs runs on the local endpoint, and what each leaves comes to the next."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from smlaunch.cli.export_pipeline import prepared_steps
+from smlaunch.errors import JobError
+from smlaunch.export.pipeline import FILE
+from smlaunch.export.pipeline_file import read_pipeline
+from smlaunch.launch.deploy_pipelines import deploy_pipeline
+from smlaunch.launch.stage import stage
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.settings import Settings
+from smlaunch.place import target_of
+from tests.export.pipeline_jobs import RAW, by_name, report, steps, weights_of, write
+
+SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)
+CHAIN = ("train-Segment-1", "train-Segment-2", "train-Segment-3")
+
+
+class Ground:
+    def __init__(self, info: EndpointInfo, folder: Path) -> None:
+        self.info = info
+        self.folder = folder
+        self.target = target_of(info)
+        session = boto3.Session(info.access_key, info.secret_key, region_name=info.region)
+        self.sagemaker = session.client("sagemaker", endpoint_url=info.url)
+        self.s3 = session.client("s3", endpoint_url=info.url)
+        self.s3.create_bucket(Bucket="mine")
+        self.s3.put_object(Bucket="mine", Key="raw/part", Body=RAW.encode())
+
+    def definition(self, **changes: Any) -> str:
+        """Of the pipeline as ``steps`` has it, with all that its jobs read in its place."""
+        wanted = read_pipeline(write(self.folder, steps("s3://mine/raw/", **changes)))
+        jobs, files = prepared_steps(wanted, self.target)
+        for job in jobs:
+            stage(job.plan, job.source, self.target, lambda _: None)
+        return files[FILE]
+
+    def deploy(self, **changes: Any) -> str:
+        made = deploy_pipeline(self.target, "churn", self.definition(**changes), self.info.role_arn)
+        return made.change
+
+    def execute(self) -> tuple[str, dict[str, dict[str, Any]]]:
+        """How an execution ended, and its steps by their names."""
+        begun = self.sagemaker.start_pipeline_execution(PipelineName="churn")["PipelineExecutionArn"]
+        deadline = time.monotonic() + 120
+        status = "Executing"
+        while status == "Executing" and time.monotonic() < deadline:
+            time.sleep(0.1)
+            told = self.sagemaker.describe_pipeline_execution(PipelineExecutionArn=begun)
+            status = told["PipelineExecutionStatus"]
+        listed = self.sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=begun, MaxResults=100)
+        return status, by_name(listed)
+
+    def output(self, step: dict[str, Any]) -> str:
+        """The prefix a processing job wrote to."""
+        arn = step["Metadata"]["ProcessingJob"]["Arn"]
+        rows = self.sagemaker.list_processing_jobs(MaxResults=100)["ProcessingJobSummaries"]
+        (name,) = [row["ProcessingJobName"] for row in rows if row["ProcessingJobArn"] == arn]
+        job = self.sagemaker.describe_processing_job(ProcessingJobName=name)
+        uri: str = job["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
+        return uri
+
+    def read(self, uri: str) -> bytes:
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        content: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return content
+
+    def training(self, step: dict[str, Any]) -> dict[str, Any]:
+        arn = step["Metadata"]["TrainingJob"]["Arn"]
+        rows = self.sagemaker.list_training_jobs(MaxResults=100)["TrainingJobSummaries"]
+        (name,) = [row["TrainingJobName"] for row in rows if row["TrainingJobArn"] == arn]
+        described: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
+        return described
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    folder = tmp_path_factory.mktemp("pipeline")
+    with Endpoint(folder / "home", isolation="plain", settings=SETTINGS) as info:
+        yield Ground(info, folder)
+
+
+def test_what_one_job_leaves_comes_to_the_next(ground: Ground) -> None:
+    """Then again: the first job's result is taken from the first execution, and the second trains anew."""
+    assert ground.deploy() == "created"
+    status, first = ground.execute()
+    assert status == "Succeeded", first
+    assert {name for name in first if "Segment" in name} == set(CHAIN)
+    assert first["train-Finished-3"]["Metadata"]["Condition"]["Outcome"] == "True"
+    assert "train-Segment-4" not in first and "train-Limit" not in first
+    done = report(ground.read(ground.output(first["evaluate-At-3"]) + "report.json"))
+    assert done["weights"] == weights_of(2) and done["metrics"] == {"same": 1.0}
+    assert done["run"].endswith("-evaluate")
+    chain = [ground.training(first[name]) for name in CHAIN]
+    kept = {job["CheckpointConfig"]["S3Uri"] for job in chain}
+    assert len(kept) == 1 and "-train/checkpoints" in kept.pop()
+
+    assert ground.deploy() == "unchanged"
+    status, second = ground.execute()
+    assert status == "Succeeded", second
+    assert second["prepare"]["CacheHitResult"]["SourcePipelineExecutionArn"]
+    assert ground.output(second["prepare"]) == ground.output(first["prepare"])
+    assert {name for name in second if "Segment" in name} == set(CHAIN)
+    again = [ground.training(second[name]) for name in CHAIN]
+    assert again[0]["CheckpointConfig"] != chain[0]["CheckpointConfig"]
+    assert again[0]["TrainingJobArn"] != chain[0]["TrainingJobArn"]
+
+
+def test_another_job_is_not_the_cached_one_and_a_requirement_that_does_not_hold_ends_it(
+    ground: Ground,
+) -> None:
+    ground.deploy()
+    assert ground.deploy(factor=3, least=2) == "updated"
+    status, found = ground.execute()
+    assert status == "Failed"
+    assert "CacheHitResult" not in found["prepare"]
+    rows = json.loads(ground.read(ground.output(found["prepare"]) + "rows/rows.json"))
+    assert rows == [3 * int(number) for number in RAW.split()]
+    assert found["train-Required-1-At-3"]["Metadata"]["Condition"]["Outcome"] == "False"
+    unmet = found["train-Unmet-1-At-3"]["Metadata"]["Fail"]["ErrorMessage"]
+    assert unmet == "step train: share_seen >= 2 is required, and does not hold"
+    assert not [name for name in found if name.startswith("evaluate")]
+
+
+def test_a_pipeline_of_others_is_left_alone(ground: Ground) -> None:
+    foreign = json.dumps(
+        {
+            "Version": "2020-12-01",
+            "Steps": [{"Name": "No", "Type": "Fail", "Arguments": {"ErrorMessage": ""}}],
+        }
+    )
+    role = ground.info.role_arn
+    ground.sagemaker.create_pipeline(PipelineName="theirs", PipelineDefinition=foreign, RoleArn=role)
+    with pytest.raises(JobError, match="was not exported by smlaunch"):
+        deploy_pipeline(ground.target, "theirs", ground.definition(), role)
+    assert ground.sagemaker.describe_pipeline(PipelineName="theirs")["PipelineDefinition"] == foreign
