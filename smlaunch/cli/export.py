@@ -112,7 +112,9 @@ def step_functions(
 @job_options
 @launch_place_options
 @out_option
-@called_option
+@option(
+    _EXPORT, "--called", metavar="NAME", help="What it is called there; default: by its file, or the script."
+)
 @no_stage_option
 @option(_EXPORT, "--deploy", is_flag=True, help="Create the pipeline, or update it; its role is the job's.")
 @json_option

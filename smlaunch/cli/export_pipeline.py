@@ -38,7 +38,7 @@ def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> P
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
     if job.name is not None:
         raise JobError([Problem("name", OWN_NAMES)])
-    return PipelineFile(stem_of(job.program), (Step("", job),))
+    return PipelineFile(stem_of(job.program), (Step(job=job),))
 
 
 def _given_for_a_job(ctx: click.Context) -> Iterator[Problem]:

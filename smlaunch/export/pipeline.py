@@ -42,7 +42,7 @@ def export_pipeline(plan: Plan, *, pace: float = 1.0) -> dict[str, str]:
 
     Raises JobError for what a pipeline cannot do as the plan has it, every problem by its field.
     """
-    return export_steps([(Step("", plan.job), plan)], plan.job.program, pace=pace)
+    return export_steps([(Step(job=plan.job), plan)], plan.job.program, pace=pace)
 
 
 def export_steps(

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.job import Job
@@ -81,17 +81,14 @@ class Requirement:
         return f"{self.what} {self.operator} {self.bound:g}"
 
 
-@dataclass(frozen=True)
-class Step:
-    """``name``: empty for a job that is exported alone. ``inputs``: by the job's channel. ``cache``: seconds
-    for which its result may be taken again, None without. ``path``: its place in the file."""
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What a step has to do with others. ``name``: empty for a job that is exported alone. ``inputs``: by the
+    job's channel. ``path``: the step's place in the file."""
 
-    name: str
-    job: Job
+    name: str = ""
     inputs: Mapping[str, Source] = field(default_factory=dict)
     after: tuple[str, ...] = ()
-    requires: tuple[Requirement, ...] = ()
-    cache: int | None = None
     path: str = ""
 
     @property
@@ -105,6 +102,18 @@ class Step:
     def problem_of_job(self, problem: Problem) -> Problem:
         """The job's own, by its place in the pipeline's file."""
         return _in_job(problem, self.path) if self.path else problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Links):
+    """``cache``: seconds for which its result may be taken again, None without."""
+
+    job: Job
+    requires: tuple[Requirement, ...] = ()
+    cache: int | None = None
+
+
+SomeLinks = TypeVar("SomeLinks", bound=Links)
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,7 @@ def read_pipeline(path: str | os.PathLike[str], role: str | None = None) -> Pipe
     return reader.read(document)
 
 
-def in_order(steps: Sequence[Step]) -> list[Step]:
+def in_order(steps: Sequence[SomeLinks]) -> list[SomeLinks]:
     """Each after all that it needs. Raises CycleError."""
     by_name = {step.name: step for step in steps}
     graph = {step.name: sorted(step.needs & by_name.keys()) for step in steps}
@@ -146,6 +155,8 @@ class _Reader:
         self._folder = folder
         self._role = role
         self._problems: list[Problem] = []
+        self._links: list[Links] = []
+        """Of all steps, also those whose job cannot be read."""
 
     def read(self, document: Mapping[str, Any]) -> PipelineFile:
         self._unknown("", document, ("pipeline", "steps"))
@@ -158,8 +169,7 @@ class _Reader:
             self._tell("steps", "a list with at least one step is needed")
             given = []
         steps = [step for index, one in enumerate(given) if (step := self._step(one, f"steps[{index}]"))]
-        names = [one.get("name") for one in given if isinstance(one, Mapping)]
-        self._problems += _between(steps, [name for name in names if isinstance(name, str)])
+        self._problems += _between(self._links)
         return PipelineFile(name, tuple(steps), tuple(self._problems))
 
     def _tell(self, path: str, message: str) -> None:
@@ -180,39 +190,47 @@ class _Reader:
         if not (isinstance(name, str) and is_run_id(name) and len(name) <= NAME_LIMIT):
             text = f"lower-case letters, digits and single dashes are needed, at most {NAME_LIMIT}"
             self._tell(f"{path}.name", f"{name!r} is no step's name; {text}")
-            name = ""
         inputs, channels = self._inputs(given.get("inputs"), f"{path}.inputs")
         after = self._texts(given.get("after"), f"{path}.after")
         requires = self._requires(given.get("require"), f"{path}.require")
         cache = self._cache(given.get("cache"), f"{path}.cache")
+        links = Links(name=str(name), inputs=inputs, after=after, path=path)
+        self._links.append(links)
         job = self._job(given.get("job"), path, channels)
-        if job is None or not name:
-            return None
-        return Step(name, job, inputs, after, requires, cache, path)
+        return None if job is None else Step(**vars(links), job=job, requires=requires, cache=cache)
 
     def _job(self, given: Any, path: str, channels: Mapping[str, Any]) -> Job | None:
+        mapping = self._mapping(given, f"{path}.job")
+        if mapping is None:
+            return None
+        if mapping.pop("name", None) is not None:
+            self._tell(f"{path}.job.name", OWN_NAMES)
+        own = mapping.get("inputs") or {}
+        if isinstance(own, Mapping):
+            for channel in sorted(channels.keys() & own.keys()):
+                text = "the job itself has this channel too; leave one of them out"
+                self._tell(f"{path}.inputs.{channel}", text)
+            mapping["inputs"] = {**own, **channels}
+        if self._role is not None:
+            mapping["role"] = self._role
         try:
-            if isinstance(given, str):
-                mapping = read_mapping(self._folder / given)
-            elif isinstance(given, Mapping):
-                mapping = relocated(dict(given), self._folder)
-            else:
-                self._tell(f"{path}.job", "a job file, or a job as a mapping, is needed")
-                return None
-            if "name" in mapping:
-                self._tell(f"{path}.job.name", OWN_NAMES)
-                del mapping["name"]
-            own = mapping.get("inputs") or {}
-            if isinstance(own, Mapping):
-                for channel in channels.keys() & own.keys():
-                    text = "the job itself has this channel too; leave one of them out"
-                    self._tell(f"{path}.inputs.{channel}", text)
-                mapping["inputs"] = {**own, **channels}
-            if self._role is not None:
-                mapping["role"] = self._role
             return Job.from_mapping(mapping)
         except JobError as error:
             self._problems += [_in_job(problem, path) for problem in error.problems]
+            return None
+
+    def _mapping(self, given: Any, path: str) -> dict[str, Any] | None:
+        """The job's, its relative paths as they hold from here."""
+        if isinstance(given, Mapping):
+            return relocated(dict(given), self._folder)
+        if not isinstance(given, str):
+            self._tell(path, "a job file, or a job as a mapping, is needed")
+            return None
+        try:
+            return read_mapping(self._folder / given)
+        except JobError as error:
+            for problem in error.problems:
+                self._tell(path, str(problem))
             return None
 
     def _inputs(self, given: Any, path: str) -> tuple[dict[str, Source], dict[str, Any]]:
@@ -289,8 +307,8 @@ def _in_job(problem: Problem, path: str) -> Problem:
     return replace(problem, path=".".join(word for word in (path, "job", problem.path) if word))
 
 
-def _between(steps: Sequence[Step], names: Sequence[str]) -> Iterator[Problem]:
-    """``names``: of all steps, also of those that cannot be read."""
+def _between(steps: Sequence[Links]) -> Iterator[Problem]:
+    names = [step.name for step in steps]
     seen: dict[str, str] = {}
     for step in steps:
         if step.name in seen:

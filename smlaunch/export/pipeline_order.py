@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError
 from itertools import pairwise
 from math import prod
 
@@ -54,7 +55,7 @@ def is_gate(job: Planned) -> bool:
 
 
 def problems(jobs: Sequence[Planned]) -> Iterator[Problem]:
-    """Of steps that can be read, among which there is no circle."""
+    """Of steps that can be read."""
     by_name = {job.name: job for job in jobs}
     for job in jobs:
         for problem in _of_plan(job):
@@ -62,9 +63,12 @@ def problems(jobs: Sequence[Planned]) -> Iterator[Problem]:
         yield from _of_inputs(job, by_name)
         yield from _of_requirements(job)
         yield from _of_cache(job, by_name)
-    order = order_of(jobs)
+    try:
+        order = order_of(jobs)
+    except CycleError:
+        return  # the file's reader tells it
     for job in jobs:
-        yield from _of_gates(job, order, by_name)
+        yield from _of_gates(job, order)
     if all(len(job.lengths) <= MOST_SEGMENTS for job in jobs):
         yield from _of_size(jobs, order, by_name)
 
@@ -163,7 +167,7 @@ def _of_cache(job: Planned, by_name: Mapping[str, Planned]) -> Iterator[Problem]
 _OWN = "are the execution's own, and the next execution would take them for its own"
 
 
-def _of_gates(job: Planned, order: Order, by_name: Mapping[str, Planned]) -> Iterator[Problem]:
+def _of_gates(job: Planned, order: Order) -> Iterator[Problem]:
     gates = order.gates[job.name]
     for one, other in pairwise(gates):
         if one not in order.gates[other]:

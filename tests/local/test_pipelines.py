@@ -279,6 +279,7 @@ def test_retries_are_for_their_own_errors_and_end(runs: Runs) -> None:
 def test_a_result_is_taken_from_the_cache_while_its_arguments_are_the_same(runs: Runs) -> None:
     train = runs.step("Train", "print('acc=1;')", CacheConfig={"Enabled": True, "ExpireAfter": "P1D"})
     train["Arguments"]["Environment"] = {"SEED": get("Parameters.seed")}
+    train["Arguments"]["StoppingCondition"] = {"MaxRuntimeInSeconds": get("Parameters.limit")}
     train["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": "acc", "Regex": "acc=(.*?);"}
     ]
@@ -291,12 +292,15 @@ def test_a_result_is_taken_from_the_cache_while_its_arguments_are_the_same(runs:
         "cached",
         train,
         choice("Same", acc, no=[fail("No", "the metric is another")]),
-        Parameters=[{"Name": "seed", "Type": "String", "DefaultValue": "1"}],
+        Parameters=[
+            {"Name": "seed", "Type": "String", "DefaultValue": "1"},
+            {"Name": "limit", "Type": "Integer", "DefaultValue": 60},
+        ],
     )
     first, second = runs.start("cached"), ""
     assert runs.ended(first)["PipelineExecutionStatus"] == "Succeeded"
-    for _ in range(2):
-        second = runs.start("cached")
+    for limit in ("60", "90"):  # which is not compared
+        second = runs.start("cached", PipelineParameters=[{"Name": "limit", "Value": limit}])
         assert runs.ended(second)["PipelineExecutionStatus"] == "Succeeded"
     hit = runs.steps(second)["Train"]
     assert hit["CacheHitResult"] == {"SourcePipelineExecutionArn": first}

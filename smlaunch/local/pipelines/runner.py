@@ -36,8 +36,15 @@ JOB_PREFIX = "pipelines"
 _LETTERS = string.ascii_lowercase + string.digits
 _NAME_ROOM = 63
 _RANDOM = 10
-_NOT_COMPARED = frozenset({"Tags", "ExperimentConfig"})
-"""Arguments that say nothing about a job's result."""
+_COMPARED: Mapping[str, frozenset[str]] = {
+    "Training": frozenset(
+        {"AlgorithmSpecification", "CheckpointConfig", "DebugHookConfig", "DebugRuleConfigurations"}
+        | {"Environment", "HyperParameters", "InputDataConfig"}
+    ),
+    "Processing": frozenset({"AppSpecification", "Environment", "ProcessingInputs"}),
+}
+"""By type of step: the arguments that a cached result is found by. Source: developer guide, default cache key
+attributes by pipeline step type."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,8 @@ class ExecutionRunner:
         """What a step's arguments are known by in the cache; None for a step that is not kept there."""
         if step.cached is None:
             return None
-        arguments = {key: value for key, value in step.arguments.items() if key not in _NOT_COMPARED}
+        compared = _COMPARED[step.type]
+        arguments = {key: value for key, value in step.arguments.items() if key in compared}
         text = json.dumps([step.type, resolve(arguments, self._scope())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

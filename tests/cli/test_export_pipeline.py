@@ -1,0 +1,57 @@
+"""``smlaunch export pipeline``: a job or a file of several; what is deployed of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from smlaunch.job_file import write_mapping
+from tests.cli.conftest import Shell
+
+STEPS = [
+    {"name": "clean", "job": {"entry": "train.py", "strategy": "processing"}, "cache": "1d"},
+    {"name": "train", "job": {"entry": "train.py", "strategy": "custom"}, "inputs": {"data": "clean"}},
+]
+
+
+def write(shell: Shell, steps: list[dict[str, object]]) -> Path:
+    path = shell.folder / "churn.yaml"
+    path.write_text(write_mapping({"steps": steps}))
+    return path
+
+
+def test_a_file_of_several_jobs_is_deployed_once(standing: Shell) -> None:
+    write(standing, STEPS)
+    words = ("export", "pipeline", "churn.yaml", "--local", "--deploy")
+    first = standing(*words)
+    assert first.code == 0, first.err
+    assert first.out.rstrip().endswith(":pipeline/churn")
+    assert "created; every execution is a run: aws sagemaker start-pipeline-execution" in first.err
+    assert "warning: inputs.data: an earlier step is to leave it" in first.err
+    again = standing(*words, "--json", "--no-stage")
+    assert json.loads(again.out) == {
+        "run": None,
+        "staged": False,
+        "files": [],
+        "pipeline": first.out.rstrip(),
+        "change": "unchanged",
+    }
+
+
+def test_a_job_alone_is_deployed_under_another_name(standing: Shell) -> None:
+    made = standing("export", "pipeline", "train.py", "--local", "--deploy", "--called", "mine")
+    assert made.code == 0, made.err
+    assert made.out.rstrip().endswith(":pipeline/mine")
+    refused = standing("export", "pipeline", "train.py", "--local", "--deploy", "--called", "no good")
+    assert (refused.code, refused.out) == (2, "") and "--called: 'no good'" in refused.err
+
+
+def test_what_a_file_of_several_jobs_cannot_be_given_is_refused(shell: Shell) -> None:
+    write(shell, STEPS)
+    words = ("export", "pipeline", "churn.yaml", "--local", "--no-stage")
+    refused = shell(*words, "--hosts", "2", "--hp", "lr=1", "--", "--fast")
+    assert (refused.code, refused.out) == (2, "")
+    for name in ("--hosts", "--hp", "--"):
+        assert f"{name}: each job of a pipeline's file is described there" in refused.err
+    embedded = shell(*words, "--deploy")
+    assert embedded.code == 2 and "--deploy: the local endpoint would end with this command" in embedded.err

@@ -1,0 +1,384 @@
+"""A pipeline of several jobs: what is written, and everything that is refused, each by its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.export import pipeline_jobs, pipeline_order
+from smlaunch.export.flow import flow_of
+from smlaunch.export.pipeline import FILE, export_steps
+from smlaunch.export.pipeline_file import NAME_LIMIT, PipelineFile, is_pipeline, read_pipeline
+from smlaunch.export.pipeline_jobs import iso_duration
+from smlaunch.job import Job
+from smlaunch.job_file import write_mapping
+from smlaunch.local.pipelines import definition as endpoint_reader
+from smlaunch.planning.decide import make_plan
+from smlaunch.planning.plan import Plan
+from smlaunch.planning.surroundings import InputFacts
+from smlaunch.protocol.names import RUN_LIMIT
+from tests.export.jobs import CAPPED, CHAIN, SCRIPT, SINGLE
+from tests.planning import world
+
+WORK: Mapping[str, Any] = {
+    "entry": "src/work.py",
+    "strategy": "processing",
+    "compute": {"instance_type": "ml.m5.large"},
+}
+TRAIN: Mapping[str, Any] = {**SINGLE, "entry": "src/train.py"}
+LONG: Mapping[str, Any] = {**CHAIN, "entry": "src/train.py"}
+EXECUTION = {"Get": "Execution.PipelineExecutionId"}
+
+
+def step(name: str, job: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "job": dict(job), **more}
+
+
+def churn() -> list[dict[str, Any]]:
+    return [
+        step("prepare", {**WORK, "inputs": {"raw": "s3://mine/raw/"}}, cache="30d"),
+        step("train", LONG, inputs={"train": "prepare"}, require=["held_out_accuracy >= 0.97"]),
+        step("evaluate", WORK, inputs={"model": "train", "data": "prepare/held/out"}),
+    ]
+
+
+def read(folder: Path, steps: list[dict[str, Any]], **more: Any) -> PipelineFile:
+    path = folder / "pipeline.yaml"
+    path.write_text(write_mapping({"steps": steps, **more}))
+    return read_pipeline(path)
+
+
+def planned(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
+    facts = {channel: InputFacts(source.uri, "s3", pending=True) for channel, source in pending.items()}
+    return make_plan(job, world.with_inputs(world.region(script=SCRIPT), facts), f"{name}-staged")
+
+
+def exported(folder: Path, steps: list[dict[str, Any]]) -> str:
+    found = read(folder, steps)
+    plans = [(one, planned(one.job, one.name, one.inputs)) for one in found.steps]
+    return export_steps(plans, "churn", others=found.problems)[FILE]
+
+
+def refused(folder: Path, steps: list[dict[str, Any]]) -> dict[str, str]:
+    with pytest.raises(JobError) as raised:
+        exported(folder, steps)
+    return {problem.path: problem.message for problem in raised.value.problems}
+
+
+def every(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for one in steps:
+        yield one
+        for branch in ("IfSteps", "ElseSteps"):
+            yield from every(one["Arguments"].get(branch, []))
+
+
+def written(folder: Path, steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The steps by their names, after the endpoint has looked at them."""
+    text = exported(folder, steps)
+    endpoint_reader.read(text)
+    found = list(every(json.loads(text)["Steps"]))
+    assert len({one["Name"] for one in found}) == len(found)
+    return {one["Name"]: one for one in found}
+
+
+def address(of: Mapping[str, Any], channel: str) -> Any:
+    arguments = of["Arguments"]
+    for one in arguments.get("InputDataConfig", ()):
+        if one["ChannelName"] == channel:
+            return one["DataSource"]["S3DataSource"]["S3Uri"]
+    return next(
+        one["S3Input"]["S3Uri"] for one in arguments["ProcessingInputs"] if one["InputName"] == channel
+    )
+
+
+# ---- what is written ------------------------------------------------------------------------------------
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert exported(tmp_path, churn()) == exported(tmp_path, churn())
+
+
+def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: Path) -> None:
+    found = written(tmp_path, churn())
+    assert sorted(found) == sorted(
+        [
+            "prepare",
+            *(f"train-Segment-{number}" for number in (1, 2, 3)),
+            *(f"train-Finished-{number}" for number in (1, 2, 3)),
+            *(f"train-Required-1-At-{number}" for number in (1, 2, 3)),
+            *(f"train-Unmet-1-At-{number}" for number in (1, 2, 3)),
+            *(f"evaluate-At-{number}" for number in (1, 2, 3)),
+            "train-Limit",
+        ]
+    )
+    for number in (1, 2, 3):
+        model = {"Get": f"Steps.train-Segment-{number}.ModelArtifacts.S3ModelArtifacts"}
+        assert address(found[f"evaluate-At-{number}"], "model") == model
+        (condition,) = found[f"train-Required-1-At-{number}"]["Arguments"]["Conditions"]
+        assert condition == {
+            "Type": "GreaterThanOrEqualTo",
+            "LeftValue": {
+                "Get": f"Steps.train-Segment-{number}.FinalMetricDataList['held_out_accuracy'].Value"
+            },
+            "RightValue": 0.97,
+        }
+    left = {"Get": "Steps.prepare.ProcessingOutputConfig.Outputs['output'].S3Output.S3Uri"}
+    assert address(found["train-Segment-1"], "train") == left
+    assert address(found["evaluate-At-2"], "data") == {"Std:Join": {"On": "", "Values": [left, "held/out/"]}}
+    metrics = found["train-Segment-2"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
+    assert [metric["Name"] for metric in metrics] == [pipeline_jobs.METRIC, "held_out_accuracy"]
+
+
+def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
+    found = written(tmp_path, churn())
+    runs = {
+        name: one["Arguments"]["Environment"]["SMLAUNCH_RUN"]
+        for name, one in found.items()
+        if one["Type"] in ("Training", "Processing")
+    }
+    assert runs["train-Segment-3"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-train"]}}
+    assert runs["evaluate-At-1"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-evaluate"]}}
+    assert 12 + 1 + NAME_LIMIT == RUN_LIMIT
+    staged = {
+        name: address(found[name], "smlaunch") for name in ("prepare", "train-Segment-1", "evaluate-At-1")
+    }
+    assert len(set(staged.values())) == 3
+
+
+def test_a_cached_step_holds_nothing_of_the_execution_and_is_called_after_its_content(tmp_path: Path) -> None:
+    steps = [
+        *churn()[:1],
+        step("split", WORK, inputs={"data": "prepare"}, cache="90m"),
+        step("other", {**WORK, "args": ["--x"]}, cache="12h", after=["prepare"]),
+    ]
+    found = written(tmp_path, steps)
+    for name in ("prepare", "split", "other"):
+        assert "Execution." not in json.dumps(found[name])
+    assert found["prepare"]["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    assert found["split"]["CacheConfig"]["ExpireAfter"] == "PT90M"
+    assert found["other"]["DependsOn"] == ["prepare"]
+    run = found["split"]["Arguments"]["Environment"]["SMLAUNCH_RUN"]
+    (output,) = found["split"]["Arguments"]["ProcessingOutputConfig"]["Outputs"]
+    assert f"/smlaunch/{run}/output/" in output["S3Output"]["S3Uri"]
+    steps[0]["job"]["environment"] = {"FACTOR": "3"}
+    changed = written(tmp_path, steps)
+    runs = {
+        name: (
+            found[name]["Arguments"]["Environment"]["SMLAUNCH_RUN"],
+            changed[name]["Arguments"]["Environment"]["SMLAUNCH_RUN"],
+        )
+        for name in found
+    }
+    assert runs["prepare"][0] != runs["prepare"][1]
+    assert runs["split"][0] != runs["split"][1], "what it reads is another one"
+    assert runs["other"][0] == runs["other"][1]
+
+
+def test_what_a_processing_job_found_can_be_required(tmp_path: Path) -> None:
+    job = step("look", WORK, require=["report.json:metrics.accuracy >= 0.9", "report.json:rows[0] == 3"])
+    found = written(tmp_path, [job, step("use", WORK, inputs={"data": "look"})])
+    assert found["look"]["PropertyFiles"] == [
+        {"PropertyFileName": "file-1", "OutputName": "output", "FilePath": "report.json"}
+    ]
+    (first,) = found["look-Required-1"]["Arguments"]["Conditions"]
+    assert first["LeftValue"]["Std:JsonGet"] == {
+        "PropertyFile": {"Get": "Steps.look.PropertyFiles.file-1"},
+        "Path": "metrics.accuracy",
+    }
+    (second,) = found["look-Required-1"]["Arguments"]["IfSteps"]
+    assert [one["Name"] for one in second["Arguments"]["IfSteps"]] == ["use"]
+    message = found["look-Unmet-2"]["Arguments"]["ErrorMessage"]
+    assert message == "step look: report.json:rows[0] == 3 is required, and does not hold"
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        (">=", "GreaterThanOrEqualTo"),
+        ("<=", "LessThanOrEqualTo"),
+        (">", "GreaterThan"),
+        ("<", "LessThan"),
+        ("==", "Equals"),
+    ],
+)
+def test_every_operator_is_the_services(tmp_path: Path, written: str, kind: str) -> None:
+    text = exported(tmp_path, [step("train", TRAIN, require=[f"loss{written}-1e-3"])])
+    (condition,) = json.loads(text)["Steps"][1]["Arguments"]["Conditions"]
+    assert (condition["Type"], condition["RightValue"]) == (kind, -0.001)
+
+
+def test_steps_that_need_nothing_of_each_other_stand_side_by_side(tmp_path: Path) -> None:
+    text = exported(tmp_path, [step("one", WORK), step("train", LONG), step("two", WORK, after="one")])
+    names = [one["Name"] for one in json.loads(text)["Steps"]]
+    assert names == ["one", "train-Segment-1", "train-Finished-1", "two"]
+
+
+def test_what_has_no_room_is_written_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable = exported(tmp_path, churn())
+    monkeypatch.setattr("smlaunch.export.pipeline.MOST_CHARACTERS", len(readable) - 1)
+    short = exported(tmp_path, churn())
+    assert json.loads(short) == json.loads(readable) and len(short) < len(readable)
+    monkeypatch.setattr("smlaunch.export.pipeline.MOST_CHARACTERS", len(short) - 1)
+    assert "characters" in refused(tmp_path, churn())["steps"]
+
+
+def test_a_metric_is_found_in_what_a_script_prints(tmp_path: Path) -> None:
+    found = written(tmp_path, [step("train", TRAIN, require=["acc.top-1 > 0"])])
+    (metric,) = found["train"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
+    assert metric["Name"] == "acc.top-1"
+    for line, value in {
+        "smlaunch: metric acc.top-1=0.5": "0.5",
+        "[3] smlaunch: metric loss=2 acc.top-1=1e-3 x=1": "1e-3",
+        "smlaunch: metric my_acc.top-1=0.5": None,
+        "smlaunch: metric accxtop-1=0.5": None,
+    }.items():
+        match = re.search(metric["Regex"], line)
+        assert (match and match[1]) == value, line
+
+
+def test_durations() -> None:
+    assert [iso_duration(seconds) for seconds in (60, 5400, 7200, 86400, 30 * 86400)] == [
+        *("PT1M", "PT90M", "PT2H", "P1D", "P30D")
+    ]
+    for text in ("PT1M", "PT90M", "PT2H", "P1D", "P30D"):
+        assert endpoint_reader.seconds_of(text)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("entry: [")
+    steps: list[Any] = [
+        {"name": "Big", "job": dict(WORK), "speed": 1},
+        step("a", {**TRAIN, "compute": {"hosts": "none"}}, inputs={"x": "b", "y": "lost"}),
+        {"name": "b", "job": "broken.yaml", "inputs": ["a"], "after": ["a", 1]},
+        step(
+            "c",
+            {**WORK, "inputs": {"x": "s3://a/b/"}, "name": "mine"},
+            inputs={"x": "a", "y": {"split": "key"}},
+        ),
+        step("c", WORK, cache="90s", require=["x ~ 1", "x >= nan"]),
+        step("d", WORK, inputs={"x": {"from": "a", "split": "bytes"}}, after=["a", "e"]),
+        step("e", WORK, after=["d"], cache=5),
+        "f",
+    ]
+    found = read(tmp_path, steps, pipeline="-", more=1)
+    assert {problem.path for problem in found.problems} == {
+        *("pipeline", "more", "steps"),
+        *("steps[0].name", "steps[0].speed"),
+        *("steps[1].job.compute.hosts", "steps[1].inputs.y"),
+        *("steps[2].job", "steps[2].inputs", "steps[2].after"),
+        *("steps[3].inputs.x", "steps[3].inputs.y", "steps[3].job.name"),
+        *("steps[4].name", "steps[4].cache", "steps[4].require[0]", "steps[4].require[1]"),
+        *("steps[5].inputs.x.split", "steps[6].cache", "steps[7]"),
+    }
+    told = {problem.path: problem.message for problem in found.problems}
+    assert told["steps"] == "d needs e needs d: no step can need itself"
+    assert "broken.yaml:1" in told["steps[2].job"]
+
+
+CACHED = {"cache": "1d"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "path", "words"),
+    [
+        ([step("train", LONG, **CACHED)], "steps[0].cache", "chain's checkpoints"),
+        (
+            [step("train", {**TRAIN, "checkpoints": {"uri": "s3://mine/ckpt/"}}, **CACHED)],
+            "steps[0].cache",
+            "its checkpoints",
+        ),
+        (
+            [step("a", WORK), step("b", WORK, inputs={"x": "a"}, **CACHED)],
+            "steps[1].cache",
+            "'a' is not cached",
+        ),
+        ([step("a", WORK, require=["accuracy >= 1"])], "steps[0].require[0]", "evaluation.json:"),
+        ([step("a", WORK, require=["../x.json: >= 1"])], "steps[0].require[0]", "evaluation.json:"),
+        ([step("a", TRAIN, require=["my metric >= 1"])], "steps[0].require[0]", "NAME=VALUE"),
+        (
+            [step("a", TRAIN), step("b", WORK, inputs={"x": "a/part"})],
+            "steps[1].inputs.x",
+            "without folders",
+        ),
+        (
+            [step("a", TRAIN), step("b", TRAIN, inputs={"x": {"from": "a", "mode": "FastFile"}})],
+            "steps[1].inputs.x",
+            "mode File",
+        ),
+        (
+            [step("a", LONG), step("b", LONG), step("c", WORK, after=["a", "b"])],
+            "steps[2].name",
+            "never come together",
+        ),
+        ([step("a", {**CAPPED, "entry": "src/a.py"})], "steps[0].job.limits.max_cost", "does not count"),
+        (
+            [
+                step(name, LONG, after=[before] if before else [])
+                for before, name in zip(["", *"abcde"], "abcdef", strict=True)
+            ],
+            "steps",
+            "1,000 is the most",
+        ),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused_by_its_place(
+    tmp_path: Path, steps: list[dict[str, Any]], path: str, words: str
+) -> None:
+    found = refused(tmp_path, steps)
+    assert list(found) == [path] and words in found[path]
+
+
+def test_requirements_one_behind_the_other_may_come_together(tmp_path: Path) -> None:
+    """Also what stands beside them, and behind both."""
+    steps = [
+        step("data", WORK),
+        step("a", TRAIN, require=["x > 0"], inputs={"d": "data"}),
+        step("b", TRAIN, require=["x > 0"], after=["a"]),
+        step("c", WORK, inputs={"one": "a", "two": "b", "three": "data"}),
+    ]
+    found = written(tmp_path, steps)
+    assert [one["Name"] for one in found["b-Required-1"]["Arguments"]["IfSteps"]] == ["c"]
+    assert "DependsOn" not in found["b"], "it stands behind the requirement"
+
+
+def test_a_names_room_is_that_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a" * NAME_LIMIT
+    assert len(max(written(tmp_path, [step(name, LONG, require=["x > 0"])]), key=len)) <= 64
+    monkeypatch.setattr("smlaunch.export.pipeline.LONGEST_NAME", 30)
+    assert "30 letters" in refused(tmp_path, [step(name, LONG)])["steps[0].name"]
+
+
+def test_the_bounds_are_the_services_where_they_are_known() -> None:
+    import botocore.session
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    members = model.operation_model("CreatePipeline").input_shape.members
+    assert members["PipelineDefinition"].metadata["max"] == pipeline_order.MOST_CHARACTERS
+    execution = model.shape_for("PipelineExecutionStep").members["StepName"]
+    assert execution.metadata["max"] == pipeline_order.LONGEST_NAME
+
+
+def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:
+    facts = {"train": InputFacts("s3://pipeline-step/a/", "s3", pending=True)}
+    job = Job.from_mapping({**TRAIN, "inputs": {"train": "s3://pipeline-step/a/"}})
+    plan = make_plan(job, world.with_inputs(world.region(script=SCRIPT), facts), "digits")
+    assert any("inputs.train: an earlier step is to leave it" in warning for warning in plan.warnings)
+    assert not flow_of(plan).processing
+
+
+def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(write_mapping(dict(TRAIN)))
+    (tmp_path / "broken.yaml").write_text("entry: [")
+    assert not is_pipeline(tmp_path / "job.yaml")
+    assert not is_pipeline(tmp_path / "broken.yaml") and not is_pipeline(tmp_path / "none.yaml")
+    read(tmp_path, churn())
+    assert is_pipeline(tmp_path / "pipeline.yaml")
