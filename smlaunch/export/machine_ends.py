@@ -38,6 +38,7 @@ from smlaunch.export.machine_words import (
     Machine,
     finished,
     kept,
+    kind_of,
     looks_at_outcome,
     newer,
     onward,
@@ -70,22 +71,23 @@ HOW_LONG, SO_LONG, AS_LONG, PAUSE = (
 )
 UNREADABLE = "Outcome cannot be read"
 
-_STATUS, _SECONDARY, _REASON = (
-    f"$.seen.job.{member}" for member in ("TrainingJobStatus", "SecondaryStatus", "FailureReason")
+_STATUS, _SECONDARY, _REASON, _MESSAGE = (
+    f"$.seen.job.{member}"
+    for member in ("TrainingJobStatus", "SecondaryStatus", "FailureReason", "ExitMessage")
 )
 _OUTCOME_LOOKS = 6
 
 
-def ending_rules() -> list[tuple[Ending, Rule]]:
+def ending_rules(kind: str = "Training") -> list[tuple[Ending, Rule]]:
     """``planning.workflow.ending_of`` as rules, the first that holds; what none of them takes is
-    ``other_failure``."""
+    ``other_failure``. A processing job has no secondary status: whoever stopped it, it is stopped."""
     rules: list[tuple[Ending, Rule]] = []
     for status, classes, member in (
         ("Completed", {}, _SECONDARY),
-        ("Stopped", STOP_CLASSES, _SECONDARY),
+        ("Stopped", STOP_CLASSES if kind == "Training" else {}, _SECONDARY),
         ("Failed", FAILURE_CLASSES, _REASON),
     ):
-        holds = when(_STATUS, "StringEquals", status)
+        holds = when(f"$.seen.job.{kind}JobStatus", "StringEquals", status)
         for word, ending in classes.items():
             named = when(member, "StringEquals", word)
             if member == _REASON:
@@ -115,8 +117,9 @@ class Ends:
         if looks:
             self._outcome()
         self._counts(looks)
-        rules = ending_rules()
-        targets = {ending: self._after(ending) for ending in Ending}
+        rules = ending_rules(kind_of(self.flow))
+        possible = {other_failure(), *(ending for ending, _ in rules)}
+        targets = {ending: self._after(ending) for ending in Ending if ending in possible}
         comment = "By its status, its secondary status and the first word of its failure's reason."
         self.machine.add(
             HOW,
@@ -259,7 +262,11 @@ class Ends:
         return name
 
     def _fails(self, name: str, rule: EndingRule, comment: str, reason: str) -> None:
-        self.machine.fails(name, rule.exit_code, comment, kept(reason))
+        told = kept(reason)
+        if self.flow.processing:
+            # Its exit message says more than its reason does: who failed, and why.
+            told = formatted([_REASON, "; exit message: ", _MESSAGE]) if reason == _REASON else _OVER
+        self.machine.fails(name, rule.exit_code, comment, told)
 
     def _waits(self, name: str, rule: EndingRule) -> None:
         """One number for each attempt until they are as long as they may be."""
@@ -402,12 +409,21 @@ class Ends:
             "job.$": "$.job.name",
             "segment.$": "$.at.segment",
             "attempt.$": "$.at.attempt",
-            "step.$": "$.count.step",
-            "model_artifacts.$": "$.seen.job.ModelArtifacts.S3ModelArtifacts",
         }
+        if self.flow.processing:
+            first = self.flow.stages[0].template["ProcessingOutputConfig"]["Outputs"][0]
+            values |= parameters({"output": first["S3Output"]["S3Uri"]})
+        else:
+            artifacts = "$.seen.job.ModelArtifacts.S3ModelArtifacts"
+            values |= {"step.$": "$.count.step", "model_artifacts.$": artifacts}
         self.machine.add(DONE, note("What whoever started it gets.", values, None, RESULT))
         self.machine.add(RESULT, {"Type": "Succeed"})
 
+
+_OVER = (
+    "its job was stopped, by somebody or at its limits.max_runtime: of a processing job the service does not "
+    "say which"
+)
 
 _TRIED = {"step": "$.count.step", "tried": "$.count.as_tried", "idle": "$.count.idle"}
 

@@ -38,6 +38,7 @@ from smlaunch.export.machine_words import (
     Machine,
     caps,
     carried,
+    kind_of,
     onward,
 )
 from smlaunch.planning.patience import CREATE_PATIENCE, QUOTA_PATIENCE, TRANSIENT
@@ -78,6 +79,7 @@ class Jobs:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.flow = machine.flow
+        self.kind = kind_of(machine.flow)
 
     @staticmethod
     def entry(flow: Flow) -> str:
@@ -211,7 +213,7 @@ class Jobs:
         return task(
             "A create that was throttled made no job, and is sent again under the same name. Whatever else "
             "goes wrong, here or in the job, is read from the job itself.",
-            "sagemaker:createTrainingJob.sync",
+            f"sagemaker:create{self.kind}Job.sync",
             parameters(template),
             None,
             LOOK,
@@ -226,8 +228,8 @@ class Jobs:
             LOOK,
             task(
                 "What the service says of it; the error that a failed job raises is not the same everywhere.",
-                "aws-sdk:sagemaker:describeTrainingJob",
-                {"TrainingJobName.$": JOB_NAME},
+                f"aws-sdk:sagemaker:describe{self.kind}Job",
+                {f"{self.kind}JobName.$": JOB_NAME},
                 "$.seen",
                 WHOSE,
                 retry=[retrier(["States.ALL"], CREATE_PATIENCE, self.flow.pace, LOOK_TRIES)],
@@ -251,7 +253,7 @@ class Jobs:
             task(
                 "The job's hash is among them.",
                 "aws-sdk:sagemaker:listTags",
-                {"ResourceArn.$": "$.seen.TrainingJobArn"},
+                {"ResourceArn.$": f"$.seen.{self.kind}JobArn"},
                 "$.tags",
                 COMPARE,
                 retry=[retrier(["States.ALL"], CREATE_PATIENCE, self.flow.pace, LOOK_TRIES)],
@@ -274,7 +276,7 @@ class Jobs:
             "Never taken for this run's own.",
             formatted(
                 [
-                    "the training job ",
+                    f"the {self.kind.lower()} job ",
                     JOB_NAME,
                     " exists already and was made of another job, source or data; start the execution under "
                     "another name",
@@ -285,7 +287,7 @@ class Jobs:
     def _wait_for_the_end(self) -> None:
         flow, add = self.flow, self.machine.add
         over = [
-            when("$.seen.TrainingJobStatus", "StringEquals", status)
+            when(f"$.seen.{self.kind}JobStatus", "StringEquals", status)
             for status in ("Completed", "Failed", "Stopped")
             if ending_of(status, "", "") is not None
         ]
@@ -433,4 +435,6 @@ def _size_name(flow: Flow, index: int) -> str:
 
 
 def _train_name(flow: Flow, index: int, on_demand: bool) -> str:
+    if flow.processing:
+        return _of_stage("Process", flow, index)
     return _of_stage("Train on demand" if on_demand else "Train", flow, index)

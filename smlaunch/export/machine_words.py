@@ -48,6 +48,11 @@ FIRST_AT = {
 ``idle``: jobs that had their time. ``waits``: how often this job was asked for in vain."""
 
 
+def kind_of(flow: Flow) -> str:
+    """Of its jobs, as the API's names have it: ``Create<kind>Job``, ``<kind>JobStatus``."""
+    return "Processing" if flow.processing else "Training"
+
+
 class Machine:
     """The states made so far, in order."""
 
@@ -100,15 +105,17 @@ def onward(flow: Flow, events: int, changes: dict[str, Any]) -> dict[str, Any]:
 
 def blanks(flow: Flow) -> dict[str, Any]:
     """What stands for a member that an answer lacks: a path to nothing would end the execution."""
+    of_training = {
+        "FailureReason": NO_REASON,
+        "SecondaryStatus": "",
+        "TrainingTimeInSeconds": 0,
+        "BillableTimeInSeconds": 0,
+        "EnableManagedSpotTraining": False,
+        "ModelArtifacts": {"S3ModelArtifacts": ""},
+    }
+    of_processing = {"FailureReason": NO_REASON, "ExitMessage": "none"}
     blank: dict[str, Any] = {
-        "job": {
-            "FailureReason": NO_REASON,
-            "SecondaryStatus": "",
-            "TrainingTimeInSeconds": 0,
-            "BillableTimeInSeconds": 0,
-            "EnableManagedSpotTraining": False,
-            "ModelArtifacts": {"S3ModelArtifacts": ""},
-        },
+        "job": of_processing if flow.processing else of_training,
         "execution": STOPPED,
         "tag": {"Key": TAG_JOB, "Value": flow.workflow.job_hash},
     }

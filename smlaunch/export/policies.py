@@ -11,6 +11,7 @@ from typing import Any
 
 from smlaunch.export.fan_out import results_at
 from smlaunch.export.flow import Flow, Place, Text
+from smlaunch.export.machine_words import kind_of
 from smlaunch.protocol.checkpoint import OUTCOME
 
 Statement = dict[str, Any]
@@ -33,6 +34,7 @@ REASONS: Mapping[str, str] = {
 
 UNCALLED: Mapping[str, str] = {
     "sagemaker:StopTrainingJob": "only when an execution is stopped while its job runs",
+    "sagemaker:StopProcessingJob": "only when an execution is stopped while its job runs",
     "sagemaker:AddTags": "part of a create with tags; no call of its own",
     "sagemaker:ListTags": "only when a job failed, or its create was not answered",
     "iam:PassRole": "checked when a job is made; no call of its own",
@@ -47,10 +49,8 @@ UNCALLED: Mapping[str, str] = {
 }
 """Allowed actions that an ordinary run does not call, and when they are."""
 
-_RULES = {
-    "HearOfJobs": "StepFunctionsGetEventsForSageMakerTrainingJobsRule",
-    "HearOfExecutions": "StepFunctionsGetEventsForStepFunctionsExecutionRule",
-}
+_EXECUTIONS = "StepFunctionsExecution"
+"""Whose end is heard of, as the names of Step Functions' own rules have it; of jobs, by their kind."""
 
 
 def permissions(flow: Flow, definition: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -84,13 +84,14 @@ def resources(definition: Mapping[str, Any]) -> set[str]:
 
 
 def _statements(flow: Flow, used: set[str], name: str) -> Iterator[Statement]:
-    if "sagemaker:createTrainingJob.sync" in used:
-        jobs = [_arn(flow, "sagemaker", f"training-job/{flow.run or '*'}-s*-a*")]
-        actions = ("CreateTrainingJob", "AddTags", "DescribeTrainingJob", "StopTrainingJob")
+    kind = kind_of(flow)
+    if f"sagemaker:create{kind}Job.sync" in used:
+        jobs = [_arn(flow, "sagemaker", f"{kind.lower()}-job/{flow.run or '*'}-s*-a*")]
+        actions = (f"Create{kind}Job", "AddTags", f"Describe{kind}Job", f"Stop{kind}Job")
         yield _allow("MakeJobs", [f"sagemaker:{action}" for action in actions], jobs)
         to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
         yield {**_allow("PassTheJobsRole", ["iam:PassRole"], [flow.role]), "Condition": to_sagemaker}
-        yield _events(flow, "HearOfJobs")
+        yield _events(flow, "HearOfJobs", f"SageMaker{kind}Jobs")
         if "aws-sdk:sagemaker:listTags" in used:
             yield _allow("ReadTags", ["sagemaker:ListTags"], jobs)
     yield from _outcome(flow, used)
@@ -99,7 +100,7 @@ def _statements(flow: Flow, used: set[str], name: str) -> Iterator[Statement]:
         going_on = [_arn(flow, "states", f"execution:{name}:*")]
         watching = ["states:DescribeExecution", "states:StopExecution"]
         yield _allow("WaitForWhatGoesOn", watching, going_on)
-        yield _events(flow, "HearOfExecutions")
+        yield _events(flow, "HearOfExecutions", _EXECUTIONS)
 
 
 def _distributed(flow: Flow, definition: Mapping[str, Any], name: str) -> Iterator[Statement]:
@@ -135,9 +136,9 @@ def _pattern(prefix: Text) -> tuple[str, str]:
     return bucket, key
 
 
-def _events(flow: Flow, sid: str) -> Statement:
+def _events(flow: Flow, sid: str, whose: str) -> Statement:
     actions = ["events:PutTargets", "events:PutRule", "events:DescribeRule"]
-    return _allow(sid, actions, [_arn(flow, "events", f"rule/{_RULES[sid]}")])
+    return _allow(sid, actions, [_arn(flow, "events", f"rule/StepFunctionsGetEventsFor{whose}Rule")])
 
 
 def _allow(sid: str, actions: list[str], resources: list[str] | None) -> Statement:

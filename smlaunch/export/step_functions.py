@@ -144,9 +144,6 @@ def _refuse(flow: Flow, name: str) -> None:
     if not _MACHINE_NAME.fullmatch(name):
         text = f"{name!r} is no state machine's name: 80 letters, digits, dashes and underscores at most"
         problems.append(Problem("--called", text))
-    if flow.processing:
-        text = "a processing job is not exported to Step Functions; `smlaunch run` launches it as it is"
-        problems.append(Problem("strategy", text))
     if flow.policy.chain and flow.checkpoints is None:
         problems.append(Problem("checkpoints", "a chain without checkpoints has nothing to go on from"))
     if problems:

@@ -12,6 +12,7 @@ from smlaunch.planning.workflow import FAILURE_CLASSES, Ending, Workflow, ending
 from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome, parse_outcome
 from smlaunch.protocol.names import parse_task_name
 from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from smlaunch.request import PROCESSING, name_member, operation_of
 from tests.export.interpreter import Execution, Failed
 
 RUN = "nightly"
@@ -69,28 +70,29 @@ class Service:
 
     def create(self, request: Mapping[str, Any]) -> Fate:
         """The job is over at once."""
-        assert request["TrainingJobName"] not in [one["TrainingJobName"] for one in self.made]
+        assert name_of(request) not in map(name_of, self.made)
         fate = self.fate(len(self.made))
         self.made.append(dict(request))
         if fate.says and self.keeps:
             step = None if self.own_files else self.step + fate.gain
-            said = Outcome(fate.result, step, RUN, request["TrainingJobName"], closed=True)
+            said = Outcome(fate.result, step, RUN, name_of(request), closed=True)
             self.outcome = said.to_bytes()
             self.step = step or self.step
         return fate
 
     def description(self, name: str) -> dict[str, Any]:
         for index, request in enumerate(self.made):
-            if request["TrainingJobName"] == name:
-                return {**request, **status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
+            if name_of(request) == name:
+                seen = {**status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
+                return {**request, **(as_processing(seen) if operation_of(request) == PROCESSING else seen)}
         raise Failed("SageMaker.SageMakerException", "Requested resource not found. (Service: SageMaker)")
 
     def __call__(self, integration: str, given: dict[str, Any]) -> Any:
         self.calls.append((integration, given))
-        if integration == "sagemaker:createTrainingJob.sync":
+        if integration.startswith("sagemaker:create"):
             return self._create(given)
-        if integration == "aws-sdk:sagemaker:describeTrainingJob":
-            return self.description(given["TrainingJobName"])
+        if integration.startswith("aws-sdk:sagemaker:describe"):
+            return self.description(name_of(given))
         if integration == "aws-sdk:sagemaker:listTags":
             digest = "another" if self.foreign else self.job_hash
             return {"Tags": [{"Key": "x", "Value": "y"}, {"Key": "smlaunch:job", "Value": digest}]}
@@ -122,7 +124,7 @@ class Service:
             raise Failed("States.TaskFailed", json.dumps(told)) from None
 
     def _create(self, given: dict[str, Any]) -> Any:
-        if any(one["TrainingJobName"] == given["TrainingJobName"] for one in self.made):
+        if name_of(given) in map(name_of, self.made):
             raise Failed("SageMaker.ResourceInUseException", "Training job names must be unique")
         if self.refusals:
             raise Failed(*self.refusals.pop(0))
@@ -130,8 +132,19 @@ class Service:
         if len(self.made) in self.lost:
             raise Failed("SageMaker.SdkClientException", "Unable to execute HTTP request: Read timed out")
         if fate.ending is not Ending.COMPLETED:
-            raise Failed("States.TaskFailed", json.dumps(self.description(given["TrainingJobName"])))
-        return self.description(given["TrainingJobName"])
+            raise Failed("States.TaskFailed", json.dumps(self.description(name_of(given))))
+        return self.description(name_of(given))
+
+
+def name_of(request: Mapping[str, Any]) -> str:
+    return str(request[name_member(request)])
+
+
+def as_processing(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a processing job has of that."""
+    words = {"TrainingJobStatus": "ProcessingJobStatus", "TrainingJobArn": "ProcessingJobArn"}
+    found = {words.get(key, key): seen[key] for key in (*words, "FailureReason") if key in seen}
+    return {**found, "ExitMessage": "ValueError: row 1"} if "FailureReason" in seen else found
 
 
 def status_of(fate: Fate) -> dict[str, Any]:
@@ -164,7 +177,7 @@ class Played:
 def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
     environment = request.get("Environment", {})
     return (
-        request["TrainingJobName"],
+        name_of(request),
         request.get("EnableManagedSpotTraining", False),
         request["StoppingCondition"]["MaxRuntimeInSeconds"],
         environment.get(STOP_AFTER),
@@ -197,7 +210,7 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
         if action.clears_outcome:
             service.outcome = None
         fate = service.create(action.request)
-        name = parse_task_name(action.request["TrainingJobName"])
+        name = parse_task_name(name_of(action.request))
         assert name is not None
         seen.append(
             JobSeen(

@@ -59,6 +59,20 @@ def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(mac
     assert service.made[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
 
 
+def test_parts_that_are_processing_jobs_go_the_same_way() -> None:
+    made = plan({**job(), "strategy": "processing"}, world(facts(SKEWED)))
+    service = Service([], made.job_hash, keeps=False)
+    run = by_machine(json.loads(export_step_functions(made, "parts")[FILE]), service)
+    assert run.error is None
+    for part, asked, told in zip(made.parts, service.made, run.output, strict=True):
+        wanted = part.tasks[0].request
+        assert asked["ProcessingJobName"] == wanted["ProcessingJobName"].replace("digits", RUN)
+        assert asked["ProcessingInputs"] == wanted["ProcessingInputs"]
+        place = wanted["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"].replace("digits", RUN)
+        assert asked["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"] == place
+        assert told["result"]["output"] == place
+
+
 def test_what_a_machine_of_parts_cannot_do_is_refused_by_name() -> None:
     own_place = plan({**job(), "checkpoints": {"uri": "s3://mine/ckpt/"}}, world(facts(SKEWED)))
     for made, run, field in ((own_place, None, "checkpoints.uri"), (PLAN, "digits", "name")):

@@ -16,13 +16,14 @@ from smlaunch.export.machine_words import (
     EVENTS_PER_WAIT,
     HISTORY_LIMIT,
     HISTORY_ROOM,
+    kind_of,
 )
 from smlaunch.export.policies import REASONS, UNCALLED, permissions, resources, trust
-from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions
+from smlaunch.export.step_functions import FILE, PERMISSIONS_FILE, TASK_FILE, export_step_functions
 from smlaunch.planning.workflow import Ending, ending_of
 from tests.conftest import ROOT
 from tests.export.interpreter import Execution
-from tests.export.jobs import CHAIN, SINGLE, plan_of
+from tests.export.jobs import CHAIN, PROCESSING, plan_of
 from tests.export.pages import PAGE, written
 from tests.export.test_step_functions import JOBS, MACHINES, PLANS, definition_of
 
@@ -50,11 +51,15 @@ def test_every_state_is_reached_and_leads_somewhere(job: str) -> None:
 def test_every_ending_has_exactly_one_rule(job: str) -> None:
     """Every state that a job can be in is taken for what ``ending_of`` takes it for."""
     execution = Execution(MACHINES[job], lambda *_: None, "x")
+    kind = kind_of(flow_of(PLANS[job]))
+    rules = ending_rules(kind)
     statuses = {
         "Completed": ["Completed"],
         "Stopped": ["Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Unheard"],
         "Failed": ["Failed"],
     }
+    if kind == "Processing":
+        statuses["Stopped"] = [""]
     reasons = [
         "",
         "AlgorithmError: x",
@@ -66,15 +71,14 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
     for status, secondaries in statuses.items():
         for secondary in secondaries:
             for reason in reasons:
-                seen = {"TrainingJobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
-                holds = [
-                    end for end, rule in ending_rules() if execution.holds(rule, {"seen": {"job": seen}})
-                ]
+                seen = {f"{kind}JobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
+                holds = [end for end, rule in rules if execution.holds(rule, {"seen": {"job": seen}})]
                 found = holds[0] if holds else other_failure()
                 assert found is ending_of(status, secondary, reason), seen
     targets = [rule["Next"] for rule in MACHINES[job]["States"]["How did it end?"]["Choices"]]
-    assert len(targets) == len(ending_rules())
-    assert {end for end, _ in ending_rules()} | {other_failure()} == set(Ending)
+    assert len(targets) == len(rules)
+    by_time = {Ending.TIME, Ending.STARVED} if kind == "Processing" else set()
+    assert {end for end, _ in rules} | {other_failure()} == set(Ending) - by_time
 
 
 def events_of(state: dict[str, Any]) -> int:
@@ -172,8 +176,23 @@ def test_a_fixed_name_is_every_executions_run() -> None:
 
 def test_what_the_machine_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(JobError) as refused:
-        export_step_functions(plan_of({**SINGLE, "strategy": "processing"}), "train")
-    assert [problem.path for problem in refused.value.problems] == ["strategy"]
+        export_step_functions(plan_of(CHAIN), "a name")
+    assert [problem.path for problem in refused.value.problems] == ["--called"]
+
+
+@pytest.mark.parametrize("strategy", ["processing", "spark"])
+def test_a_processing_job_is_made_watched_and_told_by_its_own_operations(strategy: str) -> None:
+    files = export_step_functions(plan_of({**PROCESSING, "strategy": strategy}), "clean")
+    definition = json.loads(files[FILE])
+    assert {name for name in resources(definition) if "sagemaker" in name} == {
+        "sagemaker:createProcessingJob.sync",
+        "aws-sdk:sagemaker:describeProcessingJob",
+        "aws-sdk:sagemaker:listTags",
+    }
+    jobs, _, hears, *_ = json.loads(files[PERMISSIONS_FILE])["Statement"]
+    assert jobs["Resource"] == ["arn:aws:sagemaker:us-east-1:123456789012:processing-job/*-s*-a*"]
+    assert hears["Resource"][0].endswith("rule/StepFunctionsGetEventsForSageMakerProcessingJobsRule")
+    assert "TrainingJob" not in files[FILE] + files[PERMISSIONS_FILE]
 
 
 # ---- policies -------------------------------------------------------------------------------------------
@@ -181,6 +200,8 @@ def test_what_the_machine_cannot_do_is_refused_by_name() -> None:
 ACTIONS = {
     "sagemaker:createTrainingJob.sync": {"sagemaker:CreateTrainingJob"},
     "aws-sdk:sagemaker:describeTrainingJob": {"sagemaker:DescribeTrainingJob"},
+    "sagemaker:createProcessingJob.sync": {"sagemaker:CreateProcessingJob"},
+    "aws-sdk:sagemaker:describeProcessingJob": {"sagemaker:DescribeProcessingJob"},
     "aws-sdk:sagemaker:listTags": {"sagemaker:ListTags"},
     "aws-sdk:s3:getObject": {"s3:GetObject"},
     "aws-sdk:s3:deleteObject": {"s3:DeleteObject"},

@@ -17,7 +17,17 @@ from smlaunch.planning.patience import CREATE_PATIENCE
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.workflow import RULES, Ending
 from smlaunch.protocol.checkpoint import CONTINUE, FINISHED
-from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, SINGLE, SPOT, TRIED, plan_of
+from tests.export.jobs import (
+    CAPPED,
+    CHAIN,
+    DIFFERENT,
+    DIRECT,
+    PROCESSING,
+    SINGLE,
+    SPOT,
+    TRIED,
+    plan_of,
+)
 from tests.export.played import OVER, RUN, Fate, Played, Service, by_driver, by_machine
 
 JOBS = {
@@ -28,6 +38,7 @@ JOBS = {
     "capped": CAPPED,
     "tried": TRIED,
     "single": SINGLE,
+    "processing": {**PROCESSING, "limits": {"attempts": 3}},
 }
 PLANS = {name: plan_of(job) for name, job in JOBS.items()}
 
@@ -41,7 +52,11 @@ MACHINES = {name: definition_of(plan) for name, plan in PLANS.items()}
 
 
 def service(job: str, *fates: Fate, **more: Any) -> Service:
+    """A processing job has no word for why it was stopped."""
     workflow = PLANS[job].workflow
+    if job == "processing":
+        by_time = (Ending.TIME, Ending.STARVED)
+        fates = tuple(replace(one, ending=Ending.STOPPED) if one.ending in by_time else one for one in fates)
     keeps = workflow.checkpoints is not None and not workflow.single
     return Service(fates, workflow.job_hash, keeps=keeps, **more)
 
@@ -105,6 +120,16 @@ def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) 
     assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
     always = machine_plays(job, *[replace(fate, gain=0)] * 40)
     assert always.error is None or always.error in ERRORS.values()
+
+
+def test_what_a_processing_job_says_of_its_end() -> None:
+    done = machine_plays("processing", OVER).output
+    assert done["output"].endswith(f"/smlaunch/{RUN}/output/{RUN}-s1-a1/output/")
+    assert (done["job"], "model_artifacts" in done) == (f"{RUN}-s1-a1", False)
+    failed = machine_plays("processing", *[Fate(Ending.ALGORITHM)] * 3)
+    assert failed.cause == "AlgorithmError: because; exit message: ValueError: row 1"
+    stopped = machine_plays("processing", Fate(Ending.STOPPED))
+    assert "by somebody or at its limits.max_runtime" in stopped.cause
 
 
 def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:

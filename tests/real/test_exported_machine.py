@@ -156,6 +156,28 @@ def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctio
     assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
 
 
+def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
+    user: StepFunctions, tmp_path: Path
+) -> None:
+    script = tmp_path / "clean.py"
+    script.write_text(
+        "import os\nfrom pathlib import Path\n"
+        "if os.environ['SMLAUNCH_RUN'] == 'dirty':\n    raise ValueError('row 1')\n"
+        "Path(os.environ['SM_OUTPUT_DATA_DIR'], 'clean').write_text('rows')\n"
+    )
+    job = {"entry": str(script), "strategy": "processing", "limits": {"attempts": 2}}
+    target, machine, _ = exported(user, script, "clean", job=job)
+    ended = user.ended(user.execute(machine, name="tables"), 60)
+    assert ended["status"] == "SUCCEEDED", ended
+    told = json.loads(ended["output"])
+    bucket, _, key = told["output"].removeprefix("s3://").partition("/")
+    assert target.storage.get_bytes(bucket, f"{key}clean") == b"rows"
+    failed = user.ended(user.execute(machine, name="dirty"), 60)
+    assert (failed["status"], failed["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), failed
+    assert "ValueError: row 1" in failed["cause"]
+    assert names(target, "dirty") == ["dirty-s1-a1", "dirty-s1-a2"]
+
+
 def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
     bucket, _, key = results.removeprefix("s3://").partition("/")
     told: dict[str, Any] = json.loads(target.storage.get_bytes(bucket, f"{key}{number}.json") or b"")
