@@ -60,7 +60,15 @@ def planned(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
 
 
 def exported(folder: Path, steps: list[dict[str, Any]]) -> str:
-    found = read(folder, steps)
+    return export(read(folder, steps))
+
+
+def export_file(path: Path) -> str:
+    return export(read_pipeline(path))
+
+
+def export(found: PipelineFile) -> str:
+    """As in a region, whatever its steps are to leave."""
     plans = [(one, planned(one.job, one.name, one.inputs)) for one in found.steps]
     return export_steps(plans, "churn", others=found.problems)[FILE]
 
@@ -242,6 +250,19 @@ def test_a_metric_is_found_in_what_a_script_prints(tmp_path: Path) -> None:
         assert (match and match[1]) == value, line
 
 
+def test_a_built_in_algorithm_has_metrics_of_its_own(tmp_path: Path) -> None:
+    job = {
+        "algorithm": "xgboost",
+        "compute": {"instance_type": "ml.m5.xlarge"},
+        "hyperparameters": {"num_round": 10, "objective": "reg:squarederror"},
+        "inputs": {"train": {"uri": "s3://mine/train/", "content_type": "text/csv"}},
+    }
+    found = written(tmp_path, [step("train", job, require=["validation:rmse < 1"])])
+    assert "MetricDefinitions" not in found["train"]["Arguments"]["AlgorithmSpecification"]
+    (condition,) = found["train-Required-1"]["Arguments"]["Conditions"]
+    assert condition["LeftValue"]["Get"] == "Steps.train.FinalMetricDataList['validation:rmse'].Value"
+
+
 def test_durations() -> None:
     assert [iso_duration(seconds) for seconds in (60, 5400, 7200, 86400, 30 * 86400)] == [
         *("PT1M", "PT90M", "PT2H", "P1D", "P30D")
@@ -373,6 +394,13 @@ def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:
     plan = make_plan(job, world.with_inputs(world.region(script=SCRIPT), facts), "digits")
     assert any("inputs.train: an earlier step is to leave it" in warning for warning in plan.warnings)
     assert not flow_of(plan).processing
+
+
+def test_the_page_has_the_picture_of_its_own_file() -> None:
+    from tests.export.pipeline_pages import PAGE, written
+
+    page = PAGE.read_text()
+    assert written(page) == page, "python -m tests.export.pipeline_pages writes it anew"
 
 
 def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
