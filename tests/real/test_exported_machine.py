@@ -18,24 +18,38 @@ import pytest
 
 from smlaunch.errors import EXIT_TRAINING_FAILED
 from smlaunch.export.flow import ERRORS, ITEMS_FILE
-from smlaunch.export.step_functions import FILE, TASK_FILE, export_step_functions, staged
+from smlaunch.export.step_functions import (
+    FILE,
+    PERMISSIONS_FILE,
+    TASK_FILE,
+    export_step_functions,
+    staged,
+)
 from smlaunch.job import Job
 from smlaunch.launch.api import prepare_export
 from smlaunch.launch.deploy import deploy_state_machine
 from smlaunch.launch.stage import stage
 from smlaunch.launch.target import Target
+from smlaunch.local.call_log import read
 from smlaunch.place import target_of
 from tests.cli.conftest import COMMAND, Shell
 from tests.conftest import ROOT
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
 from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, moto_python
+from tests.real.test_four_ways import allows
 
 pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepFunctions]:
-    with endpoint(tmp_path_factory.mktemp("machine") / "home", {}) as info:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of every call to the endpoint."""
+    return tmp_path_factory.mktemp("calls") / "calls.jsonl"
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[StepFunctions]:
+    with endpoint(tmp_path_factory.mktemp("machine") / "home", {"call_log": str(log)}) as info:
         yield StepFunctions(info)
 
 
@@ -50,11 +64,20 @@ def exported(
     files = export_step_functions(prepared.plan, name, pace=target.cadence.pace, **wishes)
     stage(staged(prepared.plan, files), prepared.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
-    role = f"arn:aws:iam::{user.info.account}:role/machine"
+    role = f"arn:aws:iam::{user.info.account}:role/{name}"
     first = deploy_state_machine(target, arn, files[FILE], role)
     assert (first.arn, first.change) == (arn, "created")
     assert deploy_state_machine(target, arn, files[FILE], role).change == "unchanged"
     return target, arn, files
+
+
+def assert_allowed(log: Path, name: str, files: dict[str, str]) -> None:
+    """Whatever the machine's role has called, by the policy that was written for it."""
+    permissions = json.loads(files[PERMISSIONS_FILE])["Statement"]
+    own = [call for call in read(log) if f":assumed-role/{name}/" in call.caller]
+    needs = {(need.action, need.resource) for call in own for need in call.needs}
+    assert {action.partition(":")[0] for action, _ in needs} >= {"sagemaker", "iam"}
+    assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
 
 
 def names(target: Target, run: str) -> list[str]:
@@ -157,7 +180,7 @@ def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctio
 
 
 def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
-    user: StepFunctions, tmp_path: Path
+    user: StepFunctions, log: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "clean.py"
     script.write_text(
@@ -166,7 +189,7 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
         "Path(os.environ['SM_OUTPUT_DATA_DIR'], 'clean').write_text('rows')\n"
     )
     job = {"entry": str(script), "strategy": "processing", "limits": {"attempts": 2}}
-    target, machine, _ = exported(user, script, "clean", job=job)
+    target, machine, files = exported(user, script, "clean", job=job)
     ended = user.ended(user.execute(machine, name="tables"), 60)
     assert ended["status"] == "SUCCEEDED", ended
     told = json.loads(ended["output"])
@@ -176,6 +199,7 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
     assert (failed["status"], failed["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), failed
     assert "ValueError: row 1" in failed["cause"]
     assert names(target, "dirty") == ["dirty-s1-a1", "dirty-s1-a2"]
+    assert_allowed(log, "clean", files)
 
 
 def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
@@ -184,7 +208,7 @@ def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
     return told
 
 
-def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, tmp_path: Path) -> None:
+def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, tmp_path: Path) -> None:
     """Three are made many by an export that takes two inline."""
     job = in_parts(tmp_path, 3)
     target, machine, files = exported(user, Path(job["entry"]), "many", job=job, most_inline=2)
@@ -200,6 +224,7 @@ def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, tmp_path: Pa
         found.append(weights(target, result["model_artifacts"]).split())
     assert all(found)
     assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
+    assert_allowed(log, "many", files)
 
 
 def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_path: Path) -> None:
