@@ -86,3 +86,10 @@ class StoppedByUser(SmlaunchError):
 
 class LimitReached(SmlaunchError):
     exit_code = EXIT_LIMIT
+
+
+ERROR_NAMES: Mapping[int, str] = {
+    error.exit_code: f"smlaunch.{error.__name__}"
+    for error in (TrainingFailed, JobError, AccountError, ServiceError, StoppedByUser, LimitReached)
+}
+"""The name under which a run that ended with an exit code fails in an orchestrator."""

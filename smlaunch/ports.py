@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from smlaunch.planning.orchestrated import Execution
+
 UNREACHABLE = "Unreachable"
 """The code of a CallError when no answer came back at all."""
 
@@ -107,7 +109,22 @@ class ControlPlane(Protocol):
     def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
         """Newest first, page by page as the caller goes on."""
 
+    def tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        """Training jobs with this tag, newest first; none where nobody may search. What was made a moment ago
+        may not be found yet."""
+
     def tags(self, arn: str) -> dict[str, str]: ...
+
+
+class Orchestrators(Protocol):
+    """What drives an exported run, as far as it can be asked. ``execution``: its ARN, or whatever else names
+    it (protocol.segment, DRIVER)."""
+
+    def ask(self, execution: str) -> Execution | None:
+        """How it stands; None for one that cannot be asked, or may not be, or is gone."""
+
+    def stop(self, execution: str) -> bool:
+        """Asks it to end, with the job that runs; False where that cannot be done from here."""
 
 
 class ObjectStorage(Protocol):

@@ -21,7 +21,6 @@ from smlaunch.launch.follow import Event, LogLine, StateChange
 from smlaunch.launch.progress import Standing
 from smlaunch.launch.run import Run
 from smlaunch.launch.watch import Watch
-from smlaunch.protocol.names import parse_task_name
 from smlaunch.protocol.progress import MARK, PROGRESS, parse_line
 
 _REDRAW = 0.1
@@ -62,11 +61,11 @@ class Display:
 
     def begin(self, watch: Watch, run: Run) -> None:
         """From here on it is about this job of the run."""
-        chain, name = run.chain, parse_task_name(watch.job)
+        found = run.segment_of(watch.job)
         self._state, self._since = "Submitted", time.monotonic()
-        if chain is None or name is None or chain.workflow.single:
+        if found is None:
             return
-        planned = chain.workflow.segments
+        name, planned = found
         of_all = f"/{planned}" if planned is not None and planned >= name.segment else ""
         again = f" attempt {name.attempt}" if name.attempt > 1 else ""
         self._segment = f"segment {name.segment}{of_all}{again}"

@@ -24,7 +24,7 @@ from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline_of
 from smlaunch.launch.run import Run, answers_of
 from smlaunch.launch.watch import Watch
 from smlaunch.place import Place
-from smlaunch.planning.reconcile import Finish
+from smlaunch.planning.orchestrated import words_for
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -136,7 +136,7 @@ def _is_over(run: Run, watch: Watch | None) -> bool:
     """Whether the run had ended by itself when the person asked to leave."""
     if watch is None or not watch.finished:
         return False
-    return run.chain is None or isinstance(run.chain.look(), Finish)
+    return run.is_over()
 
 
 def _say_left(display: Display, run: Run, place: Place) -> None:
@@ -186,7 +186,9 @@ def print_results(result: RunOutcome, place: Place) -> None:
 
 def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:
     again = "run it again under another --name"
-    if result.chain:
+    if result.driver is not None:
+        again = f"run it again where it is driven: {words_for(result.driver)}"
+    elif result.chain:
         again = f"smlaunch resume {result.run}{place.flag} tries again from the newest checkpoint"
     if job.failure_reason.startswith("ClientError"):
         return f"correct what is named above, and {again}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
-from smlaunch.protocol.names import parse_task_name
+from smlaunch.protocol.names import task_of
 
 
 @click.command(cls=GroupedCommand, short_help="List runs, newest first.")
@@ -54,6 +54,7 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.launch.outcome import headline, headline_of
     from smlaunch.launch.run import Run
     from smlaunch.place import open_place
+    from smlaunch.planning.orchestrated import words_for
 
     with open_place(options, leaves_no_trace=True) as place:
         result = Run.attach(run, place.target).glance()
@@ -62,6 +63,8 @@ def show(run: str, as_json: bool, **options: Any) -> int:
             return 0
         job, jobs = result.last, result.jobs
         rows = [("run", result.run), ("job", job.name), ("status", headline_of(result))]
+        if result.driver is not None:
+            rows.append(("driven by", words_for(result.driver)))
         if jobs[0].created is not None:
             rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(jobs[0].created))))
             rows.append(("took", duration((job.ended or time.time()) - jobs[0].created)))
@@ -142,12 +145,13 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
 def stop(run: str, as_json: bool, **options: Any) -> int:
     """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later; no further segment is started.
     Returns at once."""
+    from smlaunch.cli.telling import tell
     from smlaunch.launch.outcome import headline_of
     from smlaunch.launch.run import Run
     from smlaunch.place import open_place
 
     with open_place(options, leaves_no_trace=True) as place:
-        result = Run.attach(run, place.target).stop()
+        result = Run.attach(run, place.target, told=tell).stop()
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
@@ -181,7 +185,7 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
 
 def _which(job: str) -> str:
     """Whose status it is, where a run has had more than one job: the run may go on after it."""
-    task = parse_task_name(job)
+    task = task_of(job)
     if task is None or (task.segment, task.attempt) == (1, 1):
         return ""
     again = f", attempt {task.attempt}" if task.attempt > 1 else ""

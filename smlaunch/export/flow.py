@@ -14,15 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from smlaunch.errors import (
-    AccountError,
-    JobError,
-    LimitReached,
-    Problem,
-    ServiceError,
-    StoppedByUser,
-    TrainingFailed,
-)
+from smlaunch.errors import ERROR_NAMES, JobError, Problem
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.storage import Layout
 from smlaunch.planning.workflow import Policy, Variant, Workflow, request_for
@@ -30,12 +22,7 @@ from smlaunch.protocol import segment as variables
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, TaskName
 from smlaunch.request import PROCESSING, name_member, operation_of
 
-ERRORS: Mapping[int, str] = {
-    error.exit_code: f"smlaunch.{error.__name__}"
-    for error in (TrainingFailed, JobError, AccountError, ServiceError, StoppedByUser, LimitReached)
-}
-"""The name under which a run that ended with an exit code fails in an orchestrator."""
-
+ERRORS = ERROR_NAMES
 
 ITEMS_FILE = "items.json"
 

@@ -19,7 +19,7 @@ from smlaunch.protocol.progress import MARK
 from smlaunch.protocol.progress import METRIC as METRIC_LINE
 from smlaunch.request import name_member
 
-METRIC = "smlaunch:finished"
+METRIC = variables.FINISHED_METRIC
 MOST_SEGMENTS = 100
 """Of one chain: conditions are nested as deeply as there are segments."""
 

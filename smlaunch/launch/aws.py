@@ -136,15 +136,23 @@ class SageMaker:
             params["NameContains"] = name_contains
         while True:
             page = call("ListTrainingJobs", self._client.list_training_jobs, **params)
-            for row in page["TrainingJobSummaries"]:
-                ended = row.get("TrainingEndTime")
-                yield JobSummary(
-                    row["TrainingJobName"],
-                    row["TrainingJobArn"],
-                    row["TrainingJobStatus"],
-                    row["CreationTime"].timestamp(),
-                    ended.timestamp() if ended else None,
-                )
+            yield from map(_summary, page["TrainingJobSummaries"])
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+
+    def tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        wanted = {"Filters": [{"Name": f"Tags.{key}", "Operator": "Equals", "Value": value}]}
+        params: dict[str, Any] = {"Resource": "TrainingJob", "SearchExpression": wanted, "MaxResults": 100}
+        params |= {"SortBy": "CreationTime", "SortOrder": "Descending"}
+        while True:
+            try:
+                page = call("Search", self._client.search, **params)
+            except CallError as error:
+                if error.code in _MAY_NOT:
+                    return
+                raise
+            yield from (_summary(row["TrainingJob"]) for row in page["Results"])
             if not page.get("NextToken"):
                 return
             params["NextToken"] = page["NextToken"]
@@ -158,6 +166,18 @@ class SageMaker:
             if not page.get("NextToken"):
                 return found
             params["NextToken"] = page["NextToken"]
+
+
+def _summary(row: Mapping[str, Any]) -> JobSummary:
+    """Of a training job, in a list or found by a search."""
+    ended = row.get("TrainingEndTime")
+    return JobSummary(
+        row["TrainingJobName"],
+        row["TrainingJobArn"],
+        row["TrainingJobStatus"],
+        row["CreationTime"].timestamp(),
+        ended.timestamp() if ended else None,
+    )
 
 
 class S3:

@@ -22,7 +22,7 @@ from smlaunch.ports import CallError, ObjectStorage
 from smlaunch.protocol.checkpoint import OUTCOME, Outcome, parse_step
 from smlaunch.protocol.names import TaskName, parse_task_name
 from smlaunch.protocol.paths import RUNTIME_CHANNEL
-from smlaunch.protocol.segment import FROM_STEP
+from smlaunch.protocol.segment import FROM_STEP, RUN
 
 CHAIN_FILE = "chain.json"
 PARTS_FILE = "parts.json"
@@ -145,6 +145,12 @@ class Lineage:
     def expect(self, name: TaskName) -> None:
         """A job that has just been made."""
         self._descriptions.setdefault(name, {})
+
+
+def orchestrated_run(description: Mapping[str, Any]) -> str | None:
+    """Which run a job says it is of; None for one that no orchestrator asked for (export.flow)."""
+    run = description.get("Environment", {}).get(RUN)
+    return None if run is None else str(run)
 
 
 def seen(name: TaskName, description: Mapping[str, Any]) -> JobSeen:

@@ -28,10 +28,12 @@ from smlaunch.errors import (
     TrainingFailed,
 )
 from smlaunch.planning.input_bound import DataWait, data_wait
+from smlaunch.planning.orchestrated import words_for
 from smlaunch.planning.reconcile import Finish
 from smlaunch.planning.workflow import RULES, ending_of
 from smlaunch.protocol.failure import Failure, parse_failure
 from smlaunch.protocol.progress import DATA_WAIT
+from smlaunch.protocol.segment import CHECKPOINTS_URI, FINISHED_METRIC
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class RunOutcome:
 
     ``chain``: jobs may follow on one another, and the run ends with its ``verdict`` rather than with a job;
     None while it goes on. ``step``: the newest checkpoint that is whole in S3, None when nobody looked or
-    there is none.
+    there is none. ``driver``: the orchestrator's execution that asks for its jobs, empty where it has not
+    said which it is; None for a run that smlaunch itself drives.
     """
 
     run: str
@@ -91,6 +94,7 @@ class RunOutcome:
     chain: bool = False
     verdict: Finish | None = None
     step: int | None = None
+    driver: str | None = None
 
     @property
     def last(self) -> JobOutcome:
@@ -141,6 +145,7 @@ class RunOutcome:
             "model_artifacts": self.model_artifacts,
             "checkpoints": self.last.checkpoints,
             "step": self.step,
+            "driver": self.driver,
             "metrics": dict(self.metrics),
             "data_wait": self.data_wait.to_dict() if self.data_wait is not None else None,
         }
@@ -169,6 +174,7 @@ def outcome(
     secondary = str(description.get("SecondaryStatus", status))
     reason = str(description.get("FailureReason", ""))
     final = {row["MetricName"]: float(row["Value"]) for row in description.get("FinalMetricDataList", [])}
+    final.pop(FINISHED_METRIC, None)  # of the run's end, not of its training
     told = {**(metrics or {}), **final}
     artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
     return JobOutcome(
@@ -186,10 +192,17 @@ def outcome(
         failure_reason=reason,
         model_artifacts=str(artifacts) if artifacts else None,
         output=description.get("OutputDataConfig", {}).get("S3OutputPath"),
-        checkpoints=description.get("CheckpointConfig", {}).get("S3Uri"),
+        checkpoints=checkpoints_of(description),
         metrics=told,
         data_wait=data_wait(told[DATA_WAIT], description, machines=machines) if DATA_WAIT in told else None,
     )
+
+
+def checkpoints_of(description: Mapping[str, Any]) -> str | None:
+    """Where the job keeps them: by the service, or its ranks by themselves."""
+    kept = description.get("CheckpointConfig", {}).get("S3Uri")
+    uri = kept or description.get("Environment", {}).get(CHECKPOINTS_URI)
+    return str(uri) if uri else None
 
 
 def headline_of(result: RunOutcome) -> str:
@@ -198,7 +211,9 @@ def headline_of(result: RunOutcome) -> str:
     if not result.chain:
         return headline(last)
     if result.verdict is None:
-        return f"{last.name}: {headline(last)}"
+        open_end = last.finished and result.driver is not None
+        more = f"; what follows is up to {words_for(result.driver or '')}" if open_end else ""
+        return f"{last.name}: {headline(last)}{more}"
     failed = result.verdict.status == "Failed" and last.failure is not None and last.failure.host is not None
     if failed:
         return headline(last) + result.verdict.more

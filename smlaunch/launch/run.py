@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.launch.chain import Chain, Wait
 from smlaunch.launch.follow import TERMINAL, Event, LogLine, host_count, host_of, log_group
-from smlaunch.launch.lineage import RunFolder
+from smlaunch.launch.lineage import RunFolder, orchestrated_run
 from smlaunch.launch.outcome import RunOutcome, outcome
 from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.submit import stop
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
+from smlaunch.planning.reconcile import Finish
 from smlaunch.ports import CallError, JobSummary
-from smlaunch.protocol.names import is_run_id, parse_task_name
+from smlaunch.protocol.names import TaskName, is_run_id, parse_task_name, task_of
 from smlaunch.suggest import nearest
 
 _LOOKED_THROUGH = 200
@@ -59,36 +60,49 @@ class Run:
         self._chain = chain
         # What was launched here brought its chain, if it has one; for others it is looked for when needed.
         self._looked_for_chain = chain is not None or not attached
+        self._first_seen: Mapping[str, Any] | None = None
 
     @classmethod
     def attach(
         cls, name: str, target: Target | None = None, told: Callable[[str], None] | None = None
     ) -> Run:
-        """Finds a run by its id, or any training job by its name. Raises JobError when there is none.
-        ``told`` hears, in a sentence, what following it may bring up."""
+        """Finds a run by its id or its execution's ARN, or any training job by its name. Raises JobError when
+        there is none. ``told`` hears, in a sentence, what following it may bring up."""
         target = target or Target.region()
+        if name.startswith("arn:"):
+            name = name.replace("/", ":").rpartition(":")[2]
         with answers_of(target):
             found = sorted(
                 (task, summary.name)
                 for summary in (target.control.list(f"{name}-s") if is_run_id(name) else ())
                 if (task := parse_task_name(summary.name)) is not None and task.run == name
             )
-            if found:
-                return cls(name, target, [job for _, job in found], attached=True, told=told)
-            if is_run_id(name):
-                from smlaunch.launch.fan_out import attach_parts  # it is made of runs, and knows this module
+            if not found and is_run_id(name):
+                # These are made of runs, and know this module.
+                from smlaunch.launch.fan_out import attach_parts
+                from smlaunch.launch.orchestrated import attach_orchestrated
 
-                parts = attach_parts(name, target, told)
-                if parts is not None:
-                    return parts
+                other = attach_parts(name, target, told) or attach_orchestrated(name, target, told, [])
+                if other is not None:
+                    return other
+            jobs = [job for _, job in found] or [name]
             try:
-                target.control.describe(name)
+                newest = retrying(partial(target.control.describe, jobs[-1]))
             except CallError as error:
                 if error.code not in ("ValidationException", "ResourceNotFound"):
                     raise
                 raise _no_run(name, target) from error
-            task = parse_task_name(name)
-            return cls(task.run if task else name, target, [name], attached=True, told=told)
+            whose = orchestrated_run(newest)
+            if whose is not None:
+                from smlaunch.launch.orchestrated import attach_orchestrated
+
+                theirs = attach_orchestrated(whose, target, told, jobs if found else None)
+                if theirs is not None:
+                    return theirs
+            task = parse_task_name(jobs[-1])
+            run = cls(task.run if task else name, target, jobs, attached=True, told=told)
+            run._first_seen = newest
+            return run
 
     def _repr_html_(self) -> str:
         """For a notebook's cell: where the run is, and how to see more. Asks the service nothing."""
@@ -107,7 +121,7 @@ class Run:
         """None for a run that is one job."""
         if not self._looked_for_chain:
             with answers_of(self.target):
-                self._chain = _chain_of(self.name, self._jobs[-1], self.target, self._told)
+                self._chain = self._found_chain()
             self._looked_for_chain = True
         return self._chain
 
@@ -120,6 +134,19 @@ class Run:
     def driven(self) -> bool:
         """Whether further jobs come from here, and from nowhere else."""
         return self._chain is not None and self._chain.drives
+
+    def segment_of(self, job: str) -> tuple[TaskName, int | None] | None:
+        """Which of the run's jobs this is, and how many segments are planned, where that is known; None for a
+        run that is one job."""
+        chain, task = self.chain, parse_task_name(job)
+        if chain is None or task is None or chain.workflow.single:
+            return None
+        return task, chain.workflow.segments
+
+    def is_over(self) -> bool:
+        """Whether nothing follows on the newest job, which has ended."""
+        chain = self.chain
+        return chain is None or isinstance(chain.look(), Finish)
 
     def describe(self) -> RunOutcome:
         """Where the run is now."""
@@ -238,6 +265,18 @@ class Run:
                 stop(now.last.name, self.target.control)
         return self.describe()
 
+    def _found_chain(self) -> Chain | None:
+        """Of a run that was launched elsewhere, or earlier."""
+        job, target = self._jobs[-1], self.target
+        if parse_task_name(job) is None:
+            return None
+        known = self._first_seen or retrying(partial(target.control.describe, job))
+        folder = RunFolder.found(self.name, known)
+        workflow = None if folder is None else folder.load(target.storage)
+        if folder is None or workflow is None:
+            return None
+        return Chain(workflow, folder, target, told=self._told)
+
     def _chain_outcome(self, chain: Chain, watch: Watch | None = None) -> RunOutcome:
         """``watch`` knows more about its own job than a description says."""
         found = [outcome(answer) for answer in chain.lineage.known]
@@ -246,17 +285,6 @@ class Run:
             found = [own if job.name == own.name else job for job in found] or [own]
         step = chain.kept.step or None
         return RunOutcome(self.name, tuple(found), chain=True, verdict=chain.verdict, step=step)
-
-
-def _chain_of(run: str, job: str, target: Target, told: Callable[[str], None] | None) -> Chain | None:
-    """Of a run that was launched elsewhere, or earlier."""
-    if parse_task_name(job) is None:
-        return None
-    folder = RunFolder.found(run, retrying(partial(target.control.describe, job)))
-    workflow = None if folder is None else folder.load(target.storage)
-    if folder is None or workflow is None:
-        return None
-    return Chain(workflow, folder, target, told=told)
 
 
 class RunSummary(NamedTuple):
@@ -275,7 +303,7 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
     rows: dict[str, RunSummary] = {}
     with answers_of(target):
         for summary in target.control.list():
-            task = parse_task_name(summary.name)
+            task = task_of(summary.name)
             name = task.run if task else summary.name
             if name in rows:
                 rows[name] = rows[name]._replace(created=min(rows[name].created, summary.created))
@@ -289,7 +317,7 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
 def _no_run(name: str, target: Target) -> JobError:
     known: set[str] = set()
     for summary in islice(_listed(target), _LOOKED_THROUGH):
-        task = parse_task_name(summary.name)
+        task = task_of(summary.name)
         known.add(task.run if task else summary.name)
     match = nearest(name, known)
     hint = f", did you mean {match!r}?" if match else "; `smlaunch ls` shows the runs there"

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smlaunch.errors import AccountError
 from smlaunch.launch.follow import Cadence
-from smlaunch.ports import ControlPlane, Identity, LogReader, ObjectStorage, Quotas, Transfer
+from smlaunch.ports import (
+    ControlPlane,
+    Identity,
+    LogReader,
+    ObjectStorage,
+    Orchestrators,
+    Quotas,
+    Transfer,
+)
 
 if TYPE_CHECKING:
     from smlaunch.planning.surroundings import EndpointFacts
@@ -146,6 +154,12 @@ class Target:
         from smlaunch.launch.aws import CloudWatchLogs
 
         return CloudWatchLogs(self.client("logs"))
+
+    @cached_property
+    def orchestrators(self) -> Orchestrators:
+        from smlaunch.launch.orchestrators import Executions
+
+        return Executions(self.client)
 
     @cached_property
     def quotas(self) -> Quotas:

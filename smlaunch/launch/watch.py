@@ -13,7 +13,8 @@ from smlaunch.launch.outcome import JobOutcome, outcome
 from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import retrying
 from smlaunch.launch.target import Target
-from smlaunch.protocol.progress import parse_line
+from smlaunch.protocol.progress import MARK, parse_line
+from smlaunch.protocol.segment import FINISHED_LINE
 
 _NUMBER = re.compile(r"(\d+)$")
 
@@ -71,7 +72,7 @@ class Watch:
 
     def _read(self, line: LogLine) -> None:
         self.evidence.feed(line.host, line.text)
-        if "smlaunch: " not in line.text:
+        if MARK not in line.text or MARK + FINISHED_LINE in line.text:  # the latter is for a pipeline
             return
         progress = parse_line(line.text)
         if progress is not None:

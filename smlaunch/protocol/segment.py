@@ -53,6 +53,9 @@ counts is ``outcome.json``."""
 FINISHED_LINE = "metric finished="
 """After progress.MARK, and before 0 or 1."""
 
+FINISHED_METRIC = "smlaunch:finished"
+"""As which a job's metrics have it."""
+
 DETERMINISTIC = "SMLAUNCH_DETERMINISTIC"
 
 SYNC = "sync"

@@ -7,8 +7,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from smlaunch.errors import EXIT_STOPPED
 from smlaunch.launch.follow import Cadence
 from smlaunch.launch.target import Target
+from smlaunch.planning.orchestrated import Execution
 from smlaunch.ports import CallError, JobSummary, LogEvent, Parcel, StoredObject
 
 REGION = "eu-west-1"
@@ -68,6 +70,9 @@ class FakeControl:
                     name, answer["TrainingJobArn"], answer["TrainingJobStatus"], float(-index), None
                 )
 
+    def tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        return (row for row in self.list() if self.tags(row.arn).get(key) == value)
+
     def tags(self, arn: str) -> dict[str, str]:
         return self.tags_of.get(arn, {})
 
@@ -87,6 +92,23 @@ def described(name: str, status: str, states: Sequence[str], **more: Any) -> dic
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
         **more,
     }
+
+
+class FakeOrchestrators:
+    """``said``: what executions answer. ``stopped``: those that were."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Execution] = {}
+        self.stopped: list[str] = []
+
+    def ask(self, execution: str) -> Execution | None:
+        return self.said.get(execution)
+
+    def stop(self, execution: str) -> bool:
+        if execution in self.said:
+            self.stopped.append(execution)
+            self.said[execution] = Execution(True, EXIT_STOPPED, "its execution was stopped")
+        return execution in self.said
 
 
 class FakeStorage:
@@ -222,6 +244,7 @@ def fake_target(**known: Any) -> Target:
         storage=storage,
         transfer=FakeTransfer(storage),
         logs=FakeLogs(),
+        orchestrators=FakeOrchestrators(),
         identity=FakeIdentity(),
         quotas=FakeQuotas(),
     )

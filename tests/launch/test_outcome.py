@@ -81,6 +81,7 @@ def test_the_document_has_its_documented_keys() -> None:
         "model_artifacts",
         "checkpoints",
         "step",
+        "driver",
         "metrics",
         "data_wait",
     ]
