@@ -2,8 +2,8 @@
 
 Off, unless ``Settings.call_log`` or the variable SMLAUNCH_CALL_LOG names a file. Each call is one line of
 JSON, written whole, so several endpoints may write the same file. Bodies are not recorded. A call whose
-signature was refused is not there: nobody knows whose it was. Nor are the jobs that a pipeline of this
-endpoint makes: no request comes in for them.
+signature was refused is not there: nobody knows whose it was. What a pipeline of this endpoint does with its
+jobs is there as if requests came in for it (pipelines.door); what it reads from S3 is not.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Call:
     ``needs``: what IAM would have to allow; first the operation's own action, then what comes with it
     (iam:PassRole for a role that is handed over, sagemaker:AddTags for tags, s3:GetObject for what is
     copied). ``caller``: the ARN of who signed. ``via``: the service that made the call on the caller's
-    behalf, ``states`` or nothing. ``error`` is the API's code, or nothing; ``status`` HTTP's; ``time`` in
-    seconds since the epoch, of the answer.
+    behalf, ``states``, ``pipelines`` or nothing. ``error`` is the API's code, or nothing; ``status`` HTTP's;
+    ``time`` in seconds since the epoch, of the answer.
     """
 
     time: float

@@ -25,6 +25,12 @@ class Caller(NamedTuple):
         return f"arn:{partition(self.region)}:{service}:{self.region}:{self.account}:{resource}"
 
 
+def assumed(role: str, session: str, region: str) -> str:
+    """The ARN under which a session of a role calls. ``role``: its ARN."""
+    name = role.rpartition("/")[2]
+    return f"arn:{partition(region)}:sts::{ACCOUNT}:assumed-role/{name}/{session}"
+
+
 def partition(region: str) -> str:
     if region.startswith("cn-"):
         return "aws-cn"

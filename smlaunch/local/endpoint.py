@@ -101,7 +101,7 @@ class Endpoint:
         keyring = Keyring(credentials)
         services = standard_services(objects, logs, metrics, keyring)
         training, processing = SageMakerService(store, jobs, settings), ProcessingJobs(store, jobs)
-        door = JobDoor(lambda: services["sagemaker"], training, processing)
+        door = JobDoor(lambda: services["sagemaker"], training, processing, calls)
         pipelines = PipelineStore(state.pipelines)
         self._runs = PipelineRuns(PipelineRooms(pipelines, door, objects), jobs)
         jobs.follow(self._runs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,11 @@ class Recorded:
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         return session.client(service, endpoint_url=self.info.url, config=config, **keys)
 
+    def calls(self) -> list[Call]:
+        return read(self._path)
+
     def last(self) -> Call:
-        return read(self._path)[-1]
+        return self.calls()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +106,44 @@ def test_operations_on_objects_have_the_names_of_iam_s_actions(place: Recorded) 
         ("DeleteObjects", "s3:DeleteObject", "things/*"),
         ("ListBuckets", "s3:ListAllMyBuckets", "*"),
     ]
+
+
+def test_what_a_pipeline_does_with_its_jobs_is_its_role_s(place: Recorded) -> None:
+    sagemaker = place.client("sagemaker")
+    arguments = {
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {
+            "TrainingImage": "image:1",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["true"],
+        },
+        "OutputDataConfig": {"S3OutputPath": f"s3://{place.info.bucket}/out"},
+        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+        "Tags": [{"Key": "team", "Value": "a"}],
+    }
+    steps = [{"Name": "Train", "Type": "Training", "Arguments": arguments}]
+    role = f"arn:aws:iam::{ACCOUNT}:role/for/pipelines"
+    definition = json.dumps({"Version": "2020-12-01", "Steps": steps})
+    sagemaker.create_pipeline(PipelineName="one", PipelineDefinition=definition, RoleArn=role)
+    arn = sagemaker.start_pipeline_execution(PipelineName="one")["PipelineExecutionArn"]
+    deadline = time.monotonic() + 30
+    while sagemaker.describe_pipeline_execution(PipelineExecutionArn=arn)["PipelineExecutionStatus"] in (
+        "Executing",
+        "Starting",
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    made, *looks = [call for call in place.calls() if call.via == "pipelines"]
+    job = made.needs[0].resource
+    assert job.startswith(f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/pipelines-{arn[-12:]}-train-")
+    assert made.needs == (
+        Need("sagemaker:CreateTrainingJob", job),
+        Need("iam:PassRole", ROLE),
+        Need("sagemaker:AddTags", job),
+    )
+    assert (made.caller, made.status) == (f"arn:aws:sts::{ACCOUNT}:assumed-role/pipelines/SageMaker", 200)
+    assert {need for call in looks for need in call.needs} == {Need("sagemaker:DescribeTrainingJob", job)}
 
 
 def test_a_call_with_a_wrong_key_is_nobody_s_and_not_recorded(place: Recorded) -> None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from smlaunch.local.call_log import CallLog
+from smlaunch.local.caller import current
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Payload, Request, Response
 from smlaunch.local.pipelines.definition import JOB_TYPES
+
+_AGENT = "smlaunch-via/pipelines"
+"""Who makes the call on the role's behalf, for the record of calls."""
 
 
 class Operations(Protocol):
@@ -36,10 +41,18 @@ class ProcessingJobs(Protocol):
 
 class JobDoor:
     """``service`` gives the one that requests from outside meet too. ``kind``: a step's type, Training or
-    Processing. To be used in a thread whose ``caller`` names the region."""
+    Processing. ``calls`` records what is asked for. To be used in a thread whose ``caller`` names the region
+    and the role."""
 
-    def __init__(self, service: Callable[[], Operations], training: Jobs, processing: ProcessingJobs) -> None:
+    def __init__(
+        self,
+        service: Callable[[], Operations],
+        training: Jobs,
+        processing: ProcessingJobs,
+        calls: CallLog | None = None,
+    ) -> None:
         self._service = service
+        self._calls = calls
         self._describe = {
             "Training": training.describe_training_job,
             "Processing": processing.describe_processing_job,
@@ -48,10 +61,8 @@ class JobDoor:
 
     def create(self, kind: str, request: Mapping[str, Any]) -> str:
         """The job's ARN. Raises ApiError."""
-        operation = JOB_TYPES[kind][0]
-        headers = {"x-amz-target": f"SageMaker.{operation}"}
-        body = io.BytesIO(json.dumps(request).encode())
-        answer = self._service().serve(Request("POST", "/", headers, body), Payload(body))
+        with self._recorded(JOB_TYPES[kind][0], request) as made:
+            answer = self._service().serve(made, Payload(made.stream))
         assert isinstance(answer.body, bytes)
         document: dict[str, str] = json.loads(answer.body)
         return document[f"{kind}JobArn"]
@@ -59,9 +70,28 @@ class JobDoor:
     def describe(self, kind: str, name: str) -> dict[str, Any]:
         """What Describe answers. No fault plan stands before it: it is the service that looks, not a client.
         Raises ApiError for a job that was deleted."""
-        return self._describe[kind]({f"{kind}JobName": name})
+        params = {f"{kind}JobName": name}
+        with self._recorded(f"Describe{kind}Job", params):
+            return self._describe[kind](params)
 
     def stop(self, kind: str, name: str) -> None:
         """Nothing happens to a job that has ended."""
-        with suppress(ApiError):
-            self._stop[kind]({f"{kind}JobName": name})
+        params = {f"{kind}JobName": name}
+        with suppress(ApiError), self._recorded(f"Stop{kind}Job", params):
+            self._stop[kind](params)
+
+    @contextmanager
+    def _recorded(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
+        """The request as a client would send it. Recorded when it is answered."""
+        body = json.dumps(members).encode()
+        headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _AGENT}
+        request = Request("POST", "/", headers, io.BytesIO(body))
+        status, code = 200, ""
+        try:
+            yield request
+        except ApiError as error:
+            status, code = error.status, error.code
+            raise
+        finally:
+            if self._calls is not None:
+                self._calls.add(request, "sagemaker", body, current(), status, code)

@@ -32,7 +32,8 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Execution:
-    """One start of a pipeline, with the definition as it was then. ``values``: its parameters."""
+    """One start of a pipeline, with the definition as it was then. ``values``: its parameters. ``role``: what
+    it acts under."""
 
     arn: str
     pipeline: str
@@ -51,6 +52,7 @@ class Execution:
     parallelism: int | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
+    role: str = ""
 
     @property
     def id(self) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from smlaunch.local.caller import Caller, caller
+from smlaunch.local.caller import Caller, assumed, caller
 from smlaunch.local.errors import ApiError
 from smlaunch.local.pipelines import conditions, frontier, retries
 from smlaunch.local.pipelines.definition import JOB_TYPES, Definition, Step
@@ -33,6 +33,9 @@ from smlaunch.local.pipelines.values import ExecutionScope, Objects
 FAILED = "Step failure: One or multiple steps failed."
 REASON_LIMIT = 1300
 JOB_PREFIX = "pipelines"
+_SESSION = "SageMaker"
+"""Of the role that an execution acts under; what the service calls it is not documented."""
+
 _LETTERS = string.ascii_lowercase + string.digits
 _NAME_ROOM = 63
 _RANDOM = 10
@@ -110,7 +113,8 @@ class ExecutionRunner:
     # The execution's thread
 
     def _run(self) -> None:
-        caller.set(Caller(self._execution.region, arn=self._execution.by))
+        region, role = self._execution.region, self._execution.role
+        caller.set(Caller(region, arn=assumed(role, _SESSION, region), request_id=self.id))
         try:
             self._drive()
         except Exception as error:

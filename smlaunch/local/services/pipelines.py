@@ -154,6 +154,7 @@ class Pipelines:
             display_name=params.get("PipelineExecutionDisplayName"),
             description=params.get("PipelineExecutionDescription"),
             parallelism=_parallelism(params) or pipeline.parallelism,
+            role=pipeline.role,
         )
         scope = ExecutionScope(execution, definition, {}, self._door, self._objects)
         execution = replace(execution, experiment=resolve(definition.experiment, scope))

@@ -7,13 +7,13 @@ import re
 import time
 from typing import Any
 
-from smlaunch.local.caller import ACCOUNT, current, partition
+from smlaunch.local.caller import ACCOUNT, assumed, current
 from smlaunch.local.credentials import Keyring
 from smlaunch.local.errors import ApiError
 from smlaunch.local.services.query_service import required
 
 NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?([\w+=,.@-]+)")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?[\w+=,.@-]+")
 
 
 class Sts:
@@ -37,7 +37,7 @@ class Sts:
             raise ApiError("AccessDenied", text, 403)
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", session, re.ASCII):
             raise ApiError("ValidationError", f"RoleSessionName {session!r} is invalid")
-        arn = f"arn:{partition(current().region)}:sts::{ACCOUNT}:assumed-role/{found.group(2)}/{session}"
+        arn = assumed(role, session, current().region)
         user = {"AssumedRoleId": f"AROASMLAUNCHLOCAL:{session}", "Arn": arn}
         return {"Credentials": self._issue(arn, params), "AssumedRoleUser": user}
 
