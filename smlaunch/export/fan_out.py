@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import EXIT_REFUSED, EXIT_SERVICE, JobError, Problem
 from smlaunch.export.asl import (
     Own,
     Rule,
@@ -26,7 +26,7 @@ from smlaunch.export.asl import (
     when,
 )
 from smlaunch.export.flow import ERRORS, Flow, Number, Text
-from smlaunch.export.machine_words import STOPPED
+from smlaunch.export.machine_words import STOPPED, began, may_not
 from smlaunch.planning.patience import CREATE_PATIENCE
 from smlaunch.planning.storage import Layout
 
@@ -45,7 +45,7 @@ LABEL = "parts"
 
 FAN_OUT, EVERY, ONE, RESULTS = "All parts", "Every part", "One part", "How did they end?"
 GAVE, WHOLE = "What they gave", "All parts are done"
-DONE, FAILED, WRITE = "It is done", "How it failed", "Write its end"
+DONE, BEGUN, FAILED, WRITE = "It is done", "Has it begun?", "How it failed", "Write its end"
 
 
 def shared(flow: Flow) -> tuple[Flow, list[dict[str, Any]]]:
@@ -206,7 +206,7 @@ def _start(run: str, machine: str, execution: str) -> State:
         "$.ended",
         DONE,
         selector={"result.$": "$.Output"},
-        catch=[catcher(["States.ALL"], "$.ended", "It has failed")],
+        catch=[catcher(["States.ALL"], "$.ended", BEGUN)],
     )
 
 
@@ -218,9 +218,24 @@ _GAVE = {"error": "", "result.$": "$.ended.result"}
 _FAILED = {"error.$": "$.told.Error", "cause.$": "$.told.Cause"}
 
 
-def _read_failure() -> State:
-    told = merged("$.blank", "States.StringToJson($.ended.Cause)")
-    return note("The others go on.", {"told.$": told, "run.$": "$.run", "part.$": "$.part"}, None, FAILED)
+def _failures() -> dict[str, State]:
+    """``$.told``: the part's Error and Cause, its execution's or those of a start that was refused."""
+
+    def told(comment: str, what: Mapping[str, Any]) -> State:
+        return note(comment, {**what, "run.$": "$.run", "part.$": "$.part"}, None, FAILED)
+
+    def refused(exit_code: int) -> dict[str, Any]:
+        return {"told": {"Error": ERRORS[exit_code], "Cause.$": "$.ended.Cause"}}
+
+    as_json = {"told.$": merged("$.blank", "States.StringToJson($.ended.Cause)")}
+    rules = [to("It has failed", began("$.ended")), to("It may not begin", may_not("$.ended"))]
+    comment = "A failed execution is told as JSON, a start that was refused in words."
+    return {
+        BEGUN: choice(comment, rules, "It cannot begin"),
+        "It has failed": told("The others go on.", as_json),
+        "It may not begin": told("See permissions.json: GoOn.", refused(EXIT_REFUSED)),
+        "It cannot begin": told("In the service's words.", refused(EXIT_SERVICE)),
+    }
 
 
 def _told() -> dict[str, State]:
@@ -228,7 +243,7 @@ def _told() -> dict[str, State]:
     part = {"part.$": "$.part.number"}
     return {
         DONE: _last(note("What it gives.", {**part, **_GAVE}, None, "")),
-        "It has failed": _read_failure(),
+        **_failures(),
         FAILED: _last(note("As its execution.", {**part, **_FAILED}, None, "")),
     }
 
@@ -254,7 +269,7 @@ def _written(flow: Flow) -> dict[str, State]:
     short = {"part.$": "$.end.part", "error.$": "$.end.error"}
     return {
         DONE: note("What it gives.", {**part, **_GAVE}, "$.end", WRITE),
-        "It has failed": _read_failure(),
+        **_failures(),
         FAILED: note("As its execution.", {**part, **_FAILED}, "$.end", WRITE),
         WRITE: write,
         "In short": _last(note("A Map's result has room for that.", short, None, "")),

@@ -35,10 +35,13 @@ from smlaunch.export.machine_words import (
     LEFT,
     LOOK,
     NAME_JOB,
+    PARTS_OF_AN_ERROR,
     Machine,
+    began,
     caps,
     carried,
     kind_of,
+    may_not,
     onward,
 )
 from smlaunch.planning.patience import CREATE_PATIENCE, QUOTA_PATIENCE, TRANSIENT
@@ -328,18 +331,10 @@ class Jobs:
         waits = int(QUOTA_PATIENCE.total / QUOTA_PATIENCE.longest)
         out_of_patience = when("$.at.waits", "NumericGreaterThanEquals", waits)
         words = [f"*{word}*" for word in transient_words()]
-        soon = any_of(*(when(f"{fault}.{part}", "StringMatches", word) for part in _PARTS for word in words))
+        soon = any_of(
+            *(when(f"{fault}.{part}", "StringMatches", word) for part in PARTS_OF_AN_ERROR for word in words)
+        )
         answered = when(f"{fault}.Error", "StringEquals", "")
-        may_not = {
-            error: any_of(
-                *(
-                    when(f"{error}.{part}", "StringMatches", word)
-                    for part in _PARTS
-                    for word in ("*AccessDenied*", "*not authorized*")
-                )
-            )
-            for error in (fault, "$.unseen")
-        }
         nothing_in_use = when(f"{fault}.Cause", "StringMatches", "*with current utilization of 0 *")
         machine.add(
             MADE,
@@ -348,11 +343,11 @@ class Jobs:
                 "hold is waited for; one of which nothing is in use is too small.",
                 [
                     to("Quota is too small", all_of(quota, nothing_in_use)),
-                    to("May not look", may_not["$.unseen"]),
+                    to("May not look", may_not("$.unseen")),
                     to("No answer for too long", all_of(any_of(quota, soon, answered), out_of_patience)),
                     to(QUOTA_WAIT, quota),
                     to(SERVICE_WAIT, any_of(soon, answered)),
-                    to("May not create", may_not[fault]),
+                    to("May not create", may_not(fault)),
                 ],
                 "Request is refused",
             ),
@@ -395,7 +390,7 @@ class Jobs:
                 },
                 "$.rest",
                 "The rest went well",
-                catch=[catcher(["States.ALL"], "$.rest", "How the rest ended")],
+                catch=[catcher(["States.ALL"], "$.rest", "Did the rest begin?")],
             ),
         )
         machine.add(
@@ -403,9 +398,19 @@ class Jobs:
             {"Type": "Succeed", "Comment": "With its result.", "OutputPath": "$.rest.Output"},
         )
         machine.add(
+            "Did the rest begin?",
+            choice(
+                "A failed execution is told as JSON, a start that was refused in words.",
+                [to("How the rest ended", began("$.rest")), to("May not go on", may_not("$.rest"))],
+                "Cannot go on",
+            ),
+        )
+        machine.fails("May not go on", EXIT_REFUSED, "See permissions.json: GoOn.", "$.rest.Cause")
+        machine.fails("Cannot go on", EXIT_SERVICE, "In the service's words.", "$.rest.Cause")
+        machine.add(
             "How the rest ended",
             note(
-                "A failed execution is told as JSON.",
+                "As JSON.",
                 {"told.$": merged("$.blank.execution", "States.StringToJson($.rest.Cause)")},
                 "$.rest",
                 "The rest has failed",
@@ -423,7 +428,6 @@ class Jobs:
 
 
 _CAP = {"training": "time", "billed": "money"}
-_PARTS = ("Error", "Cause")
 
 
 def _of_stage(name: str, flow: Flow, index: int) -> str:

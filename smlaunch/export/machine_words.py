@@ -167,6 +167,25 @@ def newer() -> Rule:
     )
 
 
+# ---- what an error says ---------------------------------------------------------------------------------
+
+PARTS_OF_AN_ERROR = ("Error", "Cause")
+
+
+def may_not(error: str) -> Rule:
+    """The machine's role has not the right: under whatever name, in whatever words. ``error``: its path."""
+    words = ("*AccessDenied*", "*not authorized*")
+    return any_of(
+        *(when(f"{error}.{part}", "StringMatches", word) for part in PARTS_OF_AN_ERROR for word in words)
+    )
+
+
+def began(error: str) -> Rule:
+    """Of an execution that was waited for: one that ended badly is told as JSON, a start that was refused in
+    words."""
+    return when(f"{error}.Cause", "StringMatches", "{*")
+
+
 def kept(words: str) -> str:
     """A sentence about how the run ended, and how far it had come."""
     return formatted([words, "; the newest checkpoint told of is step ", "$.count.step"])

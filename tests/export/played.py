@@ -58,6 +58,7 @@ class Service:
     """What it wrote."""
 
     may_write: bool = True
+    refuses_starts: str = ""
 
     own_files: bool = False
     """Checkpoints are the script's own: nobody can tell a step."""
@@ -114,6 +115,8 @@ class Service:
         return {}
 
     def _go_on(self, given: dict[str, Any]) -> Any:
+        if self.refuses_starts:
+            raise Failed("StepFunctions.AccessDeniedException", self.refuses_starts)
         assert given["StateMachineArn"] == "arn:machine"
         assert given["Name"] not in self.executions
         self.executions.append(given["Name"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.errors import EXIT_TRAINING_FAILED, JobError
+from smlaunch.errors import EXIT_REFUSED, EXIT_TRAINING_FAILED, JobError
 from smlaunch.export.fan_out import FAN_OUT, MOST_INLINE, MOST_PARTS, shared
 from smlaunch.export.flow import ERRORS, ITEMS_FILE, flow_of
 from smlaunch.export.policies import REASONS, permissions
@@ -29,6 +29,8 @@ DISTRIBUTED: dict[str, Any] = json.loads(MANY[FILE])
 BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
 
 ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/parts/items.json"
+
+RESULTS = f"s3://sagemaker-us-east-1-123456789012/smlaunch/{RUN}/parts/results/"
 
 
 def played(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> tuple[Service, Played]:
@@ -57,6 +59,14 @@ def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(mac
     service, run = played(*[once] * 3, machine=machine)
     assert run.error == ERRORS[EXIT_TRAINING_FAILED]
     assert service.made[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
+
+
+@BOTH
+def test_parts_that_may_not_begin_say_so(machine: dict[str, Any]) -> None:
+    said = "User: arn:x is not authorized to perform: states:StartExecution"
+    service, run = played(machine=machine, refuses_starts=said)
+    assert (service.made, run.error) == ([], ERRORS[EXIT_REFUSED])
+    assert said in (run.cause if machine is MACHINE else service.written[f"{RESULTS}4.json"]["cause"])
 
 
 def test_parts_that_are_processing_jobs_go_the_same_way() -> None:
@@ -146,7 +156,7 @@ def test_what_is_told_of_many_parts_is_short() -> None:
 
 
 def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() -> None:
-    place = f"s3://sagemaker-us-east-1-123456789012/smlaunch/{RUN}/parts/results/"
+    place = RESULTS
     service, run = played(machine=DISTRIBUTED)
     assert run.output["results"] == place
     assert run.output["parts"] == [{"part": number, "error": ""} for number in range(1, 5)]

@@ -197,6 +197,13 @@ def test_a_chain_that_is_longer_than_a_history_goes_on_in_another_execution() ->
     assert played.asked == driver_plays("chain", *many).asked
 
 
+def test_a_chain_that_may_not_hand_over_says_so() -> None:
+    many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
+    said = "User: arn:x is not authorized to perform: states:StartExecution"
+    refused = machine_plays("chain", *many, refuses_starts=said)
+    assert (refused.error, refused.cause) == (ERRORS[EXIT_REFUSED], said)
+
+
 def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
     told = "1 validation error detected: Value 'ml.nothing' ..."
     refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)])
