@@ -217,8 +217,9 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Pre
         if wishes.stages:
             with answers_of(place.target):
                 stage(prepared.plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
+        of = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
         for warning in prepared.plan.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            click.echo(f"warning: {of}{warning}", err=True)
     run = jobs[0].plan.job.name if len(jobs) == 1 else None
     wishes.document |= {"run": run, "staged": wishes.stages, "files": sorted(files)}
     if wishes.out is None and wishes.deploys:
