@@ -17,7 +17,7 @@ from typing import Any
 
 from smlaunch.launch.chain import Chain, Wait
 from smlaunch.launch.follow import Event, LogLine, StateChange
-from smlaunch.launch.lineage import RunFolder
+from smlaunch.launch.lineage import RunFolder, orchestrated_run
 from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline_of
 from smlaunch.launch.progress import Standing, Tracker
 from smlaunch.launch.retry import retrying
@@ -166,8 +166,13 @@ def attach_parts(name: str, target: Target, told: Told | None = None) -> PartsRu
     if not found:
         return None
     job = found[0]
+    seen = retrying(partial(target.control.describe, str(job)))
+    if orchestrated_run(seen) is not None:
+        from smlaunch.launch.orchestrated_parts import OrchestratedParts  # it is one of these
+
+        return OrchestratedParts(name, target, [str(task) for task in found], told)
     # A run may be called so by itself: the folder of the whole knows its parts, also those not begun yet.
-    folder = RunFolder.found(job.run, retrying(partial(target.control.describe, str(job))))
+    folder = RunFolder.found(job.run, seen)
     names = None if folder is None else folder.beside(job.run, name).load_parts(target.storage)
     if names is None or folder is None:
         return None

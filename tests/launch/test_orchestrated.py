@@ -164,3 +164,39 @@ def test_resume_says_who_drives_it() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
     with pytest.raises(JobError, match=f"was driven by the state machine's execution {EXECUTION}|goes on by"):
         Run.attach("nightly", target).resume()
+
+
+def part(number: int, status: str = "Completed") -> dict[str, Any]:
+    one = job(f"nightly-p{number}-s1-a1", f"nightly-p{number}", 1, f"{EXECUTION}-p{number}", status)
+    del one["Environment"]["SMLAUNCH_STOP_AFTER"]
+    return one
+
+
+def test_parts_are_one_run_which_ends_with_the_execution_of_the_whole() -> None:
+    target, control = target_with(part(1), part(2))
+    orchestrators = target.orchestrators
+    said = orchestrators.said  # type: ignore[attr-defined]
+    said[EXECUTION] = Execution(ended=False)
+    run = Run.attach("nightly", target)
+    now = run.glance()
+    assert (now.exit_code, now.driver, len(now.jobs)) == (None, EXECUTION, 2), "others may begin"
+    control.scripts["nightly-p3-s1-a1"] = [part(3)]
+    waited: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        said[EXECUTION] = Execution(True, 0)
+        return len(waited) > 9
+
+    for watch in run.watches(wait):
+        for _ in watch.rounds(wait):
+            pass
+    assert len(run.jobs) == 3 and headline_of(run.describe()) == "completed in all 3 parts"
+    said[EXECUTION] = Execution(ended=False)
+    control.scripts["nightly-p3-s1-a1"] = [part(3, "InProgress")]
+    again = Run.attach("nightly", target)
+    again.stop()
+    assert (control.stopped, orchestrators.stopped) == (  # type: ignore[attr-defined]
+        ["nightly-p3-s1-a1"],
+        [EXECUTION],
+    )
