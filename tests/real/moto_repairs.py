@@ -95,6 +95,31 @@ def stopping() -> Any:
     return ["stopDate" in answer, found.get("error"), found.get("cause")]
 
 
+def stopped_map() -> Any:
+    """How an execution ends that is stopped in the midst of a Map."""
+    wait = {"StartAt": "Wait", "States": {"Wait": {"Type": "Wait", "Seconds": 600, "End": True}}}
+    first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": wait, "End": True}
+    arn = machine("one", first)
+    execution = client().start_execution(stateMachineArn=arn, name="x", input='{"l": [1, 2]}')["executionArn"]
+    inner = stepfunctions_parser_backends["123456789012"]["us-east-1"].describe_execution(execution)
+
+    def until(kinds: str, count: int) -> None:
+        for _ in range(500):
+            events = inner.to_history_output()["events"]
+            if sum(event["type"] in kinds for event in events) == count:
+                return
+            time.sleep(0.02)
+
+    until("WaitStateEntered", 2)
+    inner.exec_worker.env.set_stop(stop_date=None, error="E", cause="C")
+    until("ExecutionFailed ExecutionAborted", 1)
+    for _ in range(100):
+        if inner.exec_status != "RUNNING":
+            break
+        time.sleep(0.02)
+    return str(inner.exec_status.value)
+
+
 def waiting() -> Any:
     """Whether a program that waits for its Retry ends when it is told to."""
     first = task("aws-sdk:s3:getObject", Bucket="none", Key="none")
@@ -219,6 +244,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]]
     "escapes": (escapes, lambda: None, repairs.escapes_in_intrinsic_functions),
     "unnamed": (unnamed, lambda: None, repairs.unnamed_executions),
     "stopping": (stopping, lambda: None, repairs.stopping_at_once),
+    "stopped-map": (stopped_map, lambda: None, repairs.what_is_stopped_stays_stopped),
     "waiting": (waiting, lambda: None, repairs.waits),
     "tolerated": (tolerated, lambda: None, repairs.failures_of_a_distributed_map),
     "many": (many, lambda: None, repairs.maps_of_many_items),

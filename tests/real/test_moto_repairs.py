@@ -27,6 +27,7 @@ def look(case: str, repaired: bool) -> Any:
         ("escapes", "it\\\\", "it's {say \"{}\"} \\ a'b{"),
         ("unnamed", "ExecutionAlreadyExists", "started"),
         ("stopping", [False, None, None], [True, "E", "C"]),
+        ("stopped-map", "FAILED", "ABORTED"),
         ("waiting", "RUNNING", "ABORTED"),
         ("tolerated", ["SUCCEEDED", [1, None, 3], [1, None, 3]], ["FAILED", [1, None, 3], {}]),
         ("many", ["RUNNING", "RUNNING"], ["SUCCEEDED", "SUCCEEDED"]),

@@ -48,6 +48,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
     StateTaskService,
 )
 from moto.stepfunctions.parser.asl.component.state.wait.wait_function.wait_function import WaitFunction
+from moto.stepfunctions.parser.asl.eval.environment import Environment
 from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.eval.program_state import ProgramRunning, ProgramStopped
 from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, ASLParserException
@@ -177,6 +178,18 @@ def stopping_at_once() -> None:
 
     Execution.stop = stop
     StepFunctionResponse.stop_execution = stop_execution
+
+
+def what_is_stopped_stays_stopped() -> None:
+    """An execution that is stopped in the midst of a Map or a Parallel is ABORTED. moto lets the items and
+    branches that ended with it fail it after that, with a word on 'get'."""
+    moto_s = Environment.set_error
+
+    def set_error(self: Any, error: Any) -> None:
+        if not isinstance(self.program_state(), ProgramStopped):
+            moto_s(self, error)
+
+    Environment.set_error = set_error
 
 
 def _environment_of(execution: Any) -> Any:

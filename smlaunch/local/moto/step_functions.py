@@ -52,6 +52,7 @@ def install(clients: Clients, wait_factor: float, error_names: Mapping[str, str]
     repairs.escapes_in_intrinsic_functions()
     repairs.unnamed_executions()
     repairs.stopping_at_once()
+    repairs.what_is_stopped_stays_stopped()
     repairs.waits(wait_factor)
     repairs.maps_of_many_items()
     repairs.failures_of_a_distributed_map()
