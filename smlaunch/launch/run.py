@@ -20,6 +20,7 @@ from smlaunch.launch.retry import refusal, retrying
 from smlaunch.launch.submit import stop
 from smlaunch.launch.target import Target
 from smlaunch.launch.watch import Watch
+from smlaunch.planning.orchestrated import words_for
 from smlaunch.planning.reconcile import Finish
 from smlaunch.ports import CallError, JobSummary
 from smlaunch.protocol.names import TaskName, is_run_id, parse_task_name, task_of
@@ -69,8 +70,7 @@ class Run:
         """Finds a run by its id or its execution's ARN, or any training job by its name. Raises JobError when
         there is none. ``told`` hears, in a sentence, what following it may bring up."""
         target = target or Target.region()
-        if name.startswith("arn:"):
-            name = name.replace("/", ":").rpartition(":")[2]
+        given, name = name, name.replace("/", ":").rpartition(":")[2] if name.startswith("arn:") else name
         with answers_of(target):
             found = sorted(
                 (task, summary.name)
@@ -91,7 +91,7 @@ class Run:
             except CallError as error:
                 if error.code not in ("ValidationException", "ResourceNotFound"):
                     raise
-                raise _no_run(name, target) from error
+                raise _no_run(given, name, target) from error
             whose = orchestrated_run(newest)
             if whose is not None:
                 from smlaunch.launch.orchestrated import attach_orchestrated
@@ -314,7 +314,13 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
     return list(rows.values())
 
 
-def _no_run(name: str, target: Target) -> JobError:
+def _no_run(given: str, name: str, target: Target) -> JobError:
+    """``given``: the run's name, or the ARN that it was taken from."""
+    execution = target.orchestrators.ask(given)
+    if execution is not None:
+        state = f"has ended without a job: {execution.said}" if execution.ended else "has made no job yet"
+        next_step = "" if execution.ended else "; look again in a moment"
+        return JobError([Problem("", f"{words_for(given)} {state}{next_step}")])
     known: set[str] = set()
     for summary in islice(_listed(target), _LOOKED_THROUGH):
         task = task_of(summary.name)

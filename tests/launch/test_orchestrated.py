@@ -55,6 +55,9 @@ def test_a_state_machines_run_is_open_until_its_execution_has_ended() -> None:
     said[EXECUTION] = Execution(True, 6, "its training time of 50 s is used up")
     assert (run.glance().status, run.glance().exit_code) == ("Stopped", 6)
     assert Run.attach(EXECUTION, target).name == "nightly"
+    said[f"{EXECUTION}-2"] = Execution(ended=False)
+    with pytest.raises(JobError, match=f"execution {EXECUTION}-2 has made no job yet; look again"):
+        Run.attach(f"{EXECUTION}-2", target)
 
 
 def test_a_pipelines_jobs_are_found_by_name_and_other_steps_left_out() -> None:
