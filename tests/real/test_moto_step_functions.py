@@ -19,6 +19,7 @@ from tests.local.client import PRELUDE
 from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, task
 
 SYNC = "sagemaker:createTrainingJob.sync"
+DISTRIBUTED = {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
 SLOW = "print('ready', flush=True)\ntime.sleep(600)\n"
 FAULTS = {"seed": 1, "faults": [{"fault": "throttle", "operations": "CreateProcessingJob", "first": 2}]}
 
@@ -180,6 +181,12 @@ def test_what_the_interpreter_does_not_have_is_refused_with_its_place(user: Step
     assert str(raised.value).endswith("so not $.States.First.Assign'")
     with pytest.raises(user.states.exceptions.InvalidDefinition, match="QueryLanguage"):
         user.machine("jsonata", {"Type": "Pass", "QueryLanguage": "JSONata", "End": True})
+    inner = {"StartAt": "ResultWriter", "States": {"ResultWriter": {"Type": "Pass", "End": True}}}
+    writer = {"Resource": "arn:aws:states:::s3:putObject", "Parameters": {"Bucket": "tests", "Prefix": "x"}}
+    each = {"Type": "Map", "ItemProcessor": {**inner, "ProcessorConfig": DISTRIBUTED}, "End": True}
+    with pytest.raises(user.states.exceptions.InvalidDefinition) as raised:
+        user.machine("writer", {**each, "ResultWriter": writer})
+    assert str(raised.value).endswith("so not $.States.First.ResultWriter'")
 
 
 def test_members_that_the_api_does_not_have_are_refused_and_not_dropped(user: StepFunctions) -> None:

@@ -377,19 +377,19 @@ def codes_of_errors() -> None:
             message = f"Invalid State Machine Definition: '{cause or repr(error)}'"
             raise api.InvalidDefinition(message) from None
         if missing := list(_not_played(json.loads(definition), "$")):
-            text = "the local endpoint plays JSONPath definitions without variables, so not " + "; ".join(
-                missing
-            )
+            plays = "the local endpoint plays JSONPath definitions without variables or ResultWriter"
+            text = f"{plays}, so not {'; '.join(missing)}"
             raise api.InvalidDefinition(f"Invalid State Machine Definition: '{text}'")
 
     StepFunctionsParserBackend._validate_definition = staticmethod(validate)
 
 
 def _not_played(value: Any, path: str) -> Iterator[str]:
-    """Where a definition uses JSONata or variables."""
+    """Where a definition uses JSONata, variables, or a ResultWriter, whose manifest would list nothing."""
     if isinstance(value, dict):
         for name, held in value.items():
-            if name == "Assign" or (name == "QueryLanguage" and held == "JSONata"):
+            writes = name == "ResultWriter" and "ItemProcessor" in value
+            if writes or name == "Assign" or (name == "QueryLanguage" and held == "JSONata"):
                 yield f"{path}.{name}"
             elif name not in _DATA:
                 yield from _not_played(held, f"{path}.{name}")
