@@ -229,7 +229,7 @@ class OrchestratedRun(Run):
                 stop(now.last.name, self.target.control)
                 now = self.describe()
             if now.last.status in ("Stopping", "Stopped"):
-                self._tell(f"no other job of {self.name} follows a stopped one; should one all the same: {how}")
+                self._tell(f"no job of {self.name} follows a stopped one; should one all the same: {how}")
             elif now.exit_code is None:
                 if not self.target.orchestrators.stop(self.driver):
                     text = f"no job of {self.name} runs, and another may follow; to prevent that: {how}"
