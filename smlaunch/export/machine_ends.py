@@ -262,7 +262,7 @@ class Ends:
         return name
 
     def _fails(self, name: str, rule: EndingRule, comment: str, reason: str) -> None:
-        told = kept(reason)
+        told = kept(reason) if looks_at_outcome(self.flow) else reason
         if self.flow.processing:
             # Its exit message says more than its reason does: who failed, and why.
             told = formatted([_REASON, "; exit message: ", _MESSAGE]) if reason == _REASON else _OVER

@@ -138,6 +138,8 @@ def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
         driver = driver_plays("chain", *[Fate(ending, says=False)] * 3)
         assert asl.cause.split(";")[0] == driver.cause.split(";")[0]
         assert asl.error == ERRORS[RULES[ending].exit_code]
+    alone = machine_plays("single", Fate(Ending.ALGORITHM, says=False))
+    assert alone.cause == driver_plays("single", Fate(Ending.ALGORITHM, says=False)).cause
 
 
 # ---- what the service may answer ------------------------------------------------------------------------
