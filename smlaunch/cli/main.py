@@ -85,7 +85,7 @@ _COMMANDS = {
         "Prove that a script resumes exactly, on this machine.",
     ),
     "data": ("smlaunch.cli.data", "data", "List data, split it by bytes, pack it, choose how it is read."),
-    "export": ("smlaunch.cli.export", "export", "Write a job for Step Functions."),
+    "export": ("smlaunch.cli.export", "export", "Write a job for Step Functions, Airflow or Pipelines."),
     "init": ("smlaunch.cli.init", "init", "Write a first job for a strategy."),
     "schema": ("smlaunch.cli.schema", "schema", "Print the job file's JSON Schema."),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),

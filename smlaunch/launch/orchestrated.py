@@ -240,6 +240,9 @@ class OrchestratedRun(Run):
 
     # ---- what is seen
 
+    def _seen_of(self, job: str) -> Mapping[str, Any]:
+        return dict(zip(self._theirs.names, self._theirs.known, strict=True))[job]
+
     @property
     def _newest(self) -> dict[str, Any]:
         return self._theirs.known[-1]

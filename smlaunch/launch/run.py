@@ -242,7 +242,7 @@ class Run:
         logs = self.target.logs
         with answers_of(self.target):
             for job in self._jobs:
-                group = log_group(retrying(partial(self.target.control.describe, job)))
+                group = log_group(self._seen_of(job))
                 for stream in retrying(partial(logs.streams, group, job + "/")):
                     token: str | None = None
                     before: str | None = ""
@@ -264,6 +264,10 @@ class Run:
             if now.last.status not in TERMINAL:
                 stop(now.last.name, self.target.control)
         return self.describe()
+
+    def _seen_of(self, job: str) -> Mapping[str, Any]:
+        """A description of the job, for what does not change of it."""
+        return retrying(partial(self.target.control.describe, job))
 
     def _found_chain(self) -> Chain | None:
         """Of a run that was launched elsewhere, or earlier."""
