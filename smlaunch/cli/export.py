@@ -38,7 +38,7 @@ no_stage_option = option(
 )
 
 
-@click.group(short_help="Write a job for Step Functions.")
+@click.group(short_help="Write a job for Step Functions, Airflow or Pipelines.")
 def export() -> None:
     """Write a job for an orchestrator that drives it without smlaunch.
 
