@@ -252,9 +252,10 @@ def _keep_out_of_the_source(folder: Path, files: Iterable[str]) -> None:
     from smlaunch.ignoring import OWN_FILE
 
     ignore = folder / OWN_FILE
-    if not ignore.exists() or ignore.read_text(encoding="utf-8").startswith(_IGNORED):
-        lines = "".join(f"/{name}\n" for name in sorted([OWN_FILE, *files]))
-        ignore.write_text(_IGNORED + lines, encoding="utf-8")
+    before = ignore.read_text(encoding="utf-8") if ignore.exists() else _IGNORED
+    if before.startswith(_IGNORED):
+        lines = {*before.splitlines()[1:], *(f"/{name}" for name in (OWN_FILE, *files))}
+        ignore.write_text(_IGNORED + "".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
 
 
 _IGNORED = "# Written by smlaunch export: no part of the source.\n"

@@ -42,6 +42,8 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
         folder = shell.folder.parent / "home" / "s3" / place.removeprefix("s3://")
         assert any(folder.iterdir()), place
     before = (shell.folder / "machine" / "state-machine.asl.json").read_bytes()
+    dag = ("export", "airflow", *WORDS[2:], "--out", "machine", "--no-stage")
+    assert shell(*dag).code == 0  # in the same folder, which is the source's too
     assert shell(*WORDS, "--out", "machine", "--no-stage").code == 0
     assert (shell.folder / "machine" / "state-machine.asl.json").read_bytes() == before
     task = json.loads((shell.folder / "machine" / "task.asl.json").read_text())
