@@ -16,7 +16,7 @@ from typing import Any
 import boto3
 import pytest
 
-from smlaunch.errors import EXIT_TRAINING_FAILED
+from smlaunch.errors import EXIT_STOPPED, EXIT_TRAINING_FAILED, StoppedByUser
 from smlaunch.export.flow import ERRORS, ITEMS_FILE
 from smlaunch.export.step_functions import (
     FILE,
@@ -28,6 +28,7 @@ from smlaunch.export.step_functions import (
 from smlaunch.job import Job
 from smlaunch.launch.api import prepare_export
 from smlaunch.launch.deploy import deploy_state_machine
+from smlaunch.launch.run import Run
 from smlaunch.launch.stage import stage
 from smlaunch.launch.target import Target
 from smlaunch.local.call_log import read
@@ -102,6 +103,8 @@ def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path:
     result = json.loads(ended["output"])
     assert (result["run"], result["status"], result["step"]) == ("nightly", "Completed", 50)
     assert weights(target, result["model_artifacts"]) == TRUE_WEIGHTS
+    looked_at = Run.attach("nightly", target).describe()
+    assert (looked_at.status, looked_at.exit_code, looked_at.step) == ("Completed", 0, 50)
     # Another execution is another run, with checkpoints of its own.
     again = user.ended(user.execute(machine, name="nightly-2"), 120)
     assert json.loads(again["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
@@ -140,10 +143,34 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     script = write_script(tmp_path)
     script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
     target, machine, _ = exported(user, script, "failing")
-    ended = user.ended(user.execute(machine, name="bad"), 120)
+    execution = user.execute(machine, name="bad")
+    ended = user.ended(execution, 120)
     assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
     assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
     assert "AlgorithmError" in ended["cause"]
+    looked_at = Run.attach(execution, target).describe()
+    assert (looked_at.exit_code, looked_at.driver) == (EXIT_TRAINING_FAILED, execution)
+
+
+def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, tmp_path: Path) -> None:
+    job = {
+        "entry": str(write_script(tmp_path)),
+        "strategy": "custom",
+        "limits": {"max_runtime": "10m", "segment": "60s"},
+        "environment": {"TEST_PAUSE": "0.5"},
+    }
+    target, machine, _ = exported(user, tmp_path / "train.py", "stopped", job=job)
+    executions = {name: user.execute(machine, name=name) for name in ("by-job", "by-execution")}
+    assert eventually(lambda: all(names(target, name) for name in executions))
+    Run.attach("by-job", target).stop()
+    assert target.orchestrators.stop(executions["by-execution"])
+    ended = user.ended(executions["by-job"])
+    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_STOPPED])
+    assert user.ended(executions["by-execution"])["status"] == "ABORTED"
+    for name in executions:
+        with pytest.raises(StoppedByUser):
+            Run.attach(name, target).wait()
+        assert len(names(target, name)) == 1
 
 
 def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
