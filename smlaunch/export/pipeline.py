@@ -5,31 +5,32 @@ whether it was the last.
                      └─no─► Segment-2 ─► Finished-2 ─yes─► what follows
                                               └─no─► ... ─► Limit (Fail)
 
-A pipeline has no loops and sees of a job its metrics, so the runtime prints whether the training has come to
-its end (protocol.segment, TELL_FINISHED). Each execution's jobs are runs of their own, named by the
-execution's id and the step; the service names the jobs, and run, segment and attempt are their tags. Pure.
+A pipeline has no loops and sees of a job its metrics, so the runtime prints whether the training has come
+to its end (protocol.segment, TELL_FINISHED). Conditions stand side by side (pipeline_order). Each
+execution's jobs are runs of their own, named by the execution's id and the step; the service names the
+jobs, and run, segment and attempt are their tags. Pure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smlaunch.errors import EXIT_LIMIT, JobError, Problem
 from smlaunch.export.flow import ERRORS, flow_of
 from smlaunch.export.pipeline_file import Step, in_order
 from smlaunch.export.pipeline_jobs import (
-    Ended,
     Planned,
     ended,
-    finished_condition,
+    fails,
+    finished,
     fixed_run,
+    holds,
     job_step,
-    requirement_condition,
     run_words,
 )
-from smlaunch.export.pipeline_order import LONGEST_NAME, MOST_CHARACTERS, is_gate, order_of, problems
+from smlaunch.export.pipeline_order import LONGEST_NAME, MOST_CHARACTERS, At, is_gate, order_of, problems
 from smlaunch.planning.plan import Plan
 
 VERSION = "2020-12-01"
@@ -70,7 +71,7 @@ def definition_of(jobs: Sequence[Planned], title: str) -> dict[str, Any]:
         "Version": VERSION,
         "Metadata": {"Comment": f"{title}, exported by smlaunch"},
         "Parameters": [],
-        "Steps": _Writer(jobs).steps(None, {}, ""),
+        "Steps": _Writer(jobs).steps(),
     }
 
 
@@ -86,7 +87,8 @@ def _text(definition: Mapping[str, Any]) -> str:
 
 
 class _Writer:
-    """Writes steps, those of branches within their conditions."""
+    """Writes all steps on all ways that lead to them. Conditions stand side by side, and what follows on one
+    in its branch; what is asked about a job that did not run is never answered."""
 
     def __init__(self, jobs: Sequence[Planned]) -> None:
         self._jobs = {job.name: job for job in jobs}
@@ -95,29 +97,70 @@ class _Writer:
         for step in in_order([job.step for job in jobs]):
             if step.cache is not None:
                 self._runs[step.name] = fixed_run(self._jobs[step.name], self._runs)
+        self._behind = {near for near in self._order.nearest.values() if near}
+        """Gates, or several together, that something stands right behind."""
 
-    def steps(self, gate: str | None, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
-        """All that stand right behind ``gate``. ``known``: what has ended there, by the steps' own names.
-        ``suffix``: makes the names of one branch unlike those of the others."""
-        here = [job for job in self._jobs.values() if self._order.scope(job.name) == gate]
-        plain = {job.name: ended(job, job.called(1) + suffix) for job in here if not job.chain}
-        known = {**known, **plain}
-        return [step for job in here for step in self._job(job, known, suffix)]
+    def steps(self) -> list[dict[str, Any]]:
+        written: list[dict[str, Any]] = []
+        for job in self._jobs.values():
+            for at in self._order.ways(job.name):
+                if not self._order.nearest[job.name]:
+                    written.append(self._job(job, 1, at))
+                written += self._chain(job, at) if job.chain else self._checks(job, at)
+        for near in sorted(self._behind):
+            if len(near) > 1:
+                first = next(name for name, gates in self._order.nearest.items() if gates == near)
+                for at in self._order.ways(first):
+                    written.append(self._joined(self._jobs[first], near, at))
+        return written
 
-    def _job(self, job: Planned, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
-        if not job.chain:
-            return [self._segment(job, 1, known, suffix), *self._behind(job, known, suffix)]
-        # From the last segment to the first: each is part of what follows on the one before it.
-        steps = [_fail(job.part("Limit") + suffix, _limit(job))]
-        for number in range(len(job.lengths), 0, -1):
-            segment = self._segment(job, number, known, suffix)
-            branch = {**known, job.name: ended(job, segment["Name"])}
-            behind = self._behind(job, branch, f"{suffix or '-At'}-{number}")
-            name = job.part("Finished", number) + suffix
-            steps = [segment, _condition(name, finished_condition(segment["Name"]), behind, steps)]
-        return steps
+    def _chain(self, job: Planned, at: At) -> Iterator[dict[str, Any]]:
+        """What is asked after each of its segments."""
+        count = len(job.lengths)
+        for number in range(1, count + 1):
+            way = {**at, job.name: number}
+            free = self._after((job.name,), way) if not job.step.requires else []
+            if number < count:
+                following = self._job(job, number + 1, at)
+            else:
+                following = _fail(self._called(job, job.part("Limit"), at), _limit(job))
+            name = self._called(job, job.part("Finished", number), at)
+            asked = finished(self._name(job, way))
+            yield _condition(name, [asked], free, [following])
+            yield from self._checks(job, way)
 
-    def _segment(self, job: Planned, number: int, known: Mapping[str, Ended], suffix: str) -> dict[str, Any]:
+    def _checks(self, job: Planned, at: At) -> Iterator[dict[str, Any]]:
+        """Its requirements, and what follows on a job that meets them. ``at``: with its own segment."""
+        step, suffix = self._name(job, at), self._own_suffix(job, at)
+        ended_well = [finished(step)] if job.chain else []
+        for number, requirement in enumerate(job.step.requires, 1):
+            message = f"step {job.name}: {requirement} is required, and does not hold"
+            failed = _fail(_fitting(job, job.part("Fail", number) + suffix), message)
+            name = _fitting(job, job.part("Unmet", number) + suffix)
+            yield _condition(name, [*ended_well, fails(job, requirement, step)], [failed], [])
+        followers = self._after((job.name,), at)
+        if job.step.requires and followers:
+            yield _condition(_fitting(job, job.part("Met") + suffix), self._open(job, at), followers, [])
+
+    def _joined(self, first: Planned, near: tuple[str, ...], at: At) -> dict[str, Any]:
+        """What stands behind several gates, none of which stands behind another of them."""
+        conditions = [one for gate in near for one in self._open(self._jobs[gate], at)]
+        name = self._called(first, first.part("Ready"), at)
+        return _condition(name, conditions, self._after(near, at), [])
+
+    def _open(self, gate: Planned, at: At) -> list[dict[str, Any]]:
+        """All that has to hold for what stands behind it."""
+        step = self._name(gate, at)
+        first = [finished(step)] if gate.chain else []
+        return first + [holds(gate, requirement, step) for requirement in gate.step.requires]
+
+    def _after(self, near: tuple[str, ...], at: At) -> list[dict[str, Any]]:
+        """What begins in a branch."""
+        here = [job for job in self._jobs.values() if self._order.nearest[job.name] == near]
+        return [self._job(job, 1, at) for job in here]
+
+    def _job(self, job: Planned, segment: int, at: At) -> dict[str, Any]:
+        known = {name: ended(other, self._name(other, at)) for name, other in self._needs(job)}
         referred = {source.step for source in job.step.inputs.values()}
         # What stands behind a gate waits for it anyway.
         before = [
@@ -125,19 +168,24 @@ class _Writer:
             for name in dict.fromkeys(job.step.after)
             if name not in referred and not is_gate(self._jobs[name])
         ]
-        run = run_words(job, self._runs)
-        return job_step(job, number, _fitting(job, job.called(number) + suffix), run, known, before)
+        name = self._called(job, job.called(segment), at)
+        return job_step(job, segment, name, run_words(job, self._runs), known, before)
 
-    def _behind(self, job: Planned, known: Mapping[str, Ended], suffix: str) -> list[dict[str, Any]]:
-        """What follows on a job that has ended well, behind its requirements."""
-        steps = self.steps(job.name, known, suffix) if is_gate(job) else []
-        for number, requirement in reversed(list(enumerate(job.step.requires, 1))):
-            condition = requirement_condition(job, requirement, known[job.name].step)
-            message = f"step {job.name}: {requirement} is required, and does not hold"
-            unmet = _fail(_fitting(job, job.part("Unmet", number) + suffix), message)
-            name = _fitting(job, job.part("Required", number) + suffix)
-            steps = [_condition(name, condition, steps, [unmet])]
-        return steps
+    def _needs(self, job: Planned) -> Iterator[tuple[str, Planned]]:
+        for name in sorted(job.step.needs):
+            yield name, self._jobs[name]
+
+    def _name(self, job: Planned, at: At) -> str:
+        """Of the step that has its result on a way."""
+        return self._called(job, job.called(at[job.name] if job.chain else 1), at)
+
+    def _called(self, job: Planned, words: str, at: At) -> str:
+        return _fitting(job, words + self._order.suffix(job.name, at))
+
+    def _own_suffix(self, job: Planned, at: At) -> str:
+        """As what follows on it has."""
+        suffix = self._order.suffix(job.name, at)
+        return f"{suffix or '-At'}-{at[job.name]}" if job.chain else suffix
 
 
 def _fitting(job: Planned, name: str) -> str:
@@ -148,12 +196,12 @@ def _fitting(job: Planned, name: str) -> str:
 
 
 def _condition(
-    name: str, condition: Mapping[str, Any], then: list[dict[str, Any]], otherwise: list[dict[str, Any]]
+    name: str, conditions: list[dict[str, Any]], then: list[dict[str, Any]], otherwise: list[dict[str, Any]]
 ) -> dict[str, Any]:
     return {
         "Name": name,
         "Type": "Condition",
-        "Arguments": {"Conditions": [condition], "IfSteps": then, "ElseSteps": otherwise},
+        "Arguments": {"Conditions": conditions, "IfSteps": then, "ElseSteps": otherwise},
     }
 
 

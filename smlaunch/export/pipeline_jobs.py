@@ -21,7 +21,7 @@ from smlaunch.request import name_member
 
 METRIC = variables.FINISHED_METRIC
 MOST_SEGMENTS = 100
-"""Of one chain: conditions are nested as deeply as there are segments."""
+"""Of one chain: a bound of ours, as pipeline_order.MOST_STEPS is."""
 
 OUTPUT = "output"
 """The one output of a processing job (request.create_processing_job)."""
@@ -210,21 +210,38 @@ def ended(job: Planned, step: str) -> Ended:
     return Ended(step, {"Get": f"Steps.{step}.{place}"})
 
 
-def finished_condition(step: str) -> dict[str, Any]:
+def finished(step: str) -> dict[str, Any]:
     """Whether the training came to its end in a segment."""
     return _condition(">=", _metric(step, METRIC), 1)
 
 
-def requirement_condition(job: Planned, requirement: Requirement, step: str) -> dict[str, Any]:
+def holds(job: Planned, requirement: Requirement, step: str) -> dict[str, Any]:
+    return _condition(requirement.operator, _value(job, requirement, step), requirement.bound)
+
+
+def fails(job: Planned, requirement: Requirement, step: str) -> dict[str, Any]:
+    """The opposite of ``holds``, in the words that every condition has."""
+    value, bound = _value(job, requirement, step), requirement.bound
+    opposite = [_condition(operator, value, bound) for operator in _OPPOSITES[requirement.operator]]
+    return opposite[0] if len(opposite) == 1 else {"Type": "Or", "Conditions": opposite}
+
+
+_OPPOSITES: Mapping[str, tuple[str, ...]] = {
+    ">=": ("<",),
+    "<=": (">",),
+    ">": ("<=",),
+    "<": (">=",),
+    "==": ("<", ">"),
+}
+
+
+def _value(job: Planned, requirement: Requirement, step: str) -> dict[str, Any]:
     if job.flow.processing:
         file, _, path = requirement.what.partition(":")
         name = property_files(job)[file]
-        value: dict[str, Any] = {
-            "Std:JsonGet": {"PropertyFile": {"Get": f"Steps.{step}.PropertyFiles.{name}"}, "Path": path}
-        }
-    else:
-        value = _metric(step, requirement.what)
-    return _condition(requirement.operator, value, requirement.bound)
+        place = {"Get": f"Steps.{step}.PropertyFiles.{name}"}
+        return {"Std:JsonGet": {"PropertyFile": place, "Path": path}}
+    return _metric(step, requirement.what)
 
 
 def _metric(step: str, name: str) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""Which step of a pipeline stands where, and what no pipeline can do with these jobs.
+"""Which step of a pipeline stands behind which conditions, and what no pipeline can do with these jobs.
 
-A pipeline has no loops, and a branch of a condition never comes back to the others. So what follows on a
-chain stands in every branch in which it has finished, and what follows on a requirement in the branch in
-which that holds. Both are gates; a step behind several has to have them one behind the other.
+A pipeline has no loops, no condition within another one's branches, and no step that waits for a condition
+(developer guide, condition step). So what follows on a chain is written down once for every segment that it
+may finish in, and what follows on a requirement stands in the branch in which that holds. Both are gates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import CycleError
-from itertools import pairwise
+from itertools import product
 from math import prod
 
 from smlaunch.errors import Problem
@@ -28,26 +29,49 @@ LONGEST_NAME = 64
 """Of a step. Source: PipelineExecutionStep, API reference."""
 
 
+At = Mapping[str, int]
+"""The segment that each chain in front of a step has finished in."""
+
+
 @dataclass(frozen=True)
 class Order:
-    """``gates``: of each step those that it is behind, the outermost first."""
+    """By step, as names: ``gates`` that it stands behind; ``nearest``: those of them that no other one stands
+    behind; ``chains``: with their numbers of segments, those among the gates."""
 
-    gates: Mapping[str, tuple[str, ...]]
+    gates: Mapping[str, frozenset[str]]
+    nearest: Mapping[str, tuple[str, ...]]
+    chains: Mapping[str, Mapping[str, int]]
 
-    def scope(self, name: str) -> str | None:
-        """The gate it stands right behind; None for a step that stands behind none."""
-        return self.gates[name][-1] if self.gates[name] else None
+    def ways(self, name: str) -> Iterator[At]:
+        """All ways that lead to a step."""
+        chains = self.chains[name]
+        for segments in product(*(range(1, count + 1) for count in chains.values())):
+            yield dict(zip(chains, segments, strict=True))
+
+    def suffix(self, name: str, at: At) -> str:
+        """Makes a step's name unlike those of the same step on other ways. ``at`` may know more chains."""
+        return "-".join(
+            ["", *(["At"] if self.chains[name] else []), *(str(at[one]) for one in self.chains[name])]
+        )
 
 
 def order_of(jobs: Sequence[Planned]) -> Order:
-    """Of steps among which there is no circle."""
-    opening = {job.name for job in jobs if is_gate(job)}
-    above: dict[str, frozenset[str]] = {}
+    """Raises CycleError."""
+    by_name = {job.name: job for job in jobs}
+    gates: dict[str, frozenset[str]] = {}
     for step in in_order([job.step for job in jobs]):
-        needs = step.needs & above.keys()
-        above[step.name] = needs.union(*(above[name] for name in needs))
-    depth = {name: len(above[name] & opening) for name in above}
-    return Order({name: tuple(sorted(above[name] & opening, key=lambda one: depth[one])) for name in above})
+        needs = [by_name[name] for name in sorted(step.needs & gates.keys())]
+        own = {job.name for job in needs if is_gate(job)}
+        gates[step.name] = frozenset(own.union(*(gates[job.name] for job in needs)))
+    nearest = {
+        name: tuple(sorted(one for one in behind if not any(one in gates[other] for other in behind)))
+        for name, behind in gates.items()
+    }
+    chains = {
+        name: {one: len(by_name[one].lengths) for one in gates if one in behind and by_name[one].chain}
+        for name, behind in gates.items()
+    }
+    return Order(gates, nearest, chains)
 
 
 def is_gate(job: Planned) -> bool:
@@ -63,14 +87,9 @@ def problems(jobs: Sequence[Planned]) -> Iterator[Problem]:
         yield from _of_inputs(job, by_name)
         yield from _of_requirements(job)
         yield from _of_cache(job, by_name)
-    try:
-        order = order_of(jobs)
-    except CycleError:
-        return  # the file's reader tells it
-    for job in jobs:
-        yield from _of_gates(job, order)
     if all(len(job.lengths) <= MOST_SEGMENTS for job in jobs):
-        yield from _of_size(jobs, order, by_name)
+        with suppress(CycleError):  # the file's reader tells it
+            yield from _of_size(jobs, order_of(jobs))
 
 
 def _of_plan(job: Planned) -> Iterator[Problem]:
@@ -167,24 +186,8 @@ def _of_cache(job: Planned, by_name: Mapping[str, Planned]) -> Iterator[Problem]
 _OWN = "are the execution's own, and the next execution would take them for its own"
 
 
-def _of_gates(job: Planned, order: Order) -> Iterator[Problem]:
-    gates = order.gates[job.name]
-    for one, other in pairwise(gates):
-        if one not in order.gates[other]:
-            text = (
-                f"it follows on {one!r} and {other!r}, each of which is a chain or has requirements, and "
-                "branches of a pipeline never come together again; let one follow on the other (after)"
-            )
-            yield job.step.problem("name", text)
-            return
-
-
-def _of_size(jobs: Sequence[Planned], order: Order, by_name: Mapping[str, Planned]) -> Iterator[Problem]:
-    counts = {
-        job.name: _own_steps(job)
-        * prod(len(by_name[gate].lengths) for gate in order.gates[job.name] if by_name[gate].chain)
-        for job in jobs
-    }
+def _of_size(jobs: Sequence[Planned], order: Order) -> Iterator[Problem]:
+    counts = {job.name: _own_steps(job) * prod(order.chains[job.name].values()) for job in jobs}
     total = sum(counts.values())
     if total > MOST_STEPS:
         largest = max(counts, key=lambda name: counts[name])
@@ -196,5 +199,6 @@ def _of_size(jobs: Sequence[Planned], order: Order, by_name: Mapping[str, Planne
 
 
 def _own_steps(job: Planned) -> int:
-    checks = 2 * len(job.step.requires)
-    return len(job.lengths) * (2 + checks) + 1 if job.chain else 1 + checks
+    """With the conditions around it, and one that several gates have in common."""
+    checks = 2 * len(job.step.requires) + 1
+    return 1 + (len(job.lengths) * (2 + checks) + 1 if job.chain else 1 + checks)

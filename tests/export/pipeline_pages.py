@@ -40,7 +40,7 @@ def definition(page: str) -> str:
 
 
 def _picture(text: str) -> Iterator[str]:
-    """Arrows within a branch and into it; dotted, what a job reads."""
+    """An arrow from a job to what is asked about it, and to what follows then; dotted, what a job reads."""
     steps = endpoint_reader.read(text).steps
     ids = {name: f"s{number}" for number, name in enumerate(steps)}
     yield "```mermaid"
@@ -49,16 +49,14 @@ def _picture(text: str) -> Iterator[str]:
         before, after = _SHAPES[step.type]
         yield f'  {ids[name]}{before}"{name}"{after}'
     for name, step in steps.items():
-        beside = [other for other in step.needs if steps[other].branch == step.branch]
-        if step.type == "Condition" and beside:
-            yield from (f"  {ids[other]} --> {ids[name]}" for other in sorted(beside))
+        read = [other for other in steps if other in step.needs and steps[other].type != "Condition"]
+        if step.type == "Condition":
+            yield from (f"  {ids[other]} --> {ids[name]}" for other in read)
             continue
         if step.branch is not None:
             condition, outcome = step.branch
             yield f"  {ids[condition]} -- {'yes' if outcome else 'no'} --> {ids[name]}"
-        if step.type != "Condition":
-            read = [other for other in steps if other in step.needs and steps[other].type != "Condition"]
-            yield from (f"  {ids[other]} -.-> {ids[name]}" for other in read)
+        yield from (f"  {ids[other]} -.-> {ids[name]}" for other in read)
     yield "```"
 
 

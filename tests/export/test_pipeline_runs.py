@@ -127,8 +127,8 @@ def test_another_job_is_not_the_cached_one_and_a_requirement_that_does_not_hold_
     assert "CacheHitResult" not in found["prepare"]
     rows = json.loads(ground.read(ground.output(found["prepare"]) + "rows/rows.json"))
     assert rows == [3 * int(number) for number in RAW.split()]
-    assert found["train-Required-1-At-3"]["Metadata"]["Condition"]["Outcome"] == "False"
-    unmet = found["train-Unmet-1-At-3"]["Metadata"]["Fail"]["ErrorMessage"]
+    assert found["train-Unmet-1-At-3"]["Metadata"]["Condition"]["Outcome"] == "True"
+    unmet = found["train-Fail-1-At-3"]["Metadata"]["Fail"]["ErrorMessage"]
     assert unmet == "step train: share_seen >= 2 is required, and does not hold"
     assert not [name for name in found if name.startswith("evaluate")]
 

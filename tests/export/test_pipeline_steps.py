@@ -119,8 +119,9 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
             "prepare",
             *(f"train-Segment-{number}" for number in (1, 2, 3)),
             *(f"train-Finished-{number}" for number in (1, 2, 3)),
-            *(f"train-Required-1-At-{number}" for number in (1, 2, 3)),
             *(f"train-Unmet-1-At-{number}" for number in (1, 2, 3)),
+            *(f"train-Fail-1-At-{number}" for number in (1, 2, 3)),
+            *(f"train-Met-At-{number}" for number in (1, 2, 3)),
             *(f"evaluate-At-{number}" for number in (1, 2, 3)),
             "train-Limit",
         ]
@@ -128,14 +129,12 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
     for number in (1, 2, 3):
         model = {"Get": f"Steps.train-Segment-{number}.ModelArtifacts.S3ModelArtifacts"}
         assert address(found[f"evaluate-At-{number}"], "model") == model
-        (condition,) = found[f"train-Required-1-At-{number}"]["Arguments"]["Conditions"]
-        assert condition == {
-            "Type": "GreaterThanOrEqualTo",
-            "LeftValue": {
-                "Get": f"Steps.train-Segment-{number}.FinalMetricDataList['held_out_accuracy'].Value"
-            },
-            "RightValue": 0.97,
-        }
+        last, met = found[f"train-Met-At-{number}"]["Arguments"]["Conditions"]
+        assert last == found[f"train-Finished-{number}"]["Arguments"]["Conditions"][0]
+        metric = {"Get": f"Steps.train-Segment-{number}.FinalMetricDataList['held_out_accuracy'].Value"}
+        assert met == {"Type": "GreaterThanOrEqualTo", "LeftValue": metric, "RightValue": 0.97}
+        unmet = {**met, "Type": "LessThan"}
+        assert found[f"train-Unmet-1-At-{number}"]["Arguments"]["Conditions"] == [last, unmet]
     left = {"Get": "Steps.prepare.ProcessingOutputConfig.Outputs['output'].S3Output.S3Uri"}
     assert address(found["train-Segment-1"], "train") == left
     assert address(found["evaluate-At-2"], "data") == {"Std:Join": {"On": "", "Values": [left, "held/out/"]}}
@@ -194,19 +193,21 @@ def test_what_a_processing_job_found_can_be_required(tmp_path: Path) -> None:
     assert found["look"]["PropertyFiles"] == [
         {"PropertyFileName": "file-1", "OutputName": "output", "FilePath": "report.json"}
     ]
-    (first,) = found["look-Required-1"]["Arguments"]["Conditions"]
-    assert first["LeftValue"]["Std:JsonGet"] == {
+    met = found["look-Met"]["Arguments"]
+    accuracy, rows = met["Conditions"]
+    assert accuracy["LeftValue"]["Std:JsonGet"] == {
         "PropertyFile": {"Get": "Steps.look.PropertyFiles.file-1"},
         "Path": "metrics.accuracy",
     }
-    (second,) = found["look-Required-1"]["Arguments"]["IfSteps"]
-    assert [one["Name"] for one in second["Arguments"]["IfSteps"]] == ["use"]
-    message = found["look-Unmet-2"]["Arguments"]["ErrorMessage"]
+    assert rows["Type"] == "Equals" and [one["Name"] for one in met["IfSteps"]] == ["use"]
+    (not_three,) = found["look-Unmet-2"]["Arguments"]["Conditions"]
+    assert [one["Type"] for one in not_three["Conditions"]] == ["LessThan", "GreaterThan"]
+    message = found["look-Fail-2"]["Arguments"]["ErrorMessage"]
     assert message == "step look: report.json:rows[0] == 3 is required, and does not hold"
 
 
 @pytest.mark.parametrize(
-    ("written", "kind"),
+    ("operator", "kind"),
     [
         (">=", "GreaterThanOrEqualTo"),
         ("<=", "LessThanOrEqualTo"),
@@ -215,16 +216,16 @@ def test_what_a_processing_job_found_can_be_required(tmp_path: Path) -> None:
         ("==", "Equals"),
     ],
 )
-def test_every_operator_is_the_services(tmp_path: Path, written: str, kind: str) -> None:
-    text = exported(tmp_path, [step("train", TRAIN, require=[f"loss{written}-1e-3"])])
-    (condition,) = json.loads(text)["Steps"][1]["Arguments"]["Conditions"]
+def test_every_operator_is_the_services(tmp_path: Path, operator: str, kind: str) -> None:
+    steps = [step("train", TRAIN, require=[f"loss{operator}-1e-3"]), step("use", WORK, after="train")]
+    (condition,) = written(tmp_path, steps)["train-Met"]["Arguments"]["Conditions"]
     assert (condition["Type"], condition["RightValue"]) == (kind, -0.001)
 
 
 def test_steps_that_need_nothing_of_each_other_stand_side_by_side(tmp_path: Path) -> None:
     text = exported(tmp_path, [step("one", WORK), step("train", LONG), step("two", WORK, after="one")])
     names = [one["Name"] for one in json.loads(text)["Steps"]]
-    assert names == ["one", "train-Segment-1", "train-Finished-1", "two"]
+    assert names == ["one", "train-Segment-1", *(f"train-Finished-{number}" for number in (1, 2, 3)), "two"]
 
 
 def test_what_has_no_room_is_written_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +260,7 @@ def test_a_built_in_algorithm_has_metrics_of_its_own(tmp_path: Path) -> None:
     }
     found = written(tmp_path, [step("train", job, require=["validation:rmse < 1"])])
     assert "MetricDefinitions" not in found["train"]["Arguments"]["AlgorithmSpecification"]
-    (condition,) = found["train-Required-1"]["Arguments"]["Conditions"]
+    (condition,) = found["train-Unmet-1"]["Arguments"]["Conditions"]
     assert condition["LeftValue"]["Get"] == "Steps.train.FinalMetricDataList['validation:rmse'].Value"
 
 
@@ -335,11 +336,6 @@ CACHED = {"cache": "1d"}
             "steps[1].inputs.x",
             "mode File",
         ),
-        (
-            [step("a", LONG), step("b", LONG), step("c", WORK, after=["a", "b"])],
-            "steps[2].name",
-            "never come together",
-        ),
         ([step("a", {**CAPPED, "entry": "src/a.py"})], "steps[0].job.limits.max_cost", "does not count"),
         (
             [
@@ -358,17 +354,34 @@ def test_what_a_pipeline_cannot_do_is_refused_by_its_place(
     assert list(found) == [path] and words in found[path]
 
 
-def test_requirements_one_behind_the_other_may_come_together(tmp_path: Path) -> None:
-    """Also what stands beside them, and behind both."""
+def test_what_stands_behind_several_requirements_waits_for_all_of_them(tmp_path: Path) -> None:
     steps = [
         step("data", WORK),
         step("a", TRAIN, require=["x > 0"], inputs={"d": "data"}),
-        step("b", TRAIN, require=["x > 0"], after=["a"]),
+        step("b", TRAIN, require=["y > 0"], after=["data"]),
         step("c", WORK, inputs={"one": "a", "two": "b", "three": "data"}),
+        step("d", WORK, after=["c"]),
     ]
     found = written(tmp_path, steps)
-    assert [one["Name"] for one in found["b-Required-1"]["Arguments"]["IfSteps"]] == ["c"]
-    assert "DependsOn" not in found["b"], "it stands behind the requirement"
+    together = found["c-Ready"]["Arguments"]
+    assert [one["Name"] for one in together["IfSteps"]] == ["c", "d"]
+    asked = [one["LeftValue"]["Get"] for one in together["Conditions"]]
+    assert asked == [f"Steps.{one}.FinalMetricDataList['{two}'].Value" for one, two in ("ax", "by")]
+    assert found["b"]["DependsOn"] == ["data"] and found["d"]["DependsOn"] == ["c"]
+    assert "DependsOn" not in found["c"], "it stands behind the requirements"
+
+
+def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
+    """Source: developer guide, condition step: nested condition steps are not supported."""
+    steps = [
+        *churn(),
+        step("again", LONG, after=["evaluate"], require=["x > 0"]),
+        step("last", WORK, after="again"),
+    ]
+    for one in json.loads(exported(tmp_path, steps))["Steps"]:
+        branches = one["Arguments"].get("IfSteps", []) + one["Arguments"].get("ElseSteps", [])
+        assert all(inner["Type"] != "Condition" for inner in branches)
+        assert one["Type"] != "Condition" or "DependsOn" not in one
 
 
 def test_a_names_room_is_that_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,18 @@ def test_circles_are_found_also_through_references_and_branches() -> None:
     assert problems(inside) == ["Steps: If needs In needs If: no step can need itself"]
 
 
+def test_a_condition_in_a_branch_of_another_is_refused() -> None:
+    always = [{"Type": "Equals", "LeftValue": 1, "RightValue": 1}]
+
+    def condition(name: str, *steps: Any) -> dict[str, Any]:
+        arguments = {"Conditions": always, "IfSteps": [], "ElseSteps": list(steps)}
+        return {"Name": name, "Type": "Condition", "Arguments": arguments}
+
+    (found,) = problems(condition("Outer", condition("Inner", train("A"))))
+    assert found.startswith("Steps[0].Arguments.ElseSteps[0]: a condition in a branch of 'Outer'")
+    assert "does not support nested condition steps" in found
+
+
 def test_references_may_stand_where_another_type_is_wanted() -> None:
     count = {"InstanceType": "ml.m5.large", "InstanceCount": {"Get": "Parameters.n"}, "VolumeSizeInGB": 1}
     given = [{"Name": "n", "Type": "Integer"}]

@@ -38,6 +38,10 @@ _DURATION = re.compile(
     r"P?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE
 )
 _SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
+_NOT_NESTED = (
+    "Pipelines does not support nested condition steps (developer guide, condition step); let it stand "
+    "beside that one, and refer to a step of the branch"
+)
 _MOST_STEPS = 50_000
 """A bound of ours: the service's own quotas are an account's."""
 
@@ -176,6 +180,8 @@ class _Reader:
         if not isinstance(arguments, dict):
             self._tell((*place, "Arguments"), "an object is needed")
             arguments = {}
+        if kind == "Condition" and branch is not None:
+            self._tell(place, f"a condition in a branch of {branch[0]!r}: {_NOT_NESTED}")
         needs = self._depends_on(document, place) | ({branch[0]} if branch else set())
         self._places[name] = place
         own = {
