@@ -38,8 +38,8 @@ def attach_orchestrated(
     known: Sequence[str] | None = None,
 ) -> OrchestratedRun | None:
     """The run of this name whose jobs an orchestrator asks for; None where there is none. ``known``: its jobs
-    of ordinary names, where they have been listed. Raises
-    JobError for the name of an execution that several runs are part of."""
+    of ordinary names, where they have been listed. Raises JobError for the name of an execution that several
+    runs are part of."""
     jobs = Jobs(name, target, known)
     jobs.look()
     if not jobs.known and jobs.beside:
