@@ -33,7 +33,11 @@ ENVIRONMENTS = {
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
     "spark": ["pyspark==4.3.0"],  # 500 MB
-    "airflow": ["apache-airflow==3.3.2", "apache-airflow-providers-amazon==9.39.0", "-e", str(ROOT)],
+    "airflow": [
+        *("apache-airflow==3.3.2", "apache-airflow-providers-amazon[aiobotocore]==9.39.0"),
+        *("aiobotocore==3.10.0", "boto3==1.43.117"),  # named, so that pip need not search for the pair
+        *("-e", str(ROOT)),
+    ],
     "tensorflow": ["tensorflow-cpu==2.21.0"],  # 1.5 GB
     "ray": ["ray==2.60.0"],  # 300 MB
     "xgboost": ["xgboost-cpu==3.2.0"],  # the package xgboost brings CUDA's nccl, 300 MB

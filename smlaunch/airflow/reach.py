@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,8 +33,9 @@ class Reach:
         return cls(**document)
 
     def target(self) -> Target:
-        """Made anew in every process. Raises AccountError, EndpointError or JobError. Asks the network
-        nothing but what the connection's own credentials need (a role to assume, say)."""
+        """Made anew in every process. Raises AccountError, EndpointError or JobError (there is no such
+        connection, or its endpoint is on another machine). Asks the network nothing but what the connection's
+        own credentials need (a role to assume, say)."""
         standing = _standing()
         if self.local:
             if standing is None:
@@ -64,8 +65,19 @@ def _standing() -> Any:
 def _session(aws_conn_id: str | None, region: str | None) -> tuple[Any, str | None]:
     """A boto3 session with the connection's credentials, and the endpoint that the connection names."""
     from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
+    from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
     hook = AwsBaseHook(aws_conn_id=aws_conn_id, region_name=region, client_type="sagemaker")
+    if aws_conn_id and aws_conn_id != AwsBaseHook.default_conn_name:
+        # The hook would warn, and go on with whatever credentials the worker has.
+        try:
+            hook.get_connection(aws_conn_id)
+        except AirflowNotFoundException:
+            text = (
+                f"there is no Airflow connection {aws_conn_id!r}; make it (`airflow connections add "
+                f"{aws_conn_id} --conn-type aws ...`), or give None to leave it to boto3"
+            )
+            raise JobError([Problem("aws_conn_id", text)]) from None
     return hook.get_session(region_name=region), hook.conn_config.endpoint_url
 
 
@@ -76,4 +88,5 @@ def _endpoint(url: str, session: Any, region: str | None) -> Target:
         missing = "no credentials are known" if found is None else "no region is named"
         raise AccountError(f"{missing} for {url}: give the worker what `smlaunch local env` prints")
     keys = found.get_frozen_credentials()
-    return Target.endpoint(url, str(name), keys.access_key, keys.secret_key)
+    target = Target.endpoint(url, str(name), keys.access_key, keys.secret_key)
+    return replace(target, environment=dict(os.environ))  # the role, as for a region

@@ -1,10 +1,10 @@
 """A run as a plain Airflow DAG of the Amazon provider's own operators: nothing of smlaunch has to be there.
 
-A chain is unrolled: as many training tasks as its training time has segments, and behind each a task that
-leaves the rest out when the training has finished. Each try of a task is the segment's next attempt. What is
-decided anew after every job by ``planning.reconcile`` has no words in a DAG that was written beforehand; what
-of that cannot be done without is refused, and the rest is told at the top of the file. ``SmlaunchOperator``
-(docs/airflow.md) does all of it.
+A single job, training or processing, is one task. A chain is unrolled: as many training tasks as its training
+time has segments, and behind each a task that leaves the rest out when the training has finished. Each try of
+a task is the segment's next attempt. What is decided anew after every job by ``planning.reconcile`` has no
+words in a DAG that was written beforehand; what of that cannot be done without is refused, and the rest is
+told at the top of the file. ``SmlaunchOperator`` (docs/airflow.md) does all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.export.airflow_text import CHAIN_PARTS, HEAD, ONE_PART, TRIES
+from smlaunch.export.airflow_text import CHAIN_PARTS, HEAD, NOTES, ONE_PART, PROCESSING_NOTES, TRIES
 from smlaunch.export.flow import Flow, Number, Place, Stage, Text, flow_of, mapped
 from smlaunch.planning.patience import CREATE_PATIENCE
 from smlaunch.planning.plan import Plan
@@ -82,9 +82,6 @@ def _unnamed(name: str, run: str | None) -> Iterator[Problem]:
 def _inexpressible(flow: Flow) -> Iterator[Problem]:
     instead = "; SmlaunchOperator does it (docs/airflow.md)"
     workflow, policy = flow.workflow, flow.policy
-    if flow.processing:
-        yield Problem("strategy", f"the exported DAG has no operator for a processing job{instead}")
-        return
     if flow.parts:
         yield Problem("inputs.*.carry", f"a run in parts is no single DAG of plain operators{instead}")
         return
@@ -132,21 +129,22 @@ def _segments(flow: Flow) -> list[_Segment]:
 def _file(flow: Flow, name: str) -> Iterator[str]:
     chain = flow.policy.chain
     segments = _segments(flow)
-    # The operator looks for it in the job's description, where groups and preferences have their own.
-    counts = all("InstanceType" in stage.template["ResourceConfig"] for stage in flow.stages)
+    kind, function = ("Processing", "process") if flow.processing else ("Training", "train")
     retrying = [rule for rule in RULES.values() if rule.remedy is Remedy.RETRY]
     words = {
         "TITLE": _commented(flow.title),
         "DAG": _literal(name),
-        "COUNT": f"a chain of {len(segments)} training jobs" if chain else "a training job",
+        "COUNT": f"a chain of {len(segments)} training jobs" if chain else f"a {kind.lower()} job",
+        "NOTES": PROCESSING_NOTES if flow.processing else NOTES,
+        "OPERATOR": f"SageMaker{kind}Operator",
+        "KIND": kind,
+        "WORK": kind.lower(),
+        "FUNCTION": function,
         "REGION": _literal(flow.region),
         "RUN": json.dumps(flow.run if flow.run is not None else _RUN),
         "INTERVAL": str(max(1, flow.seconds(CHECK_INTERVAL))),
         "SLACK": str(SLACK),
-        "PRINT_LOG": str(counts),
-        "PRINT_LOG_WHY": "into the task's log"
-        if counts
-        else "it would look for one ResourceConfig.InstanceCount, and fail",
+        "PRINT_LOG": _print_log(flow),
         "RETRIES": str(flow.policy.attempts - 1),
         "DELAY": str(flow.seconds(max(rule.first_wait for rule in retrying))),
         "LONGEST": str(flow.seconds(max(rule.longest_wait for rule in retrying))),
@@ -164,7 +162,16 @@ def _file(flow: Flow, name: str) -> Iterator[str]:
     yield _filled(TRIES, words)
     yield _filled(CHAIN_PARTS if chain else ONE_PART, words)
     yield f"    segments = [\n{''.join(_row(segment) for segment in segments)}    ]\n"
-    yield "    in_order(segments)\n" if chain else "    train(*segments[0])\n"
+    yield "    in_order(segments)\n" if chain else f"    {function}(*segments[0])\n"
+
+
+def _print_log(flow: Flow) -> str:
+    if flow.processing:
+        return ""  # accepted, and never looked at (provider 9.39.0)
+    if all("InstanceType" in stage.template["ResourceConfig"] for stage in flow.stages):
+        return "        print_log=True,  # into the task's log\n"
+    # The operator looks for it in the job's description, where groups and preferences have their own.
+    return "        print_log=False,  # it would look for one ResourceConfig.InstanceCount, and fail\n"
 
 
 def _is_final(ending: Ending) -> bool:

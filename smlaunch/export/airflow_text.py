@@ -1,13 +1,21 @@
 """The parts of an exported DAG file that are the same for every job. ``<<WORD>>`` is filled in."""
 
-HEAD = '''\
-"""<<TITLE>>: <<COUNT>>, by the Amazon provider's own operators.
-
-Written by `smlaunch export airflow`. Each DAG run is a run of its own. Each try of a training task is the
+NOTES = """\
+Each DAG run is a run of its own. Each try of a training task is the
 segment's next attempt, under a name of its own, and goes on from the newest checkpoint in S3. What
 `smlaunch run` does and this file does not: tries count from a segment's first one, not from its newest
 checkpoint; every failure waits as long as one for capacity does; a segment that leaves no newer checkpoint
-is followed by the next one, not by itself again; checkpoints of earlier segments are not cleaned up.
+is followed by the next one, not by itself again; checkpoints of earlier segments are not cleaned up."""
+
+PROCESSING_NOTES = """\
+Each DAG run is a run of its own. Each try of its task is the
+next attempt, under a name of its own, and does all of the work anew. What `smlaunch run` does and this file
+does not: every failure waits as long as one for capacity does; the job's log stays in CloudWatch Logs."""
+
+HEAD = '''\
+"""<<TITLE>>: <<COUNT>>, by the Amazon provider's own operators.
+
+Written by `smlaunch export airflow`. <<NOTES>>
 """
 
 from __future__ import annotations
@@ -15,17 +23,19 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 
 from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 from airflow.providers.amazon.aws.hooks.sagemaker import SageMakerHook
-from airflow.providers.amazon.aws.operators.sagemaker import SageMakerTrainingOperator
+from airflow.providers.amazon.aws.operators.sagemaker import <<OPERATOR>>
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 from airflow.sdk import DAG, get_current_context, task
 from botocore.exceptions import ClientError
 
 AWS_CONNECTION = "aws_default"
 REGION = <<REGION>>
-DEFERRABLE = True  # frees the worker while a job runs; needs a triggerer
+DEFERRABLE = find_spec("aiobotocore") is not None
+"""Frees the worker while a job runs. The provider's trigger needs aiobotocore (its extra of that name)."""
 
 RUN = <<RUN>>
 ATTEMPT = "{{ ti.try_number }}"
@@ -43,16 +53,16 @@ def before_a_try(context) -> None:
     """Never two jobs at once, and no try that cannot help. Raises for the attempt before, where that runs,
     was stopped by a person, or failed for good; whoever clears the task has decided to go on."""
     ti, operator = context["ti"], context["task"]
-    run = operator.config["TrainingJobName"].rpartition("-a")[0]
+    run = operator.config["<<KIND>>JobName"].rpartition("-a")[0]
     if ti.try_number == 1:
         return
     hook = SageMakerHook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
     try:
-        before = hook.describe_training_job(f"{run}-a{ti.try_number - 1}")
+        before = hook.describe_<<WORK>>_job(f"{run}-a{ti.try_number - 1}")
     except ClientError:
         return  # it never came to be
-    status, secondary = before["TrainingJobStatus"], before.get("SecondaryStatus")
-    name = before["TrainingJobName"]
+    status, secondary = before["<<KIND>>JobStatus"], before.get("SecondaryStatus")
+    name = before["<<KIND>>JobName"]
     if status in ("InProgress", "Stopping"):
         raise AirflowException(f"{name} still runs, and nobody watches it")
     if ti.max_tries - operator.retries >= ti.try_number - 1:
@@ -63,10 +73,17 @@ def before_a_try(context) -> None:
         raise AirflowFailException(f"{name} cannot work as written: {before['FailureReason']}")
 
 
-def train(number: int, config: dict) -> SageMakerTrainingOperator:
+def after_a_try(context, result) -> None:
+    """Raises for a stopped job, which the operator takes for a completed one where it does not defer."""
+    job = result["<<KIND>>"]
+    if job["<<KIND>>JobStatus"] != "Completed":
+        raise AirflowException(f"{job['<<KIND>>JobName']}: {job['<<KIND>>JobStatus']}")
+
+
+def <<FUNCTION>>(number: int, config: dict) -> <<OPERATOR>>:
     stopping = config["StoppingCondition"]
     longest = stopping.get("MaxWaitTimeInSeconds", stopping["MaxRuntimeInSeconds"]) + <<SLACK>>
-    return SageMakerTrainingOperator(
+    return <<OPERATOR>>(
         task_id=f"segment_{number}",
         config=config,
         aws_conn_id=AWS_CONNECTION,
@@ -74,9 +91,9 @@ def train(number: int, config: dict) -> SageMakerTrainingOperator:
         deferrable=DEFERRABLE,
         check_interval=<<INTERVAL>>,
         max_attempts=-(-longest // <<INTERVAL>>),  # looks; by default it gives up after 60
-        print_log=<<PRINT_LOG>>,  # <<PRINT_LOG_WHY>>
-        action_if_job_exists="fail",  # another name would be a job that nobody knows of
+<<PRINT_LOG>>        action_if_job_exists="fail",  # another name would be a job that nobody knows of
         pre_execute=before_a_try,
+        post_execute=after_a_try,
         retries=<<RETRIES>>,
         retry_delay=timedelta(seconds=<<DELAY>>),
         retry_exponential_backoff=True,

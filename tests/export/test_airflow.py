@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from smlaunch.errors import JobError
 from smlaunch.export.airflow import CHECK_INTERVAL, SLACK, export_airflow
-from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, SINGLE, SPOT, plan_of
+from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, PROCESSING, SINGLE, SPOT, plan_of
 
 GOLDEN = Path(__file__).with_name("airflow_chain.py.txt")
 
@@ -29,7 +30,8 @@ def made(job: Any, **names: object) -> dict[str, Any]:
         if isinstance(node, ast.Assign)
         or (isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "run_of")
     ]
-    space: dict[str, Any] = {"timedelta": dict, "SageMakerTrainingOperator": dict, **names}
+    operators = {"SageMakerTrainingOperator": dict, "SageMakerProcessingOperator": dict}
+    space: dict[str, Any] = {"timedelta": dict, "find_spec": find_spec, **operators, **names}
     body = ast.Module([ast.parse("from __future__ import annotations").body[0], *kept], [])
     exec(compile(body, "digits.py", "exec"), space)
     return space
@@ -44,7 +46,7 @@ def test_the_file_of_a_chain() -> None:
     assert text == GOLDEN.read_text() == text_of(CHAIN)
 
 
-@pytest.mark.parametrize("job", [CHAIN, SINGLE, DIRECT])
+@pytest.mark.parametrize("job", [CHAIN, SINGLE, DIRECT, PROCESSING])
 def test_it_is_python_of_readable_width(job: Any) -> None:
     text = text_of(job)
     compile(text, "digits.py", "exec")
@@ -69,6 +71,27 @@ def test_what_has_no_one_instance_type_is_not_asked_for_its_count() -> None:
     config = space["config_1"](1, 3600, None)
     assert "InstanceType" not in config["ResourceConfig"]
     assert space["train"](1, config)["print_log"] is False
+
+
+def test_a_processing_job_has_its_own_operator() -> None:
+    text = text_of(PROCESSING)
+    assert "SageMakerProcessingOperator" in text and "Training" not in text
+    space = made(PROCESSING)
+    config = space["config_1"](1, 3600, None)
+    assert config["ProcessingJobName"] == f"{space['RUN']}-s1-a{space['ATTEMPT']}"
+    assert config["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600}
+    operator = space["process"](1, config)
+    assert operator["max_attempts"] * operator["check_interval"] >= 3600 + SLACK
+    assert operator["action_if_job_exists"] == "fail"
+
+
+@pytest.mark.parametrize(("job", "kind"), [(SINGLE, "Training"), (PROCESSING, "Processing")])
+def test_a_stopped_job_is_not_a_completed_one(job: Any, kind: str) -> None:
+    space = made(job, AirflowException=ValueError)
+    answer = {f"{kind}JobName": "digits-s1-a1", f"{kind}JobStatus": "Completed"}
+    space["after_a_try"](None, {kind: answer})
+    with pytest.raises(ValueError, match="digits-s1-a1: Stopped"):
+        space["after_a_try"](None, {kind: {**answer, f"{kind}JobStatus": "Stopped"}})
 
 
 def test_a_text_that_looks_like_jinja_comes_out_as_it_was() -> None:

@@ -56,8 +56,8 @@ RETRIED = {"retries": 4, "retry_delay": timedelta(seconds=0)}
 
 
 def dies_when_a_job_was_created(context: Any) -> None:
-    """Between CreateTrainingJob's answer and whatever comes next, the first try is lost with its supervisor, in
-    segment 1, and the second loses its supervisor alone, in segment 2."""
+    """Between CreateTrainingJob's answer and whatever comes next, the first try is lost with its supervisor,
+    in segment 1, and the second loses its supervisor alone, in segment 2."""
     number = context["ti"].try_number
     call = BaseClient._make_api_call
 
@@ -82,6 +82,18 @@ with dag("lost_training"):
 
 with dag("restarted"):
     SmlaunchOperator(task_id="train", job=job("halves.py", TEST_PAUSE="0.8"), deferrable=True, **RETRIED)
+
+with dag("processed"):
+    cleaning = {
+        "entry": f"{SOURCE}/clean.py",
+        "strategy": "processing",
+        "inputs": {"raw": f"{SOURCE}/raw"},
+        "args": ["a word"],
+    }
+    SmlaunchOperator(task_id="train", job=cleaning, deferrable=True)
+
+with dag("misconnected"):
+    SmlaunchOperator(task_id="train", job=job(), aws_conn_id="nobodys", **RETRIED)
 
 with dag("killed"):
     SmlaunchOperator(task_id="train", job=job("halves.py", segment="20m", TEST_PAUSE="8"))

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,14 @@ if os.environ["TRAINING_JOB_NAME"].endswith("-s1-a1"):
 import runpy
 import smlaunch.train
 runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py"), run_name="__main__")
+"""
+CLEANS = """\
+import os, sys
+print("cleans", *sys.argv[1:], flush=True)
+given, kept = os.environ["SM_CHANNEL_RAW"], os.environ["SM_OUTPUT_DATA_DIR"]
+for name in os.listdir(given):
+    with open(os.path.join(given, name)) as file, open(os.path.join(kept, name), "w") as out:
+        out.write(file.read().upper())
 """
 FAST = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -51,19 +59,47 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-class Site:
-    """``ask`` is the REST API. Every process is in a session of its own, and is ended with ``close``."""
+def connected(variables: Mapping[str, str]) -> dict[str, str]:
+    """The same with a connection in place of AWS's variables, and nothing known of who runs the endpoint."""
+    connection = {
+        "conn_type": "aws",
+        "login": variables["AWS_ACCESS_KEY_ID"],
+        "password": variables["AWS_SECRET_ACCESS_KEY"],
+        "extra": {"endpoint_url": variables["AWS_ENDPOINT_URL"], "region_name": variables["AWS_REGION"]},
+    }
+    rest = {name: value for name, value in variables.items() if not name.startswith("AWS_")}
+    return {
+        **rest,
+        "SMLAUNCH_HOME": variables["HOME"] + "/elsewhere",
+        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+    }
 
-    def __init__(self, home: Path) -> None:
+
+class Site:
+    """``ask`` is the REST API. Every process is in a session of its own, and is ended with ``close``.
+
+    ``by_connection``: what ``start`` starts knows the endpoint by Airflow's connection ``aws_default`` only,
+    not by AWS's variables; what ``run`` runs has those in any case. ``faults``: what goes wrong at the
+    endpoint.
+    """
+
+    def __init__(
+        self, home: Path, *, by_connection: bool = False, faults: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self.home = home
         (home / "dags").mkdir()
         shutil.copy(Path(__file__).with_name("airflow_dags.py"), home / "dags")
         script = write_script(home / "source")
         script.with_name("fails.py").write_text(FAILS_ONCE)
         script.with_name("halves.py").write_text(SCRIPT.replace("= 50, 10", "= 50, 25"))
+        script.with_name("clean.py").write_text(CLEANS)
+        (home / "source" / "raw").mkdir()
+        (home / "source" / "raw" / "a.txt").write_text("one")
         plain = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
         self.variables = {**plain, "HOME": str(home), "SMLAUNCH_HOME": str(home / "smlaunch")}
-        info = json.loads(self.run("smlaunch", "local", "start", "--json"))
+        plan = home / "faults.json"
+        plan.write_text(json.dumps({"seed": 1, "faults": list(faults)}))
+        info = json.loads(self.run("smlaunch", "local", "start", "--json", SMLAUNCH_FAULTS=str(plan)))
         self.variables.update(json.loads(self.run("smlaunch", "local", "env", "--json")))
         self.port = free_port()
         self.variables.update(
@@ -76,6 +112,7 @@ class Site:
             TEST_SOURCE=str(home / "source"),
             TEST_BUCKET=info["bucket"],
         )
+        self._started_with = connected(self.variables) if by_connection else self.variables
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._token = ""
         self.run("airflow", "db", "migrate")
@@ -95,7 +132,7 @@ class Site:
         with (self.home / f"{name}.txt").open("ab") as output:
             process = subprocess.Popen(
                 [program("airflow", "airflow"), name, *words],
-                env=self.variables,
+                env=self._started_with,
                 cwd=self.home,
                 stdout=output,
                 stderr=output,
@@ -189,8 +226,8 @@ class Site:
         path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/train"
         self.ask(path, {"new_state": "failed"}, "PATCH")
 
-    def log(self, dag: str, number: int = 1) -> str:
-        path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/train/logs/{number}?full_content=true"
+    def log(self, dag: str, number: int = 1, task: str = "train") -> str:
+        path = f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/{task}/logs/{number}?full_content=true"
         return json.dumps(self.ask(path))
 
     def xcom(self, dag: str, key: str = "return_value", task: str = "train") -> Any:

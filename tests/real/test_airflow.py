@@ -1,6 +1,7 @@
 """A real Airflow, with its scheduler, workers and triggerer, against `smlaunch local start`.
 
-Some DAGs begin at once, and each test looks at its own: never a second job, never a lost one.
+Some DAGs begin at once, and each test looks at its own: never a second job, never a lost one. Airflow's
+processes reach the endpoint by an Airflow connection.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS
 from tests.real.airflow_site import Site, run_of
 from tests.real.conftest import program
 
-BEGUN_AT_ONCE = ["lost_submitting", "deferred", "killed_deferred", "retried", "amazon", "exported"]
+BEGUN_AT_ONCE = [
+    *("lost_submitting", "deferred", "killed_deferred", "retried"),
+    *("amazon", "exported", "cleans", "processed", "misconnected"),
+]
+HOST_LOST = {"fault": "host-lost", "jobs": "exported-*-s2-a1", "after": 1.0}
 SEGMENT_JOBS = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     program("airflow", "airflow")
-    made = Site(tmp_path_factory.mktemp("airflow"))
+    made = Site(tmp_path_factory.mktemp("airflow"), by_connection=True, faults=[HOST_LOST])
     try:
         export(made)
         made.begin(BEGUN_AT_ONCE)
@@ -37,10 +42,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def export(site: Site) -> None:
-    """A chain of at most three segments, of which the script needs two."""
-    words = ("export", "airflow", str(site.home / "source" / "halves.py"), "--local", "--called", "exported")
+    """A chain of at most three segments, of which the script needs two; and a processing job, without
+    deferring."""
+    dags, source = site.home / "dags", site.home / "source"
+    chain = (str(source / "halves.py"), "--called", "exported", "--env", "TEST_PAUSE=0.1")
     limits = ("--max-runtime", "3m", "--segment", "60s")
-    site.run("smlaunch", *words, *limits, "--out", str(site.home / "dags"))
+    site.run("smlaunch", "export", "airflow", *chain, *limits, "--local", "--out", str(dags))
+    job = (str(source / "clean.py"), "--called", "cleans", "--strategy", "processing")
+    data = ("--input", f"raw={source}/raw")
+    site.run("smlaunch", "export", "airflow", *job, *data, "--local", "--out", str(dags))
+    text = (dags / "cleans.py").read_text()
+    (dags / "cleans.py").write_text(re.sub("(?m)^DEFERRABLE = .*$", "DEFERRABLE = False", text))
 
 
 def client(site: Site, service: str) -> Any:
@@ -150,7 +162,8 @@ def test_a_task_marked_failed_stops_its_run(site: Site) -> None:
     site.wait("a stop", lambda: jobs(site, run) == {"s1-a1": "Stopped"})
 
 
-def test_an_exported_chain_of_amazons_operators(site: Site) -> None:
+def test_an_exported_chain_of_amazons_operators_that_loses_a_host(site: Site) -> None:
+    """In its second segment: the task's next try is the next attempt, from the checkpoint that is there."""
     done = ("success", "failed", "upstream_failed")
     site.wait("the end", lambda: site.task("exported", "finished")["state"] in done)
     states = {
@@ -158,9 +171,24 @@ def test_an_exported_chain_of_amazons_operators(site: Site) -> None:
         for name in ("segment_1", "more_after_1", "segment_2", "more_after_2", "segment_3", "finished")
     }
     assert states == dict.fromkeys(states, "success") | {"segment_3": "skipped"}
-    found = jobs(site, "exported")
-    assert [name.rpartition("-s")[2] for name in found] == ["1-a1", "2-a1"]
+    found = {name.rpartition("-s")[2]: status for name, status in jobs(site, "exported").items()}
+    assert found == {"1-a1": "Completed", "2-a1": "Failed", "2-a2": "Completed"}
+    assert site.task("exported", "segment_2")["try_number"] == 2
+    assert "Pausing task as DEFERRED" in site.log("exported", task="segment_1")
     assert weights(site, site.xcom("exported", task="finished")) == TRUE_WEIGHTS
+
+
+def test_an_exported_processing_job(site: Site) -> None:
+    site.wait("the end", lambda: site.task("cleans", "segment_1")["state"] in ("success", "failed"))
+    job = site.xcom("cleans", task="segment_1")["Processing"]
+    assert re.fullmatch(r"cleans-\d{8}t\d{6}-s1-a1", job["ProcessingJobName"])
+    assert job["ProcessingJobStatus"] == "Completed"
+    (output,) = job["ProcessingOutputConfig"]["Outputs"]
+    bucket, _, prefix = output["S3Output"]["S3Uri"].removeprefix("s3://").partition("/")
+    found = client(site, "s3").get_object(Bucket=bucket, Key=f"{prefix.rstrip('/')}/a.txt")
+    assert found["Body"].read() == b"ONE"
+    rows = client(site, "sagemaker").list_processing_jobs(NameContains="cleans-")
+    assert len(rows["ProcessingJobSummaries"]) == 1
 
 
 def test_amazons_own_operator_unmodified(site: Site) -> None:
@@ -209,6 +237,25 @@ def test_a_scheduler_killed_with_its_workers_while_a_chain_is_deferred(site: Sit
     site.start("scheduler")
     check_undisturbed(site, "restarted")
     assert site.task("restarted")["try_number"] == 1, "nothing was lost"
+
+
+def test_a_processing_job(site: Site) -> None:
+    site.wait("the end", lambda: site.is_("processed", "success", "failed"))
+    assert site.task("processed")["state"] == "success", site.log("processed")
+    rows = client(site, "sagemaker").list_processing_jobs(NameContains=run_of("processed"))
+    names = [row["ProcessingJobName"] for row in rows["ProcessingJobSummaries"]]
+    assert names == [f"{run_of('processed')}-s1-a1"]
+    result = site.xcom("processed")
+    assert (result["status"], result["exit_code"]) == ("Completed", 0)
+    assert ":processing-job/" in result["jobs"][0]["arn"]
+    assert "algo-1| cleans a word" in site.log("processed")
+
+
+def test_a_connection_that_does_not_exist(site: Site) -> None:
+    """The provider's hook would go on with whatever credentials the worker has."""
+    site.wait("the end", lambda: site.is_("misconnected", "success", "failed"))
+    assert (site.task("misconnected")["state"], site.task("misconnected")["try_number"]) == ("failed", 1)
+    assert "aws_conn_id: there is no Airflow connection 'nobodys'" in site.log("misconnected")
 
 
 def test_dags_test(site: Site, tmp_path: Path) -> None:
