@@ -97,8 +97,6 @@ class _Writer:
         for step in in_order([job.step for job in jobs]):
             if step.cache is not None:
                 self._runs[step.name] = fixed_run(self._jobs[step.name], self._runs)
-        self._behind = {near for near in self._order.nearest.values() if near}
-        """Gates, or several together, that something stands right behind."""
 
     def steps(self) -> list[dict[str, Any]]:
         written: list[dict[str, Any]] = []
@@ -107,11 +105,10 @@ class _Writer:
                 if not self._order.nearest[job.name]:
                     written.append(self._job(job, 1, at))
                 written += self._chain(job, at) if job.chain else self._checks(job, at)
-        for near in sorted(self._behind):
-            if len(near) > 1:
-                first = next(name for name, gates in self._order.nearest.items() if gates == near)
-                for at in self._order.ways(first):
-                    written.append(self._joined(self._jobs[first], near, at))
+        several = dict.fromkeys(near for near in self._order.nearest.values() if len(near) > 1)
+        for near in several:
+            first = next(job for job in self._jobs.values() if self._order.nearest[job.name] == near)
+            written += [self._joined(first, near, at) for at in self._order.ways(first.name)]
         return written
 
     def _chain(self, job: Planned, at: At) -> Iterator[dict[str, Any]]:
@@ -119,14 +116,14 @@ class _Writer:
         count = len(job.lengths)
         for number in range(1, count + 1):
             way = {**at, job.name: number}
-            free = self._after((job.name,), way) if not job.step.requires else []
+            then = self._after((job.name,), way) if not job.step.requires else []
             if number < count:
                 following = self._job(job, number + 1, at)
             else:
                 following = _fail(self._called(job, job.part("Limit"), at), _limit(job))
             name = self._called(job, job.part("Finished", number), at)
             asked = finished(self._name(job, way))
-            yield _condition(name, [asked], free, [following])
+            yield _condition(name, [asked], then, [following])
             yield from self._checks(job, way)
 
     def _checks(self, job: Planned, at: At) -> Iterator[dict[str, Any]]:
@@ -160,7 +157,8 @@ class _Writer:
         return [self._job(job, 1, at) for job in here]
 
     def _job(self, job: Planned, segment: int, at: At) -> dict[str, Any]:
-        known = {name: ended(other, self._name(other, at)) for name, other in self._needs(job)}
+        needs = [self._jobs[name] for name in sorted(job.step.needs)]
+        known = {other.name: ended(other, self._name(other, at)) for other in needs}
         referred = {source.step for source in job.step.inputs.values()}
         # What stands behind a gate waits for it anyway.
         before = [
@@ -170,10 +168,6 @@ class _Writer:
         ]
         name = self._called(job, job.called(segment), at)
         return job_step(job, segment, name, run_words(job, self._runs), known, before)
-
-    def _needs(self, job: Planned) -> Iterator[tuple[str, Planned]]:
-        for name in sorted(job.step.needs):
-            yield name, self._jobs[name]
 
     def _name(self, job: Planned, at: At) -> str:
         """Of the step that has its result on a way."""

@@ -50,9 +50,8 @@ class Order:
 
     def suffix(self, name: str, at: At) -> str:
         """Makes a step's name unlike those of the same step on other ways. ``at`` may know more chains."""
-        return "-".join(
-            ["", *(["At"] if self.chains[name] else []), *(str(at[one]) for one in self.chains[name])]
-        )
+        segments = [str(at[chain]) for chain in self.chains[name]]
+        return "-".join(["", "At", *segments]) if segments else ""
 
 
 def order_of(jobs: Sequence[Planned]) -> Order:

@@ -74,7 +74,7 @@ class Told:
     execution = s3_json = parameter
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(made=pipelines(), data=st.data())
 def test_every_job_runs_once_and_after_all_that_it_needs(
     made: dict[str, tuple[str, Step]], data: st.DataObject
@@ -113,7 +113,7 @@ def test_every_job_runs_once_and_after_all_that_it_needs(
     assert {name: len(steps) for name, steps in ran.items()} == {name: ends.get(name, 1) for name in made}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(made=pipelines(), data=st.data())
 def test_nothing_follows_on_a_requirement_that_does_not_hold(
     made: dict[str, tuple[str, Step]], data: st.DataObject
