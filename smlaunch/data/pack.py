@@ -12,12 +12,14 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from smlaunch.data.file_sizes import look_up
-from smlaunch.data.grouping import Found, Group, Listing, listing, refusals, without_sample
+from smlaunch.data.folder_workers import FolderWorkers
+from smlaunch.data.grouping import Found, Group, Listing, listing, refusals
 from smlaunch.data.pack_place import Place
 from smlaunch.data.shard_index import ShardIndex, ShardRecord
 from smlaunch.data.tar_shards import (
@@ -68,7 +70,10 @@ class Source(Protocol):
 
     keys: bool
 
-    def find(self) -> Sequence[Found]:
+    def open(self) -> AbstractContextManager[object]:
+        """While the files are listed and read."""
+
+    def find(self) -> Found:
         """Every file, in any order. Raises JobError for what is no file and would be left out unseen."""
 
     def writer(self, files: Listing, checksum: Checksum) -> Writer: ...
@@ -95,21 +100,22 @@ def pack(
     Raises JobError naming every file that cannot be carried, or that changed or went while it was packed (the
     other shards are kept, and no index is written); ServiceError when nothing can be written any more.
     """
-    files = _listed(source, wanted.group)
-    shards = plan_shards(files, size=wanted.size, count=wanted.count, multiple=wanted.hosts)
-    if not shards:
-        raise JobError([Problem("SRC", "there are no files in it")])
-    with place.open(wanted.resume):
-        finished = place.index()
-        if finished is not None:
-            index = _unchanged(finished, files, shards, place)
+    with source.open():
+        files = _listed(source, wanted.group)
+        shards = plan_shards(files, size=wanted.size, count=wanted.count, multiple=wanted.hosts)
+        if not shards:
+            raise JobError([Problem("SRC", "there are no files in it")])
+        with place.open(wanted.resume):
+            finished = place.index()
+            if finished is not None:
+                index = _unchanged(finished, files, shards, place)
+                place.finish(index)
+                return Packed(index, len(shards), ())
+            place.clear({shard.name for shard in shards})
+            writer = source.writer(files, wanted.checksum)
+            records, kept = _write_all(writer, files, shards, place, wanted, heard)
+            index = ShardIndex(wanted.group, len(files.names), len(files.starts), files.total, tuple(records))
             place.finish(index)
-            return Packed(index, len(shards), ())
-        place.clear({shard.name for shard in shards})
-        writer = source.writer(files, wanted.checksum)
-        records, kept = _write_all(writer, files, shards, place, wanted, heard)
-        index = ShardIndex(wanted.group, len(files.names), len(files.starts), files.total, tuple(records))
-        place.finish(index)
     return Packed(index, kept, tuple(_notes(files, shards, wanted)))
 
 
@@ -200,11 +206,10 @@ def _unchanged(finished: ShardIndex, files: Listing, shards: Sequence[Shard], pl
 
 
 def _notes(files: Listing, shards: Sequence[Shard], wanted: Wanted) -> Iterator[str]:
-    alone = without_sample(files.names) if wanted.group == "basename" else []
-    if alone:
+    if files.alone:
         yield (
-            f"{len(alone):,} files have no name before a first dot, such as {_printable(alone[0])}: each is "
-            "a sample of its own, and webdataset passes over it"
+            f"{len(files.alone):,} files have no name before a first dot, such as "
+            f"{_printable(files.alone[0])}: each is a sample of its own, and webdataset passes over it"
         )
     asked = wanted.count or wanted.hosts
     if len(shards) < asked or len(shards) % wanted.hosts:
@@ -228,14 +233,21 @@ class FolderSource:
         follow_links: bool = False,
         workers: int | None = None,
     ) -> None:
-        self._root, self._engine, self._follow, self._workers = root, engine, follow_links, workers
+        self._root, self._engine, self._follow = root, engine, follow_links
+        self._workers = FolderWorkers(str(root), workers or os.cpu_count() or 1, follow_links)
 
-    def find(self) -> Sequence[Found]:
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._workers.close()
+
+    def find(self) -> Found:
         if not self._root.is_dir():
             what = "is a file, a folder is needed" if self._root.exists() else "does not exist"
             raise JobError([Problem("SRC", f"{self._root} {what}")])
-        workers = self._workers or os.cpu_count() or 1
-        names, (modes, sizes, stamps), unreadable = look_up(str(self._root), workers, self._follow)
+        names, (modes, sizes, stamps), unreadable = look_up(str(self._root), self._workers, self._follow)
         problems = [f"{_printable(name)} cannot be read: {reason}" for name, reason in unreadable]
         if not set(map(stat.S_IFMT, set(modes))) <= {stat.S_IFREG}:
             problems += [
@@ -245,15 +257,15 @@ class FolderSource:
             ]
         cure = "; only files are packed" if self._follow else "; only files are packed (see --follow-links)"
         _refuse(sorted(problems), cure)
-        return list(zip(names, sizes, stamps, strict=True))
+        return Found(names, sizes, stamps)
 
     def writer(self, files: Listing, checksum: Checksum) -> Writer:
-        program = gnu_tar() if self._engine == "tar" else None
-        if self._engine == "tar" and program is None:
+        if self._engine == "python":
+            return PythonWriter(files, self._workers, checksum)
+        program = gnu_tar()
+        if program is None:
             raise JobError([Problem("--engine", "there is no GNU tar here; leave the option out")])
-        if program is not None:
-            return TarWriter(self._root, files, program, self._follow, checksum)
-        return PythonWriter(self._root, files, self._follow, checksum)
+        return TarWriter(self._root, files, program, self._follow, checksum)
 
 
 def _kind(mode: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -29,7 +29,7 @@ from smlaunch.data.pack_place import (
 )
 from smlaunch.data.shard_index import INDEX, SHARDS, ShardIndex, ShardRecord, index_json, read_index
 from smlaunch.data.tar_shards import Changed, NoWay, Shard, ShardFailed, Writer
-from smlaunch.data.tar_writer import BLOCK, Output, end_of, header, member_size
+from smlaunch.data.tar_writer import BLOCK, Output, header
 from smlaunch.data.transfer import Quick, QuickFailed
 from smlaunch.errors import JobError, Problem
 from smlaunch.ports import CallError, ObjectStorage, Parcel, Transfer
@@ -75,17 +75,20 @@ class S3Source:
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
         self._fetch = fetch or (lambda key, size: storage.get_bytes(bucket, key))
 
-    def find(self) -> Sequence[Found]:
+    def open(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def find(self) -> Found:
         cut = len(self._prefix)
-        found = [
-            (entry.key[cut:].encode(errors="surrogatepass"), entry.size, 0)
-            for entry in self._storage.list(self._bucket, self._prefix)
+        names, sizes = [], []
+        for entry in self._storage.list(self._bucket, self._prefix):
             # What consoles make to show a folder: nothing is in it.
-            if entry.size or not entry.key.endswith("/")
-        ]
-        if not found:
+            if entry.size or not entry.key.endswith("/"):
+                names.append(entry.key[cut:].encode(errors="surrogatepass"))
+                sizes.append(entry.size)
+        if not names:
             raise JobError([Problem("SRC", f"there is nothing below s3://{self._bucket}/{self._prefix}")])
-        return found
+        return Found(names, sizes, [0] * len(names))
 
     def writer(self, files: Listing, checksum: Checksum) -> Writer:
         return _ObjectWriter(self._storage, self._bucket, self._prefix, self._fetch, files, checksum)
@@ -110,7 +113,6 @@ class _ObjectWriter:
 
     def write(self, shard: Shard, out: Path) -> str:
         changed: list[Changed] = []
-        total = 0
         with out.open("xb", buffering=_LARGE) as archive, ThreadPoolExecutor(_AHEAD, "fetch") as pool:
             output = Output(archive.write, self._checksum)
             for index, content in self._in_order(shard, pool):
@@ -122,8 +124,7 @@ class _ObjectWriter:
                 if what is not None:
                     changed.append(Changed(name.decode(), what))
                 output.put(bytes(-size % BLOCK))
-                total += member_size(size)
-            output.put(end_of(total))
+            output.end()
         if changed:
             raise ShardFailed(changed)
         return output.checksum

@@ -1,4 +1,4 @@
-"""Shards: planned from sizes alone, then written one by one, each by a process of its own."""
+"""Shards: planned from sizes alone, then written one by one, in processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import subprocess
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,10 +16,11 @@ from shutil import which
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from smlaunch.data import tar_writer
+from smlaunch.data import folder_worker, tar_writer
+from smlaunch.data.folder_workers import FolderWorkers
 from smlaunch.data.grouping import Listing
 from smlaunch.data.shard_index import SHARDS, ShardRecord
-from smlaunch.data.tar_writer import archive_size, list_of, new_sum
+from smlaunch.data.tar_writer import archive_size, new_sum
 
 if TYPE_CHECKING:
     from smlaunch.data.tar_writer import Checksum
@@ -148,29 +148,28 @@ class _Programs:
 
 
 class PythonWriter:
-    """``tar_writer`` as a program: sums while it writes, and sees every file that has changed."""
+    """``tar_writer`` in processes: sums while it writes, and sees every file that has changed."""
 
-    def __init__(
-        self, root: Path, listing: Listing, follow_links: bool = False, checksum: Checksum = "crc32"
-    ) -> None:
-        self._root, self._listing, self._checksum = str(root), listing, checksum
-        self._follow: list[str] = [tar_writer.FOLLOW] if follow_links else []
-        self._programs = _Programs()
-        self.stop = self._programs.stop
+    def __init__(self, listing: Listing, workers: FolderWorkers, checksum: Checksum = "crc32") -> None:
+        self._listing, self._workers, self._checksum = listing, workers, checksum
+        self.stop = workers.stop
 
     def write(self, shard: Shard, out: Path) -> str:
         chosen = slice(shard.begin, shard.end)
         sizes, names = self._listing.sizes[chosen], self._listing.names[chosen]
-        # -I -S: nothing of the user's Python set-up is loaded, which is most of the start.
-        program = [sys.executable, "-I", "-S", tar_writer.__file__]
-        command = [*program, self._root, str(out), self._checksum, *self._follow]
-        code, told, err = self._programs.run(command, list_of(names, sizes))
-        if code == tar_writer.CHANGED:
-            words = os.fsdecode(err).split("\0")
-            raise ShardFailed(list(map(Changed, words[:-1:2], words[1::2])))
-        if code:
-            raise NoWay(err.decode(errors="replace").strip() or f"the writer ended with {code}")
-        return told.decode().strip()
+        how, *told = self._workers.ask(
+            folder_worker.ARCHIVE,
+            os.fsencode(out),
+            self._checksum.encode(),
+            array("q", sizes).tobytes(),
+            b"\0".join(names),
+        )
+        words = list(map(os.fsdecode, told))
+        if how == folder_worker.BROKEN:
+            raise NoWay(words[0])
+        if words[1:]:
+            raise ShardFailed(list(map(Changed, words[1::2], words[2::2])))
+        return words[0]
 
 
 class TarWriter:

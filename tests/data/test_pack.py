@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -14,7 +15,8 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -22,7 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.data import file_sizes, tar_writer
+from smlaunch.data import file_sizes, folder_worker, tar_writer
+from smlaunch.data.folder_workers import FolderWorkers
 from smlaunch.data.grouping import Found, listing, sample_of
 from smlaunch.data.pack import Engine, FolderSource, Packed, Wanted, pack
 from smlaunch.data.pack_place import FolderPlace
@@ -139,6 +142,18 @@ def test_the_checksum_is_sha256_where_that_is_asked_for(tree: Path, tmp_path: Pa
         assert record.checksum == f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
+def test_a_checksum_is_the_same_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Random(2).randbytes(100_003)
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    for kind in (tar_writer.Crc32, runpy.run_path(tar_writer.__file__)["Crc32"]):
+        found = kind(content[:70_001])
+        found.update(content[70_001:])
+        assert (found.hexdigest(), found.digest()) == (
+            f"{zlib.crc32(content):08x}",
+            zlib.crc32(content).to_bytes(4, "big"),
+        )
+
+
 @given(st.lists(st.text("ab/.", min_size=1), min_size=1, max_size=4), st.integers(0, 2**33 - 1))
 def test_headers_are_those_that_tarfile_reads(parts: list[str], size: int) -> None:
     name = "/".join(part.strip("/") * 20 or "x" for part in parts)
@@ -176,11 +191,8 @@ SIZE_LISTS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 10**7)), mi
 
 @given(SIZE_LISTS, st.integers(1, 12), st.integers(1, 5), st.booleans())
 def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, grouped: bool) -> None:
-    rows = [
-        (b"%04d.%d" % (number // 3 if grouped else number, number), size, 0)
-        for number, size in enumerate(sizes)
-    ]
-    files = listing(rows)
+    names = [b"%04d.%d" % (number // 3 if grouped else number, number) for number in range(len(sizes))]
+    files = listing(Found(names, sizes, [0] * len(sizes)))
     shards = plan_shards(files, size=None, count=count, multiple=hosts)
     samples = len(files.starts)
     assert len(shards) == min(-(-count // hosts) * hosts, samples)
@@ -216,12 +228,32 @@ def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "link").symlink_to("0/00000.bin")
     (tmp_path / "0" / "00007.bin").chmod(0)
     for follow in (False, True):
-        names, facts, unreadable = file_sizes.look_up(str(tmp_path), 2, follow)
-        assert len(names) == 331 and not unreadable
+        workers = FolderWorkers(str(tmp_path), 2, follow)
+        names, facts, unreadable = file_sizes.look_up(str(tmp_path), workers, follow)
+        workers.close()
+        assert len(names) == 331 and names == sorted(names) and not unreadable
         for name, *found in zip(names, *facts, strict=True):
             path = tmp_path / os.fsdecode(name)
             status = path.stat() if follow else path.lstat()
             assert found == [status.st_mode, status.st_size, status.st_mtime_ns]
+
+
+def test_a_process_that_is_killed_is_told_and_others_take_its_place(tmp_path: Path) -> None:
+    """As when memory is short."""
+    write(tmp_path / "a", b"x" * 700)
+    workers = FolderWorkers(str(tmp_path), 1)
+    workers.start()
+    (process,) = workers._processes
+    process.kill()
+    with pytest.raises(ChildProcessError, match="has ended with -9"):
+        workers.ask(folder_worker.FACTS, b"a")
+    workers.close()
+    (answer,) = workers.ask(folder_worker.FACTS, b"a")
+    assert array("q", answer)[1] == 700
+    workers.stop()
+    with pytest.raises(ChildProcessError, match="stopped"):
+        workers.ask(folder_worker.FACTS, b"a")
+    workers.close()
 
 
 def test_what_is_no_file_is_refused_by_name_and_all_at_once(tree: Path, tmp_path: Path) -> None:
@@ -309,7 +341,7 @@ class Shifting(FolderSource):
 
     change: Callable[[], object]
 
-    def find(self) -> Sequence[Found]:
+    def find(self) -> Found:
         found = super().find()
         self.change()
         return found
