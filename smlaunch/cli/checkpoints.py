@@ -46,7 +46,7 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.runs import aligned
     from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
-    from smlaunch.planning.show import size
+    from smlaunch.planning.prose import size
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
         found = _find(where, place.target)

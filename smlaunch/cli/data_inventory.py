@@ -54,7 +54,7 @@ def inventory(
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return 0
-    from smlaunch.planning.show import size
+    from smlaunch.planning.prose import size
 
     others = f"; left out: {facts['left_out']:,} links and the like" if facts.get("left_out") else ""
     by = f" ({facts['requests']:,} requests)" if facts.get("requests") else ""
@@ -207,11 +207,11 @@ class Told:
 
     def _text(self, now: float, objects: int, size: int, share: float | None, more: str) -> str:
         from smlaunch.cli.display import duration
-        from smlaunch.planning import show
+        from smlaunch.planning import prose
 
         began, first, first_share = self._began or (now, objects, share)
         seconds = max(now - began, 1e-9)
-        facts = [f"{objects:,} objects", show.size(size), f"{(objects - first) / seconds:,.0f}/s"]
+        facts = [f"{objects:,} objects", prose.size(size), f"{(objects - first) / seconds:,.0f}/s"]
         if share is not None and first_share is not None:
             facts.append(f"{share:.0%}")
             if share > first_share:

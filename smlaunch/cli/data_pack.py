@@ -82,7 +82,7 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     WebDataset reads them) are never parted. A file that changes or goes meanwhile is told, and no index is
     written."""
     from smlaunch.data import pack as packing
-    from smlaunch.planning.show import size
+    from smlaunch.planning.prose import size
 
     wanted = _wanted(options)
     began = time.monotonic()
@@ -207,12 +207,12 @@ class _Progress:
             click.echo("\r\x1b[2K", err=True, nl=False)
 
     def __call__(self, done: int, total: int) -> None:
-        from smlaunch.cli.display import duration
-        from smlaunch.planning.show import size
-
         now = time.monotonic()
         if not self._live and now - self._told < _PLAIN_EVERY:
             return
+        from smlaunch.cli.display import duration
+        from smlaunch.planning.prose import size
+
         self._told = now
         rate = done / max(now - self._began, 0.001)
         left = f", {duration(round((total - done) / rate))} left" if done < total else ""

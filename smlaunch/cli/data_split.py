@@ -69,7 +69,7 @@ def split(
 def _lines(summary: dict[str, Any]) -> Iterator[str]:
     """For a person."""
     from smlaunch.cli.runs import aligned
-    from smlaunch.planning.show import size
+    from smlaunch.planning.prose import size
 
     held = f"{summary['keys']:,} keys, {size(summary['bytes'])}"
     yield f"{held} over {summary['hosts']} hosts: {summary['method']}"

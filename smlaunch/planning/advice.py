@@ -14,7 +14,7 @@ from typing import Any, Literal
 from smlaunch.catalog.storage import Figure, figure, network
 from smlaunch.planning.census import DataFacts
 from smlaunch.planning.io_times import NOTHING, Machine, Range, Share
-from smlaunch.planning.show import size
+from smlaunch.planning.prose import size
 
 Place = Literal["training", "processing", "slurm"]
 Verdict = Literal["take", "first", "works", "poor", "cannot"]

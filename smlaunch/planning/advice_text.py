@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from smlaunch.planning.advice import FSX, PIPE, SHARED, TMPDIR, Advice, Way
-from smlaunch.planning.prose import bullets, paragraph, visible
-from smlaunch.planning.show import size
+from smlaunch.planning.prose import bullets, paragraph, size, visible
 
 _INDENT = "    "
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from smlaunch.planning.compute_rules import Option, memory_of, replicas_share
 from smlaunch.planning.estimate import MODEL_SHARE, PRICE_SPREAD
 from smlaunch.planning.notes import Notes
-from smlaunch.planning.show import size
+from smlaunch.planning.prose import size
 from smlaunch.planning.show_candidates import between
 from smlaunch.request import TRAINING
 

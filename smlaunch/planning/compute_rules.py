@@ -15,8 +15,8 @@ from smlaunch.planning.compute_task import Task
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.estimate import MODEL_SHARE, Machines, duration, price, rate
 from smlaunch.planning.io_times import Range, Share
+from smlaunch.planning.prose import size
 from smlaunch.planning.quotas import usage
-from smlaunch.planning.show import size
 from smlaunch.request import PROCESSING
 from smlaunch.strategies.base import Setting
 

@@ -1,4 +1,4 @@
-"""Sentences laid out for a terminal."""
+"""Sentences laid out for a terminal, and bytes as people say them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def visible(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def size(count: int) -> str:
+    """Bytes as people say them, in powers of 1,000: ``1.3 MB``."""
+    amount = float(count)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if amount < 999.95 or unit == "TB":
+            return f"{count:,} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    raise AssertionError("TB takes whatever is left")

@@ -14,7 +14,7 @@ from smlaunch.job import Channel, Job, format_duration
 from smlaunch.planning.carry import JOBS, LISTS, SHARDS
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
-from smlaunch.planning.prose import bullets, visible
+from smlaunch.planning.prose import bullets, size, visible
 from smlaunch.planning.segments import span
 from smlaunch.planning.show_candidates import as_row, comparison
 from smlaunch.planning.surroundings import InputFacts
@@ -385,13 +385,3 @@ def _facts(plan: Plan, name: str, channel: Channel) -> InputFacts:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def size(count: int) -> str:
-    """Bytes as people say them, in powers of 1,000: ``1.3 MB``."""
-    amount = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if amount < 999.95 or unit == "TB":
-            return f"{count:,} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    raise AssertionError("TB takes whatever is left")
