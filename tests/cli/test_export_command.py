@@ -57,8 +57,12 @@ def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
     assert "hyperparameters.lr.$:" in refused.err
 
 
-def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(standing: Shell) -> None:
-    write_script(standing)
+def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(
+    standing: Shell, tmp_path: Path
+) -> None:
+    # In a folder of its own: other tests run the train.py of that one's.
+    user = Shell(tmp_path, Path(standing.environment["SMLAUNCH_HOME"]))
+    write_script(user)
     role = "arn:aws:iam::000000000000:role/machine"
     for words, said in (
         (("--deploy",), "--deploy: the state machine needs a role"),
@@ -70,7 +74,7 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(standing
         ),
         (("--deploy", "--machine-role", role, "--called", "a b"), "--called: 'a b' is no state machine's"),
     ):
-        refused = standing(*WORDS, *words)
+        refused = user(*WORDS, *words)
         assert (refused.code, refused.out) == (2, "")
         assert said in refused.err
 
