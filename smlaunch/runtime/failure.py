@@ -19,8 +19,8 @@ _HINTS = {
 
 _ENDED_BY_A_THREAD = "terminate called without an active exception"
 _HELD_GROUP = (
-    _ENDED_BY_A_THREAD + "; of PyTorch, when a rank ends, often gloo's threads: import torch.distributed.nn "
-    "before init_process_group"
+    _ENDED_BY_A_THREAD + "; when a rank of PyTorch ends, often gloo's threads: import torch.distributed.nn "
+    "before init_process_group, and end with destroy_process_group"
 )
 
 _FRAMES = 6
