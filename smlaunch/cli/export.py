@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.export_files import written
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
@@ -210,6 +210,25 @@ class Wishes:
 
 def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Prepared], place: Place) -> None:
     """Stages what the export refers to, and writes its files, or prints ``main``."""
+    roots = [prepared.source.root for prepared in jobs if prepared.source is not None]
+    with written(wishes.out, files, roots) as paths:
+        try:
+            stage_all(wishes, jobs, place)
+        except KeyboardInterrupt:
+            click.echo("nothing was written; what is uploaded is not sent again by the next export", err=True)
+            raise
+    run = jobs[0].plan.job.name if len(jobs) == 1 else None
+    wishes.document |= {"run": run, "staged": wishes.stages, "files": paths}
+    if wishes.as_json:
+        if wishes.out is None and not wishes.deploys:
+            wishes.document |= {"files": sorted(files), "contents": files}
+    elif wishes.out is not None:
+        click.echo("\n".join(paths))
+    elif not wishes.deploys:
+        click.echo(files[main], nl=False)
+
+
+def stage_all(wishes: Wishes, jobs: Sequence[Prepared], place: Place) -> None:
     from smlaunch.launch.run import answers_of
     from smlaunch.launch.stage import stage
 
@@ -220,45 +239,6 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Pre
         of = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
         for warning in prepared.plan.warnings:
             click.echo(f"warning: {of}{warning}", err=True)
-    run = jobs[0].plan.job.name if len(jobs) == 1 else None
-    wishes.document |= {"run": run, "staged": wishes.stages, "files": sorted(files)}
-    if wishes.out is None and wishes.deploys:
-        wishes.document["files"] = []
-        return
-    if wishes.out is None:
-        if not wishes.as_json:
-            click.echo(files[main], nl=False)
-        else:
-            wishes.document["contents"] = files
-        return
-    folder = Path(wishes.out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        roots = [prepared.source.root.resolve() for prepared in jobs if prepared.source is not None]
-        if any(folder.resolve().is_relative_to(root) for root in roots):
-            _keep_out_of_the_source(folder, files)
-    except OSError as error:
-        raise JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")]) from None
-    wishes.document["files"] = [str(folder / name) for name in sorted(files)]
-    if not wishes.as_json:
-        for name in sorted(files):
-            click.echo(str(folder / name))
-
-
-def _keep_out_of_the_source(folder: Path, files: Iterable[str]) -> None:
-    """Or the next export's source would have this one in it, and be another. What a person wrote stays."""
-    from smlaunch.ignoring import OWN_FILE
-
-    ignore = folder / OWN_FILE
-    before = ignore.read_text(encoding="utf-8") if ignore.exists() else _IGNORED
-    if before.startswith(_IGNORED):
-        lines = {*before.splitlines()[1:], *(f"/{name}" for name in (OWN_FILE, *files))}
-        ignore.write_text(_IGNORED + "".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
-
-
-_IGNORED = "# Written by smlaunch export: no part of the source.\n"
 
 
 def _check_role(role: str, prepared: Prepared) -> None:

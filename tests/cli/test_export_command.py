@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from smlaunch.cli.export_files import written
 from tests.cli.conftest import Shell
 
 WORDS = ("export", "step-functions", "train.py", "--local", "--max-runtime", "10m", "--segment", "60s")
@@ -48,6 +51,25 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
     assert (shell.folder / "machine" / "state-machine.asl.json").read_bytes() == before
     task = json.loads((shell.folder / "machine" / "task.asl.json").read_text())
     assert task["Train"]["Parameters"]["StateMachineArn"].endswith(":stateMachine:mine")
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_uploaded(shell: Shell) -> None:
+    write_script(shell)
+    refused = shell(*WORDS, "--out", "train.py/machine")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--out: train.py/machine cannot be written: Not a directory" in refused.err
+    assert not list((shell.folder.parent / "home").glob("s3/*/smlaunch/**/*.json"))
+
+
+def test_an_interrupted_export_leaves_the_files_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("before")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        written(str(tmp_path), {"a.json": "after", "b.json": "new"}, ()) as paths,
+    ):
+        assert paths == [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "before")]
 
 
 def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
