@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from smlaunch.errors import JobError, Problem
@@ -39,7 +39,8 @@ def written(out: str | None, files: Mapping[str, str], sources: Iterable[Path]) 
             raise _unwritable(folder, error) from None
     finally:
         for draft in drafts:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder may be one in which nothing can be
+                draft.unlink()
 
 
 def _unwritable(folder: Path, error: OSError) -> JobError:
