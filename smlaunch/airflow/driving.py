@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from smlaunch.airflow.names import run_of_try, try_of
@@ -153,6 +153,12 @@ def follow(run: Run, heard: Heard) -> None:
             for events in watch.rounds():
                 for event in events:
                     heard(event)
+
+
+def lines_of(job: str, target: Target) -> Iterator[LogLine]:
+    """What a job has written so far."""
+    with answers_of(target):
+        yield from Run(job, target, [job], attached=True).logs()
 
 
 def result_of(name: str, target: Target) -> RunOutcome:

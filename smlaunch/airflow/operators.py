@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,7 @@ from smlaunch.airflow.driving import (
     again,
     begin_try,
     follow,
+    lines_of,
     result_of,
     sentence,
 )
@@ -115,14 +116,15 @@ class SmlaunchOperator(BaseOperator):
     ) -> dict[str, Any]:
         """Where a deferred task comes back: the trigger has seen a job end, or something is due."""
         with _told_to_airflow():
-            name = str((event or {})["run"])
+            seen = event or {}
+            name = str(seen["run"])
             run = again(name, self.reach.target(), self._tell, resuming=resuming)
             self._under_way = run
             left = self._time_left(context)
             if left is not None and left <= 0:
                 run.stop()
                 raise AirflowException(f"{name} did not end within execution_timeout; it is being stopped")
-            return self._step(context, Begun(run, resuming))
+            return self._step(context, Begun(run, resuming), seen.get("jobs", ()))
 
     def on_kill(self) -> None:
         """Stops the run at a checkpoint. A later try goes on from there."""
@@ -132,11 +134,17 @@ class SmlaunchOperator(BaseOperator):
         if run is not None:
             Run.attach(run.name, self.reach.target()).stop()
 
-    def _step(self, context: Context, begun: Begun) -> dict[str, Any]:
+    def _step(self, context: Context, begun: Begun, watched: Iterable[str] = ()) -> dict[str, Any]:
+        """``watched``: the jobs that the trigger before had."""
         run = begun.run
         standing = advance(run)
         if standing.ended:
             return self._result(context, run.name, run.target)
+        # A triggerer begins a try's log file anew with each trigger (Airflow 3.3.2), and what the one before
+        # told of these jobs is gone then.
+        for job in watched if self.follow_logs else ():
+            if job not in standing.jobs:
+                self._retell(run, job)
         left = self._time_left(context)
         ends = None if left is None else time.time() + left
         self.defer(
@@ -185,6 +193,10 @@ class SmlaunchOperator(BaseOperator):
         if isinstance(self.job, Mapping):
             return Job.from_mapping(self.job)
         return Job.from_file(fspath(self.job))
+
+    def _retell(self, run: Run, job: str) -> None:
+        for line in lines_of(job, run.target):
+            self._hear(line)
 
     def _tell(self, text: str) -> None:
         self.log.info("%s", text)

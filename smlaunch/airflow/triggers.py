@@ -72,7 +72,7 @@ class SmlaunchTrigger(BaseTrigger):
         began = time.monotonic()
         because = await self._seen()
         await asyncio.sleep(max(0.0, began + EARLIEST - time.monotonic()))
-        yield TriggerEvent({"run": self.run_name, "because": because})
+        yield TriggerEvent({"run": self.run_name, "because": because, "jobs": self.jobs})
 
     async def _seen(self) -> str:
         """Why there is something to do, as soon as there is."""

@@ -121,3 +121,10 @@ def test_what_has_no_words_is_refused_by_its_field(job: Any, field: str) -> None
 def test_a_name_that_no_run_could_have() -> None:
     with pytest.raises(JobError, match="--called"):
         export_airflow(plan_of(CHAIN), "Nightly_Digits")
+
+
+def test_the_picture_on_the_page() -> None:
+    from tests.export.airflow_pages import PAGE, written  # it takes what stands above
+
+    page = PAGE.read_text()
+    assert written(page) == page, "python -m tests.export.airflow_pages writes it anew"

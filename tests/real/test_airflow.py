@@ -97,6 +97,7 @@ def test_a_triggerer_killed_while_a_chain_is_deferred(site: Site) -> None:
     assert weights(site, result["model_artifacts"]) == TRUE_WEIGHTS
     log = site.log("deferred")
     assert "begins at step 25" in log and TRUE_WEIGHTS in log, "the trigger tells what the job prints"
+    assert "begins at step 0" in log, "and a later trigger does not take it away"
 
 
 def test_a_deferred_task_marked_failed_stops_its_run(site: Site) -> None:
