@@ -41,8 +41,10 @@ def look_up(
     first = list(islice(chunks, _ALONE))
     if len(first) < _ALONE:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        answers = [facts_of(folder, names, follow_links)]
-        os.close(folder)
+        try:
+            answers = [facts_of(folder, names, follow_links)]
+        finally:
+            os.close(folder)
     else:
         workers.start()
         with ThreadPoolExecutor(workers.count, "sizes") as pool:

@@ -5,8 +5,9 @@ smlaunch and without what Python loads for its user: in 15 ms instead of 40. It 
 
 A message, there and back, is some bytes each: how many, then their lengths (64-bit numbers), then the bytes.
 
-    FACTS, names                          three 64-bit numbers for each name: mode (0: it is gone), size in
-                                          bytes, nanoseconds of the last change
+    FACTS, names                          three 64-bit numbers for each name: mode (0: it is gone; an errno
+                                          alone: it cannot be looked at), size in bytes,
+                                          nanoseconds of the last change
     ARCHIVE, out, checksum, sizes, names  DONE, the checksum after its kind, and of every file that is not as
                                           listed its name and what is the matter; or BROKEN and why, where
                                           nothing can be written to ``out``, which must not exist yet
@@ -20,6 +21,7 @@ import os
 import stat
 import sys
 from array import array
+from errno import EIO
 
 TYPE_CHECKING = False  # as type checkers know it: `typing` and `collections` are most of a start
 if TYPE_CHECKING:
@@ -59,13 +61,18 @@ def facts_of(root: int, names: Sequence[bytes], follow_links: bool) -> bytes:
         try:
             found = look(name, dir_fd=root)
             mode = found.st_mode
-            if follow_links and stat.S_ISLNK(mode):
+        except OSError as error:
+            gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            facts.extend((0 if gone else error.errno or EIO, 0, 0))
+            continue
+        if follow_links and stat.S_ISLNK(mode):
+            try:
                 target = os.stat(name, dir_fd=root)
+            except OSError:
+                pass  # It leads nowhere, in a circle, or where nobody may look: a link it is.
+            else:
                 if stat.S_ISREG(target.st_mode):
                     found, mode = target, target.st_mode
-        except FileNotFoundError:
-            facts.extend((0, 0, 0))
-            continue
         # One by one: to extend by a tuple takes longer.
         add(mode)
         add(found.st_size)

@@ -270,4 +270,6 @@ class FolderSource:
 
 def _kind(mode: int) -> str:
     kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    if mode and not stat.S_IFMT(mode):  # an errno (folder_worker)
+        return f"cannot be read: {os.strerror(mode)}"
     return "is a " + kinds.get(stat.S_IFMT(mode), "device") if mode else "went while it was listed"

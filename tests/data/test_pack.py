@@ -282,8 +282,12 @@ def test_a_link_to_a_file_is_that_file_when_asked_for(tree: Path, tmp_path: Path
     pack(FolderSource(tree, engine=engine, follow_links=True), FolderPlace(tmp_path / "dst"), Wanted())
     assert dict(members(tmp_path / "dst"))["link.txt"] == b"linked"
     (tree / "folder").symlink_to("/etc")
-    with pytest.raises(JobError, match="'folder' is a link"):
+    (tree / "circle").symlink_to("circle")
+    (tree / "nowhere").symlink_to("gone")
+    with pytest.raises(JobError) as error:
         FolderSource(tree, follow_links=True).find()
+    told = "SRC: '{}' is a link; only files are packed"
+    assert problems(error) == [told.format(name) for name in ("circle", "folder", "nowhere")]
 
 
 def test_names_that_ustar_cannot_carry_are_refused_by_name(tree: Path, tmp_path: Path) -> None:
