@@ -43,8 +43,10 @@ def attach_orchestrated(
     jobs = Jobs(name, target, known)
     jobs.look()
     if not jobs.known and jobs.beside:
-        text = f"{name} is an execution with several runs; name one of them: {', '.join(jobs.beside)}"
-        raise JobError([Problem("", text)])
+        what = "is an execution with several runs; name one of them"
+        if not any(found.startswith(f"{name}-") for found in jobs.beside):
+            what = "is a cached step, whose run is not called after its execution; name its job"
+        raise JobError([Problem("", f"{name} {what}: {', '.join(jobs.beside)}")])
     return OrchestratedRun(name, target, jobs, told) if jobs.known else None
 
 
@@ -93,8 +95,12 @@ class Jobs:
 
     @property
     def beside(self) -> list[str]:
-        """Other runs whose jobs were found: those of the same execution."""
-        return sorted({run for run in self._strangers.values() if run is not None})
+        """What else there is of the same execution: runs, and jobs of cached steps, whose runs no list of
+        jobs tells."""
+        own = f"{self.run}-"
+        return sorted(
+            {run if run.startswith(own) else job for job, run in self._strangers.items() if run is not None}
+        )
 
     def look(self) -> None:
         """What has ended is asked about once."""

@@ -322,7 +322,8 @@ def _no_run(given: str, name: str, target: Target) -> JobError:
     """``given``: the run's name, or the ARN that it was taken from."""
     execution = target.orchestrators.ask(given)
     if execution is not None:
-        state = f"has ended without a job: {execution.said}" if execution.ended else "has made no job yet"
+        why = f": {execution.said}" if execution.said else ""
+        state = f"has ended without a job{why}" if execution.ended else "has made no job yet"
         next_step = "" if execution.ended else "; look again in a moment"
         return JobError([Problem("", f"{words_for(given)} {state}{next_step}")])
     known: set[str] = set()

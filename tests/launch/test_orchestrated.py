@@ -87,6 +87,17 @@ def test_an_execution_with_several_runs_names_them() -> None:
         Run.attach("abc123", target)
 
 
+def test_a_cached_steps_run_is_found_by_its_job() -> None:
+    """``show`` once gave the run's name for a next step, by which nothing was found."""
+    cached, name = "pipelines-abc123-prepare-xyz", "pipelines-abc123-train-Segment-1-xyz"
+    target, _ = target_with(job(cached, "prepare-0a1b2c3d", 1), job(name, "abc123-train", 1, PIPELINE))
+    with pytest.raises(JobError, match=f"is a cached step, .*; name its job: {cached}"):
+        Run.attach("abc123-prepare", target)
+    with pytest.raises(JobError, match=f"several runs; name one of them: abc123-train, {cached}"):
+        Run.attach("abc123", target)
+    assert Run.attach(cached, target).jobs == (cached,)
+
+
 def test_jobs_of_any_name_are_found_by_their_tag() -> None:
     target, _ = target_with(
         job("mine-1", "nightly", 1), job("mine-2", "nightly", 2), tags={TAG_RUN: "nightly"}
