@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 _OF_A_JOB = frozenset({"The job", "Hosts", "Data", "Limits"})
 """The headings of the help under which a job is described."""
-
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
-"""Of a pipeline. Source: CreatePipeline, API reference."""
 
 
 def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> PipelineFile:
@@ -56,14 +52,16 @@ def prepared_steps(wanted: PipelineFile, target: Target) -> tuple[list[Prepared]
     """Every job, ready to be staged, and the files of the export. Raises JobError with all that is wrong with
     any of them, by the places in the file."""
     from smlaunch.export.pipeline import export_steps
+    from smlaunch.export.pipeline_file import is_step_name
     from smlaunch.launch.api import prepare_export
 
     problems = list(wanted.problems)
     prepared: list[Prepared] = []
     planned = []
     for step in wanted.steps:
+        name = step.name if is_step_name(step.name) else None  # another one is among the problems already
         try:
-            one = prepare_export(step.job, target, step=step.name or None, pending=frozenset(step.inputs))
+            one = prepare_export(step.job, target, step=name, pending=frozenset(step.inputs))
         except JobError as error:
             problems += [step.problem_of_job(problem) for problem in error.problems]
         else:
@@ -77,8 +75,10 @@ def prepared_steps(wanted: PipelineFile, target: Target) -> tuple[list[Prepared]
 def role_of(jobs: Sequence[Prepared], name: str | None) -> str:
     """What the pipeline's executions run under. Raises JobError where its jobs have several, and for what
     cannot be a pipeline's ``name``: before anything is uploaded."""
+    from smlaunch.export.pipeline_file import PIPELINE_NAME
+
     problems = []
-    if name is None or not _NAME.fullmatch(name):
+    if name is None or not PIPELINE_NAME.fullmatch(name):
         text = f"{name!r} is no name of a pipeline: letters, digits and dashes between them"
         problems.append(Problem("--called", text))
     roles = sorted({job.plan.surroundings.role or "" for job in jobs})

@@ -47,10 +47,11 @@ OPERATORS: Mapping[str, str] = {
 }
 """As they are written, and as a pipeline's conditions are called."""
 
-_PIPELINE_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
+PIPELINE_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
 """Source: CreatePipeline, API reference."""
 
-_REQUIREMENT = re.compile(r"\s*(?P<what>\S.*?)\s*(?P<operator>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
+_REQUIREMENT = re.compile(r"\s*(?P<what>[^\s<=>][^<=>]*?)\s*(?P<operator>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
+_TOP = ("pipeline", "steps")
 _KEYS = ("name", "job", "inputs", "after", "require", "cache")
 _INPUT_KEYS = ("from", "mode", "split", "content_type")
 
@@ -76,6 +77,8 @@ class Requirement:
     what: str
     operator: str
     bound: float
+    index: int = field(default=0, compare=False)
+    """Its place in the file's list."""
 
     def __str__(self) -> str:
         return f"{self.what} {self.operator} {self.bound:g}"
@@ -128,7 +131,7 @@ class PipelineFile:
 def is_pipeline(path: str | os.PathLike[str]) -> bool:
     """Whether this is a pipeline's file, and not a job's. What cannot be read is none."""
     try:
-        return str(path).endswith((".yaml", ".yml")) and "steps" in read_mapping(path)
+        return str(path).endswith((".yaml", ".yml")) and not read_mapping(path).keys().isdisjoint(_TOP)
     except JobError:
         return False
 
@@ -139,6 +142,10 @@ def read_pipeline(path: str | os.PathLike[str], role: str | None = None) -> Pipe
     document = read_mapping(path)
     reader = _Reader(Path(path).parent, role)
     return reader.read(document)
+
+
+def is_step_name(name: str) -> bool:
+    return is_run_id(name) and len(name) <= NAME_LIMIT
 
 
 def in_order(steps: Sequence[SomeLinks]) -> list[SomeLinks]:
@@ -159,12 +166,12 @@ class _Reader:
         """Of all steps, also those whose job cannot be read."""
 
     def read(self, document: Mapping[str, Any]) -> PipelineFile:
-        self._unknown("", document, ("pipeline", "steps"))
+        self._unknown("", document, _TOP)
         name = document.get("pipeline")
-        if name is not None and not (isinstance(name, str) and _PIPELINE_NAME.fullmatch(name)):
+        if name is not None and not (isinstance(name, str) and PIPELINE_NAME.fullmatch(name)):
             self._tell("pipeline", f"{name!r} is no name of letters, digits and dashes")
             name = None
-        given = document["steps"]
+        given = document.get("steps")
         if not isinstance(given, list) or not given:
             self._tell("steps", "a list with at least one step is needed")
             given = []
@@ -187,7 +194,7 @@ class _Reader:
             return None
         self._unknown(path, given, _KEYS)
         name = given.get("name")
-        if not (isinstance(name, str) and is_run_id(name) and len(name) <= NAME_LIMIT):
+        if not (isinstance(name, str) and is_step_name(name)):
             text = f"lower-case letters, digits and single dashes are needed, at most {NAME_LIMIT}"
             self._tell(f"{path}.name", f"{name!r} is no step's name; {text}")
         inputs, channels = self._inputs(given.get("inputs"), f"{path}.inputs")
@@ -283,7 +290,7 @@ class _Reader:
                 words = f"{text!r} is no condition; write NAME, one of {' '.join(OPERATORS)}, and a number"
                 self._tell(f"{path}[{index}]", words)
             else:
-                found.append(Requirement(match["what"], match["operator"], bound))
+                found.append(Requirement(match["what"], match["operator"], bound, index))
         return tuple(found)
 
     def _cache(self, given: Any, path: str) -> int | None:

@@ -146,9 +146,9 @@ def _of_inputs(job: Planned, by_name: Mapping[str, Planned]) -> Iterator[Problem
 
 
 def _of_requirements(job: Planned) -> Iterator[Problem]:
-    for index, requirement in enumerate(job.step.requires):
+    for requirement in job.step.requires:
         file, colon, path = requirement.what.partition(":")
-        where = f"require[{index}]"
+        where = f"require[{requirement.index}]"
         if job.flow.processing and not (colon and file.strip("/") == file and file and path):
             text = (
                 "a processing job has no metrics; ask for one of its files: evaluation.json:accuracy >= 0.9"

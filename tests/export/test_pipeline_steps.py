@@ -286,7 +286,7 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
             {**WORK, "inputs": {"x": "s3://a/b/"}, "name": "mine"},
             inputs={"x": "a", "y": {"split": "key"}},
         ),
-        step("c", WORK, cache="90s", require=["x ~ 1", "x >= nan"]),
+        step("c", WORK, cache="90s", require=["x ~ 1", "x >= nan", "r.json:x => 1"]),
         step("d", WORK, inputs={"x": {"from": "a", "split": "bytes"}}, after=["a", "e"]),
         step("e", WORK, after=["d"], cache=5),
         "f",
@@ -298,7 +298,8 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
         *("steps[1].job.compute.hosts", "steps[1].inputs.y"),
         *("steps[2].job", "steps[2].inputs", "steps[2].after"),
         *("steps[3].inputs.x", "steps[3].inputs.y", "steps[3].job.name"),
-        *("steps[4].name", "steps[4].cache", "steps[4].require[0]", "steps[4].require[1]"),
+        *("steps[4].name", "steps[4].cache"),
+        *(f"steps[4].require[{index}]" for index in range(3)),
         *("steps[5].inputs.x.split", "steps[6].cache", "steps[7]"),
     }
     told = {problem.path: problem.message for problem in found.problems}
@@ -352,6 +353,12 @@ def test_what_a_pipeline_cannot_do_is_refused_by_its_place(
 ) -> None:
     found = refused(tmp_path, steps)
     assert list(found) == [path] and words in found[path]
+
+
+def test_each_requirement_is_told_by_its_own_place(tmp_path: Path) -> None:
+    """``=>`` was once read as ``>``, of a value whose name ends in ``=``."""
+    found = refused(tmp_path, [step("a", WORK, require=["r.json:x => 1", "r.json:x >= 1", "x >= 1"])])
+    assert list(found) == ["steps[0].require[0]", "steps[0].require[2]"]
 
 
 def test_what_stands_behind_several_requirements_waits_for_all_of_them(tmp_path: Path) -> None:
@@ -423,3 +430,7 @@ def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
     assert not is_pipeline(tmp_path / "broken.yaml") and not is_pipeline(tmp_path / "none.yaml")
     read(tmp_path, churn())
     assert is_pipeline(tmp_path / "pipeline.yaml")
+    (tmp_path / "empty.yaml").write_text("pipeline: churn\n")
+    assert is_pipeline(tmp_path / "empty.yaml")
+    (told,) = read_pipeline(tmp_path / "empty.yaml").problems
+    assert told.path == "steps" and "at least one step" in told.message
