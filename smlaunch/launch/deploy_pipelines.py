@@ -42,7 +42,8 @@ def deploy_pipeline(
         )
         return Deployed(made["PipelineArn"], "created")
     arn, before = there["PipelineArn"], _read(there["PipelineDefinition"])
-    if _OURS not in str(before.get("Metadata", {}).get("Comment", "")):
+    metadata = before.get("Metadata")
+    if not isinstance(metadata, dict) or _OURS not in str(metadata.get("Comment", "")):
         said = "is there already, and was not exported by smlaunch; it stays as it is: choose another name"
         raise JobError([Problem("--called", f"{arn} {said}")])
     if there["RoleArn"] == role and before == _read(definition):
