@@ -27,7 +27,7 @@ with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1)):
     job = {"entry": "SOURCE/short.py", "limits": {"max_runtime": "1h", "segment": "60s"}}
     SmlaunchOperator(task_id="train", job=job, deferrable=True)
 """
-HOST_LOST = {"fault": "host-lost", "jobs": "digits-*-s2-a1", "after": 1.0}
+HOST_LOST = {"fault": "host-lost", "jobs": "digits-*-s2-a1", "after": 3.0}
 LIKED = """\
 localStorage.setItem("default_dag_view", JSON.stringify("graph"));
 localStorage.setItem("log_show_timestamp", "false");
@@ -41,7 +41,7 @@ QUIET = ".react-flow__minimap, [aria-label^='Press Ctrl'] { visibility: hidden }
 def ran(site: Site) -> None:
     """Both DAGs, to their ends."""
     dags, source = site.home / "dags", site.home / "source"
-    chain = (str(source / "halves.py"), "--called", "digits", "--env", "TEST_PAUSE=0.1")
+    chain = (str(source / "halves.py"), "--called", "digits", "--env", "TEST_PAUSE=0.4")
     limits = ("--max-runtime", "3m", "--segment", "60s")
     site.run("smlaunch", "export", "airflow", *chain, *limits, "--local", "--out", str(dags))
     (source / "short.py").write_text(SCRIPT.replace("= 50, 10", "= 10, 5"))
