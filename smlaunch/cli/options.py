@@ -234,10 +234,24 @@ def read_job(what: str | None, options: dict[str, Any], script_arguments: list[s
         else:
             job = Job.from_mapping(changes if what is None else {"entry": what, **changes})
     except JobError as error:
+        if what is not None and (other := _of_a_pipeline(what)):
+            raise JobError([other]) from None
         raise JobError([*problems, *error.problems], error.mapping) from None
     if problems:
         raise JobError(problems, job.to_mapping())
     return job
+
+
+def _of_a_pipeline(file: str) -> Problem | None:
+    """What to do with a file that is none of a job."""
+    from smlaunch.export.pipeline_file import is_pipeline
+
+    if not is_pipeline(file):
+        return None
+    text = (
+        f"{file} is a pipeline's file, of several jobs: `smlaunch export pipeline {file}`; or name one job's"
+    )
+    return Problem("", text)
 
 
 @contextmanager

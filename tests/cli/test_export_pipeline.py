@@ -56,3 +56,13 @@ def test_what_a_file_of_several_jobs_cannot_be_given_is_refused(shell: Shell) ->
         assert f"{name}: each job of a pipeline's file is described there" in refused.err
     embedded = shell(*words, "--deploy")
     assert embedded.code == 2 and "--deploy: the local endpoint would end with this command" in embedded.err
+
+
+def test_a_pipelines_file_is_no_job(shell: Shell) -> None:
+    write(shell, STEPS)
+    refused = shell("plan", "churn.yaml", "--local")
+    assert (refused.code, refused.out) == (2, "")
+    assert (
+        "churn.yaml is a pipeline's file, of several jobs: `smlaunch export pipeline churn.yaml`"
+        in refused.err
+    )
