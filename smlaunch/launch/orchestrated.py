@@ -45,7 +45,7 @@ def attach_orchestrated(
     if not jobs.known and jobs.beside:
         what = "is an execution with several runs; name one of them"
         if not any(found.startswith(f"{name}-") for found in jobs.beside):
-            what = "is a cached step, whose run is not called after its execution; name its job"
+            what = "names no run: that of a cached step is not called after its execution; name the job"
         raise JobError([Problem("", f"{name} {what}: {', '.join(jobs.beside)}")])
     return OrchestratedRun(name, target, jobs, told) if jobs.known else None
 

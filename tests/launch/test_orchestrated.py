@@ -91,7 +91,7 @@ def test_a_cached_steps_run_is_found_by_its_job() -> None:
     """``show`` once gave the run's name for a next step, by which nothing was found."""
     cached, name = "pipelines-abc123-prepare-xyz", "pipelines-abc123-train-Segment-1-xyz"
     target, _ = target_with(job(cached, "prepare-0a1b2c3d", 1), job(name, "abc123-train", 1, PIPELINE))
-    with pytest.raises(JobError, match=f"is a cached step, .*; name its job: {cached}"):
+    with pytest.raises(JobError, match=f"names no run: .* cached step .*; name the job: {cached}"):
         Run.attach("abc123-prepare", target)
     with pytest.raises(JobError, match=f"several runs; name one of them: abc123-train, {cached}"):
         Run.attach("abc123", target)
