@@ -259,6 +259,11 @@ class _Reader:
                     where, f"a step, or a folder of what it left (step/folder), is needed, not {word!r}"
                 )
                 continue
+            if "://" in word or ".." in word.split("/"):
+                self._tell(
+                    where, f"{word!r} is no step or folder of it; an address stands in the job's own inputs"
+                )
+                continue
             if rest.get("split") == "bytes":
                 self._tell(
                     f"{where}.split", "nobody knows its files before that step has run; split: key does"

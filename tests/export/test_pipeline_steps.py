@@ -287,7 +287,12 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
             inputs={"x": "a", "y": {"split": "key"}},
         ),
         step("c", WORK, cache="90s", require=["x ~ 1", "x >= nan", "r.json:x => 1"]),
-        step("d", WORK, inputs={"x": {"from": "a", "split": "bytes"}}, after=["a", "e"]),
+        step(
+            "d",
+            WORK,
+            inputs={"x": {"from": "a", "split": "bytes"}, "y": "a/../../b", "z": "s3://mine/z/"},
+            after=["a", "e"],
+        ),
         step("e", WORK, after=["d"], cache=5),
         "f",
     ]
@@ -300,7 +305,8 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
         *("steps[3].inputs.x", "steps[3].inputs.y", "steps[3].job.name"),
         *("steps[4].name", "steps[4].cache"),
         *(f"steps[4].require[{index}]" for index in range(3)),
-        *("steps[5].inputs.x.split", "steps[6].cache", "steps[7]"),
+        *("steps[5].inputs.x.split", "steps[5].inputs.y", "steps[5].inputs.z"),
+        *("steps[6].cache", "steps[7]"),
     }
     told = {problem.path: problem.message for problem in found.problems}
     assert told["steps"] == "d needs e needs d: no step can need itself"
