@@ -22,7 +22,7 @@ _OF_A_JOB = frozenset({"The job", "Hosts", "Data", "Limits"})
 
 def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> PipelineFile:
     """One job alone is a pipeline of one step, which has no name. Raises JobError with all that is wrong with
-    a job; of a file of several it stands in ``problems``."""
+    a job as such; what else is wrong stands in ``problems``."""
     from smlaunch.export.pipeline_file import OWN_NAMES, PipelineFile, Step, is_pipeline, read_pipeline
     from smlaunch.launch.api import stem_of
 
@@ -32,9 +32,8 @@ def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> P
         found = read_pipeline(what, options["role"])
         return PipelineFile(found.name or stem_of(what), found.steps, found.problems)
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
-    if job.name is not None:
-        raise JobError([Problem("name", OWN_NAMES)])
-    return PipelineFile(stem_of(job.program), (Step(job=job),))
+    problems = () if job.name is None else (Problem("name", OWN_NAMES),)
+    return PipelineFile(stem_of(job.program), (Step(job=job.model_copy(update={"name": None})),), problems)
 
 
 def _given_for_a_job(ctx: click.Context) -> Iterator[Problem]:

@@ -66,3 +66,11 @@ def test_a_pipelines_file_is_no_job(shell: Shell) -> None:
         "churn.yaml is a pipeline's file, of several jobs: `smlaunch export pipeline churn.yaml`"
         in refused.err
     )
+
+
+def test_a_name_is_refused_with_everything_else(shell: Shell) -> None:
+    words = ("export", "pipeline", "train.py", "--local", "--name", "mine", "--max-cost", "3")
+    refused = shell(*words, "--no-stage")
+    assert (refused.code, refused.out) == (2, "")
+    assert "  name: the executions of a pipeline name their runs" in refused.err
+    assert "  limits.max_cost: " in refused.err
