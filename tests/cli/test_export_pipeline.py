@@ -69,8 +69,8 @@ def test_a_pipelines_file_is_no_job(shell: Shell) -> None:
 
 
 def test_a_name_is_refused_with_everything_else(shell: Shell) -> None:
-    words = ("export", "pipeline", "train.py", "--local", "--name", "mine", "--max-cost", "3")
-    refused = shell(*words, "--no-stage")
+    words = ("export", "pipeline", "train.py", "--local", "--no-stage", "--name", "mine")
+    refused = shell(*words, "--max-runtime", "2m", "--segment", "60s")  # nothing in the script can be cut
     assert (refused.code, refused.out) == (2, "")
     assert "  name: the executions of a pipeline name their runs" in refused.err
-    assert "  limits.max_cost: " in refused.err
+    assert "  limits.segment: " in refused.err
