@@ -240,7 +240,7 @@ class OrchestratedRun(Run):
                 if not self.target.orchestrators.stop(self.driver):
                     text = f"no job of {self.name} runs, and another may follow; to prevent that: {how}"
                     raise JobError([Problem("", text)])
-                self._tell(f"no job runs; stopped {words}, so that none follows")
+                self._tell(f"no job runs; stopped {words}, with all that it runs, so that none follows")
                 now = self.describe()
         return now
 
