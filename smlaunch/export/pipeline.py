@@ -30,7 +30,15 @@ from smlaunch.export.pipeline_jobs import (
     job_step,
     run_words,
 )
-from smlaunch.export.pipeline_order import LONGEST_NAME, MOST_CHARACTERS, At, is_gate, order_of, problems
+from smlaunch.export.pipeline_order import (
+    LONGEST_NAME,
+    MOST_CHARACTERS,
+    At,
+    is_gate,
+    order_of,
+    problems,
+    problems_of_plan,
+)
 from smlaunch.planning.plan import Plan
 
 VERSION = "2020-12-01"
@@ -59,6 +67,7 @@ def export_steps(
             jobs.append(Planned(step, plan, flow_of(plan, pace=pace)))
         except JobError as error:
             found += [step.problem_of_job(problem) for problem in error.problems]
+            found += problems_of_plan(step, plan)
     found += problems(jobs)
     if found:
         raise JobError(list(dict.fromkeys(found)))

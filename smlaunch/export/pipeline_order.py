@@ -15,8 +15,9 @@ from itertools import product
 from math import prod
 
 from smlaunch.errors import Problem
-from smlaunch.export.pipeline_file import in_order
+from smlaunch.export.pipeline_file import Links, in_order
 from smlaunch.export.pipeline_jobs import MOST_SEGMENTS, Planned
+from smlaunch.planning.plan import Plan
 
 MOST_STEPS = 1000
 """A bound of ours, for a pipeline that a person can look at. How many steps the service takes is not
@@ -81,8 +82,10 @@ def problems(jobs: Sequence[Planned]) -> Iterator[Problem]:
     """Of steps that can be read."""
     by_name = {job.name: job for job in jobs}
     for job in jobs:
-        for problem in _of_plan(job):
-            yield job.step.problem_of_job(problem)
+        yield from problems_of_plan(job.step, job.plan)
+        if len(job.lengths) > MOST_SEGMENTS:
+            text = f"the chain would be unrolled into more than {MOST_SEGMENTS} segments; make them longer"
+            yield job.step.problem_of_job(Problem("limits.segment", text))
         yield from _of_inputs(job, by_name)
         yield from _of_requirements(job)
         yield from _of_cache(job, by_name)
@@ -91,8 +94,13 @@ def problems(jobs: Sequence[Planned]) -> Iterator[Problem]:
             yield from _of_size(jobs, order_of(jobs))
 
 
-def _of_plan(job: Planned) -> Iterator[Problem]:
-    plan = job.plan
+def problems_of_plan(step: Links, plan: Plan) -> Iterator[Problem]:
+    """What is wrong with a job alone, whether or not there is a flow of it."""
+    for problem in _of_plan(plan):
+        yield step.problem_of_job(problem)
+
+
+def _of_plan(plan: Plan) -> Iterator[Problem]:
     policy = plan.workflow.policy
     if policy.max_cost is not None:
         yield Problem(
@@ -126,11 +134,6 @@ def _of_plan(job: Planned) -> Iterator[Problem]:
         )
     if plan.parts:
         yield Problem("inputs", "a run in parts (carry: jobs) is not exported to a pipeline; export one part")
-    if len(job.lengths) > MOST_SEGMENTS:
-        yield Problem(
-            "limits.segment",
-            f"the chain would be unrolled into more than {MOST_SEGMENTS} segments; make them longer",
-        )
 
 
 def _of_inputs(job: Planned, by_name: Mapping[str, Planned]) -> Iterator[Problem]:

@@ -114,6 +114,14 @@ def test_what_a_pipeline_has_no_word_for_is_refused_by_name(job: Mapping[str, An
     assert [problem.path for problem in raised.value.problems] == [field]
 
 
+def test_what_no_flow_can_do_hides_nothing_else() -> None:
+    odd = {"name.$": 1}
+    with pytest.raises(JobError) as raised:
+        written({**TRIED, "hyperparameters": odd})
+    paths = [problem.path for problem in raised.value.problems]
+    assert paths == ["hyperparameters.name.$", "limits.attempts"]
+
+
 SCRIPT = """
 import os, pathlib, time
 kept = pathlib.Path(os.environ["SMLAUNCH_CHECKPOINTS"], "count")
