@@ -46,7 +46,11 @@ def attach_orchestrated(
         what = "is an execution with several runs; name one of them"
         if not any(found.startswith(f"{name}-") for found in jobs.beside):
             what = "names no run: that of a cached step is not called after its execution; name the job"
-        raise JobError([Problem("", f"{name} {what}: {', '.join(jobs.beside)}")])
+        text = f"{name} {what}: {', '.join(jobs.beside)}"
+        execution = target.orchestrators.ask(jobs.driver_beside)
+        if execution is not None and execution.ended and execution.said:
+            text += f" (it has ended: {execution.said})"
+        raise JobError([Problem("", text)])
     return OrchestratedRun(name, target, jobs, told) if jobs.known else None
 
 
@@ -83,6 +87,8 @@ class Jobs:
         self._ways = _WAYS if named is None else _WAYS[:1] if named else _WAYS[1:]
         self._answers: dict[str, dict[str, Any]] = {}
         self._strangers: dict[str, str | None] = {}
+        self.driver_beside = ""
+        """The execution that asked for what is ``beside``; empty where nobody has said it."""
 
     @property
     def known(self) -> list[dict[str, Any]]:
@@ -116,6 +122,7 @@ class Jobs:
                 self._answers[name] = answer
             else:  # another step of the same pipeline
                 self._strangers[name] = whose
+                self.driver_beside = answer.get("Environment", {}).get(variables.DRIVER, self.driver_beside)
         self._answers = dict(sorted(self._answers.items(), key=_age))
 
     def tasks(self) -> list[TaskName]:

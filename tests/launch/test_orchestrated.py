@@ -83,7 +83,11 @@ def test_an_execution_with_several_runs_names_them() -> None:
     target, _ = target_with(job(name, "abc123-train", 1, PIPELINE))
     assert Run.attach("abc123-train", target).jobs == (name,)
     assert [row.run for row in list_runs(target, 20)] == ["abc123-train"]
-    with pytest.raises(JobError, match="several runs; name one of them: abc123-train"):
+    with pytest.raises(JobError, match=r"several runs; name one of them: abc123-train$"):
+        Run.attach("abc123", target)
+    said = target.orchestrators.said  # type: ignore[attr-defined]
+    said[PIPELINE] = Execution(True, 1, "train: held_out_accuracy is not >= 0.97")
+    with pytest.raises(JobError, match=r"abc123-train \(it has ended: train: held_out"):
         Run.attach("abc123", target)
 
 
