@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +155,8 @@ def arguments_of(
     environment[variables.ATTEMPT] = "1"
     if job.chain:
         environment[variables.TELL_FINISHED] = "1"
+        if job.step.requires:
+            environment[variables.REQUIRED] = " ".join(_unmet_values(job.step.requires))
     _add_metrics(job, arguments)
     for channel, source in job.step.inputs.items():
         if source.step in known:
@@ -181,14 +183,34 @@ def _add_metrics(job: Planned, arguments: dict[str, Any]) -> None:
         return
     wanted = {METRIC: MARK + variables.FINISHED_LINE + "([01])"} if job.chain else {}
     for requirement in job.step.requires:
+        line = f"{METRIC_LINE} (?:.* )?"
+        if job.chain:
+            line = f"(?:{line}|{variables.REQUIRED_LINE})"
         name = re.escape(requirement.what)
-        wanted[requirement.what] = f"{MARK}{METRIC_LINE} (?:.* )?{name}=([0-9eE.+-]+)"
+        wanted[_metric_of(job, requirement)] = f"{MARK}{line}{name}=([0-9eE.+-]+)"
     algorithm = arguments["AlgorithmSpecification"]
     there = list(algorithm.get("MetricDefinitions", []))
     known = {metric["Name"] for metric in there}
     there += [{"Name": name, "Regex": regex} for name, regex in wanted.items() if name not in known]
     if there:
         algorithm["MetricDefinitions"] = there
+
+
+def _metric_of(job: Planned, requirement: Requirement) -> str:
+    """As which the job's metrics have it. A chain's is one of ours: its first value is."""
+    own = job.chain and job.plan.job.algorithm is None
+    return f"{variables.OWN_METRICS}{requirement.what}" if own else requirement.what
+
+
+def _unmet_values(requires: Sequence[Requirement]) -> Iterator[str]:
+    """``name=value`` for each metric, so that it does not meet the first that is required of it."""
+    first: dict[str, Requirement] = {}
+    for requirement in requires:
+        first.setdefault(requirement.what, requirement)
+    for name, requirement in first.items():
+        away = max(1.0, abs(requirement.bound))
+        value = requirement.bound + (-away if requirement.operator in (">=", ">") else away)
+        yield f"{name}={value!r}"
 
 
 # ---- what others see of it ------------------------------------------------------------------------------
@@ -241,7 +263,7 @@ def _value(job: Planned, requirement: Requirement, step: str) -> dict[str, Any]:
         name = property_files(job)[file]
         place = {"Get": f"Steps.{step}.PropertyFiles.{name}"}
         return {"Std:JsonGet": {"PropertyFile": place, "Path": path}}
-    return _metric(step, requirement.what)
+    return _metric(step, _metric_of(job, requirement))
 
 
 def _metric(step: str, name: str) -> dict[str, Any]:

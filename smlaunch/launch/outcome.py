@@ -33,7 +33,7 @@ from smlaunch.planning.reconcile import Finish
 from smlaunch.planning.workflow import RULES, ending_of
 from smlaunch.protocol.failure import Failure, parse_failure
 from smlaunch.protocol.progress import DATA_WAIT
-from smlaunch.protocol.segment import CHECKPOINTS_URI, FINISHED_METRIC
+from smlaunch.protocol.segment import CHECKPOINTS_URI, OWN_METRICS
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,11 @@ def outcome(
     status = str(description["TrainingJobStatus"])
     secondary = str(description.get("SecondaryStatus", status))
     reason = str(description.get("FailureReason", ""))
-    final = {row["MetricName"]: float(row["Value"]) for row in description.get("FinalMetricDataList", [])}
-    final.pop(FINISHED_METRIC, None)  # of the run's end, not of its training
+    final = {
+        row["MetricName"]: float(row["Value"])
+        for row in description.get("FinalMetricDataList", [])
+        if not row["MetricName"].startswith(OWN_METRICS)  # for a pipeline's conditions
+    }
     told = {**(metrics or {}), **final}
     artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
     return JobOutcome(

@@ -14,9 +14,12 @@ from smlaunch.launch.progress import Tracker
 from smlaunch.launch.retry import retrying
 from smlaunch.launch.target import Target
 from smlaunch.protocol.progress import MARK, parse_line
-from smlaunch.protocol.segment import FINISHED_LINE
+from smlaunch.protocol.segment import FINISHED_LINE, REQUIRED_LINE
 
 _NUMBER = re.compile(r"(\d+)$")
+
+_OF_PIPELINES = (MARK + FINISHED_LINE, MARK + REQUIRED_LINE)
+"""Lines that tell a pipeline's conditions, and nothing of the training."""
 
 
 class Watch:
@@ -72,7 +75,7 @@ class Watch:
 
     def _read(self, line: LogLine) -> None:
         self.evidence.feed(line.host, line.text)
-        if MARK not in line.text or MARK + FINISHED_LINE in line.text:  # the latter is for a pipeline
+        if MARK not in line.text or any(mark in line.text for mark in _OF_PIPELINES):
             return
         progress = parse_line(line.text)
         if progress is not None:

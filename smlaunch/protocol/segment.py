@@ -53,8 +53,20 @@ counts is ``outcome.json``."""
 FINISHED_LINE = "metric finished="
 """After progress.MARK, and before 0 or 1."""
 
-FINISHED_METRIC = "smlaunch:finished"
+OWN_METRICS = "smlaunch:"
+"""Before the names of those that are a pipeline's to ask for, and no person's."""
+
+FINISHED_METRIC = OWN_METRICS + "finished"
 """As which a job's metrics have it."""
+
+REQUIRED = "SMLAUNCH_REQUIRED"
+"""In the request's Environment, beside TELL_FINISHED: metrics that will be asked for, with values that do not
+meet what is required of them (``accuracy=-0.1 loss=2``). The leader prints them when a segment begins, behind
+REQUIRED_LINE: a segment that has not come to its end has none of its own, and asking for what is not there
+fails."""
+
+REQUIRED_LINE = "required "
+"""After progress.MARK, and before a name and a value."""
 
 DETERMINISTIC = "SMLAUNCH_DETERMINISTIC"
 

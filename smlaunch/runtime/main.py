@@ -27,7 +27,7 @@ from smlaunch.protocol.paths import (
     Paths,
     ProcessingPaths,
 )
-from smlaunch.protocol.segment import FINISHED_LINE, TELL_FINISHED, Segment
+from smlaunch.protocol.segment import FINISHED_LINE, REQUIRED, REQUIRED_LINE, TELL_FINISHED, Segment
 from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
 from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.outcome import News, Outcome
@@ -108,11 +108,13 @@ def _run(
     end = segments.end_of(segment, spec)
     before = segments.left_before(segment)
     if before.finished:
+        _tell_required()
         _tell_finished(1)
         _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
     work = _Work(spec, paths, cluster, resource_config, channels, folder, segment, end, before)
     if work.leads:
+        _tell_required()
         _tell_finished(0)
     if spec.ranks.on != LEADER or len(cluster.hosts) == 1:
         return _do(work, signals)
@@ -241,6 +243,11 @@ def _leave_outcome(segment: Segment, told: bool, before: segments.Left) -> None:
     _say("segment {} of run {}: {}".format(segment.segment, segment.run, result))
     if result == "finished":
         _tell_finished(1)
+
+
+def _tell_required() -> None:
+    for value in os.environ.get(REQUIRED, "").split():
+        _say(REQUIRED_LINE + value)
 
 
 def _tell_finished(finished: int) -> None:

@@ -40,7 +40,8 @@ store.commit(state["step"], [store.write(state["step"], encode(state).chunks())]
 done = 3 * state["step"]
 result = FINISHED if done == len(rows) else CONTINUE
 store.write_outcome(Outcome(result, state["step"], segment.run, segment.job))
-print("smlaunch: metric loss=0.5 share_seen=%.2f" % (done / len(rows)), flush=True)
+if result == FINISHED:
+    print("smlaunch: metric loss=0.5 share_seen=%.2f" % (done / len(rows)), flush=True)
 pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_text(state["weights"])
 """
 

@@ -62,8 +62,8 @@ class Told:
     def step(self, name: str) -> Mapping[str, Any]:
         found = re.match(r"([a-e])-Segment-([0-9]+)", name)
         finished = found is not None and self._ends[found[1]] == int(found[2])
-        rows = [{"MetricName": METRIC, "Value": float(finished)}, {"MetricName": "x", "Value": 1.0}]
-        return {"FinalMetricDataList": rows}
+        values = {METRIC: float(finished), "x": 1.0, "smlaunch:x": 1.0}
+        return {"FinalMetricDataList": [{"MetricName": name, "Value": values[name]} for name in values]}
 
     def property_file(self, step: str, name: str) -> Any:
         return {"x": 1}

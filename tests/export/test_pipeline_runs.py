@@ -103,6 +103,10 @@ def test_what_one_job_leaves_comes_to_the_next(ground: Ground) -> None:
     assert done["weights"] == weights_of(2) and done["metrics"] == {"same": 1.0}
     assert done["run"].endswith("-evaluate")
     chain = [ground.training(first[name]) for name in CHAIN]
+    # Only the last has printed it; the others have a value that does not meet what is required.
+    told = [{row["MetricName"]: row["Value"] for row in job["FinalMetricDataList"]} for job in chain]
+    assert [row["smlaunch:share_seen"] for row in told] == pytest.approx([-0.01, -0.01, 1])
+    assert [row["smlaunch:finished"] for row in told] == [0, 0, 1]
     kept = {job["CheckpointConfig"]["S3Uri"] for job in chain}
     assert len(kept) == 1 and "-train/checkpoints" in kept.pop()
 

@@ -131,7 +131,8 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
         assert address(found[f"evaluate-At-{number}"], "model") == model
         last, met = found[f"train-Met-At-{number}"]["Arguments"]["Conditions"]
         assert last == found[f"train-Finished-{number}"]["Arguments"]["Conditions"][0]
-        metric = {"Get": f"Steps.train-Segment-{number}.FinalMetricDataList['held_out_accuracy'].Value"}
+        name = "smlaunch:held_out_accuracy"
+        metric = {"Get": f"Steps.train-Segment-{number}.FinalMetricDataList['{name}'].Value"}
         assert met == {"Type": "GreaterThanOrEqualTo", "LeftValue": metric, "RightValue": 0.97}
         unmet = {**met, "Type": "LessThan"}
         assert found[f"train-Unmet-1-At-{number}"]["Arguments"]["Conditions"] == [last, unmet]
@@ -139,7 +140,7 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
     assert address(found["train-Segment-1"], "train") == left
     assert address(found["evaluate-At-2"], "data") == {"Std:Join": {"On": "", "Values": [left, "held/out/"]}}
     metrics = found["train-Segment-2"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
-    assert [metric["Name"] for metric in metrics] == [pipeline_jobs.METRIC, "held_out_accuracy"]
+    assert [metric["Name"] for metric in metrics] == [pipeline_jobs.METRIC, "smlaunch:held_out_accuracy"]
 
 
 def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
