@@ -43,11 +43,14 @@ def describe(host: str, outcome: Outcome, out_of_memory: bool) -> Optional[str]:
         return None if outcome.exit_code == 0 else _describe_overstay(host, outcome.overstayed)
     if process is None:
         return None
-    cause = None if process.status == -signal.SIGKILL else tracebacks.find(process.tail)
-    if process.signal_name == "SIGABRT" and _ENDED_BY_A_THREAD in process.tail:
-        line, traceback = _HELD_GROUP, ""
-    elif cause is not None:
+    # An exception that ended the program says more than a thread that aborted it on its way out.
+    aborted = process.signal_name == "SIGABRT" and _ENDED_BY_A_THREAD in process.tail
+    said = process.tail.rpartition(_ENDED_BY_A_THREAD)[0] if aborted else process.tail
+    cause = None if process.status == -signal.SIGKILL else tracebacks.find(said)
+    if cause is not None:
         line, traceback = cause.line, _without_repeating(cause)
+    elif aborted:
+        line, traceback = _HELD_GROUP, ""
     else:
         line, traceback = _hint(process, out_of_memory), ""
     # Before its end, not its beginning: peers miss a process before the kernel tells us that it is gone.

@@ -56,17 +56,27 @@ signal.pause()
     assert made.failure.startswith(f"rank 1 on algo-1 was killed by {how}")
 
 
-def test_an_abort_at_the_end_says_what_helps(host: MakeHost) -> None:
+@pytest.mark.parametrize(
+    ("last", "cause"),
+    [
+        ("", "import torch.distributed.nn before init_process_group"),
+        ('raise ValueError("planted")', "killed by SIGABRT: ValueError: planted"),
+    ],
+)
+def test_an_abort_at_the_end_says_what_helps(host: MakeHost, last: str, cause: str) -> None:
+    """Unless an exception says more."""
     train = """
-import os, sys
+import atexit, os, sys
+def end():
+    sys.stderr.write("terminate called without an active exception" + os.linesep)
+    sys.stderr.flush()
+    os.abort()
+atexit.register(end)
 print("held-out accuracy 0.97", flush=True)
-sys.stderr.write("terminate called without an active exception" + os.linesep)
-sys.stderr.flush()
-os.abort()
 """
-    made = host(train)
+    made = host(train + last)
     assert made.run().exit_code == 134
-    assert "import torch.distributed.nn before init_process_group" in made.failure
+    assert cause in made.failure
 
 
 def test_followers_do_not_hide_the_first(host: MakeHost) -> None:
