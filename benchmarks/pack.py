@@ -10,10 +10,10 @@ and is the slower half then). The lines below take parts of that away, down to t
 ready, so that it is seen what listing and summing cost.
 
 Goals: 5 times the speed of tarfile; 0.95 times that of "find, sort, tars", which is what a person does who
-trusts the disk. Seen in three runs of seven, nine and fifteen rounds: 6.6 to 7.9 times tarfile; 0.97, 0.89 and
-0.99 times "find, sort, tars" (0.82 in processor time: what it takes more, it takes on both cores, where find
-and sort have one); 1.14, 0.95 and 1.02 times the same with cksum, which is the same work.
-The tars alone are out of reach, 0.53 to 0.62: the kernel's time to open, read and write is nearly all of theirs and
+trusts the disk. Seen in three runs of seven, nine and fifteen rounds: 6.6 to 7.9 times tarfile; 0.97, 0.89
+and 0.99 times "find, sort, tars" (0.82 in processor time: what it takes more, it takes on both cores, where
+find and sort have one); 1.14, 0.95 and 1.02 times the same with cksum, which is the same work. The tars
+alone are out of reach, 0.53 to 0.62: the kernel's time to open, read and write is nearly all of theirs and
 most of ours, and besides, names and sizes take 0.2 s of processor time here, their order under 0.1 s, and
 Python between system calls 0.1 s. The figures are with python-isal, which the extra `data` brings; zlib's
 CRC-32 takes about 0.1 s more.
