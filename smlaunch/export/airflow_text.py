@@ -49,23 +49,31 @@ def run_of(dag_run) -> str:
 
 TRIES = '''
 
+def newest_before(run: str, attempt: int) -> tuple[int, dict]:
+    """The newest attempt before this one that came to be: a try that was refused has none. 0 without any."""
+    hook = SageMakerHook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
+    while (attempt := attempt - 1) > 0:
+        try:
+            return attempt, hook.describe_<<WORK>>_job(f"{run}-a{attempt}")
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("ValidationException", "ResourceNotFound"):
+                raise  # nobody knows whether it runs
+    return 0, {}
+
+
 def before_a_try(context) -> None:
     """Never two jobs at once, and no try that cannot help. Raises for the attempt before, where that runs,
     was stopped by a person, or failed for good; whoever clears the task has decided to go on."""
     ti, operator = context["ti"], context["task"]
     run = operator.config["<<KIND>>JobName"].rpartition("-a")[0]
-    if ti.try_number == 1:
+    attempt, before = newest_before(run, ti.try_number)
+    if not attempt:
         return
-    hook = SageMakerHook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
-    try:
-        before = hook.describe_<<WORK>>_job(f"{run}-a{ti.try_number - 1}")
-    except ClientError:
-        return  # it never came to be
     status, secondary = before["<<KIND>>JobStatus"], before.get("SecondaryStatus")
     name = before["<<KIND>>JobName"]
     if status in ("InProgress", "Stopping"):
         raise AirflowException(f"{name} still runs, and nobody watches it")
-    if ti.max_tries - operator.retries >= ti.try_number - 1:
+    if ti.max_tries - operator.retries >= attempt:
         return  # cleared since
     if status == "Stopped" and secondary not in <<LIMITS>>:
         raise AirflowFailException(f"{name} was stopped")

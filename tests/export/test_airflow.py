@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,52 @@ def test_a_stopped_job_is_not_a_completed_one(job: Any, kind: str) -> None:
     space["after_a_try"](None, {kind: answer})
     with pytest.raises(ValueError, match="digits-s1-a1: Stopped"):
         space["after_a_try"](None, {kind: {**answer, f"{kind}JobStatus": "Stopped"}})
+
+
+class Refused(Exception):
+    """botocore's ClientError."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "raised"),
+    [
+        # The second try was refused while the first one's job ran, and made none.
+        ({1: "InProgress", 2: "ValidationException"}, "run-s1-a1 still runs"),
+        ({1: "Failed", 2: "ValidationException"}, None),
+        ({1: "InProgress", 2: "ThrottlingException"}, "ThrottlingException"),
+        ({1: "ValidationException", 2: "ResourceNotFound"}, None),
+        ({1: "Failed", 2: "Stopped"}, "run-s1-a2 was stopped"),
+    ],
+)
+def test_no_try_begins_while_the_job_of_any_before_it_may_run(
+    jobs: dict[int, str], raised: str | None
+) -> None:
+    class Hook:
+        def __init__(self, **_: object) -> None: ...
+
+        def describe_training_job(self, name: str) -> dict[str, str]:
+            status = jobs[int(name.rpartition("-a")[2])]
+            if status not in ("InProgress", "Failed", "Stopped"):
+                raise Refused(status)
+            return {
+                "TrainingJobName": name,
+                "TrainingJobStatus": status,
+                "FailureReason": "AlgorithmError: x",
+            }
+
+    names = {"ClientError": Refused, "SageMakerHook": Hook}
+    space = made(CHAIN, **names, AirflowException=ValueError, AirflowFailException=ValueError)
+    operator = SimpleNamespace(config={"TrainingJobName": "run-s1-a3"}, retries=2)
+    context = {"ti": SimpleNamespace(try_number=3, max_tries=2), "task": operator}
+    if raised is None:
+        space["before_a_try"](context)
+    else:
+        with pytest.raises((ValueError, Refused), match=raised):
+            space["before_a_try"](context)
 
 
 def test_a_text_that_looks_like_jinja_comes_out_as_it_was() -> None:
