@@ -229,13 +229,14 @@ class TestThroughTheCommand:
     pytestmark = with_torch
 
     TRAIN = """
-import os, torch, torch.distributed as dist
+import atexit, os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([1.0 + dist.get_rank()])
 dist.all_reduce(total)
 print("total", total.item(), "on", os.environ["SM_CURRENT_HOST"], flush=True)
 if os.environ["RANK"] == os.environ.get("FAILS"):
-    dist.destroy_process_group()  # or its threads may abort the rank while it ends
+    # After the traceback: its threads may abort the rank while it ends, and peers miss it when they are gone.
+    atexit.register(dist.destroy_process_group)
     raise ValueError("planted")
 dist.barrier()
 dist.destroy_process_group()
