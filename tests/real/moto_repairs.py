@@ -79,9 +79,9 @@ def escapes() -> Any:
 
 def unnamed() -> Any:
     arn = machine("one", {"Type": "Pass", "End": True})
-    client().start_execution(stateMachineArn=arn)
-    try:
-        client().start_execution(stateMachineArn=arn)
+    client().start_execution(stateMachineArn=arn, input="1")
+    try:  # with another input: with the same one, an execution of that name which still runs is the answer
+        client().start_execution(stateMachineArn=arn, input="2")
     except ClientError as error:
         return error.response["Error"]["Code"]
     return "started"
