@@ -45,9 +45,9 @@ class StepFunctions(Client):
         super().__init__(info)
         self.states = self.client("stepfunctions")
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, attempts: int = 1) -> Any:
         return boto3.Session(self.info.access_key, self.info.secret_key, region_name=self.info.region).client(
-            service, endpoint_url=self.info.url, config=Config(retries={"total_max_attempts": 1})
+            service, endpoint_url=self.info.url, config=Config(retries={"total_max_attempts": attempts})
         )
 
     def machine(self, name: str, first: Mapping[str, Any], **others: Mapping[str, Any]) -> str:

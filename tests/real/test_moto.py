@@ -106,7 +106,8 @@ def test_moto_is_loaded_when_it_is_needed_and_ends_with_a_killed_endpoint(tmp_pa
 def test_moto_s_process_is_started_again_when_it_died(tmp_path: Path) -> None:
     """With nothing in it: its state is in memory."""
     with endpoint(tmp_path / "home", {}) as info:
-        secrets = StepFunctions(info).client("secretsmanager")
+        # As many attempts as a client has by default: one that comes while the process dies is answered 503.
+        secrets = StepFunctions(info).client("secretsmanager", attempts=5)
         secrets.create_secret(Name="token", SecretString="abc")
         (process,) = processes_of_moto(info.pid)
         os.kill(process, signal.SIGKILL)
