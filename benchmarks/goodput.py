@@ -19,15 +19,15 @@ from random import Random
 from statistics import fmean
 
 from smlaunch.job import Job
-from smlaunch.launch.api import launch, prepare
-from smlaunch.launch.follow import Event, LogLine, StateChange
-from smlaunch.launch.target import Target
-from smlaunch.launch.verify.killing import kill_rank
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
 from smlaunch.place import target_of
 from smlaunch.planning.simulate import Chain, replay
 from smlaunch.protocol.progress import parse_line
+from smlaunch.runs.api import launch, prepare
+from smlaunch.runs.follow import Event, LogLine, StateChange
+from smlaunch.runs.target import Target
+from smlaunch.runs.verify.killing import kill_rank
 
 GOAL = 0.03
 STEPS, STEP_SECONDS, SAVE_EVERY = 1400, 0.05, 10

@@ -73,8 +73,8 @@ def serve(count: int, wait: float, ready: Queue[int]) -> None:
 
 def ours(url: str, count: int, out: Path) -> float:
     from smlaunch.data.listing import list_prefix
-    from smlaunch.launch.pages import S3Pages
-    from smlaunch.launch.target import Target
+    from smlaunch.runs.pages import S3Pages
+    from smlaunch.runs.target import Target
 
     began = time.monotonic()
     pages = S3Pages(Target.endpoint(url, "us-east-1", "a", "b").client("s3"))

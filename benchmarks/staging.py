@@ -38,9 +38,9 @@ from harness import Figure, interleave, report
 from smlaunch.data.contents import PART, digest_of
 from smlaunch.data.transfer import Transfers
 from smlaunch.data.transfer_obstore import by_obstore
-from smlaunch.launch.aws_parts import S3Parts
-from smlaunch.launch.target import Target
 from smlaunch.ports import Check, Parcel
+from smlaunch.runs.aws_parts import S3Parts
+from smlaunch.runs.target import Target
 
 BUCKET = "bench"
 KEYS = ("AKIDBENCH", "secret")

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from harness import first_line, interleave, report
 
-from smlaunch.launch.bundle import build_runtime
 from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
@@ -32,6 +31,7 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
+from smlaunch.runs.bundle import build_runtime
 
 # In one write: torchrun's ranks share one pipe, and print() may write word by word.
 SCRIPT = b"import os, time; t = time.time(); os.write(1, b'FIRST-LINE %.6f\\n' % t)\n"

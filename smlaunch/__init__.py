@@ -17,15 +17,15 @@ _PUBLIC = {
     "Job": "smlaunch.job",
     "Limits": "smlaunch.job",
     "Plan": "smlaunch.planning.plan",
-    "Run": "smlaunch.launch.run",
+    "Run": "smlaunch.runs.run",
     "SegmentChange": "smlaunch.job",
     "SegmentCompute": "smlaunch.job",
     "SmlaunchError": "smlaunch.errors",
-    "Target": "smlaunch.launch.target",
+    "Target": "smlaunch.runs.target",
     "Workload": "smlaunch.job",
-    "launch": "smlaunch.launch.api",
+    "launch": "smlaunch.runs.api",
     "local_target": "smlaunch.place",
-    "plan": "smlaunch.launch.api",
+    "plan": "smlaunch.runs.api",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from smlaunch.job import SegmentChange as SegmentChange
     from smlaunch.job import SegmentCompute as SegmentCompute
     from smlaunch.job import Workload as Workload
-    from smlaunch.launch.api import launch as launch
-    from smlaunch.launch.api import plan as plan
-    from smlaunch.launch.run import Run as Run
-    from smlaunch.launch.target import Target as Target
     from smlaunch.place import local_target as local_target
     from smlaunch.planning.plan import Plan as Plan
+    from smlaunch.runs.api import launch as launch
+    from smlaunch.runs.api import plan as plan
+    from smlaunch.runs.run import Run as Run
+    from smlaunch.runs.target import Target as Target
 
 
 def __getattr__(name: str) -> Any:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from smlaunch.errors import EndpointError, JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.launch.target import Target
     from smlaunch.local.endpoint_info import EndpointInfo
     from smlaunch.local.faults import FaultPlan
     from smlaunch.planning.surroundings import EndpointFacts
+    from smlaunch.runs.target import Target
 
 _LAST_GRACE = 1.0
 """Seconds."""
@@ -74,7 +74,7 @@ def open_place(
                 raise JobError([Problem(f"--{name}", reason)])
         if faults is not None:
             raise JobError([Problem("--faults", "a region has its own; it goes with --local only")])
-        from smlaunch.launch.target import Target
+        from smlaunch.runs.target import Target
 
         yield Place(Target.region(options["region"], options["profile"]))
         return
@@ -162,7 +162,7 @@ def standing_endpoint(root: Path) -> EndpointInfo | None:
 
 
 def target_of(info: EndpointInfo, region: str | None = None) -> Target:
-    from smlaunch.launch.target import Target
+    from smlaunch.runs.target import Target
 
     return Target.endpoint(
         info.url,

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smlaunch.launch.evidence import split_rank
 from smlaunch.protocol.names import parse_task_name
 from smlaunch.protocol.progress import parse_line
+from smlaunch.runs.evidence import split_rank
 
 SMLAUNCH = Path(sys.executable).parent / "smlaunch"
 

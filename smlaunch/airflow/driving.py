@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from smlaunch.airflow.names import run_of_try, try_of
 from smlaunch.airflow.tries import Begin, Newest, begin
 from smlaunch.job import Job
-from smlaunch.launch.api import launch, prepare
-from smlaunch.launch.chain import Chain
-from smlaunch.launch.fan_out import PartsRun
-from smlaunch.launch.follow import TERMINAL, Event, LogLine, StateChange
-from smlaunch.launch.outcome import RunOutcome
-from smlaunch.launch.retry import retrying
-from smlaunch.launch.run import Run, answers_of
-from smlaunch.launch.submit import existing
-from smlaunch.launch.target import Target
 from smlaunch.protocol.names import parse_task_name
+from smlaunch.runs.api import launch, prepare
+from smlaunch.runs.chain import Chain
+from smlaunch.runs.fan_out import PartsRun
+from smlaunch.runs.follow import TERMINAL, Event, LogLine, StateChange
+from smlaunch.runs.outcome import RunOutcome
+from smlaunch.runs.retry import retrying
+from smlaunch.runs.run import Run, answers_of
+from smlaunch.runs.submit import existing
+from smlaunch.runs.target import Target
 
 Told = Callable[[str], None]
 Heard = Callable[[Event], None]

@@ -33,9 +33,9 @@ from smlaunch.errors import (
     SmlaunchError,
 )
 from smlaunch.job import Job
-from smlaunch.launch.follow import Event, LogLine, Trouble
-from smlaunch.launch.run import Run
-from smlaunch.launch.target import Target
+from smlaunch.runs.follow import Event, LogLine, Trouble
+from smlaunch.runs.run import Run
+from smlaunch.runs.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

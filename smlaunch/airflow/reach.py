@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem
-from smlaunch.launch.target import Target
 from smlaunch.place import standing_endpoint, target_of
+from smlaunch.runs.target import Target
 
 _ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 

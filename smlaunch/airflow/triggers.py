@@ -13,10 +13,10 @@ from asgiref.sync import sync_to_async
 
 from smlaunch.airflow.driving import sentence
 from smlaunch.airflow.reach import Reach
-from smlaunch.launch.follow import Follower, Trouble
-from smlaunch.launch.run import Run
-from smlaunch.launch.target import Target
 from smlaunch.ports import CallError, LogReader
+from smlaunch.runs.follow import Follower, Trouble
+from smlaunch.runs.run import Run
+from smlaunch.runs.target import Target
 
 Result = TypeVar("Result")
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from smlaunch.launch.checkpoints import Checkpoints, Step
-    from smlaunch.launch.target import Target
+    from smlaunch.runs.checkpoints import Checkpoints, Step
+    from smlaunch.runs.target import Target
 
 _HERE = "smlaunch.cli.checkpoints"
 
@@ -44,9 +44,9 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
     """List the checkpoints of a run or below an S3 address, newest first: which are whole, and how the last
     segment ended. Reads names, sizes and manifests; `verify` reads everything."""
     from smlaunch.cli.runs import aligned
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
     from smlaunch.planning.prose import size
+    from smlaunch.runs.run import answers_of
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
         found = _find(where, place.target)
@@ -84,8 +84,8 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
 def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
     """Download checkpoints and compare every part with its hash. Exit code 1 when one that is committed could
     not be loaded; while a job runs, the newest may still be on its way."""
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
+    from smlaunch.runs.run import answers_of
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
         found = _find(where, place.target)
@@ -108,8 +108,8 @@ def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
 
 
 def _find(where: str, target: Target) -> Checkpoints:
-    from smlaunch.launch.checkpoints import Checkpoints
-    from smlaunch.launch.run import Run
+    from smlaunch.runs.checkpoints import Checkpoints
+    from smlaunch.runs.run import Run
 
     if "/" in where:
         return Checkpoints(where, target.storage)

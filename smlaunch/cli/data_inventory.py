@@ -107,9 +107,9 @@ def _write(where: str, out: Path, resume: bool, options: dict[str, Any], told: T
 
 def _list(where: str, out: Path, resume: bool, options: dict[str, Any], told: Told) -> dict[str, Any]:
     from smlaunch.data.listing import Counts, list_prefix
-    from smlaunch.launch.pages import S3Pages
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
+    from smlaunch.runs.pages import S3Pages
+    from smlaunch.runs.run import answers_of
 
     bucket, prefix = _address("S3URI", where)
 
@@ -132,8 +132,8 @@ def _from_report(
     where: str | None, out: Path, report: str, resume: bool, options: dict[str, Any], told: Told
 ) -> dict[str, Any]:
     from smlaunch.data.s3_inventory import Progress, from_report, read_report
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
+    from smlaunch.runs.run import answers_of
 
     bucket, key = _address("--from-s3-inventory", report)
     asked = _address("S3URI", where) if where is not None else None

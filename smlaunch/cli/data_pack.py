@@ -19,7 +19,7 @@ from smlaunch.protocol.addresses import split_s3
 if TYPE_CHECKING:
     from smlaunch.data.pack import Source, Wanted
     from smlaunch.data.pack_place import Place
-    from smlaunch.launch.target import Target
+    from smlaunch.runs.target import Target
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?)B?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -87,8 +87,8 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     wanted = _wanted(options)
     began = time.monotonic()
     if src.startswith("s3://") or dst.startswith("s3://"):
-        from smlaunch.launch.run import answers_of
         from smlaunch.place import open_place
+        from smlaunch.runs.run import answers_of
 
         with open_place(options) as opened, answers_of(opened.target):
             source, place = _source(src, options, opened.target), _place(dst, opened.target)

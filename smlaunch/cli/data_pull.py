@@ -22,8 +22,8 @@ def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
     checked by what S3 knows its object by, and appears when it is whole. Nothing is deleted."""
     from smlaunch.cli.moving import move
     from smlaunch.data.mirror import pulling
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
+    from smlaunch.runs.run import answers_of
 
     with open_place(options) as place, answers_of(place.target):
         found = pulling(place.target.storage, place.target.transfer, src, Path(dst))

@@ -22,8 +22,8 @@ def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
     of a large file. S3 checks everything by its SHA-256. Nothing is deleted."""
     from smlaunch.cli.moving import move
     from smlaunch.data.mirror import pushing
-    from smlaunch.launch.run import answers_of
     from smlaunch.place import open_place
+    from smlaunch.runs.run import answers_of
 
     with open_place(options) as place, answers_of(place.target):
         found = pushing(place.target.storage, place.target.transfer, Path(src), dst)

@@ -16,12 +16,12 @@ from typing import TextIO
 import click
 
 from smlaunch.cli.pipes import forget_stdout
-from smlaunch.launch.evidence import split_rank
-from smlaunch.launch.follow import Event, LogLine, StateChange
-from smlaunch.launch.progress import Standing
-from smlaunch.launch.run import Run
-from smlaunch.launch.watch import Watch
 from smlaunch.protocol.progress import MARK, PROGRESS, parse_line
+from smlaunch.runs.evidence import split_rank
+from smlaunch.runs.follow import Event, LogLine, StateChange
+from smlaunch.runs.progress import Standing
+from smlaunch.runs.run import Run
+from smlaunch.runs.watch import Watch
 
 _REDRAW = 0.1
 """Seconds between two drawings of the moving line."""

@@ -106,9 +106,9 @@ def _remedy(engine: Engine) -> str:
 
 
 def _region(region: str | None, profile: str | None) -> Iterator[Check]:
-    from smlaunch.launch.retry import refusal
-    from smlaunch.launch.target import Target
     from smlaunch.ports import CallError
+    from smlaunch.runs.retry import refusal
+    from smlaunch.runs.target import Target
     from smlaunch.survey import find_role
 
     try:

@@ -22,8 +22,8 @@ from smlaunch.cli.whole_job import whole_job
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.launch.api import Prepared
     from smlaunch.place import Place
+    from smlaunch.runs.api import Prepared
 
 _EXPORT = "The export"
 
@@ -88,8 +88,8 @@ def step_functions(
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.export.step_functions import FILE, export_step_functions, staged
-    from smlaunch.launch.api import prepare_export, stem_of
     from smlaunch.place import open_place
+    from smlaunch.runs.api import prepare_export, stem_of
 
     with open_place(options, leaves_no_trace=not wishes.stages) as place:
         if deploy and place.embedded:
@@ -169,8 +169,8 @@ def airflow(ctx: click.Context, /, what: str | None, **options: Any) -> int:
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.export.airflow import export_airflow
-    from smlaunch.launch.api import prepare_export, stem_of
     from smlaunch.place import open_place
+    from smlaunch.runs.api import prepare_export, stem_of
 
     with open_place(options, leaves_no_trace=not wishes.stages) as place:
         prepared = prepare_export(job, place.target)
@@ -229,8 +229,8 @@ def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Pre
 
 
 def stage_all(wishes: Wishes, jobs: Sequence[Prepared], place: Place) -> None:
-    from smlaunch.launch.run import answers_of
-    from smlaunch.launch.stage import stage
+    from smlaunch.runs.run import answers_of
+    from smlaunch.runs.stage import stage
 
     for prepared in jobs:
         if wishes.stages:
@@ -243,7 +243,7 @@ def stage_all(wishes: Wishes, jobs: Sequence[Prepared], place: Place) -> None:
 
 def _check_role(role: str, prepared: Prepared) -> None:
     """Before anything is uploaded."""
-    from smlaunch.launch.deploy import machine_role_problems
+    from smlaunch.runs.deploy import machine_role_problems
 
     if problems := machine_role_problems(role, prepared.plan.surroundings.account):
         raise JobError(problems)
@@ -252,9 +252,9 @@ def _check_role(role: str, prepared: Prepared) -> None:
 def deploy_machine(wishes: Wishes, prepared: Prepared, name: str, definition: str, role: str) -> None:
     """Its ARN goes to stdout, what was done with it to stderr."""
     from smlaunch.export.step_functions import machine_arn
-    from smlaunch.launch.deploy import deploy_state_machine
-    from smlaunch.launch.run import answers_of
     from smlaunch.ports import CallError
+    from smlaunch.runs.deploy import deploy_state_machine
+    from smlaunch.runs.run import answers_of
 
     def told(error: CallError, seconds: float) -> None:
         click.echo(f"{error.operation}: {error.message}; trying again in {seconds:.0f} s", err=True)

@@ -13,8 +13,8 @@ from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.export.pipeline_file import PipelineFile
-    from smlaunch.launch.api import Prepared
-    from smlaunch.launch.target import Target
+    from smlaunch.runs.api import Prepared
+    from smlaunch.runs.target import Target
 
 _OF_A_JOB = frozenset({"The job", "Hosts", "Data", "Limits"})
 """The headings of the help under which a job is described."""
@@ -24,7 +24,7 @@ def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> P
     """One job alone is a pipeline of one step, which has no name. Raises JobError with all that is wrong with
     a job as such; what else is wrong stands in ``problems``."""
     from smlaunch.export.pipeline_file import OWN_NAMES, PipelineFile, Step, is_pipeline, read_pipeline
-    from smlaunch.launch.api import stem_of
+    from smlaunch.runs.api import stem_of
 
     if what is not None and is_pipeline(what):
         if given := list(_given_for_a_job(ctx)):
@@ -52,7 +52,7 @@ def prepared_steps(wanted: PipelineFile, target: Target) -> tuple[list[Prepared]
     any of them, by the places in the file."""
     from smlaunch.export.pipeline import export_steps
     from smlaunch.export.pipeline_file import is_step_name
-    from smlaunch.launch.api import prepare_export
+    from smlaunch.runs.api import prepare_export
 
     problems = list(wanted.problems)
     prepared: list[Prepared] = []
@@ -91,9 +91,9 @@ def role_of(jobs: Sequence[Prepared], name: str | None) -> str:
 
 def deploy_steps(target: Target, name: str | None, definition: str, role: str) -> dict[str, str]:
     """What --json tells of it; what was done goes to stderr."""
-    from smlaunch.launch.deploy_pipelines import deploy_pipeline
-    from smlaunch.launch.run import answers_of
     from smlaunch.ports import CallError
+    from smlaunch.runs.deploy_pipelines import deploy_pipeline
+    from smlaunch.runs.run import answers_of
 
     def told(error: CallError, seconds: float) -> None:
         click.echo(f"{error.operation}: {error.message}; trying again in {seconds:.0f} s", err=True)

@@ -20,11 +20,11 @@ import click
 from smlaunch.cli.display import Display, duration
 from smlaunch.cli.pipes import forget_stdout
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_STOPPED
-from smlaunch.launch.outcome import JobOutcome, RunOutcome, headline_of
-from smlaunch.launch.run import Run, answers_of
-from smlaunch.launch.watch import Watch
 from smlaunch.place import Place
 from smlaunch.planning.orchestrated import words_for
+from smlaunch.runs.outcome import JobOutcome, RunOutcome, headline_of
+from smlaunch.runs.run import Run, answers_of
+from smlaunch.runs.watch import Watch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

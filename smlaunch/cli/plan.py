@@ -41,8 +41,8 @@ def plan(
     """
     job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.launch.api import prepare
     from smlaunch.place import open_place
+    from smlaunch.runs.api import prepare
 
     with open_place(options, leaves_no_trace=True) as place:
         prepared = prepare(job, place.target)

@@ -56,8 +56,8 @@ def run(
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.telling import introduce, tell, uploading
     from smlaunch.errors import JobError, Problem
-    from smlaunch.launch.api import launch, prepare
     from smlaunch.place import open_place
+    from smlaunch.runs.api import launch, prepare
 
     with open_place(options, leaves_no_trace=dry_run, faults=faults) as place:
         if detach and place.embedded and not dry_run:

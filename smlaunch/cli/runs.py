@@ -21,8 +21,8 @@ from smlaunch.protocol.names import task_of
 def ls(limit: int, as_json: bool, **options: Any) -> int:
     """List runs, newest first. Training jobs that smlaunch did not start are listed by their own names."""
     from smlaunch.cli.display import duration
-    from smlaunch.launch.run import list_runs
     from smlaunch.place import open_place
+    from smlaunch.runs.run import list_runs
 
     with open_place(options, leaves_no_trace=True) as place:
         rows = list_runs(place.target, limit)
@@ -51,10 +51,10 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     """Show where a run is, or how it ended: status, times, failure, and where its results lie."""
     from smlaunch.cli.display import duration
     from smlaunch.cli.following import print_results
-    from smlaunch.launch.outcome import headline, headline_of
-    from smlaunch.launch.run import Run
     from smlaunch.place import open_place
     from smlaunch.planning.orchestrated import words_for
+    from smlaunch.runs.outcome import headline, headline_of
+    from smlaunch.runs.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
         result = Run.attach(run, place.target).glance()
@@ -97,8 +97,8 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
     """Print a run's log, all hosts merged by time. Lines begin with the host where there are several."""
     from smlaunch.cli.telling import tell
     from smlaunch.errors import JobError, Problem
-    from smlaunch.launch.run import Run
     from smlaunch.place import open_place
+    from smlaunch.runs.run import Run
 
     if follow and as_json:
         raise JobError(
@@ -130,8 +130,8 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.telling import tell
-    from smlaunch.launch.run import Run
     from smlaunch.place import open_place
+    from smlaunch.runs.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
         found = Run.attach(run, place.target, told=tell)
@@ -146,9 +146,9 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
     """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later; no further segment is started.
     Returns at once."""
     from smlaunch.cli.telling import tell
-    from smlaunch.launch.outcome import headline_of
-    from smlaunch.launch.run import Run
     from smlaunch.place import open_place
+    from smlaunch.runs.outcome import headline_of
+    from smlaunch.runs.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
         result = Run.attach(run, place.target, told=tell).stop()
@@ -173,8 +173,8 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.display import Display
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.telling import tell
-    from smlaunch.launch.run import Run
     from smlaunch.place import open_place
+    from smlaunch.runs.run import Run
 
     with open_place(options) as place:
         found = Run.attach(run, place.target, told=tell)

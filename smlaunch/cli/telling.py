@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smlaunch.launch.api import Prepared
+from smlaunch.runs.api import Prepared
 
 if TYPE_CHECKING:
     from smlaunch.data.tally import Tally

@@ -20,8 +20,8 @@ from smlaunch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from smlaunch.launch.verify.trial import Made, Signal
-    from smlaunch.launch.verify.verify import Report, Trial
+    from smlaunch.runs.verify.trial import Made, Signal
+    from smlaunch.runs.verify.verify import Report, Trial
 
 _HOW = "How it is tried"
 _SHARED = "/var/tmp"  # noqa: S108 - the directory in it has a name that cannot be foreseen
@@ -68,10 +68,10 @@ def verify_resume(
 
     from smlaunch.cli.telling import tell
     from smlaunch.errors import JobError, Problem, TrainingFailed
-    from smlaunch.launch.verify.verify import verify
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.settings import Settings
     from smlaunch.place import target_of
+    from smlaunch.runs.verify.verify import verify
 
     # A directory of its own: the proof must neither find nor leave anything. Hosts have a /tmp of their own
     # and write their traces where this process reads them.

@@ -24,8 +24,8 @@ def whole_job(what: str | None, options: dict[str, Any], script_arguments: list[
 def _with_the_rest(error: JobError, options: dict[str, Any]) -> JobError:
     if error.mapping is None:
         return error
-    from smlaunch.launch.api import with_the_rest
     from smlaunch.place import open_place
+    from smlaunch.runs.api import with_the_rest
 
     try:
         with open_place(options, leaves_no_trace=True) as place:

@@ -10,11 +10,11 @@ import pytest
 
 from smlaunch.airflow.driving import Begun, Try, advance, again, begin_try, follow, result_of
 from smlaunch.job import Job
-from smlaunch.launch.follow import Event
-from smlaunch.launch.run import Run
-from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.place import target_of
+from smlaunch.runs.follow import Event
+from smlaunch.runs.run import Run
+from smlaunch.runs.target import Target
 from tests.e2e.chains import SEGMENTS, write_script
 
 

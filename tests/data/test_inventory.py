@@ -179,7 +179,7 @@ sys.exit(run_command(["data", "inventory", ".", "--out", "keys.parquet"]))
 def test_other_commands_do_not_load_the_extra() -> None:
     check = """\
 import sys
-import smlaunch, smlaunch.launch.api, smlaunch.cli.run, smlaunch.cli.plan, smlaunch.cli.data
+import smlaunch, smlaunch.runs.api, smlaunch.cli.run, smlaunch.cli.plan, smlaunch.cli.data
 from smlaunch.cli.main import run_command
 assert run_command(["--help"]) == 0 and run_command(["data", "--help"]) == 0
 print([name for name in ("numpy", "pyarrow", "obstore") if name in sys.modules], file=sys.stderr)

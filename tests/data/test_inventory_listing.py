@@ -22,11 +22,11 @@ from smlaunch.data.inventory import Inventory
 from smlaunch.data.key_ranges import KeyRange, between, joined, rest
 from smlaunch.data.listing import Counts, Page, list_prefix
 from smlaunch.errors import JobError
-from smlaunch.launch.pages import S3Pages, read_page
-from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.place import target_of
 from smlaunch.ports import UNREACHABLE, CallError
+from smlaunch.runs.pages import S3Pages, read_page
+from smlaunch.runs.target import Target
 from tests.data.pagers import AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
 from tests.local.client import Client

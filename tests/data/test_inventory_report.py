@@ -25,8 +25,8 @@ from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.ports import CallError
 from tests.data.test_inventory import HOSTILE
-from tests.launch.fakes import FakeStorage
 from tests.local.client import Client
+from tests.runs.fakes import FakeStorage
 
 AT = datetime(2026, 11, 21, 12, 34, 56, 789000, timezone.utc)
 MANIFEST = "inv/data/all/2026-11-21T00-00Z/manifest.json"

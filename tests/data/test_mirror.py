@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from smlaunch.cli.main import cli
 from smlaunch.data.mirror import pulling
 from smlaunch.errors import JobError
-from smlaunch.launch.target import Target
-from tests.launch.fakes import BUCKET, fake_target
+from smlaunch.runs.target import Target
+from tests.runs.fakes import BUCKET, fake_target
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from smlaunch.data.transfer import QuickFailed
 from smlaunch.errors import JobError
 from smlaunch.ports import CallError
 from tests.cli.conftest import Shell
-from tests.launch.fakes import BUCKET, FakeStorage
+from tests.runs.fakes import BUCKET, FakeStorage
 
 KEYS = [
     "a.jpg",

@@ -15,10 +15,10 @@ from smlaunch.data.tally import Tally
 from smlaunch.data.transfer import AT_ONCE, Quick, QuickFailed, Transfers
 from smlaunch.data.workers import each
 from smlaunch.errors import JobError
-from smlaunch.launch.aws_parts import S3Parts
-from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.ports import CallError, Check, Parcel, Part, Unfinished
+from smlaunch.runs.aws_parts import S3Parts
+from smlaunch.runs.target import Target
 
 obstore = pytest.importorskip("obstore", reason="needs the extra data")
 

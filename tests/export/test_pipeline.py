@@ -17,15 +17,15 @@ from smlaunch.errors import JobError
 from smlaunch.export.pipeline import FILE, export_pipeline
 from smlaunch.export.pipeline_jobs import METRIC
 from smlaunch.job import Checkpoints, Compute, Job, Limits
-from smlaunch.launch.api import prepare_export
-from smlaunch.launch.stage import stage
-from smlaunch.launch.target import Target
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.faults import FaultPlan, HostLost
 from smlaunch.local.pipelines import definition as endpoint_reader
 from smlaunch.local.settings import Settings
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from smlaunch.runs.api import prepare_export
+from smlaunch.runs.stage import stage
+from smlaunch.runs.target import Target
 from tests.export.jobs import (
     CAPPED,
     CHAIN,

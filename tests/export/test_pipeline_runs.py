@@ -15,12 +15,12 @@ from smlaunch.cli.export_pipeline import prepared_steps
 from smlaunch.errors import JobError
 from smlaunch.export.pipeline import FILE
 from smlaunch.export.pipeline_file import read_pipeline
-from smlaunch.launch.deploy_pipelines import deploy_pipeline
-from smlaunch.launch.stage import stage
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.settings import Settings
 from smlaunch.place import target_of
+from smlaunch.runs.deploy_pipelines import deploy_pipeline
+from smlaunch.runs.stage import stage
 from tests.export.pipeline_jobs import RAW, by_name, report, steps, weights_of, write
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from smlaunch.launch.target import Target
 from smlaunch.ports import CallError, JobSummary, StoredObject
-from tests.launch.fakes import ACCOUNT, EAGER, FakeIdentity, FakeQuotas
+from smlaunch.runs.target import Target
+from tests.runs.fakes import ACCOUNT, EAGER, FakeIdentity, FakeQuotas
 
 REGION = "us-east-1"
 ORDINARY_SCRIPT = "import torch.distributed\n"

@@ -12,12 +12,12 @@ import pytest
 from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem
 from smlaunch.job import Job
 from smlaunch.job_rest import rest_of
-from smlaunch.launch.api import launch, with_the_rest
 from smlaunch.planning.choose import choose_strategy
 from smlaunch.planning.notes import Notes
 from smlaunch.planning.refusals import RULES
 from smlaunch.planning.refusals import Case as RuleCase
 from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.runs.api import launch, with_the_rest
 from smlaunch.strategies import load
 from smlaunch.survey import survey
 from tests.planning.bad_jobs import Case, cases, target_of, write_source

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from smlaunch.launch.bundle import build_runtime
+from smlaunch.runs.bundle import build_runtime
 from smlaunch.strategies import load
 from smlaunch.strategies.base import Setting
 from tests.real.platform import HYPERPARAMETERS, TRAIN, Machine, Told

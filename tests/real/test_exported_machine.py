@@ -26,13 +26,13 @@ from smlaunch.export.step_functions import (
     staged,
 )
 from smlaunch.job import Job
-from smlaunch.launch.api import prepare_export
-from smlaunch.launch.deploy import deploy_state_machine
-from smlaunch.launch.run import Run
-from smlaunch.launch.stage import stage
-from smlaunch.launch.target import Target
 from smlaunch.local.call_log import read
 from smlaunch.place import target_of
+from smlaunch.runs.api import prepare_export
+from smlaunch.runs.deploy import deploy_state_machine
+from smlaunch.runs.run import Run
+from smlaunch.runs.stage import stage
+from smlaunch.runs.target import Target
 from tests.cli.conftest import COMMAND, Shell
 from tests.conftest import ROOT
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from smlaunch.launch.bundle import build_runtime
 from smlaunch.protocol.launch_spec import ALL, RUNTIME, LaunchSpec, Ranks, Ref, Word
 from smlaunch.protocol.paths import (
     LAUNCH_FILE,
@@ -25,6 +24,7 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
+from smlaunch.runs.bundle import build_runtime
 
 SCRIPT: tuple[Word, ...] = (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
 

@@ -9,12 +9,12 @@ import sys
 import zipfile
 from pathlib import Path
 
-from smlaunch.launch.bundle import build_runtime
+from smlaunch.runs.bundle import build_runtime
 
 
 def test_the_same_bytes_from_another_process() -> None:
     program = (
-        "import hashlib; from smlaunch.launch.bundle import build_runtime;"
+        "import hashlib; from smlaunch.runs.bundle import build_runtime;"
         "print(hashlib.sha256(build_runtime()).hexdigest())"
     )
     here = hashlib.sha256(build_runtime()).hexdigest()

@@ -1,0 +1,192 @@
+"""Where to launch: a region, or an endpoint that speaks the same API. Everything behind it is made late.
+
+A target knows how to reach the services and how often to ask them; it does not know what runs there. The
+same code serves a region and the local endpoint: they differ in these values only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from smlaunch.errors import AccountError
+from smlaunch.ports import (
+    ControlPlane,
+    Identity,
+    LogReader,
+    ObjectStorage,
+    Orchestrators,
+    Quotas,
+    Transfer,
+)
+from smlaunch.runs.follow import Cadence
+
+if TYPE_CHECKING:
+    from smlaunch.planning.surroundings import EndpointFacts
+
+Kind = Literal["aws", "local"]
+
+
+REGION_CADENCE = Cadence(first=2.0, longest=20.0, factor=1.5, settle=6.0, patience=900.0)
+"""A job takes minutes to start and DescribeTrainingJob shares the account's rate: ask seldom. CloudWatch
+shows a line some seconds after it was written."""
+
+ENDPOINT_CADENCE = Cadence(first=0.015, longest=0.25, factor=1.5, settle=0.0, patience=5.0, pace=0.02)
+"""On loopback an answer costs about 4 ms of this machine's CPU, and the log is written before the state. What
+capacity there is, is this machine: it is there, or was taken away on purpose for a moment."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Made by ``Target.region`` or ``Target.endpoint``. The ports are opened on first use and kept.
+
+    ``account``, ``role`` and ``bucket``: what is known without asking; None is found out when it is needed.
+    """
+
+    kind: Kind
+    region_name: str
+    cadence: Cadence
+    clients: Any = field(repr=False)
+    """A botocore session, or anything with its ``create_client``."""
+    url: str | None = None
+    account: str | None = None
+    role: str | None = None
+    bucket: str | None = None
+    facts: EndpointFacts | None = None
+    hurried: bool = False
+    """For what would only be told beside: a service that does not answer at once is not waited for."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def region(
+        cls,
+        region: str | None = None,
+        profile: str | None = None,
+        session: Any = None,
+    ) -> Target:
+        """A region of AWS, by the usual credential chain (``session``: a boto3 or botocore session to use).
+
+        Raises AccountError when no region is named anywhere, or the profile does not exist.
+        """
+        import botocore.session
+        from botocore.exceptions import BotoCoreError
+
+        core = getattr(session, "_session", session)
+        if core is None:
+            core = botocore.session.Session(profile=profile)
+        try:
+            name = region or getattr(session, "region_name", None) or core.get_config_variable("region")
+        except BotoCoreError as error:
+            raise AccountError(f"{error}; name an existing one with --profile or AWS_PROFILE") from error
+        name = name or os.environ.get("AWS_REGION")
+        if not name:
+            raise AccountError(
+                "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; "
+                "to run on this machine without AWS, add --local"
+            )
+        return cls("aws", str(name), REGION_CADENCE, core, environment=dict(os.environ))
+
+    @classmethod
+    def endpoint(
+        cls,
+        url: str,
+        region: str,
+        access_key: str,
+        secret_key: str,
+        *,
+        account: str | None = None,
+        role: str | None = None,
+        bucket: str | None = None,
+        facts: EndpointFacts | None = None,
+    ) -> Target:
+        """An endpoint that speaks the SageMaker API at ``url``, with its own credentials.
+
+        The user's AWS profile, configuration files and proxies do not concern it and are not read.
+        """
+        import botocore.session
+
+        nothing = (None, None, None, None)
+        devnull = (None, None, os.devnull, None)
+        core = botocore.session.Session(
+            session_vars={"profile": nothing, "config_file": devnull, "credentials_file": devnull}
+        )
+        core.set_credentials(access_key, secret_key)
+        return cls("local", region, ENDPOINT_CADENCE, core, url, account, role, bucket, facts)
+
+    @property
+    def where(self) -> str:
+        """For sentences: where a run is."""
+        return f"the local endpoint at {self.url}" if self.kind == "local" else self.region_name
+
+    @cached_property
+    def control(self) -> ControlPlane:
+        from smlaunch.runs.aws import SageMaker
+
+        return SageMaker(self.client("sagemaker"))
+
+    @cached_property
+    def storage(self) -> ObjectStorage:
+        from smlaunch.runs.aws import S3
+
+        return S3(self.client("s3"))
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        from smlaunch.data.transfer import Quick, Transfers
+        from smlaunch.runs.aws_parts import S3Parts
+
+        client = self.client("s3")
+
+        def quick() -> Quick | None:
+            try:
+                from smlaunch.data.transfer_obstore import by_obstore
+            except ImportError:  # the extra `data` is not installed
+                return None
+            return by_obstore(client, self.clients)
+
+        return Transfers(self.storage, S3Parts(client), quick)
+
+    @cached_property
+    def logs(self) -> LogReader:
+        from smlaunch.runs.aws import CloudWatchLogs
+
+        return CloudWatchLogs(self.client("logs"))
+
+    @cached_property
+    def orchestrators(self) -> Orchestrators:
+        from smlaunch.runs.orchestrators import Executions
+
+        return Executions(self.client)
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        from smlaunch.runs.aws import ServiceQuotas
+
+        return ServiceQuotas(self.client("service-quotas"))
+
+    @cached_property
+    def identity(self) -> Identity:
+        from smlaunch.runs.aws import Caller
+
+        return Caller(lambda: self.client("sts"), lambda: self.client("iam"))
+
+    def client(self, service: str) -> Any:
+        """A botocore client. Its own retries cover seconds of trouble; ``retry`` goes on from there."""
+        from botocore.config import Config
+
+        attempts = 1 if self.hurried else 5 if self.url is None else 2
+        settings: dict[str, Any] = {
+            "retries": {"mode": "standard", "total_max_attempts": attempts},
+            "connect_timeout": 3 if self.hurried else 10,
+        }
+        if self.hurried:
+            settings["read_timeout"] = 10
+        if self.url is not None:
+            settings["proxies"] = {}
+            settings["s3"] = {"addressing_style": "path"}
+        from smlaunch.runs.aws import opened
+
+        return opened(self.clients, service, self.region_name, self.url, Config(**settings))

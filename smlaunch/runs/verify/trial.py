@@ -1,0 +1,261 @@
+"""A script run on an endpoint of this machine, unsplit or with cuts, and what became of it.
+
+Each cut ends the job, by SIGTERM to its hosts or SIGKILL to one rank, and the next job goes on from the same
+checkpoints. Jobs are submitted one by one, without the driver: what is tried is the script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from smlaunch.errors import TrainingFailed
+from smlaunch.job import Checkpoints, Job
+from smlaunch.planning.decide import OPERATION
+from smlaunch.planning.plan import Task
+from smlaunch.planning.workflow import request_for
+from smlaunch.ports import CallError
+from smlaunch.protocol.names import TaskName
+from smlaunch.protocol.progress import parse_line
+from smlaunch.protocol.segment import INTERVAL
+from smlaunch.runs.api import launch, prepare
+from smlaunch.runs.follow import LogLine, StateChange
+from smlaunch.runs.run import answers_of
+from smlaunch.runs.submit import submit
+from smlaunch.runs.target import Target
+from smlaunch.runs.verify import traces
+from smlaunch.runs.verify.compare import Account
+from smlaunch.runs.verify.killing import kill_rank
+from smlaunch.runs.watch import Watch
+
+TRACE = "SMLAUNCH_TRACE"
+"""smlaunch.train.trace.VARIABLE: train is what a script imports, and the client does not."""
+
+_SAVES_PER_PART = 3
+"""Checkpoints between two cuts, about, unless the job states an interval: a kill shall have something to go
+on from, and lose something."""
+
+_LEAST_INTERVAL = 0.05
+"""Seconds."""
+
+Signal = Literal["term", "kill"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``step``: after this one; 0 where the script tells no steps: then after this ``share`` of the unsplit
+    run's training time. ``rank``: who is killed."""
+
+    signal: Signal
+    step: int
+    share: float
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A cut as it came out: after step ``done`` of ``job``; the next one went on with ``resumed``. None where
+    the script tells no steps."""
+
+    signal: Signal
+    job: str
+    done: int | None
+    resumed: int | None = None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """``seconds``: from status Training to the end, ``stepping``: from the first step to the last one that
+    was seen, all jobs together. ``late``: cuts that the script's end forestalled."""
+
+    account: Account
+    made: tuple[Made, ...]
+    late: int
+    last_step: int
+    seconds: float
+    stepping: float
+
+
+def draw_cuts(signal: Signal, count: int, last_step: int, ranks: int, random: Random) -> list[Cut]:
+    """In the order they come; steps before the last one, all different where there are enough. ``last_step``
+    is 0 for a script that tells no steps."""
+    places = range(1, max(2, last_step)) if last_step else range(1)
+    steps = random.sample(places, count) if count <= len(places) else random.choices(places, k=count)
+    shares = sorted(random.uniform(0.1, 0.9) for _ in range(count))
+    return [
+        Cut(signal, step, share, random.randrange(max(1, ranks)))
+        for step, share in zip(sorted(steps), shares, strict=True)
+    ]
+
+
+class Trials:
+    """Runs of one job on one endpoint. ``folder``: for the ranks' traces, on this machine; ``told`` hears
+    what happens."""
+
+    def __init__(self, job: Job, target: Target, folder: Path, told: Callable[[str], None]) -> None:
+        self._job = job
+        self._target = target
+        self._folder = folder
+        self._told = told
+
+    def run(self, name: str, cuts: Sequence[Cut] = (), unsplit: Ran | None = None) -> Ran:
+        """To the end of the training. ``unsplit``: the run that tells how long it takes.
+
+        Raises TrainingFailed when a job fails that nobody has killed."""
+        # Ranks are found by their job's name among all processes of the machine: it must be nobody else's.
+        name = f"{name}-{secrets.token_hex(4)}"
+        target, traced = self._target, self._folder / name
+        traced.mkdir(parents=True)
+        interval = None
+        if unsplit is not None and unsplit.stepping:
+            interval = max(_LEAST_INTERVAL, unsplit.stepping / (_SAVES_PER_PART * (len(cuts) + 1)))
+        prepared = prepare(self._changed(name, traced, interval), target, name)
+        workflow = prepared.plan.workflow
+        jobs = list(launch(prepared, target).jobs)
+        pending, made, late, last_step = list(cuts), list[Made](), 0, 0
+        seconds = stepping = 0.0
+        with answers_of(target):
+            while True:
+                job = jobs[-1]
+                cut = pending.pop(0) if pending else None
+                following = _Following(target, job, traced, cut, unsplit.seconds if unsplit else 0.0)
+                following.to_its_end()
+                last_step = max(last_step, following.step)
+                outcome = following.watch.outcome()
+                seconds += following.seconds
+                stepping += following.stepping
+                if cut is not None and following.done is not None:
+                    made.append(Made(cut.signal, job, following.done or None))
+                    self._told(f"{job}: {_SIGNALS[cut.signal]} after step {following.done or 'unknown'}")
+                elif outcome.status != "Completed":
+                    why = outcome.failure_reason or outcome.secondary_status
+                    raise TrainingFailed(f"{job} ended with {outcome.status}: {why}")
+                if outcome.status == "Completed":
+                    late = len(pending) + (cut is not None and following.done is None)
+                    break
+                number = len(jobs) + 1
+                request = request_for(workflow, number, 1)
+                task = Task(str(TaskName(name, number, 1)), number, 1, OPERATION, request)
+                jobs.append(submit(task, workflow.job_hash, target.control).name)
+            files = self._files(outcome.model_artifacts)
+        ranks = traces.read(traced, jobs)
+        first = ranks.get(0, traces.RankTrace())
+        went_on = [first.begun(number + 1) for number in range(len(made))]
+        made = [Made(cut_.signal, cut_.job, cut_.done, at) for cut_, at in zip(made, went_on, strict=True)]
+        return Ran(Account(tuple(jobs), ranks, files), tuple(made), late, last_step, seconds, stepping)
+
+    def _changed(self, name: str, traced: Path, interval: float | None) -> Job:
+        """The job with checkpoints of this trial's own, as one job without segments."""
+        given = self._job.checkpoints or Checkpoints()
+        checkpoints = given.model_copy(update={"uri": f"s3://{self._target.bucket}/verify/{name}/"})
+        limits = self._job.limits.model_copy(update={"segment": None, "max_runtime": None, "max_cost": None})
+        environment = {**self._job.environment, TRACE: str(traced)}
+        if interval is not None:
+            environment[INTERVAL] = f"{interval:.3f}"
+        compute = self._job.compute.model_copy(update={"spot": False, "on_demand_fallback": False})
+        changes = {"checkpoints": checkpoints, "limits": limits, "environment": environment, "segments": ()}
+        return self._job.model_copy(update={**changes, "compute": compute, "output": None, "name": None})
+
+    def _files(self, uri: str | None) -> dict[str, str]:
+        """sha256 of each file in the model's archive, whose own bytes differ by times of modification."""
+        if uri is None:
+            return {}
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        try:
+            content = b"".join(self._target.storage.chunks(bucket, key))
+        except CallError:
+            return {}  # nothing was written to the model directory
+        found = {}
+        with tarfile.open(fileobj=BytesIO(content)) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    found[member.name] = hashlib.sha256(file.read()).hexdigest()
+        return found
+
+
+_SIGNALS = {"term": "SIGTERM", "kill": "SIGKILL"}
+
+
+class _Following:
+    """A job until it has ended, with its cut. ``done``: the step after which the cut was made; 0 when steps
+    are not told, None when it was not made. ``step``: the last one told. ``seconds``, ``stepping``: as of
+    Ran."""
+
+    def __init__(
+        self, target: Target, job: str, traced: Path, cut: Cut | None, unsplit_seconds: float
+    ) -> None:
+        self.watch = Watch(target, job)
+        self.done: int | None = None
+        self.step = 0
+        self._target = target
+        self._job = job
+        self._traced = traced
+        self._cut = cut
+        self._due = 0.0 if cut is None else cut.share * unsplit_seconds
+        self._training_since: float | None = None
+        self._first_step_at = self._last_step_at = self._ended = 0.0
+
+    def to_its_end(self) -> None:
+        for events in self.watch.rounds(self._wait):
+            for event in events:
+                if isinstance(event, StateChange) and event.state == "Training":
+                    self._training_since = time.monotonic()
+                elif isinstance(event, LogLine) and (line := parse_line(event.text)) is not None:
+                    step = line.values.get("step")
+                    self._see(step if isinstance(step, int) else 0)
+            self._look()
+        self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._training_since is None else self._ended - self._training_since
+
+    @property
+    def stepping(self) -> float:
+        return self._last_step_at - self._first_step_at
+
+    def _see(self, step: int) -> None:
+        if step > self.step:
+            self._last_step_at = time.monotonic()
+            self._first_step_at = self._first_step_at or self._last_step_at
+            self.step = step
+
+    def _wait(self, seconds: float) -> None:
+        """As long as the round may take, looking at the steps more often than the log is asked for."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.01))
+            self._look()
+
+    def _look(self) -> None:
+        cut = self._cut
+        if self.done is not None:
+            return
+        self._see(traces.newest_step(self._traced, self._job))
+        if cut is None:
+            return
+        if cut.step:
+            due = self.step >= cut.step
+        else:
+            since = self._training_since
+            due = since is not None and time.monotonic() - since >= self._due
+        if due and self._make(cut):
+            self.done = self.step
+
+    def _make(self, cut: Cut) -> bool:
+        if cut.signal == "kill":
+            return kill_rank(self._job, cut.rank)
+        with suppress(CallError):  # it has ended a moment ago: the cut came too late
+            self._target.control.stop(self._job)
+            return True
+        return False

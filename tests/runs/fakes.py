@@ -1,0 +1,251 @@
+"""Small services in memory behind the four ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from smlaunch.errors import EXIT_STOPPED
+from smlaunch.planning.orchestrated import Execution
+from smlaunch.ports import CallError, JobSummary, LogEvent, Parcel, StoredObject
+from smlaunch.runs.follow import Cadence
+from smlaunch.runs.target import Target
+
+REGION = "eu-west-1"
+ACCOUNT = "123456789012"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
+BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"
+EAGER = Cadence(first=0.0, longest=0.0, factor=1.0, settle=0.0, patience=10.0, pace=0.0)
+
+
+def moment(second: float) -> datetime:
+    return datetime.fromtimestamp(1_800_000_000 + second, timezone.utc)
+
+
+class FakeControl:
+    """``script``: for a job's name, the answers that Describe gives in turn; the last one stays. An
+    exception among them is raised instead."""
+
+    def __init__(self) -> None:
+        self.created: list[dict[str, Any]] = []
+        self.create_errors: list[CallError] = []
+        self.scripts: dict[str, list[dict[str, Any] | CallError]] = {}
+        self.tags_of: dict[str, dict[str, str]] = {}
+        self.stopped: list[str] = []
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        if self.create_errors:
+            raise self.create_errors.pop(0)
+        name = request["TrainingJobName"]
+        if name in self.scripts:
+            raise CallError("CreateTrainingJob", "ResourceInUse", f"{name} exists", 400)
+        self.created.append(dict(request))
+        arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
+        self.tags_of[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
+        self.scripts[name] = [described(name, "Completed", ["Starting", "Training", "Completed"])]
+        return arn
+
+    def describe(self, name: str) -> dict[str, Any]:
+        answers = self.scripts.get(name)
+        if not answers:
+            raise CallError(
+                "DescribeTrainingJob", "ValidationException", "Requested resource not found.", 400
+            )
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, CallError):
+            raise answer
+        return answer
+
+    def stop(self, name: str) -> None:
+        self.stopped.append(name)
+
+    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        for index, name in enumerate(reversed(self.scripts)):
+            if name_contains is None or name_contains in name:
+                answer = self.scripts[name][-1]
+                assert not isinstance(answer, CallError)
+                yield JobSummary(
+                    name, answer["TrainingJobArn"], answer["TrainingJobStatus"], float(-index), None
+                )
+
+    def tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        return (row for row in self.list() if self.tags(row.arn).get(key) == value)
+
+    def tags(self, arn: str) -> dict[str, str]:
+        return self.tags_of.get(arn, {})
+
+
+def described(name: str, status: str, states: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A DescribeTrainingJob answer that has gone through ``states``, one a second."""
+    return {
+        "TrainingJobName": name,
+        "TrainingJobArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}",
+        "TrainingJobStatus": status,
+        "SecondaryStatus": states[-1],
+        "SecondaryStatusTransitions": [
+            {"Status": state, "StartTime": moment(second), "StatusMessage": f"{state} it is"}
+            for second, state in enumerate(states)
+        ],
+        "CreationTime": moment(0),
+        "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
+        **more,
+    }
+
+
+class FakeOrchestrators:
+    """``said``: what executions answer. ``stopped``: those that were."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Execution] = {}
+        self.stopped: list[str] = []
+
+    def ask(self, execution: str) -> Execution | None:
+        return self.said.get(execution)
+
+    def stop(self, execution: str) -> bool:
+        if execution in self.said:
+            self.stopped.append(execution)
+            self.said[execution] = Execution(True, EXIT_STOPPED, "its execution was stopped")
+        return execution in self.said
+
+
+class FakeStorage:
+    def __init__(self, buckets: Sequence[str] = (BUCKET,)) -> None:
+        self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
+        self.puts: list[str] = []
+
+    def size(self, bucket: str, key: str) -> int | None:
+        content = self.objects.get(bucket, {}).get(key)
+        return None if content is None else len(content)
+
+    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        if bucket not in self.objects:
+            raise CallError("ListObjectsV2", "NoSuchBucket", "The specified bucket does not exist", 404)
+        for key, content in sorted(self.objects[bucket].items()):
+            if key.startswith(prefix):
+                yield StoredObject(key, len(content))
+
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        return self.objects.get(bucket, {}).get(key)
+
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        content = self.get_bytes(bucket, key)
+        if content is None:
+            raise CallError("GetObject", "NoSuchKey", "The specified key does not exist.", 404)
+        for start in range(0, len(content), 1000):
+            yield content[start : start + 1000]
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        if bucket not in self.objects:
+            raise CallError("PutObject", "NoSuchBucket", "The specified bucket does not exist", 404)
+        self.objects[bucket][key] = content
+        self.puts.append(key)
+
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        if key in self.objects.get(bucket, {}):
+            return False
+        self.put_bytes(bucket, key, content)
+        return True
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None:
+        self.put_bytes(bucket, key, source.read_bytes())
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.objects.get(bucket, {}).pop(key, None)
+
+    def make_bucket(self, bucket: str, region: str) -> bool:
+        new = bucket not in self.objects
+        self.objects.setdefault(bucket, {})
+        return new
+
+
+class FakeTransfer:
+    """Into the storage, one by one."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self._storage = storage
+
+    def put(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        for parcel in parcels:
+            self._storage.put_file(bucket, parcel.key, parcel.path)
+            moved(parcel.size, 1)
+
+    def get(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
+        for parcel in parcels:
+            parcel.path.parent.mkdir(parents=True, exist_ok=True)
+            parcel.path.write_bytes(self._storage.objects[bucket][parcel.key])
+            moved(parcel.size, 1)
+
+    def is_there(self, bucket: str, parcel: Parcel) -> bool:
+        return parcel.path.is_file() and parcel.path.read_bytes() == self._storage.objects[bucket][parcel.key]
+
+
+class FakeLogs:
+    """Streams by name; the token is how many events have been read."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[LogEvent]] = {}
+        self.errors: list[CallError] = []
+        self.page = 1000
+
+    def say(self, stream: str, *texts: str) -> None:
+        events = self.lines.setdefault(stream, [])
+        events.extend(LogEvent(1000 * (len(events) + number), text) for number, text in enumerate(texts))
+
+    def streams(self, group: str, prefix: str) -> Sequence[str]:
+        return [name for name in self.lines if name.startswith(prefix)]
+
+    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+        return self.lines[stream][-self.page :]
+
+    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+        if self.errors:
+            raise self.errors.pop(0)
+        start = int(token or 0)
+        found = self.lines[stream][start : start + self.page]
+        return found, str(start + len(found))
+
+
+class FakeIdentity:
+    def __init__(self, arn: str = f"arn:aws:iam::{ACCOUNT}:user/ada", roles: Sequence[str] = ()) -> None:
+        self.arn = arn
+        self.roles = {arn.rpartition("/")[2]: arn for arn in roles}
+
+    def caller(self) -> tuple[str, str]:
+        return self.arn.split(":")[4], self.arn
+
+    def role_arn(self, name: str) -> str | None:
+        return self.roles.get(name)
+
+
+class FakeQuotas:
+    """Quotas: ``answer`` by their names, or the error that asking gives. ``asked``: names, of each time."""
+
+    def __init__(self, answer: Mapping[str, float] | CallError | None = None) -> None:
+        self.answer = {} if answer is None else answer
+        self.asked: list[tuple[str, ...]] = []
+
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        self.asked.append(tuple(names))
+        if isinstance(self.answer, CallError):
+            raise self.answer
+        return {name: value for name, value in self.answer.items() if name in names}
+
+
+def fake_target(**known: Any) -> Target:
+    """A target whose ports are fakes."""
+    target = Target("aws", REGION, EAGER, clients=None, **known)
+    storage = FakeStorage()
+    target.__dict__.update(
+        control=FakeControl(),
+        storage=storage,
+        transfer=FakeTransfer(storage),
+        logs=FakeLogs(),
+        orchestrators=FakeOrchestrators(),
+        identity=FakeIdentity(),
+        quotas=FakeQuotas(),
+    )
+    return target

@@ -1,0 +1,240 @@
+"""From a job to a created one, on fakes: what is uploaded, sent, attached to and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smlaunch.errors import AccountError, JobError, TrainingFailed
+from smlaunch.job import Job
+from smlaunch.planning.plan import Plan
+from smlaunch.ports import CallError
+from smlaunch.protocol.names import is_run_id
+from smlaunch.runs.api import fresh_run_id, launch, plan, prepare
+from smlaunch.runs.run import Run, list_runs
+from smlaunch.runs.target import Target
+from tests.runs.fakes import BUCKET, ROLE, FakeControl, FakeLogs, FakeStorage, described, fake_target
+
+
+@pytest.fixture
+def target() -> Target:
+    return fake_target()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('hello')")
+    data = tmp_path / "data"
+    (data / "deep").mkdir(parents=True)
+    (data / "a.bin").write_bytes(b"a" * 10)
+    (data / "deep" / "b.bin").write_bytes(b"b" * 20)
+    return Job(entry=source / "train.py", role=ROLE, inputs={"train": data}, name="demo")
+
+
+def control(target: Target) -> FakeControl:
+    return target.__dict__["control"]  # type: ignore[no-any-return]
+
+
+def storage(target: Target) -> FakeStorage:
+    return target.__dict__["storage"]  # type: ignore[no-any-return]
+
+
+def test_a_plan_changes_nothing(job: Job, target: Target) -> None:
+    made = plan(job, target)
+    assert made.run == "demo"
+    assert storage(target).puts == []
+    assert control(target).created == []
+
+
+def test_a_launch_uploads_everything_the_request_names(job: Job, target: Target) -> None:
+    run = launch(job, target)
+    request = control(target).created[0]
+    assert run.jobs == (request["TrainingJobName"],)
+    assert not run.attached
+    keys = storage(target).objects[BUCKET]
+    for channel in request["InputDataConfig"]:
+        prefix = channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
+        assert any(key.startswith(prefix) for key in keys), channel["ChannelName"]
+    assert {len(content) for key, content in keys.items() if key.endswith(".bin")} == {10, 20}
+
+
+def test_a_run_of_one_job_keeps_nothing_beside_what_the_job_needs(job: Job, target: Target) -> None:
+    run = launch(job, target)
+    assert run.chain is None
+    keys = storage(target).objects[BUCKET]
+    own = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
+    assert own == {"runtime.pyz", "job.json"}
+
+
+def test_a_chain_is_written_down_before_its_first_job(job: Job, target: Target) -> None:
+    source = Path(job.entry)
+    source.write_text("import smlaunch.train")
+    longer = Job.from_mapping({**job.to_mapping(), "limits": {"max_runtime": "2d", "segment": "1d"}})
+
+    def refuse(request: object) -> str:
+        raise CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
+
+    control(target).create = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(AccountError):
+        launch(longer, target)
+    assert "smlaunch/demo/chain.json" in storage(target).objects[BUCKET]
+
+
+def test_what_is_there_is_not_sent_again(job: Job, target: Target) -> None:
+    launch(job, target)
+    first = len(storage(target).puts)
+    again = Job.from_mapping({**job.to_mapping(), "name": "demo-2"})
+    launch(again, target)
+    sent = storage(target).puts[first:]
+    assert [key for key in sent if key.endswith((".bin", "source.tar.gz"))] == []
+
+
+def test_the_same_job_and_name_attach_and_start_nothing(job: Job, target: Target) -> None:
+    launch(job, target)
+    again = launch(job, target)
+    assert again.attached
+    assert len(control(target).created) == 1
+
+
+def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:
+    launch(job, target)
+    before = list(storage(target).puts)
+    other = Job.from_mapping({**job.to_mapping(), "hyperparameters": {"lr": 0.2}})
+    with pytest.raises(JobError, match="was made of another job, source or data; take another --name"):
+        launch(other, target)
+    assert storage(target).puts == before, "what lies at the run's place belongs to the first job"
+
+
+def test_a_create_whose_answer_was_lost_attaches_to_what_it_made(
+    job: Job, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    plain = control(target).create
+
+    def made_but_not_answered(request: dict[str, object]) -> str:
+        plain(request)
+        raise CallError("CreateTrainingJob", "Unreachable", "Connection reset")
+
+    calls = iter([made_but_not_answered, plain, plain])
+    control(target).create = lambda request: next(calls)(request)  # type: ignore
+    assert launch(job, target).attached
+    assert len(control(target).created) == 1
+
+
+def test_a_missing_default_bucket_is_made_and_told(job: Job, target: Target) -> None:
+    storage(target).objects.clear()
+    told: list[str] = []
+    launch(job, target, told=told.append)
+    assert told == [f"made the bucket {BUCKET} for source and results"]
+
+
+def test_a_refusal_carries_the_next_step(job: Job, target: Target) -> None:
+    control(target).create_errors = [
+        CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
+    ]
+    with pytest.raises(AccountError, match="allow the caller sagemaker:CreateTrainingJob"):
+        launch(job, target)
+
+
+def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, target: Target) -> None:
+    made = plan(job, target)
+    assert isinstance(made, Plan)
+    Path(job.entry).write_text("print('changed')")
+    with pytest.raises(JobError, match="has changed since the plan was made"):
+        launch(made, target)
+    assert launch(plan(job, target), target).name == "demo"
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path, target: Target) -> None:
+    job = Job(
+        entry=tmp_path / "nope.py", inputs={"train": "s3://no-such-bucket/x/", "test": tmp_path / "nothing"}
+    )
+    with pytest.raises(JobError) as caught:
+        prepare(job, target)
+    assert {problem.path for problem in caught.value.problems} >= {
+        "entry",
+        "role",
+        "inputs.train",
+        "inputs.test",
+    }
+
+
+def test_a_script_that_its_ignore_file_hides(tmp_path: Path, target: Target) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / ".gitignore").write_text("train.py\n")
+    said = r"train.py is left out of the source by an ignore file; add a line '!train.py'"
+    with pytest.raises(JobError, match=said):
+        prepare(Job(entry=tmp_path / "train.py", role=ROLE), target)
+
+
+def test_a_script_outside_of_its_source(tmp_path: Path, target: Target) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "lib").mkdir()
+    with pytest.raises(JobError, match="lies outside of the source folder"):
+        prepare(Job(entry=tmp_path / "train.py", source=tmp_path / "lib", role=ROLE), target)
+
+
+@pytest.mark.parametrize("entry", ["train_ddp.py", "Ünïcode.py", "--.py", "a" * 90 + ".py", "3.14_pi.sh"])
+def test_fresh_names_can_name_runs(entry: str) -> None:
+    # Three: of twenty with four random characters two are the same once in five thousand times.
+    names = {fresh_run_id(entry) for _ in range(3)}
+    assert all(is_run_id(name) for name in names)
+    assert len(names) == 3
+
+
+# ---- runs that exist -------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_again_by_its_name_alone(job: Job, target: Target) -> None:
+    launch(job, target)
+    found = Run.attach("demo", target)
+    assert found.jobs == ("demo-s1-a1",)
+    assert found.describe().exit_code == 0
+    assert found.wait().status == "Completed"
+
+
+def test_waiting_for_a_failure_raises_it(target: Target) -> None:
+    reason = "AlgorithmError: rank 1 on algo-1 exited with code 3: ValueError: x, exit code: 3"
+    control(target).scripts["demo-s1-a1"] = [
+        described("demo-s1-a1", "Failed", ["Failed"], FailureReason=reason)
+    ]
+    with pytest.raises(TrainingFailed, match="run demo: rank 1 on algo-1 exited with code 3: ValueError: x"):
+        Run.attach("demo", target).wait()
+
+
+def test_any_training_job_can_be_looked_at_by_its_own_name(target: Target) -> None:
+    control(target).scripts["SomeoneElses-Job"] = [described("SomeoneElses-Job", "Stopped", ["Stopped"])]
+    assert Run.attach("SomeoneElses-Job", target).describe().exit_code == 5
+
+
+def test_a_name_that_is_none(job: Job, target: Target) -> None:
+    launch(job, target)
+    with pytest.raises(JobError, match=r"there is no run 'demmo' on eu-west-1, did you mean 'demo'\?"):
+        Run.attach("demmo", target)
+
+
+def test_stopping_what_runs_and_what_has_ended(job: Job, target: Target) -> None:
+    launch(job, target)
+    Run.attach("demo", target).stop()
+    assert control(target).stopped == []
+    control(target).scripts["demo-s1-a1"] = [described("demo-s1-a1", "InProgress", ["Training"])]
+    Run.attach("demo", target).stop()
+    assert control(target).stopped == ["demo-s1-a1"]
+
+
+def test_the_log_so_far(job: Job, target: Target) -> None:
+    launch(job, target)
+    logs: FakeLogs = target.__dict__["logs"]
+    logs.page = 2
+    logs.say("demo-s1-a1/algo-1-5", *"abcde")
+    assert [line.text for line in Run.attach("demo", target).logs()] == list("abcde")
+
+
+def test_the_list_shows_runs_not_jobs(target: Target) -> None:
+    for name in ("one-s1-a1", "other", "one-s2-a1"):
+        control(target).scripts[name] = [described(name, "Completed", ["Completed"])]
+    assert [(row.run, row.job) for row in list_runs(target, 10)] == [("one", "one-s2-a1"), ("other", "other")]
+    assert len(list_runs(target, 1)) == 1

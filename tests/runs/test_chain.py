@@ -1,0 +1,374 @@
+"""Driving a run on fakes: what is submitted, what is kept, and that any client can go on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError, LimitReached, StoppedByUser
+from smlaunch.planning.reconcile import Action, Finish, Submit, WatchJob
+from smlaunch.planning.workflow import Policy, Variant, Workflow
+from smlaunch.ports import CallError
+from smlaunch.protocol import checkpoint as protocol
+from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Manifest, Outcome, Part
+from smlaunch.protocol.names import TaskName
+from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from smlaunch.runs.chain import Chain
+from smlaunch.runs.lineage import CHAIN_FILE, STOP_FILE, Kept, RunFolder, kept_at
+from smlaunch.runs.run import Run
+from smlaunch.runs.target import Target
+from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, described, fake_target, moment
+
+RUN = "long"
+PREFIX = f"smlaunch/{RUN}/checkpoints/"
+FOLDER = RunFolder.of(BUCKET, RUN)
+
+
+def save(storage: FakeStorage, step: int, job: str, *, torn: bool = False) -> None:
+    content = f"state at {step}".encode()
+    digest = hashlib.sha256(content).hexdigest()
+    part = Part(0, protocol.part_name(0, 1, digest), len(content), digest)
+    manifest = Manifest(step, 1, (part,), job=job).to_bytes()
+    folder = PREFIX + protocol.step_directory(step) + "/"
+    if not torn:
+        storage.put_bytes(BUCKET, folder + part.name, content)
+    storage.put_bytes(BUCKET, folder + protocol.manifest_name(manifest), manifest)
+    storage.put_bytes(BUCKET, folder + protocol.COMMIT, protocol.commit_content(manifest))
+
+
+class Service(FakeControl):
+    """Jobs that train ten steps each, until step ``steps``; ``fates`` may say otherwise by a job's name."""
+
+    def __init__(self, storage: FakeStorage, steps: int = 50) -> None:
+        super().__init__()
+        self.storage = storage
+        self.steps = steps
+        self.fates: dict[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {}
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        arn = super().create(request)
+        name = request["TrainingJobName"]
+        running = self.answer(name, request, "InProgress", ["Starting", "Training"])
+        self.scripts[name] = [running, self.fates.get(name, self.trained)(name, request)]
+        return arn
+
+    def answer(
+        self, name: str, request: Mapping[str, Any], status: str, states: list[str], **more: Any
+    ) -> dict[str, Any]:
+        settings = {key: request[key] for key in ("Environment", "InputDataConfig", "CheckpointConfig")}
+        times = {"TrainingEndTime": moment(100), "TrainingTimeInSeconds": 90, "BillableTimeInSeconds": 90}
+        return described(
+            name,
+            status,
+            states,
+            **settings,
+            **(times if status != "InProgress" else {}),
+            EnableManagedSpotTraining=request.get("EnableManagedSpotTraining", False),
+            **more,
+        )
+
+    def trained(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        step = min(self.steps, int(request["Environment"].get(FROM_STEP, 0)) + 10)
+        save(self.storage, step, name)
+        self.leave(FINISHED if step == self.steps else CONTINUE, step, name)
+        return self.answer(name, request, "Completed", ["Training", "Completed"])
+
+    def leave(self, result: str, step: int, name: str) -> None:
+        outcome = Outcome(result, step, RUN, name, closed=True)
+        self.storage.put_bytes(BUCKET, PREFIX + protocol.OUTCOME, outcome.to_bytes())
+
+    def idle(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.leave(CONTINUE, int(request["Environment"].get(FROM_STEP, 0)), name)
+        return self.answer(name, request, "Completed", ["Training", "Completed"])
+
+    def failing(self, reason: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
+        def fail(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+            return self.answer(name, request, "Failed", ["Training", "Failed"], FailureReason=reason)
+
+        return fail
+
+
+def request() -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/smlaunch/{RUN}/launch/"}
+    tags = {"smlaunch:run": RUN, "smlaunch:segment": "1", "smlaunch:attempt": "1", "smlaunch:job": "h"}
+    return {
+        "TrainingJobName": f"{RUN}-s1-a1",
+        "StoppingCondition": {"MaxRuntimeInSeconds": 1000},
+        "Environment": {STOP_AFTER: "800"},
+        "InputDataConfig": [{"ChannelName": "smlaunch", "DataSource": {"S3DataSource": source}}],
+        "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/{PREFIX}", "LocalPath": "/opt/ml/checkpoints"},
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+    }
+
+
+def workflow(**policy: Any) -> Workflow:
+    settings: dict[str, Any] = {"chain": True, "attempts": 3, "total_seconds": 10_000, **policy}
+    return Workflow(RUN, "h", (Variant(1, request()),), Policy(**settings), f"s3://{BUCKET}/{PREFIX}")
+
+
+@pytest.fixture
+def target() -> Target:
+    made = fake_target()
+    made.__dict__["control"] = Service(made.__dict__["storage"])
+    return made
+
+
+def service(target: Target) -> Service:
+    return target.__dict__["control"]  # type: ignore[no-any-return]
+
+
+def storage(target: Target) -> FakeStorage:
+    return target.__dict__["storage"]  # type: ignore[no-any-return]
+
+
+def chain_of(target: Target, told: list[str] | None = None, **policy: Any) -> Chain:
+    made = workflow(**policy)
+    FOLDER.save(made, target.storage)
+    return Chain(made, FOLDER, target, drives=True, told=None if told is None else told.append)
+
+
+def drive(chain: Chain) -> Finish:
+    run = Run(RUN, chain._target, [f"{RUN}-s1-a1"], attached=True, chain=chain)
+    for watch in run.watches(lambda _: None):
+        for _ in watch.rounds(lambda _: None):
+            pass
+    assert chain.verdict is not None
+    return chain.verdict
+
+
+def after_its_job(chain: Chain) -> Action:
+    """What is due when the job that runs has ended."""
+    while isinstance(action := chain.look(), WatchJob):
+        pass
+    return action
+
+
+def names(target: Target) -> list[str]:
+    return [made["TrainingJobName"] for made in service(target).created]
+
+
+FIVE = [f"{RUN}-s{segment}-a1" for segment in range(1, 6)]
+
+
+def test_driven_to_the_end_segment_by_segment(target: Target) -> None:
+    told: list[str] = []
+    assert drive(chain_of(target, told)).exit_code == 0
+    assert names(target) == FIVE
+    starts = [made["Environment"].get(FROM_STEP) for made in service(target).created]
+    assert starts == [None, "10", "20", "30", "40"]
+    assert told == ["segment 1: the first segment"] + [
+        f"segment {number}: from step {10 * (number - 1)}" for number in range(2, 6)
+    ]
+
+
+def test_old_checkpoints_go_when_a_segment_begins(target: Target) -> None:
+    drive(chain_of(target, keep=2))
+    steps = {key.split("/")[3] for key in storage(target).objects[BUCKET] if "/step-" in key}
+    assert steps == {protocol.step_directory(step) for step in (30, 40, 50)}
+
+
+@pytest.mark.parametrize("lost", range(40))
+def test_a_client_killed_anywhere_is_followed_by_another(target: Target, lost: int) -> None:
+    """Killed at its ``lost``-th call of a service, whichever that is, right after it was carried out."""
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **named: Any) -> Any:
+            nonlocal calls
+            answer = function(*words, **named)
+            calls += 1
+            if calls == lost + 1:
+                raise Killed
+            return answer
+
+        return call
+
+    control, store = service(target), storage(target)
+    for port in (control, store):
+        for name in ("create", "describe", "list", "tags", "size", "put_bytes", "get_bytes", "delete"):
+            # What a job writes itself is none of the client's calls.
+            if hasattr(port, name) and not (port is store and name == "put_bytes"):
+                setattr(port, name, counted(getattr(port, name)))
+    try:
+        drive(chain_of(target))
+    except Killed:
+        assert drive(chain_of(target)).exit_code == 0
+    assert names(target) == FIVE
+
+
+def test_two_drivers_make_every_job_once(target: Target) -> None:
+    one, other = chain_of(target), chain_of(target)
+    for _ in range(20):
+        one.next(lambda _: None)
+        other.next(lambda _: None)
+    assert names(target) == FIVE
+    assert one.verdict is not None and one.verdict == other.verdict
+
+
+def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None:
+    first = chain_of(target)
+    assert first.next() == TaskName(RUN, 1, 1)
+    run = Run.attach(RUN, target)
+    assert run.chain is not None
+    assert run.chain.workflow == workflow()
+    run.resume()
+    result = run.wait()
+    assert (result.status, result.exit_code, result.step) == ("Completed", 0, 50)
+    assert [job.name for job in result.jobs] == FIVE
+    assert names(target) == FIVE
+
+
+def test_following_starts_nothing_and_says_when_nobody_does(target: Target) -> None:
+    chain_of(target).next()
+    now = 0.0
+    told: list[str] = []
+
+    def wait(seconds: float) -> bool:
+        nonlocal now
+        now += 1.0
+        return now > 5
+
+    follower = Chain(workflow(), FOLDER, target, told=told.append, clock=lambda: 2_000_000_000 + now)
+    assert follower.next(wait) == TaskName(RUN, 1, 1)
+    assert follower.next(wait) is None
+    assert names(target) == FIVE[:1]
+    assert told == [f"{RUN}-s2-a1 is due and nobody starts it; `smlaunch resume {RUN}` drives on"]
+
+
+def test_no_progress_twice_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
+    for name in (f"{RUN}-s2-a1", f"{RUN}-s2-a2"):
+        service(target).fates[name] = service(target).idle
+    verdict = drive(chain_of(target))
+    assert verdict.exit_code == 6
+    assert f"{RUN}-s2-a1, {RUN}-s2-a2 left nothing newer than step 10" in verdict.sentence
+    result = Run.attach(RUN, target).glance()
+    assert isinstance(result.error(), LimitReached)
+    assert result.to_dict()["because"] == verdict.sentence
+
+
+def test_a_torn_checkpoint_counts_for_nothing(target: Target) -> None:
+    def tear(name: str, made: Mapping[str, Any]) -> dict[str, Any]:
+        save(storage(target), 99, name, torn=True)
+        return service(target).idle(name, made)
+
+    service(target).fates[f"{RUN}-s2-a1"] = tear
+    chain = chain_of(target)
+    assert drive(chain).exit_code == 0
+    assert names(target) == [*FIVE[:2], f"{RUN}-s2-a2", *FIVE[2:]]
+
+
+def test_failures_are_tried_again_from_the_newest_checkpoint(target: Target) -> None:
+    service(target).fates[f"{RUN}-s2-a1"] = service(target).failing("InternalServerError: gone")
+    service(target).fates[f"{RUN}-s4-a1"] = service(target).failing("AlgorithmError: boom")
+    assert drive(chain_of(target)).exit_code == 0
+    assert names(target) == [
+        *FIVE[:2],
+        f"{RUN}-s2-a2",
+        FIVE[2],
+        FIVE[3],
+        f"{RUN}-s4-a2",
+        FIVE[4],
+    ]
+    starts = {made["TrainingJobName"]: made["Environment"].get(FROM_STEP) for made in service(target).created}
+    assert starts[f"{RUN}-s4-a2"] == "30"
+
+
+class TestStop:
+    def test_no_further_segment_is_started(self, target: Target) -> None:
+        chain = chain_of(target)
+        chain.next()
+        assert isinstance(after_its_job(chain), Submit)
+        Run.attach(RUN, target).stop()
+        assert drive(chain).exit_code == 5
+        assert names(target) == FIVE[:1]
+        assert isinstance(Run.attach(RUN, target).describe().error(), StoppedByUser)
+
+    def test_resume_goes_on_after_it(self, target: Target) -> None:
+        self.test_no_further_segment_is_started(target)
+        run = Run.attach(RUN, target)
+        run.resume()
+        assert run.wait().exit_code == 0
+        assert names(target) == FIVE
+        assert storage(target).size(BUCKET, FOLDER.prefix + STOP_FILE) is None
+
+    def test_a_job_that_was_just_made_is_stopped_by_whoever_made_it(self, target: Target) -> None:
+        chain = chain_of(target)
+        chain.next()
+        action = after_its_job(chain)
+        assert isinstance(action, Submit)
+        FOLDER.want_stop(storage(target), True)
+        assert chain._submit(action) is None
+        assert service(target).stopped == [f"{RUN}-s2-a1"]
+
+
+def test_resuming_what_has_finished_starts_nothing(target: Target) -> None:
+    drive(chain_of(target))
+    run = Run.attach(RUN, target)
+    run.resume()
+    assert run.wait().exit_code == 0
+    assert names(target) == FIVE
+
+
+def test_a_run_of_one_job_has_nothing_to_go_on_with(target: Target) -> None:
+    service(target).create(request())
+    service(target).scripts[f"{RUN}-s1-a1"].pop(0)
+    with pytest.raises(JobError, match="is a single job, and it has ended"):
+        Run.attach(RUN, target).resume()
+
+
+def test_a_quota_that_others_hold_is_waited_for(target: Target) -> None:
+    chain = chain_of(target)
+    chain.next()
+    told: list[str] = []
+    chain._told = told.append
+    message = (
+        "The account-level service limit 'ml.m5.xlarge for training job usage' is 4 Instances, with current "
+        "utilization of 4 Instances and a request delta of 2 Instances."
+    )
+    after_its_job(chain)
+    service(target).create_errors = [
+        CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)
+    ] * 2
+    assert chain.next(lambda _: None) == TaskName(RUN, 2, 1)
+    assert sum("the quota is in use" in sentence for sentence in told) == 2
+
+
+def test_a_quota_that_is_too_small_is_not(target: Target) -> None:
+    chain = chain_of(target)
+    chain.next()
+    after_its_job(chain)
+    message = (
+        "The account-level service limit 'ml.m5.xlarge for training job usage' is 1 Instances, with current "
+        "utilization of 0 Instances and a request delta of 2 Instances."
+    )
+    service(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)]
+    with pytest.raises(CallError):
+        chain.next(lambda _: None)
+
+
+class TestFolder:
+    def test_found_from_where_a_job_gets_its_runtime(self) -> None:
+        assert RunFolder.found(RUN, request()) == FOLDER
+        assert RunFolder.found("other", request()) is None
+        assert RunFolder.found(RUN, {}) is None
+
+    def test_what_is_kept(self, target: Target) -> None:
+        chain = chain_of(target)
+        assert kept_at(None, storage(target)) == Kept()
+        assert kept_at(chain._checkpoints, storage(target)) == Kept()
+        storage(target).put_bytes(BUCKET, PREFIX + "epoch-3.pt", b"own")
+        assert kept_at(chain._checkpoints, storage(target)) == Kept(opaque=True)
+        save(storage(target), 7, "job")
+        assert kept_at(chain._checkpoints, storage(target)) == Kept(7)
+
+    def test_written_before_the_first_job(self, target: Target) -> None:
+        chain_of(target)
+        content = storage(target).get_bytes(BUCKET, FOLDER.prefix + CHAIN_FILE)
+        assert content is not None
+        assert Workflow.from_json(content) == workflow()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.errors import LimitReached, ServiceError, StoppedByUser, TrainingFailed
+from smlaunch.protocol.failure import Failure, format_failure
+from smlaunch.runs.evidence import Evidence, split_rank
+from smlaunch.runs.outcome import RunOutcome, headline, outcome
+from tests.runs.fakes import described
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "reason", "code", "error"),
+    [
+        ("Completed", "Completed", "", 0, None),
+        ("InProgress", "Training", "", None, None),
+        ("Failed", "Failed", "AlgorithmError: x, exit code: 1", 1, TrainingFailed),
+        ("Failed", "Failed", "ClientError: Data download failed", 2, TrainingFailed),
+        ("Failed", "Failed", "CapacityError: Unable to provision", 4, ServiceError),
+        ("Failed", "Failed", "InternalServerError: We encountered", 4, ServiceError),
+        ("Stopped", "Stopped", "", 5, StoppedByUser),
+        ("Stopped", "MaxRuntimeExceeded", "", 6, LimitReached),
+        ("Stopped", "MaxWaitTimeExceeded", "", 6, LimitReached),
+    ],
+)
+def test_exit_codes(
+    status: str, secondary: str, reason: str, code: int | None, error: type[Exception] | None
+) -> None:
+    job = outcome(described("r-s0-a0", status, ["Starting", secondary], FailureReason=reason))
+    run = RunOutcome("r", (job,))
+    assert run.exit_code == code
+    raised = run.error()
+    assert (type(raised) if raised else None) is error
+    if raised is not None:
+        assert raised.exit_code == code
+
+
+def test_a_service_that_failed_is_named() -> None:
+    text = format_failure("algo-2", None, 137, "", signal="SIGKILL", service="ray-worker")
+    job = outcome(
+        described("r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137")
+    )
+    assert headline(job).startswith("service ray-worker on algo-2 exited with code 137")
+
+
+def test_who_failed_first_is_read_back_from_the_reason() -> None:
+    text = format_failure("algo-2", 3, 1, "ValueError: boom", "Traceback ...\nValueError: boom")
+    reason = f"AlgorithmError: {text}, exit code: 1"
+    job = outcome(described("r-s0-a0", "Failed", ["Failed"], FailureReason=reason))
+    assert headline(job) == "rank 3 on algo-2 exited with code 1: ValueError: boom"
+    document = RunOutcome("r", (job,)).to_dict()
+    assert document["jobs"][0]["failure"] == {
+        "cause": "ValueError: boom",
+        "host": "algo-2",
+        "rank": 3,
+        "exit_code": 1,
+        "traceback": "Traceback ...\nValueError: boom",
+        "service": None,
+    }
+
+
+def test_the_document_has_its_documented_keys() -> None:
+    job = outcome(
+        described(
+            "r-s0-a0",
+            "Completed",
+            ["Completed"],
+            ModelArtifacts={"S3ModelArtifacts": "s3://b/model.tar.gz"},
+            CheckpointConfig={"S3Uri": "s3://b/c/"},
+            FinalMetricDataList=[{"MetricName": "acc", "Value": 0.5}],
+        ),
+        {"loss": 0.25},
+    )
+    document = RunOutcome("r", (job,)).to_dict()
+    assert list(document) == [
+        "run",
+        "status",
+        "exit_code",
+        "because",
+        "jobs",
+        "model_artifacts",
+        "checkpoints",
+        "step",
+        "driver",
+        "metrics",
+        "data_wait",
+    ]
+    assert document["metrics"] == {"loss": 0.25, "acc": 0.5}
+    assert document["model_artifacts"] == "s3://b/model.tar.gz"
+    assert document["jobs"][0]["created"] == "2027-01-15T08:00:00.000Z"
+
+
+LOG = """starting
+Traceback (most recent call last):
+  File "data.py", line 1, in load
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    main()
+ValueError: boom
+[rank3]: cleaning up""".splitlines()
+
+
+def test_the_whole_traceback_comes_from_the_failed_ranks_own_log() -> None:
+    evidence = Evidence()
+    for line in LOG:
+        evidence.feed("algo-2", f"[3] {line}")
+        evidence.feed("algo-2", f"[2] {line.replace('boom', 'noise')}")
+        evidence.feed("algo-1", f"[0] {line.replace('boom', 'follower')}")
+    failure = Failure("ValueError: boom", "algo-2", 3, 1, "...\nValueError: boom")
+    assert evidence.traceback(failure).splitlines() == LOG[1:-1]
+
+
+def test_without_a_log_the_reason_itself_has_to_do() -> None:
+    failure = Failure("ValueError: boom", "algo-2", 3, 1, "...short")
+    assert Evidence().traceback(failure) == "...short"
+    assert Evidence().traceback(Failure("no idea")) == ""
+
+
+def test_rank_prefixes() -> None:
+    assert split_rank("[12] hello") == (12, "hello")
+    assert split_rank("[12]") == (12, "")
+    assert split_rank("[info] hello") == (None, "[info] hello")
+
+
+def test_how_long_the_data_were_waited_for_and_what_follows() -> None:
+    description = described("r-s0-a0", "Completed", ["Completed"])
+    assert RunOutcome("r", (outcome(description),)).to_dict()["data_wait"] is None
+    told = RunOutcome("r", (outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
+    assert (told["share"], told["input_bound"]) == (0.43, True)
+    assert told["because"] == "input bound: 43% of step time"
+    assert told["advice"]

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.errors import AccountError, EndpointError, JobError, ServiceError
+from smlaunch.ports import UNREACHABLE, CallError
+from smlaunch.runs.retry import Patience, is_young_role, refusal, retrying
+
+QUOTA = (
+    "The account-level service limit 'ml.p4d.24xlarge for training job usage' is {limit} Instances, "
+    "with current utilization of {used} Instances and a request delta of {delta} Instances."
+)
+
+
+def failing(errors: list[CallError]) -> str:
+    if errors:
+        raise errors.pop(0)
+    return "done"
+
+
+def test_transient_errors_are_tried_again_with_growing_waits() -> None:
+    errors = [CallError("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400) for _ in range(4)]
+    waits: list[float] = []
+    told: list[float] = []
+    answer = retrying(
+        lambda: failing(errors),
+        Patience(first=1, longest=5, total=100),
+        wait=waits.append,
+        chance=lambda: 1.0,
+        told=lambda _, seconds: told.append(seconds),
+    )
+    assert answer == "done"
+    assert waits == told == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("code", ["ValidationException", "AccessDeniedException", "ResourceLimitExceeded"])
+def test_a_refusal_is_not_repeated(code: str) -> None:
+    waits: list[float] = []
+    with pytest.raises(CallError):
+        retrying(lambda: failing([CallError("CreateTrainingJob", code, "no", 400)] * 2), wait=waits.append)
+    assert waits == []
+
+
+def test_any_fault_of_the_service_is_transient_whatever_its_name() -> None:
+    assert retrying(lambda: "x" if seen else failing([CallError("X", "Odd", "?", 503)]), wait=seen_add) == "x"
+
+
+seen: list[float] = []
+seen_add = seen.append
+
+
+def test_a_role_made_a_moment_ago_is_waited_for_a_minute() -> None:
+    error = CallError(
+        "CreateTrainingJob", "ValidationException", "Could not assume role arn:aws:iam::1:role/x.", 400
+    )
+    waits: list[float] = []
+    with pytest.raises(CallError):
+        retrying(lambda: failing([error] * 1000), wait=waits.append, chance=lambda: 0.999)
+    assert sum(waits) == pytest.approx(60)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 10_000), st.floats(0, 600))
+def test_no_wait_is_longer_than_what_is_left_or_allowed(chance: float, tries: int, waited: float) -> None:
+    patience = Patience(first=1, longest=30, total=300)
+    delay = patience.delay(tries, waited, chance)
+    if waited >= 300:
+        assert delay is None
+    else:
+        assert delay is not None and 0 < delay <= min(30, 300 - waited)
+
+
+def say(code: str, message: str, operation: str = "CreateTrainingJob", status: int = 400) -> Exception:
+    return refusal(CallError(operation, code, message, status), "eu-west-1")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "words"),
+    [
+        (
+            "AccessDeniedException",
+            "User x is not authorized",
+            AccountError,
+            "allow the caller sagemaker:Create",
+        ),
+        (
+            "AccessDeniedException",
+            "not authorized to perform: iam:PassRole on y",
+            AccountError,
+            "iam:PassRole on the",
+        ),
+        ("ExpiredTokenException", "The security token is expired", AccountError, "have expired; renew them"),
+        ("UnrecognizedClientException", "The token is invalid", AccountError, "add --local"),
+        ("NoCredentials", "Unable to locate credentials", AccountError, "aws configure"),
+        ("ThrottlingException", "Rate exceeded", ServiceError, "same --name goes on from here"),
+        ("ValidationException", "bad image", JobError, "bad image"),
+        (UNREACHABLE, "Could not connect", ServiceError, "check the network"),
+    ],
+)
+def test_what_a_person_reads(code: str, message: str, kind: type[Exception], words: str) -> None:
+    error = say(code, message)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_what_deploying_a_state_machine_needs_is_told_in_its_own_words() -> None:
+    no_trust = (
+        "Neither the global service principal states.amazonaws.com, nor the regional one is authorized to "
+        "assume the provided role."
+    )
+    for said, hint in (
+        ("User x is not authorized", "allow the caller states:CreateStateMachine"),
+        ("User x is not authorized to perform: iam:PassRole on y", "iam:PassRole on the machine's role"),
+        (no_trust, "trust.json"),
+    ):
+        error = CallError("CreateStateMachine", "AccessDeniedException", said, 400)
+        assert hint in str(refusal(error, "eu-west-1"))
+        assert is_young_role(error) == (said == no_trust)
+
+
+def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
+    never = say("ResourceLimitExceeded", QUOTA.format(limit=1, used=0, delta=2))
+    later = say("ResourceLimitExceeded", QUOTA.format(limit=4, used=3, delta=2))
+    assert isinstance(never, AccountError) and "fewer --hosts" in str(never)
+    assert isinstance(later, AccountError) and "wait until running jobs end" in str(later)
+    assert "'ml.p4d.24xlarge for training job usage' is 4, of which 3 are in use" in str(later)
+
+
+def test_an_endpoint_that_has_gone() -> None:
+    error = refusal(
+        CallError("ListTrainingJobs", UNREACHABLE, "refused"), "the local endpoint at http://127.0.0.1:1"
+    )
+    assert isinstance(error, EndpointError)
+    assert "smlaunch local status" in str(error)

@@ -1,0 +1,22 @@
+"""A run in a notebook's cell: where it is, without a request, and nothing of it is markup."""
+
+from __future__ import annotations
+
+from smlaunch.runs.run import Run
+from smlaunch.runs.target import Target
+
+
+class Asked:
+    """Clients that nobody may ask for."""
+
+    def create_client(self, *words: object, **more: object) -> object:
+        raise AssertionError(f"asked for a client: {words}")
+
+
+def test_a_run_shows_itself_without_asking_anybody() -> None:
+    target = Target("aws", "eu-west-1", cadence=None, clients=Asked())  # type: ignore[arg-type]
+    html = Run("digits", target, ["digits-s1-a1", "<b>"])._repr_html_()
+    assert "launched" in html
+    for text in ("digits", "eu-west-1", "digits-s1-a1, &lt;b&gt;"):
+        assert f"<td>{text}</td>" in html
+    assert "attached to it" in Run("digits", target, [], attached=True)._repr_html_()

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import JobError
+from smlaunch.runs import source
+from smlaunch.runs.source import pack
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_same_files_give_the_same_bytes_whatever_their_times_and_owners(tmp_path: Path) -> None:
+    files = {"train.py": "print(1)", "lib/a.py": "a = 1", "lib/b.py": "b = 2"}
+    one = tree(tmp_path / "one", files)
+    two = tree(tmp_path / "two", dict(reversed(files.items())))
+    os.utime(two / "train.py", (1, 1))
+    (two / "lib" / "a.py").chmod(0o600)
+    assert pack(one).sha256 == pack(two).sha256
+    assert pack(one).archive() == pack(two).archive()
+
+
+def test_the_executable_bit_and_the_content_make_a_difference(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"run.sh": "echo"})
+    before = pack(root).sha256
+    (root / "run.sh").chmod(0o755)
+    executable = pack(root).sha256
+    (root / "run.sh").write_text("echo 2")
+    assert len({before, executable, pack(root).sha256}) == 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(
+            st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=20
+        ).filter(
+            lambda name: name not in (".", "..") and not name.endswith(".pyc") and len(name.encode()) < 200
+        ),
+        st.binary(max_size=200),
+        max_size=5,
+    )
+)
+def test_what_is_packed_is_what_lies_there(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
+) -> None:
+    root = tmp_path_factory.mktemp("source")
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    expected = {name for name in files if name not in (*source._ALWAYS_OUT, *source.IGNORE_FILES)}
+    if any(name in source.IGNORE_FILES for name in files):
+        return
+    with tarfile.open(fileobj=io.BytesIO(pack(root).archive())) as archive:
+        found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert found == {name: files[name] for name in expected}
+
+
+def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            ".gitignore": "*.log\n/build\ndata/\n",
+            "train.py": "",
+            "run.log": "",
+            "build/x": "",
+            "lib/build/x": "",
+            "data/big.bin": "",
+            "lib/.gitignore": "!keep.log\nsecret.txt\n",
+            "lib/keep.log": "",
+            "lib/drop.log": "",
+            "lib/secret.txt": "",
+        },
+    )
+    assert set(pack(root).files) == {
+        ".gitignore",
+        "train.py",
+        "lib/.gitignore",
+        "lib/build/x",
+        "lib/keep.log",
+    }
+
+
+def test_smlaunchignore_has_the_last_word(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            ".gitignore": "model.py\n",
+            ".smlaunchignore": "!model.py\nnotes.md\n",
+            "model.py": "",
+            "notes.md": "",
+        },
+    )
+    assert "model.py" in pack(root).files
+    assert "notes.md" not in pack(root).files
+
+
+def test_the_repository_above_counts_unless_it_ignores_the_folder_itself(tmp_path: Path) -> None:
+    tree(tmp_path, {".git/HEAD": "", ".gitignore": "*.bin\nscratch/\n"})
+    tree(tmp_path, {"jobs/train.py": "", "jobs/w.bin": "", "scratch/train.py": "", "scratch/w.bin": ""})
+    assert pack(tmp_path / "jobs").files == ("train.py",)
+    assert pack(tmp_path / "scratch").files == ("train.py", "w.bin")
+
+
+def test_what_never_belongs_into_an_archive_is_left_out(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "train.py": "",
+            ".git/HEAD": "",
+            "__pycache__/a.pyc": "",
+            "a.pyc": "",
+            ".env": "SECRET=1",
+            "env/pyvenv.cfg": "",
+            "env/lib/x.py": "",
+            "lib/.DS_Store": "",
+        },
+    )
+    assert pack(root).files == ("train.py",)
+
+
+def test_links_inside_stay_links_and_links_outside_become_files_or_are_told(tmp_path: Path) -> None:
+    outside = tree(tmp_path / "outside", {"data.txt": "from outside", "folder/x": ""})
+    root = tree(tmp_path / "root", {"lib/real.py": "real"})
+    (root / "inner.py").symlink_to("lib/real.py")
+    (root / "outer.txt").symlink_to(outside / "data.txt")
+    (root / "folder").symlink_to(outside / "folder")
+    (root / "broken").symlink_to("/nowhere/at/all")
+    packed = pack(root)
+    with tarfile.open(fileobj=io.BytesIO(packed.archive())) as archive:
+        assert archive.getmember("inner.py").issym()
+        assert archive.extractfile("outer.txt").read() == b"from outside"  # type: ignore[union-attr]
+    assert packed.files == ("inner.py", "lib/real.py", "outer.txt")
+    assert len(packed.notes) == 2
+    assert "folder outside the source" in "".join(packed.notes)
+
+
+def test_a_folder_full_of_data_is_refused_with_what_fills_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path, {"train.py": "", "data/a.bin": "x" * 3000, "data/b.bin": "x" * 3000})
+    monkeypatch.setattr(source, "LIMIT_BYTES", 5000)
+    with pytest.raises(JobError, match=r"source: .*largest: data .* in 2 files, .*; name what is not code"):
+        pack(root)
+
+
+def test_a_heavy_source_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path, {"weights.bin": "x" * 3000})
+    monkeypatch.setattr(source, "WARN_BYTES", 1000)
+    assert "largest: weights.bin" in pack(root).notes[0]
+
+
+def test_a_source_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="does not exist"):
+        pack(tmp_path / "nowhere")
+    file = tree(tmp_path, {"file": ""}) / "file"
+    with pytest.raises(JobError, match="a folder is needed"):
+        pack(file)

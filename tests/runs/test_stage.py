@@ -1,0 +1,299 @@
+"""What is uploaded before a job, what is not, and what a person sees of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from smlaunch.cli.moving import Moving
+from smlaunch.data.tally import Tally
+from smlaunch.errors import JobError
+from smlaunch.job import Job
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local_files import local_files
+from smlaunch.ports import CallError
+from smlaunch.runs.api import launch, plan
+from smlaunch.runs.aws import S3
+from smlaunch.runs.target import Target
+from tests.runs.fakes import BUCKET, FakeStorage, FakeTransfer, fake_target
+
+ROLE = "arn:aws:iam::123456789012:role/train"
+
+
+def job(folder: Path, data: Path) -> Job:
+    script = folder / "code" / "train.py"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("print(1)")
+    return Job(entry=script, role=ROLE, inputs={"train": data})
+
+
+def tree(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def names(path: Path) -> list[str]:
+    return [file.relative for file in local_files(path)]
+
+
+class Noting(FakeTransfer):
+    def __init__(self, transfer: FakeTransfer) -> None:
+        self.__dict__.update(vars(transfer))
+        self.keys: list[str] = []
+
+    def put(self, bucket: str, parcels: Any, moved: Callable[[int, int], None]) -> None:
+        self.keys.extend(parcel.key.rpartition("/")[2] for parcel in parcels)
+        super().put(bucket, parcels, moved)
+
+
+def test_what_is_there_with_its_size_is_not_sent_again(tmp_path: Path) -> None:
+    data = tree(tmp_path / "data", a="one", b="two", **{"sub/c": "three"})
+    target = fake_target()
+    noting = target.__dict__["transfer"] = Noting(target.transfer)  # type: ignore[arg-type]
+    made = plan(job(tmp_path, data), target)
+    prefix = next(upload.uri for upload in made.uploads if upload.kind == "data").removeprefix(
+        f"s3://{BUCKET}/"
+    )
+    objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
+    objects[prefix + "a"] = b"one"
+    objects[prefix + "b"] = b"tw"  # cut off, by another client than ours
+    launch(made, target)
+    assert noting.keys == ["b", "c"]
+    assert {key: objects[prefix + key] for key in ("a", "b", "sub/c")} == {
+        "a": b"one",
+        "b": b"two",
+        "sub/c": b"three",
+    }
+    noting.keys.clear()
+    launch(job(tmp_path, data), target)
+    assert noting.keys == []
+
+
+def test_the_bucket_is_made_before_data_is_looked_for(tmp_path: Path) -> None:
+    target = fake_target()
+    target.storage.objects.clear()  # type: ignore[attr-defined]
+    told: list[str] = []
+    launch(job(tmp_path, tree(tmp_path / "data", a="one")), target, told.append)
+    assert told == [f"made the bucket {BUCKET} for source and results"]
+    assert any(key.endswith("/a") for key in target.storage.objects[BUCKET])  # type: ignore[attr-defined]
+
+
+def test_large_uploads_are_told_and_watched(tmp_path: Path) -> None:
+    data = tree(tmp_path / "data", **{f"{number:03}": "x" for number in range(150)})
+    target = fake_target()
+    told: list[str] = []
+    seen: list[tuple[int, int]] = []
+    launch(
+        job(tmp_path, data), target, told.append, lambda tally: seen.append((tally.done_files, tally.files))
+    )
+    assert told == ["uploading 150 files, 0.0 MB"]
+    assert seen[-1] == (150, 150)
+
+
+# ---- .smlaunchignore -------------------------------------------------------------------------------------
+
+
+def test_smlaunchignore_leaves_data_out_in_every_folder(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        **{".smlaunchignore": "*.tmp\n/raw/\n", "a.bin": "", "b.tmp": "", "raw/x": "", "sub/raw/y": ""},
+        **{"sub/.smlaunchignore": "!keep.tmp\n*.log\n", "sub/keep.tmp": "", "sub/c.log": "", "c.log": ""},
+    )
+    assert names(root) == ["a.bin", "c.log", "sub/keep.tmp", "sub/raw/y"]
+
+
+def test_gitignore_does_not_concern_data(tmp_path: Path) -> None:
+    root = tree(tmp_path, **{".gitignore": "*", "data.bin": ""})
+    assert names(root) == [".gitignore", "data.bin"]
+
+
+def test_one_file_is_meant_whatever_lies_beside_it(tmp_path: Path) -> None:
+    root = tree(tmp_path, **{".smlaunchignore": "*", "data.bin": ""})
+    assert names(root / "data.bin") == ["data.bin"]
+
+
+def test_what_is_left_out_makes_no_other_address(tmp_path: Path) -> None:
+    data = tree(tmp_path / "data", **{".smlaunchignore": "*.tmp", "a": "one"})
+    before = plan(job(tmp_path, data), fake_target()).job_hash
+    (data / "b.tmp").write_text("scratch")
+    assert plan(job(tmp_path, data), fake_target()).job_hash == before
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [("*", "all of it is left out by .smlaunchignore"), ("!", "cannot be used")],
+)
+def test_rules_that_leave_nothing_or_are_none_are_told(tmp_path: Path, rules: str, message: str) -> None:
+    data = tree(tmp_path / "data", **{".smlaunchignore": rules, "a": "one"})
+    with pytest.raises(JobError, match=message):
+        plan(job(tmp_path, data), fake_target())
+
+
+# ---- the moving line -------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_files_bytes_rate_and_end() -> None:
+    now = [0.0]
+    screen = Terminal()
+    moving = Moving("uploading", "uploaded", screen)
+    tally = Tally(1000, 64 << 20, moving.show, clock=lambda: now[0])
+    for _ in range(4):
+        now[0] += 1
+        tally.add(2 << 20, 100)
+    assert screen.getvalue().endswith("uploading 400/1,000 files  8.0/64.0 MB  2.0 MB/s  28 s left")
+    tally.add(56 << 20, 600)
+    assert screen.getvalue().endswith("\r\x1b[2Kuploaded 1,000 files, 64.0 MB in 4 s (16.0 MB/s)\n")
+
+
+def test_without_a_terminal_lines_are_few() -> None:
+    now = [0.0]
+    log = io.StringIO()
+    tally = Tally(100, 100 << 20, Moving("uploading", "uploaded", log).show, clock=lambda: now[0])
+    for _ in range(100):
+        now[0] += 0.12
+        tally.add(1 << 20, 1)
+    assert log.getvalue().splitlines() == [
+        "uploading 42/100 files  42.0/100.0 MB  8.3 MB/s  7 s left",
+        "uploading 84/100 files  84.0/100.0 MB  8.3 MB/s  2 s left",
+        "uploaded 100 files, 100.0 MB in 12 s (8.3 MB/s)",
+    ]
+
+
+# ---- start-up --------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_transfers_is_loaded_without_data(tmp_path: Path) -> None:
+    script = """
+import sys
+from tests.runs.fakes import fake_target
+from smlaunch.cli.telling import uploading
+from smlaunch.job import Job
+from smlaunch.runs.api import launch
+launch(Job(entry=sys.argv[1], role=sys.argv[2]), fake_target(), watch=uploading())
+print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "obstore", "s3transfer"))))
+"""
+    job(tmp_path, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "code" / "train.py"), ROLE],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ---- the secret ------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) -> None:
+    """64 hexadecimal digits, of its own for every run, that nothing of the plan or its requests holds."""
+    script = tmp_path / "train.py"
+    script.write_text("from mpi4py import MPI")
+    target = fake_target()
+
+    def secrets_there() -> dict[str, bytes]:
+        objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
+        return {key: value for key, value in objects.items() if key.endswith("/secret")}
+
+    made = plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target)
+    launch(made, target)
+    ((key, first),) = secrets_there().items()
+    assert key.startswith("smlaunch/one/")
+    assert len(first) == 64 and bytes.fromhex(first.decode())
+    launch(made, target)  # attaches
+    assert secrets_there() == {key: first}
+    told = str(made) + json.dumps(made.requests, default=str) + repr(made)
+    assert first.decode() not in told
+    others = [value for name, value in target.storage.objects[BUCKET].items() if name != key]  # type: ignore[attr-defined]
+    assert all(first not in value for value in others)
+
+    launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="two"), target), target)
+    assert len(set(secrets_there().values())) == 2
+    launch(plan(Job(entry=script, role=ROLE, strategy="custom", name="three"), target), target)
+    assert len(secrets_there()) == 2
+
+
+class Raced(FakeStorage):
+    """Another client puts its own secret just before ours would be put, however often ours has looked."""
+
+    other = b"0" * 64
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        self._be_first(bucket, key)
+        super().put_bytes(bucket, key, content)
+
+    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+        self._be_first(bucket, key)
+        return super().put_new(bucket, key, content)
+
+    def _be_first(self, bucket: str, key: str) -> None:
+        if key.endswith("/secret"):
+            self.objects[bucket][key] = self.other
+
+
+def test_the_secret_of_another_client_of_the_same_run_stays(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from mpi4py import MPI")
+    target = fake_target()
+    storage = target.__dict__["storage"] = Raced()
+    launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target), target)
+    found = {value for key, value in storage.objects[BUCKET].items() if key.endswith("/secret")}
+    assert found == {Raced.other}
+
+
+class Answering:
+    """An S3 client whose PutObject answers so, in turn."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+
+    def put_object(self, **params: Any) -> None:
+        assert params["IfNoneMatch"] == "*"
+        status = self.statuses.pop(0)
+        if status != 200:
+            error = {"Error": {"Code": str(status)}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise ClientError(error, "PutObject")  # type: ignore[arg-type]
+
+
+def test_a_conditional_put_that_s3_cannot_decide_yet_is_tried_again() -> None:
+    for statuses, made in (((200,), True), ((412,), False), ((409, 409, 412), False), ((409, 200), True)):
+        client = Answering(*statuses)
+        assert S3(client).put_new("b", "k", b"") is made
+        assert client.statuses == []
+    for statuses in ((403,), (409,) * 5):
+        with pytest.raises(CallError):
+            S3(Answering(*statuses)).put_new("b", "k", b"")
+
+
+def test_of_many_clients_of_a_run_one_makes_its_secret(tmp_path: Path) -> None:
+    """Against the local endpoint's S3, each with connections of its own."""
+    with Endpoint(tmp_path / "home", isolation="plain") as info:
+        reached = (info.url, info.region, info.access_key, info.secret_key)
+        clients = [Target.endpoint(*reached).storage for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            made = list(
+                pool.map(lambda own: clients[own].put_new(info.bucket, "run/secret", b"%d" % own), range(8))
+            )
+        assert sorted(made) == [False] * 7 + [True]
+        assert clients[0].get_bytes(info.bucket, "run/secret") == b"%d" % made.index(True)
+        assert not clients[0].put_new(info.bucket, "run/secret", b"later")
+        with pytest.raises(CallError, match="NoSuchBucket"):
+            clients[0].put_new("nowhere", "run/secret", b"")

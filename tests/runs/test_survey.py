@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smlaunch import survey as survey_module
+from smlaunch.job import Job
+from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.runs.target import Target
+from smlaunch.survey import find_role, read_script, survey
+from tests.runs.fakes import ACCOUNT, BUCKET, REGION, ROLE, FakeIdentity, FakeStorage, fake_target
+
+SOURCE = SourceFacts(".", "train.py", "0" * 64, 1, 1)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\ntorch.distributed.init_process_group()\n")
+    return path
+
+
+def target_with(
+    identity: FakeIdentity | None = None, storage: FakeStorage | None = None, **known: object
+) -> Target:
+    target = fake_target(**known)
+    if identity:
+        target.__dict__["identity"] = identity
+    if storage:
+        target.__dict__["storage"] = storage
+    return target
+
+
+def test_what_the_caller_says_fills_in_the_account_and_its_bucket(script: Path) -> None:
+    found = survey(Job(entry=script, role=ROLE), target_with(), SOURCE)
+    assert (found.region, found.account, found.bucket, found.role) == (REGION, ACCOUNT, BUCKET, ROLE)
+    assert found.partition == "aws"
+    assert "torch.distributed" in found.script.imports
+
+
+def test_a_target_that_knows_itself_is_not_asked(script: Path) -> None:
+    target = target_with(account=ACCOUNT, role=ROLE, bucket="mine")
+    target.__dict__["identity"] = None
+    found = survey(Job(entry=script), target, SOURCE)
+    assert (found.account, found.role, found.bucket) == (ACCOUNT, ROLE, "mine")
+
+
+@pytest.mark.parametrize(
+    ("arn", "roles", "expected"),
+    [
+        (f"arn:aws:sts::{ACCOUNT}:assumed-role/train/me", [ROLE], ROLE),
+        (
+            f"arn:aws:sts::{ACCOUNT}:assumed-role/train/me",
+            [f"arn:aws:iam::{ACCOUNT}:role/team/train"],
+            f"arn:aws:iam::{ACCOUNT}:role/team/train",
+        ),
+        (f"arn:aws:sts::{ACCOUNT}:assumed-role/train/me", [], ROLE),
+        (
+            f"arn:aws-cn:sts::{ACCOUNT}:assumed-role/AmazonSageMaker-ExecutionRole-2026/x",
+            [],
+            f"arn:aws-cn:iam::{ACCOUNT}:role/service-role/AmazonSageMaker-ExecutionRole-2026",
+        ),
+    ],
+)
+def test_the_role_of_a_caller_that_is_one(arn: str, roles: list[str], expected: str) -> None:
+    assert find_role(None, target_with(FakeIdentity(arn, roles))) == (expected, None)
+
+
+def test_a_role_by_its_name_and_from_the_environment() -> None:
+    assert find_role("train", target_with(FakeIdentity(roles=[ROLE]))) == (ROLE, None)
+    assert find_role("other", target_with()) == (f"arn:aws:iam::{ACCOUNT}:role/other", None)
+    assert find_role(None, target_with(environment={"SMLAUNCH_ROLE": ROLE})) == (ROLE, None)
+
+
+def test_the_role_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tmp_path / "resource-metadata.json"
+    metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
+    monkeypatch.setattr(survey_module, "STUDIO_METADATA", metadata)
+    assert find_role(None, target_with()) == (ROLE, None)
+
+
+def test_a_user_has_no_role_and_is_told_what_to_do() -> None:
+    role, problem = find_role(None, target_with())
+    assert role is None
+    assert problem is not None
+    assert "user/ada" in problem and "--role" in problem
+
+
+def test_inputs_in_s3(script: Path) -> None:
+    storage = FakeStorage([BUCKET, "data"])
+    storage.objects["data"] = {"train/a": b"12", "train/b": b"345", "other": b""}
+    job = Job(
+        entry=script,
+        role=ROLE,
+        inputs={"train": "s3://data/train/", "none": "s3://data/nothing", "gone": "s3://no-such-bucket/x/"},
+    )
+    found = survey(job, target_with(storage=storage), SOURCE).inputs
+    assert (found["train"].objects, found["train"].bytes, found["train"].exists) == (2, 5, True)
+    assert not found["none"].exists
+    assert found["none"].problem == (
+        "there is no object under s3://data/nothing; a folder's prefix ends with a slash"
+    )
+    assert found["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
+
+
+def test_a_long_listing_is_cut_and_said_to_be(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "LISTING_CAP", 3)
+    storage = FakeStorage(["data"])
+    storage.objects["data"] = {f"k{index}": b"x" for index in range(9)}
+    facts = survey(
+        Job(entry=script, role=ROLE, inputs={"t": "s3://data/k"}), target_with(storage=storage), SOURCE
+    )
+    assert (facts.inputs["t"].objects, facts.inputs["t"].capped) == (3, True)
+
+
+def test_local_inputs_are_named_by_their_content(script: Path, tmp_path: Path) -> None:
+    def facts(folder: Path) -> str | None:
+        return (
+            survey(Job(entry=script, role=ROLE, inputs={"t": folder}), target_with(), SOURCE)
+            .inputs["t"]
+            .sha256
+        )
+
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "a").write_text("a")
+        (tmp_path / name / "b").write_text("b")
+    assert facts(tmp_path / "one") == facts(tmp_path / "two")
+    (tmp_path / "two" / "b").rename(tmp_path / "two" / "c")
+    assert facts(tmp_path / "one") != facts(tmp_path / "two")
+
+
+def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
+    job = Job(
+        entry=script,
+        role=ROLE,
+        inputs={
+            "typo": tmp_path / "digit",
+            "empty": tmp_path / "digits",
+            "loop": tmp_path / "loop",
+            "far": tmp_path / "no" / "where",
+        },
+    )
+    found = {name: facts.problem for name, facts in survey(job, target_with(), SOURCE).inputs.items()}
+    assert found["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
+    assert found["empty"] == f"{tmp_path}/digits is empty"
+    assert found["far"] == f"{tmp_path}/no/where does not exist (nor does its folder {tmp_path}/no)"
+    assert "link to a folder that contains it" in str(found["loop"])
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import torch.distributed", "torch.distributed"),
+        ("import torch.distributed as dist", "torch.distributed"),
+        ("from torch import distributed as dist", "torch.distributed"),
+        ("from torch.distributed import init_process_group", "torch.distributed"),
+        ("import torch\ntorch.distributed.barrier()", "torch.distributed"),
+        ("import torch as t\nt.distributed.fsdp.X()", "torch.distributed"),
+        ("def f():\n    import torch.distributed as d\n    d.barrier()", "torch.distributed"),
+    ],
+)
+def test_what_a_script_reaches(tmp_path: Path, code: str, name: str) -> None:
+    (tmp_path / "s.py").write_text(code)
+    assert name in read_script(tmp_path / "s.py").imports
+
+
+def test_what_a_script_does_not_reach(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import torch\nx = 'torch.distributed'\nself = x\nself.torch.distributed")
+    facts = read_script(tmp_path / "s.py")
+    assert "torch.distributed" not in facts.imports
+    assert not facts.reads_resource_config
+
+
+def test_scripts_that_read_the_cluster_themselves(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("open('/opt/ml/input/config/resourceconfig.json')")
+    (tmp_path / "s.sh").write_text("cat /opt/ml/input/config/resourceconfig.json")
+    assert read_script(tmp_path / "s.py").reads_resource_config
+    assert read_script(tmp_path / "s.sh").reads_resource_config
+
+
+def test_scripts_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "train_ddp.py").write_text("x = (\n")
+    assert (
+        read_script(tmp_path / "train_ddp.py").problem
+        == f"{tmp_path}/train_ddp.py, line 1: '(' was never closed"
+    )
+    missing = read_script(tmp_path / "train_dpp.py")
+    assert not missing.exists
+    assert missing.problem == (
+        f"{tmp_path}/train_dpp.py does not exist, did you mean '{tmp_path}/train_ddp.py'?"
+    )

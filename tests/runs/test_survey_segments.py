@@ -1,0 +1,189 @@
+"""What is looked at for a run that may take several jobs, and that nothing of it is for any other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.job import Compute, Job
+from smlaunch.planning.surroundings import CheckpointFacts, SourceFacts
+from smlaunch.ports import CallError
+from smlaunch.runs.aws import ServiceQuotas
+from smlaunch.runs.target import Target
+from smlaunch.scripts import reached_imports
+from smlaunch.survey import survey
+from tests.runs.fakes import ROLE, FakeQuotas, fake_target
+
+LONGEST = "Longest run time for a training job"
+
+
+def job_of(folder: Path, **limits: str) -> Job:
+    (folder / "train.py").write_text("import torch\n")
+    return Job(entry=folder / "train.py", role=ROLE, limits=limits)
+
+
+def source_of(folder: Path) -> SourceFacts:
+    return SourceFacts(str(folder), "train.py", "0" * 64, 1, 1)
+
+
+def target_with(quotas: FakeQuotas, **known: object) -> Target:
+    target = fake_target(**known)
+    target.__dict__["quotas"] = quotas
+    return target
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        ({}, 0),
+        ({"max_runtime": "5d"}, 0),
+        ({"max_runtime": "60d", "segment": "24h"}, 0),
+        ({"max_runtime": "6d"}, 1),
+        ({"max_runtime": "60d", "segment": "10d"}, 1),
+    ],
+)
+def test_the_quota_is_asked_for_only_where_it_can_matter(
+    tmp_path: Path, limits: dict[str, str], asked: int
+) -> None:
+    quotas = FakeQuotas({LONGEST: 10 * 86400})
+    found = survey(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
+    assert quotas.asked == [(LONGEST,)] * asked
+    assert found.longest_run == (10 * 86400 if asked else None)
+
+
+def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
+    denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
+    job = job_of(tmp_path, max_runtime="6d")
+    found = survey(job, target_with(FakeQuotas(denied)), source_of(tmp_path))
+    assert found.longest_run is None
+    assert found.longest_run_problem == "ListServiceQuotas: AccessDeniedException"
+
+
+def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
+    quotas = FakeQuotas({LONGEST: 1})
+    target = dataclasses.replace(fake_target(), kind="local")
+    target.__dict__.update(quotas=quotas, storage=fake_target().storage, identity=fake_target().identity)
+    job = job_of(tmp_path, max_runtime="60d")
+    wide = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
+    for asks in (job, wide):
+        found = survey(asks, target, source_of(tmp_path))
+        assert (found.quotas, found.quotas_problem) == ({}, None)
+    assert quotas.asked == []
+
+
+@pytest.mark.parametrize(
+    ("compute", "asked"),
+    [
+        ({}, []),
+        ({"instance_type": "ml.m5.xlarge"}, []),
+        ({"hosts": 2}, ["ml.m5.xlarge for training job usage"]),
+        ({"instance_type": "ml.g5.xlarge"}, ["ml.g5.xlarge for training job usage"]),
+        ({"spot": True}, ["ml.m5.xlarge for spot training job usage"]),
+        (
+            {"keep_alive": "1h"},
+            ["ml.m5.xlarge for training job usage", "ml.m5.xlarge for training warm pool usage"],
+        ),
+        (
+            {"hosts": 21, "instance_preferences": ["ml.g5.xlarge", "ml.g6.xlarge"]},
+            [
+                "ml.g5.xlarge for training job usage",
+                "ml.g6.xlarge for training job usage",
+                "Number of instances for a training job",
+            ],
+        ),
+    ],
+)
+def test_which_quotas_are_asked_for(tmp_path: Path, compute: dict[str, Any], asked: list[str]) -> None:
+    quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
+    job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
+    found = survey(job, target_with(quotas), source_of(tmp_path))
+    assert quotas.asked == ([tuple(asked)] if asked else [])
+    assert list(found.quotas) == asked
+    if "ml.g5.xlarge for training job usage" in asked:
+        assert found.quotas["ml.g5.xlarge for training job usage"] == 4.0
+
+
+def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None:
+    quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
+    job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
+    found = survey(job, target_with(quotas), source_of(tmp_path))
+    assert len(quotas.asked) == 1
+    assert found.longest_run == 10 * 86400
+    assert found.quotas == {"ml.m5.xlarge for training job usage": 8.0}
+
+
+def test_the_quota_is_found_by_its_name_on_any_page() -> None:
+    pages = {
+        None: {"Quotas": [{"QuotaName": "Number of instances", "Value": 20.0}], "NextToken": "2"},
+        "2": {"Quotas": [{"QuotaName": "Longest run time for a training job", "Value": 432000.0}]},
+    }
+
+    class Client:
+        def list_service_quotas(self, **params: object) -> object:
+            assert params["ServiceCode"] == "sagemaker"
+            return pages[params.get("NextToken")]  # type: ignore[index]
+
+    read = ServiceQuotas(Client()).values
+    assert read([LONGEST]) == {LONGEST: 432000.0}
+    assert read(["Number of instances", LONGEST]) == {"Number of instances": 20.0, LONGEST: 432000.0}
+    assert read(["Number of instances", "no such quota"]) == {"Number of instances": 20.0}
+
+
+def test_pages_end_when_all_is_found() -> None:
+    class Client:
+        pages = 0
+
+        def list_service_quotas(self, **params: object) -> object:
+            self.pages += 1
+            return {"Quotas": [{"QuotaName": f"q{self.pages}", "Value": 1.0}], "NextToken": "on"}
+
+    client = Client()
+    assert ServiceQuotas(client).values(["q2"]) == {"q2": 1.0}
+    assert client.pages == 2
+    assert ServiceQuotas(client).values(["never"]) == {}
+    assert client.pages == 52
+
+
+def test_what_lies_in_the_prefix_already_is_counted(tmp_path: Path) -> None:
+    target = fake_target()
+    storage = target.storage
+    storage.make_bucket("b", "us-east-1")
+    for step, size in ((10, 7), (20, 5)):
+        for rank in range(2):
+            storage.put_bytes("b", f"c/step-{step:012d}/rank-{rank}.part", b"x" * size)
+    storage.put_bytes("b", "c/outcome.json", b"{}")
+    job = job_of(tmp_path, segment="24h", max_runtime="3d").model_copy(
+        update={"checkpoints": Job(entry="a.py", checkpoints="s3://b/c/").checkpoints}
+    )
+    assert survey(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
+    plain = job.model_copy(update={"limits": job_of(tmp_path).limits})
+    assert survey(plain, target, source_of(tmp_path)).checkpoints is None
+
+
+def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:
+    files = {
+        "run/train.py": "import lib.loop\nfrom helper import go\n",
+        "run/helper.py": "import json\n",
+        "lib/__init__.py": "",
+        "lib/loop.py": "from .deep import inner\nfrom . import other\n",
+        "lib/deep/__init__.py": "",
+        "lib/deep/inner.py": "from smlaunch.train import Checkpointer\n",
+        "lib/other.py": "import lib.loop, xgboost\nthis is no python\n",
+        "unused.py": "import transformers\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = reached_imports(tmp_path / "run" / "train.py", tmp_path)
+    assert {"smlaunch.train", "json", "helper"} <= found
+    assert not {"transformers", "xgboost"} & found
+
+
+def test_a_relative_path_to_the_script_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("from . import x\nfrom .. import y\nimport own\n")
+    (tmp_path / "own.py").write_text("import smlaunch.train\n")
+    monkeypatch.chdir(tmp_path)
+    assert "smlaunch.train" in reached_imports(Path("train.py"), Path("."))

@@ -1,0 +1,155 @@
+"""Targets and the botocore adapters, against real sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from smlaunch.errors import AccountError
+from smlaunch.ports import UNREACHABLE, CallError
+from smlaunch.runs.target import Target
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Says what the test put into ``answers``, and keeps what was asked."""
+
+    answers: ClassVar[list[tuple[int, dict[str, object]]]] = []
+    asked: ClassVar[list[tuple[str, dict[str, object]]]] = []
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+        self.asked.append((operation, json.loads(self.rfile.read(length))))
+        status, body = self.answers.pop(0)
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def service() -> Iterator[str]:
+    Answering.answers.clear()
+    Answering.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def endpoint(service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
+    """The person's own AWS settings are broken in every way; none of them may matter."""
+    config = tmp_path / "config"
+    config.write_text("this is [not a configuration")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "does-not-exist")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    return Target.endpoint(service, "eu-west-1", "AKID", "secret")
+
+
+def test_an_endpoint_is_reached_whatever_the_persons_settings(endpoint: Target) -> None:
+    Answering.answers.append((200, {"TrainingJobArn": "arn:x"}))
+    assert (
+        endpoint.control.create(
+            {"TrainingJobName": "x", "RoleArn": "r" * 20, "OutputDataConfig": {"S3OutputPath": "s3://b"}}
+        )
+        == "arn:x"
+    )
+    assert Answering.asked[0][0] == "CreateTrainingJob"
+
+
+def test_pages_are_asked_for_as_they_are_needed(endpoint: Target) -> None:
+    def row(name: str) -> dict[str, object]:
+        return {
+            "TrainingJobName": name,
+            "TrainingJobArn": f"arn:aws:sagemaker:eu-west-1:1:training-job/{name}",
+            "CreationTime": 1.5,
+            "TrainingJobStatus": "Completed",
+        }
+
+    older = {
+        "ProcessingJobName": "p",
+        "ProcessingJobArn": "arn:aws:sagemaker:eu-west-1:1:processing-job/p",
+        "CreationTime": 1.0,
+        "ProcessingJobStatus": "Completed",
+    }
+    Answering.answers += [
+        (200, {"TrainingJobSummaries": [row("a"), row("b")], "NextToken": "more"}),
+        (200, {"ProcessingJobSummaries": [older]}),
+        (200, {"TrainingJobSummaries": [row("c")]}),
+    ]
+    rows = endpoint.control.list("x")
+    assert next(rows).name == "a"
+    assert [name for name, _ in Answering.asked] == ["ListTrainingJobs", "ListProcessingJobs"]
+    assert [row.name for row in rows] == ["b", "c", "p"]
+    assert Answering.asked[2][1]["NextToken"] == "more"
+    assert all(asked["NameContains"] == "x" for _, asked in Answering.asked)
+
+
+def test_who_may_not_list_processing_jobs_sees_training_jobs(endpoint: Target) -> None:
+    denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
+    Answering.answers += [(200, {"TrainingJobSummaries": []}), (400, denied)]
+    assert list(endpoint.control.list()) == []
+
+
+def test_an_error_keeps_the_services_words(endpoint: Target) -> None:
+    """The first service's: what is known is that there is no such training job."""
+    Answering.answers += [
+        (400, {"__type": "ValidationException", "message": "Requested resource not found."}),
+        (400, {"__type": "AccessDeniedException", "message": "no"}),
+    ]
+    with pytest.raises(CallError) as caught:
+        endpoint.control.describe("x")
+    assert (caught.value.code, caught.value.message, caught.value.status) == (
+        "ValidationException",
+        "Requested resource not found.",
+        400,
+    )
+
+
+def test_a_log_group_that_is_not_there_yet_has_no_streams(endpoint: Target) -> None:
+    Answering.answers.append((400, {"__type": "ResourceNotFoundException", "message": "no group"}))
+    assert endpoint.logs.streams("/aws/sagemaker/TrainingJobs", "x/") == []
+
+
+def test_nobody_there() -> None:
+    target = Target.endpoint("http://127.0.0.1:1", "eu-west-1", "AKID", "secret")
+    with pytest.raises(CallError) as caught:
+        target.control.describe("x")
+    assert caught.value.code == UNREACHABLE
+
+
+def test_a_region_must_come_from_somewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(AccountError, match="no AWS region is set: give --region"):
+        Target.region()
+    assert Target.region("eu-west-1").region_name == "eu-west-1"
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert Target.region().region_name == "us-west-2"
+
+
+def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(AccountError, match="profile"):
+        Target.region(None, "nobody")
+    target = Target.region("eu-west-1", "nobody")
+    with pytest.raises(CallError):
+        _ = target.control
