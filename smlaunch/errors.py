@@ -7,7 +7,8 @@
     ├── TrainingFailed      1   the training itself failed
     ├── StoppedByUser       5   a person stopped the run
     ├── LimitReached        6   a cost or time cap ended the run
-    └── EndpointError       4   the local endpoint cannot be started or reached
+    └── MachineError        8   this machine cannot: a full disk, a damaged or foreign state directory
+        └── EndpointError   8   the local endpoint cannot be started or reached
 
 A command that was interrupted while its run goes on ends with 130.
 """
@@ -25,6 +26,7 @@ EXIT_REFUSED = 3
 EXIT_SERVICE = 4
 EXIT_STOPPED = 5
 EXIT_LIMIT = 6
+EXIT_MACHINE = 8
 EXIT_INTERRUPTED = 130
 
 
@@ -72,10 +74,6 @@ class ServiceError(SmlaunchError):
     exit_code = EXIT_SERVICE
 
 
-class EndpointError(ServiceError):
-    """The local endpoint cannot be started or reached."""
-
-
 class TrainingFailed(SmlaunchError):
     exit_code = EXIT_TRAINING_FAILED
 
@@ -86,6 +84,16 @@ class StoppedByUser(SmlaunchError):
 
 class LimitReached(SmlaunchError):
     exit_code = EXIT_LIMIT
+
+
+class MachineError(SmlaunchError):
+    """This machine cannot do it, whatever the job and the account are: its disk, its files, its rights."""
+
+    exit_code = EXIT_MACHINE
+
+
+class EndpointError(MachineError):
+    """The local endpoint cannot be started or reached."""
 
 
 ERROR_NAMES: Mapping[int, str] = {

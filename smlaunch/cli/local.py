@@ -10,7 +10,7 @@ import click
 
 from smlaunch.cli.main import LazyGroup
 from smlaunch.cli.options import GroupedCommand, executor_option, json_option, option
-from smlaunch.errors import EXIT_SERVICE, EndpointError
+from smlaunch.errors import EXIT_MACHINE, EndpointError
 
 if TYPE_CHECKING:
     from smlaunch.local.endpoint_info import EndpointInfo
@@ -83,7 +83,7 @@ def stop(as_json: bool) -> int:
 @click.command(cls=GroupedCommand, short_help="Say whether it runs, and where.")
 @json_option
 def status(as_json: bool) -> int:
-    """Say whether an endpoint stands, and where. The exit code is 4 when none does."""
+    """Say whether an endpoint stands, and where. The exit code is 8 when none does."""
     from smlaunch.local.state_dir import default_root
     from smlaunch.place import standing_endpoint
 
@@ -95,7 +95,7 @@ def status(as_json: bool) -> int:
         click.echo("no endpoint is standing; `smlaunch local start` starts one")
     else:
         click.echo(f"standing at {info.url}, {_hosts(info)}, process {info.pid}, state in {root}")
-    return 0 if info is not None else EXIT_SERVICE
+    return 0 if info is not None else EXIT_MACHINE
 
 
 @click.command(cls=GroupedCommand, short_help="Print the variables that point any AWS client at it.")

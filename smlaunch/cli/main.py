@@ -26,7 +26,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _EPILOG = """\b
 Exit codes: 0 completed, 1 the training failed, 2 the job cannot work as written, 3 refused by the
 account, 4 no capacity or a service fault, 5 stopped by a person, 6 cost or time cap reached,
-130 interrupted while the run goes on.
+8 this machine cannot (full disk, damaged state, no endpoint), 130 interrupted while the run goes on.
 
 \b
 Examples:

@@ -125,8 +125,8 @@ def test_an_embedded_run_and_its_traces(shell: Shell) -> None:
     assert done.code == 0, done.err
     assert "run inside on this machine\n" in done.err
     assert shell("show", "inside", "--local").code == 0
-    assert shell("local", "status").code == 4
-    assert shell("local", "env").code == 4
+    assert shell("local", "status").code == 8
+    assert shell("local", "env").code == 8
 
 
 def test_detach_needs_a_home(shell: Shell) -> None:
