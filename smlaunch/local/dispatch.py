@@ -74,7 +74,7 @@ class Dispatch:
         try:
             response = self._serve(request, scope[1] if scope else "", request_id)
         except sigv4.Refused as refusal:
-            response = form.error(_refusal(refusal.kind, form), request_id)
+            response = form.error(_refusal(refusal, form), request_id)
         except ApiError as error:
             response = form.error(error, request_id)
         except (ConnectionError, TimeoutError):
@@ -140,6 +140,7 @@ _NOT_SUPPORTED = (
     "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256."
 )
 _DIFFERS = "The request signature we calculated does not match the signature you provided."
+_NOT_SIGNED = "There were headers present in the request which were not signed"
 _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "missing": {
         "json": ("MissingAuthenticationTokenException", "Missing Authentication Token"),
@@ -162,6 +163,11 @@ _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "query": ("SignatureDoesNotMatch", _DIFFERS),
         "s3": ("SignatureDoesNotMatch", _DIFFERS),
     },
+    "unsigned": {
+        "json": ("InvalidSignatureException", _NOT_SIGNED),
+        "query": ("SignatureDoesNotMatch", _NOT_SIGNED),
+        "s3": ("AccessDenied", _NOT_SIGNED),
+    },
     "skewed": {
         "json": ("InvalidSignatureException", "Signature expired or not yet current: the clocks differ."),
         "query": ("RequestExpired", "Request has expired."),
@@ -178,6 +184,11 @@ _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 
-def _refusal(kind: str, form: ErrorForm) -> ApiError:
-    code, message = _REFUSALS[kind][form.protocol]
-    return ApiError(code, message, 403)
+def _refusal(refusal: sigv4.Refused, form: ErrorForm) -> ApiError:
+    code, message = _REFUSALS[refusal.kind][form.protocol]
+    names = ", ".join(refusal.headers)
+    if not names:
+        return ApiError(code, message, 403)
+    if form.protocol == "s3":
+        return ApiError(code, message, 403, HeadersNotSigned=names)
+    return ApiError(code, f"{message}: {names}", 403)

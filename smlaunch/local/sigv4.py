@@ -14,9 +14,10 @@ import hmac
 import io
 import re
 import time
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, unquote_plus
 
 from smlaunch.local.credentials import Identity, Keyring
 from smlaunch.local.messages import EMPTY_SHA256, Payload, Request, chunk_size
@@ -30,20 +31,26 @@ _LONGEST_LINK = 7 * 86_400
 _SUBRESOURCES = frozenset(
     """
     accelerate acl cors defaultObjectAcl location logging partNumber policy requestPayment torrent
-    versioning versionId versions website uploads uploadId response-content-type response-content-
-    language response-expires response-cache-control response-content-disposition response-content-
-    encoding delete lifecycle tagging restore storageClass notification replication analytics metrics
-    inventory select select-type object-lock
+    versioning versionId versions website uploads uploadId response-content-type
+    response-content-language response-expires response-cache-control response-content-disposition
+    response-content-encoding delete lifecycle tagging restore storageClass notification replication
+    analytics metrics inventory select select-type object-lock
     """.split()  # noqa: SIM905  a list of thirty quoted words reads worse
 )
 
 
-class Refused(Exception):
-    """``kind`` names the cause; each protocol has its own code and words for it (see dispatch)."""
+_BOUND = frozenset(("x-amz-content-sha256", "x-amz-date"))
+"""Headers of Signature Version 4 that are lines of what is signed, whether it lists them or not."""
 
-    def __init__(self, kind: str) -> None:
+
+class Refused(Exception):
+    """``kind`` names the cause; each protocol has its own code and words for it (see dispatch). ``headers``:
+    those that should have been signed."""
+
+    def __init__(self, kind: str, headers: Sequence[str] = ()) -> None:
         super().__init__(kind)
         self.kind = kind
+        self.headers = headers
 
 
 class Signed(NamedTuple):
@@ -149,7 +156,7 @@ def _verify_v4(
         raise Refused("unknown")
     headers = "".join(f"{name}:{' '.join(request.headers.get(name, '').split())}\n" for name in names)
     pairs = sorted(
-        (quote(unquote(name), safe="-_.~"), quote(unquote(value), safe="-_.~"))
+        (quote(unquote_plus(name), safe="-_.~"), quote(unquote_plus(value), safe="-_.~"))
         for name, value in request.raw_query
         if name != "X-Amz-Signature"
     )
@@ -162,8 +169,21 @@ def _verify_v4(
         digest = hashlib.sha256(canonical.encode("latin-1", "replace")).hexdigest()
         text = f"{ALGORITHM}\n{date}\n{day}/{region}/{service}/aws4_request\n{digest}"
         if hmac.compare_digest(_hex(key, text), signature):
+            _require_signed(request, names)
             return Signed(access_key, identity, region, service, payload_hash, signature, date)
     raise Refused("mismatch")
+
+
+def _require_signed(request: Request, names: Collection[str]) -> None:
+    """Amazon's own headers say what is to be done (copy this, tag it so), so none may come beside a signature.
+    What takes requests further may read ``_`` in a name as ``-``."""
+    beside = [
+        name
+        for name in request.headers
+        if name not in names and name not in _BOUND and name.replace("_", "-").startswith("x-amz-")
+    ]
+    if beside:
+        raise Refused("unsigned", beside)
 
 
 def _verify_old_link(request: Request, keyring: Keyring, now: float) -> Signed:
@@ -183,7 +203,9 @@ def _verify_old_link(request: Request, keyring: Keyring, now: float) -> Signed:
     names = {name for name in (*request.headers, *query) if name.startswith("x-amz-")}
     amazon = "".join(f"{name}:{said(name)}\n" for name in sorted(names))
     kept = sorted(
-        (unquote(name), unquote(value)) for name, value in request.raw_query if unquote(name) in _SUBRESOURCES
+        (unquote_plus(name), unquote_plus(value))
+        for name, value in request.raw_query
+        if unquote_plus(name) in _SUBRESOURCES
     )
     resource = "&".join(f"{name}={value}" if value else name for name, value in kept)
     text = "\n".join(
@@ -193,6 +215,7 @@ def _verify_old_link(request: Request, keyring: Keyring, now: float) -> Signed:
     digest = hmac.new(identity.secret_key.encode(), text.encode(), hashlib.sha1).digest()
     if not hmac.compare_digest(base64.b64encode(digest).decode(), query["Signature"]):
         raise Refused("mismatch")
+    _require_signed(request, names)
     return Signed(access_key, identity, "us-east-1", "s3", UNSIGNED, query["Signature"])
 
 

@@ -213,6 +213,121 @@ def test_links(front: Front, bucket: str, version: str) -> None:
     assert expired.value.code == 403
 
 
+def send(method: str, url: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
+    """Names in the spelling of Python: ``x_amz_acl``, and ``__`` for an underscore."""
+    spelled = {name.replace("__", "?").replace("_", "-").replace("?", "_"): v for name, v in headers.items()}
+    request = urllib.request.Request(url, body or None, spelled, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("put_object", {"x_amz_copy_source": "/private/secret"}),
+        ("put_object", {"X_AMZ_Copy_Source": "/private/secret"}),
+        ("put_object", {"x__amz__copy__source": "/private/secret"}),
+        ("put_object", {"x_amz_meta_owner": "somebody"}),
+        ("put_object", {"x_amz_tagging": "a=b"}),
+        ("put_object", {"x_amz_acl": "private"}),
+        ("get_object", {"x_amz_security_token": "x"}),
+        ("delete_object", {"x_amz_bypass_governance_retention": "true"}),
+    ],
+)
+def test_a_link_is_for_what_was_signed_and_nothing_beside_it(
+    front: Front, bucket: str, method: str, headers: dict[str, str]
+) -> None:
+    front.objects.create_bucket("private")
+    front.objects.put_bytes("private", "secret", b"secret")
+    front.objects.put_bytes(bucket, "k", b"mine")
+    client = front.client("s3", config=Config(signature_version="s3v4"))
+    link = client.generate_presigned_url(method, Params={"Bucket": bucket, "Key": "k"})
+    verb = {"put_object": "PUT", "get_object": "GET", "delete_object": "DELETE"}[method]
+    status, text = send(verb, link, **headers)
+    assert (status, "<Code>AccessDenied</Code>" in text) == (403, True), text
+    name = next(iter(headers)).replace("__", "?").replace("_", "-").replace("?", "_").lower()
+    assert f"<HeadersNotSigned>{name}</HeadersNotSigned>" in text
+    assert front.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"mine"
+
+
+def test_a_copy_by_a_link_that_names_its_source(front: Front, bucket: str) -> None:
+    front.objects.put_bytes(bucket, "from", b"copied")
+    client = front.client("s3", config=Config(signature_version="s3v4"))
+    params = {"Bucket": bucket, "Key": "to", "CopySource": f"{bucket}/from", "Metadata": {"a": "b"}}
+    link = client.generate_presigned_url("copy_object", Params=params)
+    signed = {"x_amz_copy_source": f"{bucket}/from", "x_amz_meta_a": "b"}
+    assert send("PUT", link, **signed)[0] == 200
+    assert front.client("s3").get_object(Bucket=bucket, Key="to")["Body"].read() == b"copied"
+    for changed in ({"x_amz_copy_source": "private/secret"}, {"x_amz_copy_source": f"{bucket}/from,x"}):
+        assert "SignatureDoesNotMatch" in send("PUT", link, **{**signed, **changed})[1]
+
+
+@pytest.mark.parametrize("version", ["s3v4", "s3"])
+def test_what_a_link_asks_for_cannot_be_changed(front: Front, bucket: str, version: str) -> None:
+    front.objects.put_bytes(bucket, "k", b"mine")
+    client = front.client("s3", config=Config(signature_version=version))
+    params = {
+        "Bucket": bucket,
+        "Key": "k",
+        "ResponseContentDisposition": "attachment; filename=a+b",
+        "ResponseContentLanguage": "de",
+        "ResponseContentEncoding": "identity",
+    }
+    link = client.generate_presigned_url("get_object", Params=params)
+    with urllib.request.urlopen(link) as answer:
+        assert answer.headers["Content-Disposition"] == "attachment; filename=a+b"
+        assert answer.headers["Content-Language"] == "de"
+    assert "a%2Bb" in link
+    for changed in (
+        link.replace("a%2Bb", "a+b"),
+        link.replace("-language=de", "-language=fr"),
+        link.replace("-encoding=identity", "-encoding=gzip"),
+        link + "&response-content-type=text%2Fhtml",
+    ):
+        assert "SignatureDoesNotMatch" in send("GET", changed)[1], changed
+
+
+@pytest.mark.parametrize("service", ["sagemaker", "s3"])
+def test_headers_beside_a_signed_request_are_refused(front: Front, bucket: str, service: str) -> None:
+    session = botocore.session.Session()
+    session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
+    auth = S3SigV4Auth if service == "s3" else SigV4Auth
+    method, target = ("PUT", f"/{bucket}/k") if service == "s3" else ("POST", "/")
+    request = AWSRequest(method, front.url + target, data=b"{}")
+    auth(session.get_credentials(), service, "us-east-1").add_auth(request)
+    signed = {name.replace("-", "_"): value for name, value in request.headers.items()}
+    before = len(front.sagemaker.requests)
+    unsigned = {"X_Amz_Target": "SageMaker.ListTrainingJobs"}
+    status, text = send(method, request.url, b"{}", **signed, **unsigned)
+    assert status == 403
+    assert "not signed" in text
+    assert "x-amz-target" in text
+    assert len(front.sagemaker.requests) == before
+
+
+def test_the_hash_of_a_body_is_signed_with_or_without_its_header(front: Front, bucket: str) -> None:
+    """Not every client lists x-amz-content-sha256 among the headers: it is a line of what is signed."""
+    session = botocore.session.Session()
+    session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
+    request = AWSRequest("PUT", f"{front.url}/{bucket}/k", data=b"body")
+    signer = S3SigV4Auth(session.get_credentials(), "s3", "us-east-1")
+    signer.headers_to_sign = lambda request: _without(signer, request)  # type: ignore[method-assign]
+    signer.add_auth(request)
+    assert "x-amz-content-sha256" not in request.headers["Authorization"]
+    signed = {name.replace("-", "_"): value for name, value in request.headers.items()}
+    assert send("PUT", request.url, b"body", **signed)[0] == 200
+    assert send("PUT", request.url, b"ydob", **signed)[0] in (400, 403)
+
+
+def _without(signer: SigV4Auth, request: AWSRequest) -> Any:
+    headers = SigV4Auth.headers_to_sign(signer, request)
+    del headers["x-amz-content-sha256"]
+    return headers
+
+
 def test_headers_in_the_old_way_are_refused_as_aws_does(front: Front) -> None:
     with pytest.raises(ClientError, match="Please use AWS4-HMAC-SHA256"):
         front.client("s3", config=Config(signature_version="s3")).list_buckets()
