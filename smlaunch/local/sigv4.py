@@ -175,8 +175,8 @@ def _verify_v4(
 
 
 def _require_signed(request: Request, names: Collection[str]) -> None:
-    """Amazon's own headers say what is to be done (copy this, tag it so), so none may come beside a signature.
-    What takes requests further may read ``_`` in a name as ``-``."""
+    """Amazon's own headers say what is to be done (copy this, tag it so): none may come beside a signature.
+    Programs behind this one may read ``_`` in a name as ``-``."""
     beside = [
         name
         for name in request.headers
