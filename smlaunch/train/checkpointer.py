@@ -28,6 +28,7 @@ from smlaunch.train.io_watch import IoWatch
 from smlaunch.train.keeper import Keeper
 from smlaunch.train.order import Position, ResumableOrder
 from smlaunch.train.progress import Voice
+from smlaunch.train.settings import check as check_settings
 from smlaunch.train.stopping import StopWish
 from smlaunch.train.trace import Trace
 
@@ -71,12 +72,14 @@ class Checkpointer:
     by steps instead. ``keep``: how many checkpoints stay. ``deterministic``: PyTorch's deterministic
     algorithms, checked; None: as the job says. ``group``: a transport of your own.
 
-    Raises TypeError for what has no state and ValueError for a setting that cannot be. Entering it raises
-    RuntimeError for ranks that do not know one another, and ValueError for a checkpoint that does not fit.
+    Raises TypeError for what has no state and ValueError for a setting or a name that cannot be. Entering it
+    raises RuntimeError for ranks that do not know one another, and ValueError for a checkpoint that does not
+    fit.
     """
 
     def __init__(
         self,
+        /,
         *,
         model: Any = None,
         optimizer: Any = None,
@@ -92,10 +95,20 @@ class Checkpointer:
         group: Optional[Group] = None,
         **registered: Any,
     ) -> None:
+        check_settings(
+            {
+                "order": order,
+                "shared": shared,
+                "directory": directory,
+                "every": every,
+                "every_steps": every_steps,
+                "keep": keep,
+                "deterministic": deterministic,
+                "group": group,
+            }
+        )
         if every is not None and every_steps is not None:
             raise ValueError("every and every_steps: give one of them")
-        if every_steps is not None and every_steps < 1:
-            raise ValueError("every_steps: at least 1, not {}".format(every_steps))
         given = Segment.from_environment(os.environ)
         self._segment = given._replace(
             checkpoints=directory or given.checkpoints,

@@ -7,10 +7,13 @@ any state, and dearer: a rank that the next segment has beyond those that saved 
 
 import random
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from smlaunch.train import rng, sharded
 from smlaunch.train.order import ResumableOrder
+
+GENERATORS, RUN = "rng", "run"
+"""Under these names a checkpoint holds the global generators, and how far the loop is."""
 
 
 class Component(Protocol):
@@ -140,7 +143,7 @@ class Generator(Stateful):
 
 
 class GlobalGenerators:
-    name = "rng"
+    name = GENERATORS
 
     def shared(self) -> Any:
         return None
@@ -162,22 +165,25 @@ def collect(
     shared: Sequence[str],
 ) -> List[Component]:
     """In the order in which they are restored: the generators last, since restoring may draw from them.
-    TypeError with a line for each thing that has no state to be read."""
+    TypeError with a line for each thing that has no state to be read, ValueError with one for each name that
+    is taken."""
+    taken = ["name {!r}: {}".format(name, why) for name, why in map(_why_taken, registered) if why]
+    if taken:
+        raise ValueError("\n".join(taken))
     found: List[Component] = []
     problems = []
-    if model is not None:
-        found.append(Model(model))
-    if optimizer is not None:
-        found.append(Optimizer("optimizer", optimizer, model))
-    named: Dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, "order": order, **registered}
-    for name, thing in named.items():
-        if thing is None and name not in registered:
-            continue
-        if _is_optimizer(thing):
-            found.append(Optimizer(name, thing, model))
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "order": order}
+    named: Dict[str, Any] = {name: thing for name, thing in given.items() if thing is not None}
+    module = model if hasattr(model, "named_parameters") else None
+    for name, thing in {**named, **registered}.items():
+        has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+        if name == "model" and has_state and module is not None:
+            found.append(Model(thing))
+        elif _is_optimizer(thing) or (name == "optimizer" and has_state):
+            found.append(Optimizer(name, thing, module))
         elif _is_generator(thing):
             found.append(Generator(name, thing))
-        elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        elif has_state:
             found.append(Stateful(name, thing, is_shared=name in shared))
         else:
             problems.append(
@@ -191,6 +197,19 @@ def collect(
     if problems:
         raise TypeError("\n".join(problems))
     return [*found, GlobalGenerators()]
+
+
+def _why_taken(name: str) -> Tuple[str, str]:
+    """The name, and why a component cannot be called so; empty when it can."""
+    if not name or not name.isprintable():
+        return name, "a component's name is text that can be printed"
+    if name == GENERATORS or name.startswith(GENERATORS + "."):
+        return name, "the global generators are kept under it; call a generator of your own otherwise"
+    if name == RUN:
+        return name, "how far the loop is, is kept under it; choose another one"
+    if name == "model.buffers":
+        return name, "the model's buffers go by it; choose another one"
+    return name, ""
 
 
 def unwrapped(model: Any) -> Any:

@@ -7,7 +7,7 @@ from smlaunch.protocol.checkpoint import Outcome
 from smlaunch.protocol.segment import Segment
 from smlaunch.train import restoring, snapshot
 from smlaunch.train.carriers import carrier_for
-from smlaunch.train.components import Component
+from smlaunch.train.components import RUN, Component
 from smlaunch.train.group import Group
 from smlaunch.train.interval import Interval
 from smlaunch.train.progress import Voice
@@ -87,7 +87,7 @@ class Keeper:
         self.finish()
         began = time.monotonic()
         shared: Dict[str, Any] = {}
-        own: Dict[str, Any] = {"run": dict(run)}
+        own: Dict[str, Any] = {RUN: dict(run)}
         for component in self._components:
             for tree, state in ((shared, component.shared()), (own, component.own())):
                 if state is not None:

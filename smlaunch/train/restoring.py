@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from smlaunch.protocol.checkpoint import Manifest, manifest_name, step_directory
 from smlaunch.train import parts, rng, snapshot
-from smlaunch.train.components import Component
+from smlaunch.train.components import RUN, Component
 from smlaunch.train.group import Group
 from smlaunch.train.store import Store, Torn
 
@@ -45,7 +45,7 @@ def find(store: Store, group: Group, environ: Mapping[str, str] = os.environ) ->
 
 
 def restore(found: Found, components: Sequence[Component], rank: int, world_size: int) -> Any:
-    """Gives every component its state; returns what was kept under "run". ValueError and whatever a
+    """Gives every component its state; returns what was kept under RUN. ValueError and whatever a
     component raises for a state that does not fit, with the component's name."""
     mine = found.documents[rank % found.manifest.world_size]
     own = snapshot.own(mine)
@@ -55,7 +55,7 @@ def restore(found: Found, components: Sequence[Component], rank: int, world_size
         if component.name not in shared and component.name not in own:
             raise ValueError(
                 "{}: the checkpoint of step {} has no such state; it was made with {}".format(
-                    component.name, found.manifest.step, ", ".join(sorted({*shared, *own} - {"run"}))
+                    component.name, found.manifest.step, ", ".join(sorted({*shared, *own} - {RUN}))
                 )
             )
         try:
@@ -64,7 +64,7 @@ def restore(found: Found, components: Sequence[Component], rank: int, world_size
             raise ValueError(
                 "{}: the state of step {} does not fit: {}".format(component.name, found.manifest.step, error)
             ) from error
-    unused = {*shared, *own} - {component.name for component in components} - {"run"}
+    unused = {*shared, *own} - {component.name for component in components} - {RUN}
     if unused:
         raise ValueError(
             "step {} holds the state of {} too; hand it to the Checkpointer, or begin a new run".format(
@@ -73,7 +73,7 @@ def restore(found: Found, components: Sequence[Component], rank: int, world_size
         )
     if rank >= found.manifest.world_size:
         rng.reseed("rank", rank, found.manifest.step)
-    return own["run"]
+    return own[RUN]
 
 
 def _verified(store: Store, manifest: Manifest, environ: Mapping[str, str]) -> List[int]:
