@@ -15,6 +15,13 @@ from smlaunch.planning.orchestrated import Execution
 UNREACHABLE = "Unreachable"
 """The code of a CallError when no answer came back at all."""
 
+UNREADABLE = "Unreadable"
+"""The code of a CallError when what came back is no answer of the service: cut off, empty, or a web page.
+What was asked for may have been done."""
+
+NOT_THE_OWNER = "NotTheBucketOwner"
+"""The code of a CallError when a bucket belongs to another account than it has to."""
+
 
 class CallError(Exception):
     """An API call that did not succeed: the service's own code and words, and the operation's name."""
@@ -154,7 +161,10 @@ class ObjectStorage(Protocol):
         """Deletes objects in this order, at least by the thousand; what is not there is passed over."""
 
     def make_bucket(self, bucket: str, region: str) -> bool:
-        """False when it was there already."""
+        """False when it was there already. ``BucketAlreadyExists``: another account has the name."""
+
+    def check_owner(self, bucket: str) -> None:
+        """Raises CallError unless the bucket is there and belongs to whom it has to."""
 
 
 class PartStorage(Protocol):

@@ -75,6 +75,8 @@ class Place(Protocol):
     @property
     def storage(self) -> ObjectStorage: ...
     @property
+    def inputs(self) -> ObjectStorage: ...
+    @property
     def identity(self) -> Identity: ...
     @property
     def quotas(self) -> Quotas: ...
@@ -113,7 +115,7 @@ def survey(job: Job, place: Place, source: SourceFacts, pending: Collection[str]
         inputs={
             name: InputFacts(channel.uri, "s3", pending=True)
             if name in pending
-            else _input(channel, place.storage)
+            else _input(channel, place.inputs)
             for name, channel in job.inputs.items()
         },
         endpoint=place.facts or EndpointFacts(),

@@ -117,7 +117,7 @@ def _list(where: str, out: Path, resume: bool, options: dict[str, Any], told: To
         told.say(counts.objects, counts.bytes, None, f"{counts.workers} connections")
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        pages = S3Pages(place.target.client("s3"))
+        pages = S3Pages(place.target.s3(anyones=True))
         counts = list_prefix(pages, bucket, prefix, out, resume=resume, heard=heard, every=Told.EVERY)
     return {
         "bucket": bucket,
@@ -142,12 +142,12 @@ def _from_report(
         told.say(done.objects, done.bytes, done.read / done.whole if done.whole else None, "")
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        found = read_report(place.target.storage, bucket, key)
+        found = read_report(place.target.inputs, bucket, key)
         if asked is not None and asked[0] != found.source:
             message = f"the report is of the bucket {found.source!r}, not of {asked[0]!r}"
             raise JobError([Problem("--from-s3-inventory", message)])
         prefix = asked[1] if asked is not None else ""
-        done = from_report(place.target.storage, found, prefix, out, resume=resume, heard=heard)
+        done = from_report(place.target.inputs, found, prefix, out, resume=resume, heard=heard)
     return {"bucket": found.source, "prefix": prefix, "objects": done.objects, "bytes": done.bytes}
 
 

@@ -164,9 +164,9 @@ def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:
     from smlaunch.data.transfer_obstore import by_obstore
 
     bucket, prefix = _address(src, "SRC")
-    quick = by_obstore(target.client("s3"), target.clients)
-    fetch = quick_fetch(quick, target.storage, bucket) if quick is not None else None
-    return S3Source(target.storage, bucket, prefix, fetch)
+    quick = by_obstore(target.s3(anyones=True), target.clients, target.owner_for(anyones=True))
+    fetch = quick_fetch(quick, target.inputs, bucket) if quick is not None else None
+    return S3Source(target.inputs, bucket, prefix, fetch)
 
 
 def _place(dst: str, target: Target | None) -> Place:

@@ -26,6 +26,6 @@ def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
     from smlaunch.runs.run import answers_of
 
     with open_place(options) as place, answers_of(place.target):
-        found = pulling(place.target.storage, place.target.transfer, src, Path(dst))
-        move(place.target.transfer.get, found, ("fetching", "fetched"), as_json)
+        found = pulling(place.target.inputs, place.target.inputs_transfer, src, Path(dst))
+        move(place.target.inputs_transfer.get, found, ("fetching", "fetched"), as_json)
     return 0

@@ -29,6 +29,9 @@ _TIMEOUT = "10m"
 _PIECE = 1 << 20
 """Bytes handed on at a time: they stay in the processor's cache while they are hashed and written."""
 
+Owner = Callable[[str, str], "str | None"]
+"""Of an operation on a bucket: the account that has to own it; None where it may be anybody's."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VIRTUAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 """Bucket names that may stand in a host name of a certificate: without dots."""
@@ -37,7 +40,7 @@ _VIRTUAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 class ByObstore:
     """Quick."""
 
-    def __init__(self, client: Any, credentials: Any) -> None:
+    def __init__(self, client: Any, credentials: Any, owner: Owner) -> None:
         """``client``: botocore's, for S3. ``credentials``: botocore's, of its session."""
 
         def provide() -> dict[str, Any]:
@@ -50,19 +53,26 @@ class ByObstore:
             }
 
         @cache
-        def store(bucket: str) -> Any:
+        def store(bucket: str, expected: str | None) -> Any:
+            options: dict[str, Any] = {"allow_http": True, "timeout": _TIMEOUT, "connect_timeout": "10s"}
+            if expected is not None:
+                # Signed with the rest; every request has it, those of a multipart upload too.
+                options["default_headers"] = {"x-amz-expected-bucket-owner": expected}
             return S3Store(
                 bucket,
                 region=client.meta.region_name,
                 credential_provider=provide,
-                client_options={"allow_http": True, "timeout": _TIMEOUT, "connect_timeout": "10s"},
+                client_options=options,
                 retry_config={"max_retries": 5, "retry_timeout": timedelta(minutes=2)},
                 # What is signed is the content's SHA-256, which S3 compares; this one it keeps as well.
                 checksum_algorithm="sha256",
                 **addressed(client.meta.endpoint_url, bucket),
             )
 
-        self._store: Callable[[str], Any] = store
+        def chosen(bucket: str, operation: str) -> Any:
+            return store(bucket, owner(operation, bucket))
+
+        self._store: Callable[[str, str], Any] = chosen
 
     def takes(self, key: str) -> bool:
         """obstore sees a path in a key, and makes it a proper one; control characters it refuses."""
@@ -71,7 +81,7 @@ class ByObstore:
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
         try:
-            obstore.put(self._store(bucket), key, content, use_multipart=False)
+            obstore.put(self._store(bucket, "PutObject"), key, content, use_multipart=False)
         except BaseError as error:
             raise QuickFailed from error
 
@@ -82,7 +92,7 @@ class ByObstore:
         pieces = _Pieces(parcel, descriptor, part, moved)
         try:
             obstore.put(
-                self._store(bucket),
+                self._store(bucket, "PutObject"),
                 parcel.key,
                 pieces,
                 use_multipart=True,
@@ -104,12 +114,13 @@ class ByObstore:
         if etag is not None:
             options["if_match"] = f'"{etag}"'
         try:
-            yield from obstore.get(self._store(bucket), key, options=options).stream(min_chunk_size=_PIECE)
+            found = obstore.get(self._store(bucket, "GetObject"), key, options=options)
+            yield from found.stream(min_chunk_size=_PIECE)
         except BaseError as error:
             raise QuickFailed from error
 
 
-def by_obstore(client: Any, session: Any) -> ByObstore | None:
+def by_obstore(client: Any, session: Any, owner: Owner) -> ByObstore | None:
     """None where only botocore knows the way: by a proxy, with certificates of the user's own, without
     credentials."""
     url = urlsplit(client.meta.endpoint_url)
@@ -118,7 +129,7 @@ def by_obstore(client: Any, session: Any) -> ByObstore | None:
     own_certificates = url.scheme == "https" and session.get_config_variable("ca_bundle")
     roundabout = proxied or client.meta.config.proxies or own_certificates
     credentials = session.get_credentials()
-    return None if roundabout or credentials is None else ByObstore(client, credentials)
+    return None if roundabout or credentials is None else ByObstore(client, credentials, owner)
 
 
 def addressed(endpoint: str, bucket: str) -> dict[str, Any]:

@@ -145,7 +145,13 @@ def _carry_out(prepared: Prepared, told: Told, watch: Watch | None) -> Run:
             # there: the same job may have been given other caps.
             folder.save(workflow, target.storage)
         if there is None:
-            there = submit(task, plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s)))
+            there = submit(
+                task,
+                plan.job_hash,
+                target.control,
+                target.storage,
+                told=lambda e, s: told(_waiting(e, s)),
+            )
     return Run(plan.run, target, [task.name], attached=there.attached, chain=chain)
 
 
@@ -181,7 +187,11 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
             try:
                 if there[part.run] is None:
                     submit(
-                        part.tasks[0], plan.job_hash, target.control, told=lambda e, s: told(_waiting(e, s))
+                        part.tasks[0],
+                        plan.job_hash,
+                        target.control,
+                        storage,
+                        told=lambda e, s: told(_waiting(e, s)),
                     )
             except CallError as error:
                 if not is_quota_in_use(error):

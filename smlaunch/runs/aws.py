@@ -12,16 +12,22 @@ from typing import Any
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectionClosedError,
+    IncompleteReadError,
     NoCredentialsError,
     NoRegionError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
+    ReadTimeoutError,
+    ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError
 
-from smlaunch.ports import UNREACHABLE, CallError, JobSummary, LogEvent, StoredObject
+from smlaunch.ports import UNREACHABLE, UNREADABLE, CallError, JobSummary, LogEvent, StoredObject
 from smlaunch.request import PROCESSING, operation_of
 from smlaunch.runs import processing_jobs
+from smlaunch.runs.answers import check_answer
 
 _MULTIPART_FROM = 8 << 20
 """Files from this size on go up in parallel parts, by s3transfer (whose import costs 30 ms)."""
@@ -45,14 +51,29 @@ _MOST_QUOTA_PAGES = 50
 _NO_SUCH_JOB = ("ValidationException", "ResourceNotFound")
 _MAY_NOT = ("AccessDenied", "AccessDeniedException", "UnknownOperationException")
 
+_ANSWER_LOST = (ConnectionClosedError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+"""The request was sent, and what was asked for may have been done; botocore's other errors come before."""
+
 NO_CREDENTIALS = "NoCredentials"
 """The code of a CallError when the caller has no usable credentials at all."""
+
+
+class _Answer(dict[str, Any]):
+    """A member that an answer has to have is missing from what a proxy made up, or an endpoint got wrong."""
+
+    def __init__(self, operation: str, members: Mapping[str, Any]) -> None:
+        super().__init__(members)
+        self._operation = operation
+
+    def __missing__(self, member: str) -> Any:
+        raise CallError(self._operation, UNREADABLE, f"the answer has no {member}")
 
 
 def call(operation: str, function: Callable[..., Any], **params: Any) -> Any:
     """Calls a client method; every way it can go wrong becomes one CallError."""
     try:
-        return function(**params)
+        answer = function(**params)
+        return _Answer(operation, answer) if isinstance(answer, dict) else answer
     except ClientError as error:
         answer = error.response.get("Error", {})
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -62,6 +83,8 @@ def call(operation: str, function: Callable[..., Any], **params: Any) -> Any:
         raise CallError(operation, NO_CREDENTIALS, str(error)) from error
     except ParamValidationError as error:
         raise CallError(operation, "ValidationException", str(error)) from error
+    except (ResponseParserError, *_ANSWER_LOST) as error:
+        raise CallError(operation, UNREADABLE, str(error).splitlines()[0]) from error
     except BotoCoreError as error:
         raise CallError(operation, UNREACHABLE, str(error)) from error
 
@@ -92,9 +115,11 @@ class SageMaker:
                 missing = error
             try:
                 return self._describe_processing(name)
-            except CallError:
+            except CallError as error:
                 # Also where nobody may ask: what is known is that there is no such training job.
-                raise missing from None
+                if error.code in (*_NO_SUCH_JOB, *_MAY_NOT):
+                    raise missing from None
+                raise
         return self._describe_processing(name)
 
     def _describe_processing(self, name: str) -> dict[str, Any]:
@@ -268,6 +293,15 @@ class S3:
             raise
         return True
 
+    def check_owner(self, bucket: str) -> None:
+        try:
+            call("HeadBucket", self._client.head_bucket, Bucket=bucket)
+        except CallError as error:
+            if error.status != 404:
+                raise
+            told = f"there is no bucket {bucket}"
+            raise CallError("HeadBucket", "NoSuchBucket", told, 404) from error
+
 
 class CloudWatchLogs:
     """LogReader."""
@@ -355,7 +389,7 @@ class Caller:
 
 def opened(session: Any, service: str, region: str, url: str | None, config: Any) -> Any:
     """A client of the session; what is wrong with the user's AWS configuration becomes a CallError."""
-    return call(
+    client = call(
         f"client {service}",
         session.create_client,
         service_name=service,
@@ -363,3 +397,5 @@ def opened(session: Any, service: str, region: str, url: str | None, config: Any
         endpoint_url=url,
         config=config,
     )
+    client.meta.events.register("before-parse", check_answer)
+    return client

@@ -134,7 +134,7 @@ class Chain:
             kept.retain(self.workflow.policy.keep)
         task = Task(str(name), name.segment, name.attempt, operation_of(action.request), action.request)
         try:
-            submit(task, self.workflow.job_hash, control)
+            submit(task, self.workflow.job_hash, control, storage)
         except CallError as error:
             tries, waited = self._refused.get(name, (0, 0.0))
             delay = QUOTA_PATIENCE.delay(tries + 1, waited, chance=1.0)

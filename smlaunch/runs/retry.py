@@ -15,7 +15,7 @@ from typing import TypeVar
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem, ServiceError, SmlaunchError
 from smlaunch.planning.patience import TRANSIENT
 from smlaunch.planning.patience import Patience as Patience
-from smlaunch.ports import UNREACHABLE, CallError
+from smlaunch.ports import NOT_THE_OWNER, UNREACHABLE, UNREADABLE, CallError
 
 Result = TypeVar("Result")
 
@@ -47,7 +47,12 @@ ROLE_PATIENCE = Patience(first=5.0, longest=15.0, total=60.0)
 
 
 def is_transient(error: CallError) -> bool:
-    return error.code in TRANSIENT or error.code == UNREACHABLE or error.status >= 500
+    return error.code in TRANSIENT or error.code in (UNREACHABLE, UNREADABLE) or error.status >= 500
+
+
+def is_done_perhaps(error: CallError) -> bool:
+    """Whether what was asked for may have been done although no answer says so."""
+    return error.code in (UNREACHABLE, UNREADABLE) or error.status >= 500
 
 
 def is_young_role(error: CallError) -> bool:
@@ -108,6 +113,16 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
         return ServiceError(
             f"{error.operation}: {where} does not answer: {said}; check the network and the region"
         )
+    if code == UNREADABLE:
+        return ServiceError(
+            f"{error.operation}: {where} gave no answer that can be read: {said}; a proxy, or whatever else "
+            "stands between, may have cut or replaced it"
+        )
+    if code == NOT_THE_OWNER:
+        return AccountError(
+            f"{error.operation}: {said}, and nothing was read or written there; name a bucket of your own, "
+            "or, where it is meant to be another account's, that account as its bucket_owner"
+        )
     if is_transient(error):
         return ServiceError(
             f"{error.operation}: {where} kept answering {code}: {said}; "
@@ -132,7 +147,8 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
         )
     if code == "BucketAlreadyExists":
         return AccountError(
-            f"{error.operation}: {said}; the default bucket's name belongs to another account: give --output"
+            f"{error.operation}: another account has taken the name of the bucket ({said}); nothing was sent "
+            "there; use another --region, whose default bucket has another name, and tell AWS Support"
         )
     return JobError([Problem("", f"{error.operation}: {where} refused the request: {code}: {said}")])
 

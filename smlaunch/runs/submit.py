@@ -6,15 +6,20 @@ be taken, the job's tag says whether it is this very job (attach to it) or anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.planning.patience import CREATE_PATIENCE, Patience
 from smlaunch.planning.plan import Task
-from smlaunch.ports import CallError, ControlPlane
-from smlaunch.protocol.names import TAG_JOB
-from smlaunch.runs.retry import retrying
+from smlaunch.planning.storage import RESERVED_CHANNELS
+from smlaunch.ports import CallError, ControlPlane, ObjectStorage
+from smlaunch.protocol.addresses import split_s3
+from smlaunch.protocol.names import TAG_JOB, parse_task_name
+from smlaunch.protocol.segment import CHECKPOINTS_URI
+from smlaunch.request import PROCESSING, operation_of
+from smlaunch.runs.retry import is_done_perhaps, retrying
 
 
 class Submitted(NamedTuple):
@@ -29,25 +34,76 @@ def submit(
     task: Task,
     job_hash: str,
     control: ControlPlane,
+    storage: ObjectStorage,
     *,
     told: Callable[[CallError, float], None] | None = None,
     patience: Patience = CREATE_PATIENCE,
 ) -> Submitted:
     """Raises JobError when another job has the name; CallError when the request is refused, or for too long
-    not answered. ``told`` hears of every wait."""
-    try:
-        arn = retrying(lambda: control.create(task.request), patience, told=told)
-    except CallError as error:
-        if (
-            error.code not in ("ResourceInUse", "ResourceInUseException")
-            and "already exists" not in error.message
-        ):
+    not answered. ``told`` hears of every wait.
+
+    The service runs what lies in the buckets that the request names, and writes to them, and cannot be told
+    whose they have to be: that they are is seen just before."""
+    for bucket in buckets_of(task.request):
+        retrying(partial(storage.check_owner, bucket))
+    doubted = False
+
+    def create() -> str:
+        nonlocal doubted
+        try:
+            return control.create(task.request)
+        except CallError as error:
+            doubted = doubted or is_done_perhaps(error)
             raise
-        found = existing(task, job_hash, control)
-        if found is None:  # taken a moment ago and gone now: the service's own words are the best there are
+
+    try:
+        arn = retrying(create, patience, told=told)
+    except CallError as error:
+        # Whatever the last try was told: an earlier one, or one of botocore's own, may have made the job and
+        # its answer been lost. The name says.
+        taken = error.code in ("ResourceInUse", "ResourceInUseException") or "already exists" in error.message
+        try:
+            found = existing(task, job_hash, control)
+        except CallError as unseen:
+            if taken or doubted:
+                raise _unknown(task, unseen) from error
+            raise error from None
+        if found is None:
             raise
         return found
     return Submitted(task.name, arn, attached=False)
+
+
+def buckets_of(request: Mapping[str, Any]) -> list[str]:
+    """That a job's program comes from, and that its results and checkpoints go to; its inputs may be
+    anybody's."""
+    if operation_of(request) == PROCESSING:
+        outputs = request.get("ProcessingOutputConfig", {}).get("Outputs", [])
+        uris = [row["S3Output"]["S3Uri"] for row in outputs if "S3Output" in row]
+        inputs = [(row["InputName"], row["S3Input"]["S3Uri"]) for row in request.get("ProcessingInputs", [])]
+    else:
+        places = (
+            ("OutputDataConfig", "S3OutputPath"),
+            ("CheckpointConfig", "S3Uri"),
+            ("Environment", CHECKPOINTS_URI),
+        )
+        uris = [uri for member, key in places if (uri := request.get(member, {}).get(key))]
+        inputs = [
+            (row["ChannelName"], row["DataSource"]["S3DataSource"]["S3Uri"])
+            for row in request.get("InputDataConfig", [])
+        ]
+    uris += [uri for name, uri in inputs if name in RESERVED_CHANNELS]
+    return sorted({found[0] for uri in uris if (found := split_s3(uri)) is not None})
+
+
+def _unknown(task: Task, error: CallError) -> CallError:
+    name = parse_task_name(task.name)
+    run = task.name if name is None else name.run
+    text = (
+        f"{error.message}; the job {task.name} may run all the same: `smlaunch show {run}` says whether it "
+        f"does, and the same command with --name {run} goes on with it"
+    )
+    return CallError(error.operation, error.code, text, error.status)
 
 
 def existing(task: Task, job_hash: str, control: ControlPlane) -> Submitted | None:

@@ -7,9 +7,9 @@ same code serves a region and the local endpoint: they differ in these values on
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from smlaunch.errors import AccountError
@@ -26,6 +26,7 @@ from smlaunch.runs.follow import Cadence
 
 if TYPE_CHECKING:
     from smlaunch.planning.surroundings import EndpointFacts
+    from smlaunch.runs.owners import Owners
 
 Kind = Literal["aws", "local"]
 
@@ -128,26 +129,61 @@ class Target:
         return SageMaker(self.client("sagemaker"))
 
     @cached_property
+    def owners(self) -> Owners:
+        """Whose the buckets have to be."""
+        from smlaunch.runs.owners import Owners
+
+        return Owners(lambda: self.account or self.identity.caller()[0])
+
+    @cached_property
     def storage(self) -> ObjectStorage:
+        """Buckets of the caller, and of whom ``owners`` names: others are neither read nor written."""
         from smlaunch.runs.aws import S3
 
-        return S3(self.client("s3"))
+        return S3(self.s3())
+
+    @cached_property
+    def inputs(self) -> ObjectStorage:
+        """As ``storage``, but buckets whose owner nobody has named are read, whosever they are."""
+        from smlaunch.runs.aws import S3
+
+        return S3(self.s3(anyones=True))
 
     @cached_property
     def transfer(self) -> Transfer:
+        return self._transfers(self.storage, anyones=False)
+
+    @cached_property
+    def inputs_transfer(self) -> Transfer:
+        """To ``transfer`` what ``inputs`` is to ``storage``."""
+        return self._transfers(self.inputs, anyones=True)
+
+    def _transfers(self, storage: ObjectStorage, *, anyones: bool) -> Transfer:
         from smlaunch.data.transfer import Quick, Transfers
         from smlaunch.runs.aws_parts import S3Parts
 
-        client = self.client("s3")
+        client = self.s3(anyones=anyones)
 
         def quick() -> Quick | None:
             try:
                 from smlaunch.data.transfer_obstore import by_obstore
             except ImportError:  # the extra `data` is not installed
                 return None
-            return by_obstore(client, self.clients)
+            return by_obstore(client, self.clients, self.owner_for(anyones))
 
-        return Transfers(self.storage, S3Parts(client), quick)
+        return Transfers(storage, S3Parts(client), quick)
+
+    def owner_for(self, anyones: bool = False) -> Callable[[str, str], str | None]:
+        """Of an operation on a bucket: the account to name in the request; None where it may be anybody's."""
+        from smlaunch.runs.owners import owner_for
+
+        return partial(owner_for, self.owners, anyones)
+
+    def s3(self, *, anyones: bool = False) -> Any:
+        """A botocore client of S3, whose requests name the bucket's owner. ``anyones``: as for ``inputs``."""
+        from smlaunch.runs.owners import installed
+
+        return installed(self.client("s3"), self.owners, anyones=anyones)
 
     @cached_property
     def logs(self) -> LogReader:

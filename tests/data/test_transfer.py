@@ -48,13 +48,13 @@ def transfer(request: pytest.FixtureRequest, target: Target) -> Transfers:
 def by_obstore(target: Target) -> Transfers:
     from smlaunch.data.transfer_obstore import by_obstore
 
-    quick = by_obstore(target.client("s3"), target.clients)
+    quick = by_obstore(target.s3(), target.clients, target.owner_for())
     assert quick is not None
-    return Transfers(target.storage, S3Parts(target.client("s3")), lambda: Loud(quick))
+    return Transfers(target.storage, S3Parts(target.s3()), lambda: Loud(quick))
 
 
 def by_botocore(target: Target) -> Transfers:
-    return Transfers(target.storage, S3Parts(target.client("s3")), lambda: None)
+    return Transfers(target.storage, S3Parts(target.s3()), lambda: None)
 
 
 class Loud:
@@ -332,9 +332,9 @@ def test_obstore_is_left_out_where_only_botocore_knows_the_way(
 ) -> None:
     from smlaunch.data.transfer_obstore import by_obstore
 
-    assert by_obstore(target.client("s3"), target.clients) is not None
+    assert by_obstore(target.s3(), target.clients, target.owner_for()) is not None
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert by_obstore(target.client("s3"), target.clients) is None
+    assert by_obstore(target.s3(), target.clients, target.owner_for()) is None
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_credentials_that_are_gone_are_botocores_to_tell(target: Target, tmp_pat
         def get_frozen_credentials(self) -> None:
             raise RuntimeError("the session has expired")
 
-    quick = ByObstore(target.client("s3"), Gone())
+    quick = ByObstore(target.s3(), Gone(), target.owner_for())
     with pytest.raises(QuickFailed):
         quick.put(BUCKET, "never", b"x")
     with pytest.raises(QuickFailed):

@@ -160,6 +160,7 @@ def target_of(case: Case) -> tuple[Target, Recorder]:
     target.__dict__.update(
         control=Control(recorder),
         storage=storage,
+        inputs=storage,
         transfer=None,
         logs=None,
         identity=FakeIdentity(),

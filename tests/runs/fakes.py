@@ -161,6 +161,10 @@ class FakeStorage:
         self.objects.setdefault(bucket, {})
         return new
 
+    def check_owner(self, bucket: str) -> None:
+        if bucket not in self.objects:
+            raise CallError("HeadBucket", "NoSuchBucket", f"there is no bucket {bucket}", 404)
+
 
 class FakeTransfer:
     """Into the storage, one by one."""
@@ -242,6 +246,7 @@ def fake_target(**known: Any) -> Target:
     target.__dict__.update(
         control=FakeControl(),
         storage=storage,
+        inputs=storage,
         transfer=FakeTransfer(storage),
         logs=FakeLogs(),
         orchestrators=FakeOrchestrators(),

@@ -29,7 +29,7 @@ def target_with(
     if identity:
         target.__dict__["identity"] = identity
     if storage:
-        target.__dict__["storage"] = storage
+        target.__dict__.update(storage=storage, inputs=storage)
     return target
 
 

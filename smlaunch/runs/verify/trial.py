@@ -145,7 +145,7 @@ class Trials:
                 number = len(jobs) + 1
                 request = request_for(workflow, number, 1)
                 task = Task(str(TaskName(name, number, 1)), number, 1, OPERATION, request)
-                jobs.append(submit(task, workflow.job_hash, target.control).name)
+                jobs.append(submit(task, workflow.job_hash, target.control, target.storage).name)
             files = self._files(outcome.model_artifacts)
         ranks = traces.read(traced, jobs)
         first = ranks.get(0, traces.RankTrace())

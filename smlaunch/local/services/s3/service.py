@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
@@ -12,7 +13,7 @@ from smlaunch.local.objects import KEY_LIMIT, ObjectStore
 from smlaunch.local.services.s3.answers import S3Errors, not_provided, xml
 from smlaunch.local.services.s3.listing import Buckets
 from smlaunch.local.services.s3.multipart import Multipart
-from smlaunch.local.services.s3.transfer import Objects
+from smlaunch.local.services.s3.transfer import Objects, copy_source
 
 SUBRESOURCES = frozenset(
     """
@@ -22,6 +23,8 @@ SUBRESOURCES = frozenset(
     session tagging torrent uploadId uploads versioning versions website
     """.split()  # noqa: SIM905  a list of thirty quoted words reads worse
 )
+_ACCOUNT_ID = re.compile("[0-9]{12}")
+
 _ABSENT: Mapping[str, tuple[str, str]] = {
     "cors": ("NoSuchCORSConfiguration", "The CORS configuration does not exist"),
     "encryption": (
@@ -51,7 +54,7 @@ class S3Service(S3Errors):
 
     def serve(self, request: Request, payload: Payload) -> Response:
         bucket, key = bucket_and_key(request)
-        _check_owner(request)
+        self._check_owner(request, bucket)
         found = sorted(SUBRESOURCES.intersection(request.query))
         # An upload's id stands beside its part number, and is a sub-resource of the object for all methods.
         what = found[0] if found else ""
@@ -66,6 +69,31 @@ class S3Service(S3Errors):
         if len(key.encode()) > KEY_LIMIT:
             raise ApiError("KeyTooLongError", "Your key is too long", Size=str(len(key.encode())))
         return self._on_object(request, payload, bucket, key, what)
+
+    def owner_of(self, bucket: str) -> str | None:
+        """All buckets are this endpoint's; None for one that does not exist, which the operation tells."""
+        try:
+            self._store.bucket(bucket)
+        except ApiError:
+            return None
+        return ACCOUNT
+
+    def _check_owner(self, request: Request, bucket: str) -> None:
+        """Every operation, on a bucket or on an object, is refused where the bucket is somebody else's."""
+        for header in ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"):
+            expected = request.headers.get(header)
+            if expected is None:
+                continue
+            if not _ACCOUNT_ID.fullmatch(expected):
+                text = "The value of the expected bucket owner parameter must be an AWS account ID"
+                raise ApiError("InvalidBucketOwnerAWSAccountID", text)
+            whose = bucket
+            if "source" in header:
+                if "x-amz-copy-source" not in request.headers:
+                    continue
+                whose, _ = copy_source(request)
+            if self.owner_of(whose) not in (expected, None):
+                raise ApiError("AccessDenied", "Access Denied", 403)
 
     def _on_bucket(self, request: Request, payload: Payload, bucket: str, what: str) -> Response:
         match request.method, what:
@@ -144,12 +172,6 @@ def bucket_and_key(request: Request) -> tuple[str, str]:
         return host.removesuffix(".localhost"), path
     bucket, _, key = path.partition("/")
     return bucket, key
-
-
-def _check_owner(request: Request) -> None:
-    for name in ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"):
-        if request.headers.get(name, ACCOUNT) != ACCOUNT:
-            raise ApiError("AccessDenied", "Access Denied", 403)
 
 
 def _as_new(what: str) -> Response:
