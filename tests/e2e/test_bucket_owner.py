@@ -6,7 +6,6 @@ obstore and the ranks of a job send is all there.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
