@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -16,7 +17,7 @@ import click
 
 from smlaunch import __version__
 from smlaunch.cli.options import GroupedCommand, json_option, option
-from smlaunch.errors import EXIT_REFUSED, SmlaunchError
+from smlaunch.errors import EXIT_REFUSED, EndpointError, SmlaunchError
 
 if TYPE_CHECKING:
     from smlaunch.local.executors.containers_words import Engine
@@ -78,6 +79,7 @@ def _version_of(package: str) -> str:
 
 
 def _local() -> Iterator[Check]:
+    from smlaunch.local import trust
     from smlaunch.local.executors.containers_engine import engines
     from smlaunch.local.executors.levels import levels
     from smlaunch.local.state_dir import default_root
@@ -93,7 +95,12 @@ def _local() -> Iterator[Check]:
     for found in engines():
         text = found.why_not if found.engine is None else f"{found.engine.version}{_remedy(found.engine)}"
         yield Check(f"containers by {found.name}", "note" if found.engine is None else "ok", text)
-    info = standing_endpoint(root)
+    try:
+        trust.walk(root.absolute(), os.geteuid())
+        info = standing_endpoint(root)
+    except (trust.Untrusted, EndpointError, OSError) as error:
+        yield Check("state directory", "missing", str(error))
+        return
     yield Check(
         "endpoint", "ok", f"standing at {info.url}" if info else "none standing (run --local brings its own)"
     )

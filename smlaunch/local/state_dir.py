@@ -11,6 +11,10 @@ owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
 endpoint.json            where the standing endpoint listens (0600)
 moto.log                 what moto's process prints, where one was needed
 credentials.json         the key that clients sign with (0600)
+
+What stands here decides what the endpoint runs, and as whom: programs in s3/, an engine's path in
+engine.json, a process to end in endpoint.json. A directory that another user owns or may write is refused
+(trust.py). Everything in it is readable by its owner only, also where the directory itself has another mode.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import lifelines
+from smlaunch.local import lifelines, trust
 from smlaunch.local.spreading import spread
 
 PROBE = "probe-"
@@ -37,9 +42,10 @@ def default_root() -> Path:
 
 
 class StateDir:
-    """Makes the directory, readable by its owner only. Raises EndpointError when that cannot be done."""
+    """Makes the directory where it is not there. Raises EndpointError when that cannot be done, and for one
+    that others own or may write. ``user``: whose it is; None for this process's."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, user: int | None = None) -> None:
         self.root = root.absolute()
         self.objects = self.root / "s3"
         self.logs = self.root / "logs"
@@ -55,16 +61,52 @@ class StateDir:
         self.levels = self.root / "levels.json"
         self.engine = self.root / "engine.json"
         self.credentials = self.root / "credentials.json"
+        user = os.geteuid() if user is None else user
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            open_to_others = trust.walk(self.root, user, make=True).stat().st_mode & 0o011
             for folder in (self.objects, self.logs, self.hosts, self.owners):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            for path in (self.database, self.pipelines, self.metrics):
+                with suppress(FileExistsError):
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            for path in self._entries():
+                _make_private(path, user, bool(open_to_others))
             spread(self.hosts)
+        except trust.Untrusted as error:
+            raise EndpointError(
+                f"the endpoint's state directory {self.root} is not safe to use: {error}; or set SMLAUNCH_"
+                "HOME to a directory of your own, below folders that only you and root can write"
+            ) from error
         except OSError as error:
             raise EndpointError(
                 f"the endpoint's state directory {self.root} cannot be made: {error.strerror}; "
                 "set SMLAUNCH_HOME to a directory you can write"
             ) from error
+
+    def _entries(self) -> list[Path]:
+        """All there may be directly in the directory; of a database, also SQLite's files beside it."""
+        own = [path for path in vars(self).values() if path.parent == self.root]
+        return own + [
+            path.with_name(path.name + end)
+            for path in own
+            if path.suffix == ".sqlite"
+            for end in ("-wal", "-shm")
+        ]
+
+
+def _make_private(path: Path, user: int, open_to_others: bool) -> None:
+    """``open_to_others``: whether they could reach it, so that its content may be theirs."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        path = trust.walk(path, user)  # put elsewhere by its owner: on a larger disk, say
+        status = path.stat()
+    if open_to_others or status.st_uid != user:
+        trust.require(path, status, user, sticky=False)
+    if status.st_mode & 0o077 and status.st_uid == user:
+        path.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
 
 
 def publish(path: Path, data: bytes, replace: bool = True) -> None:

@@ -146,7 +146,7 @@ class Grounds:
 
     def remains(self) -> list[str]:
         """What an orderly end, or the next endpoint, should not have left."""
-        state = StateDir(self.home)
+        state = StateDir(self.home, self._folder.stat().st_uid)
         found = [str(path) for folder in (state.hosts, state.owners) for path in folder.iterdir()]
         for owner in self._owners:
             found += [str(path) for path in Path(tempfile.gettempdir()).glob(f"sml-{owner}*")]

@@ -1,0 +1,245 @@
+"""Whose state directory is used: what stands in it is run with the rights of whoever uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.errors import EXIT_MACHINE, EndpointError
+from smlaunch.local import standing
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.state_dir import StateDir
+from tests.conftest import ROOT
+from tests.local.client import Client
+from tests.local.grounds import grounds
+
+ME = os.geteuid()
+OTHER = ME + 1
+STRANGER = 1234
+FOLDERS = ("s3", "logs", "hosts", "owners")
+DATABASES = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite")
+FILES = ("endpoint.json", "standing.lock", "standing.log", "moto.log", "levels.json", "engine.json")
+ENTRIES = (*FOLDERS, *DATABASES, *FILES, "credentials.json")
+"""Programs and data of jobs, which jobs there are, whom to signal, which program is a container engine."""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def refusal(home: Path, user: int = ME) -> str:
+    with pytest.raises(EndpointError) as refused:
+        StateDir(home, user)
+    assert refused.value.exit_code == EXIT_MACHINE
+    assert "SMLAUNCH_HOME" in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_home_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        StateDir(tmp_path / "a/b/home")
+    finally:
+        os.umask(before)
+    assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/home")] == [0o700] * 3
+
+
+def test_a_home_of_another_user(tmp_path: Path) -> None:
+    StateDir(tmp_path / "home")
+    assert "belongs to" in refusal(tmp_path / "home", OTHER)
+
+
+@pytest.mark.parametrize("writers", [0o702, 0o722, 0o777, 0o1777])
+@pytest.mark.parametrize("which", ["home", "."])
+def test_a_folder_that_others_may_write(tmp_path: Path, which: str, writers: int) -> None:
+    StateDir(tmp_path / "home")
+    (tmp_path / which).chmod(writers)
+    if which == "." and writers & stat.S_ISVTX:
+        StateDir(tmp_path / "home")  # as in /tmp: only what is there counts, which is ours
+        return
+    said = refusal(tmp_path / "home")
+    assert f"{(tmp_path / which).resolve()} can be written by everybody" in said
+    assert "chmod o-w" in said
+
+
+def test_a_group_of_others_may_not_write_and_ones_own_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A umask of 002 is the rule where every user has a group of his own."""
+    import grp
+    import pwd
+
+    StateDir(tmp_path / "home")
+    (tmp_path / "home").chmod(0o770)
+    mine = pwd.struct_passwd(("me", "x", ME, tmp_path.stat().st_gid, "", "/", "/bin/sh"))
+    his = pwd.struct_passwd(("him", "x", STRANGER, STRANGER, "", "/", "/bin/sh"))
+    gid = tmp_path.stat().st_gid
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: mine)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [mine, his])
+    for members, allowed in (([], True), (["me"], True), (["me", "him"], False), (["him"], False)):
+        monkeypatch.setattr(grp, "getgrgid", lambda g, m=members: grp.struct_group(("staff", "x", gid, m)))
+        if allowed:
+            StateDir(tmp_path / "home")
+        else:
+            said = refusal(tmp_path / "home")
+            assert "group staff" in said
+            assert "chmod g-w" in said
+    monkeypatch.setattr(grp, "getgrgid", lambda g: grp.struct_group(("staff", "x", gid, [])))
+    flatmate = pwd.struct_passwd(("him", "x", STRANGER, gid, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [mine, flatmate])
+    assert "group staff" in refusal(tmp_path / "home")
+
+
+def test_links_on_the_way_are_followed_and_looked_at(tmp_path: Path) -> None:
+    StateDir(tmp_path / "real/home")
+    (tmp_path / "link").symlink_to("real/../real")
+    (tmp_path / "home").symlink_to(tmp_path / "link/home")
+    StateDir(tmp_path / "home")
+    (tmp_path / "real").chmod(0o777)
+    assert f"{tmp_path.resolve() / 'real'} can be written" in refusal(tmp_path / "home")
+    (tmp_path / "loop").symlink_to("loop")
+    refusal(tmp_path / "loop")
+
+
+def test_the_entries_are_all_that_there_is(tmp_path: Path) -> None:
+    assert sorted(path.name for path in vars(StateDir(tmp_path / "home")).values()) == sorted(
+        ["home", *ENTRIES]
+    )
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_that_others_could_have_written(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    entry = home / name
+    StateDir(home)
+    if not entry.exists():
+        entry.write_text("{}")
+    home.chmod(0o755)
+    entry.chmod(0o777)
+    assert f"{name} can be written by everybody" in refusal(home)
+    home.chmod(0o700)  # nobody could reach it
+    StateDir(home)
+    assert mode(entry) == 0o700
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_that_leads_to_where_others_may_write(tmp_path: Path, name: str) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    StateDir(home)
+    elsewhere.mkdir()
+    target = elsewhere / name
+    if name in FOLDERS:
+        (home / name).rename(target)
+    else:
+        (home / name).unlink(missing_ok=True)
+        target.write_text("")
+    (home / name).symlink_to(target)
+    StateDir(home)
+    elsewhere.chmod(0o777)
+    assert "elsewhere can be written by everybody" in refusal(home)
+
+
+def test_all_in_an_open_home_is_private() -> None:
+    """With a job in it: databases, logs, objects, files of hosts."""
+    with grounds("plain") as ground:
+        ground.home.mkdir(mode=0o755)
+        shutil.chown(ground.home, ground.home.parent.stat().st_uid, ground.home.parent.stat().st_gid)
+        (ground.home / "s3").mkdir(mode=0o755)
+        shutil.chown(ground.home / "s3", ground.home.stat().st_uid, ground.home.stat().st_gid)
+        before = os.umask(0)
+        try:
+            client = Client(ground.start())
+            assert client.run("job", "print(1)")["TrainingJobStatus"] == "Completed"
+        finally:
+            os.umask(before)
+        open_to_others = [path.name for path in ground.home.iterdir() if mode(path) & 0o077]
+        assert open_to_others == []
+        assert mode(ground.home) == 0o755
+        assert {"jobs.sqlite", "metrics.sqlite", "credentials.json", "s3"} <= set(os.listdir(ground.home))
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """As /tmp: everybody may write, nobody may replace what is another's."""
+    folder = Path(tempfile.mkdtemp(prefix="sml-test-"))
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["", *ENTRIES])
+def test_a_stranger_gives_root_nothing_to_run(shared: Path, name: str) -> None:
+    home = shared / "home"
+    StateDir(home)
+    entry = home / name
+    if not entry.exists():
+        entry.write_text("{}")
+    shutil.chown(entry, STRANGER, STRANGER)
+    said = refusal(home)
+    assert f"{home / name} belongs to uid {STRANGER}" in said
+    with pytest.raises(EndpointError):
+        standing.status(home)
+
+
+@pytest.mark.root
+def test_a_strangers_link_is_not_followed(shared: Path) -> None:
+    StateDir(shared / "root's")
+    (shared / "home").symlink_to("root's")
+    os.lchown(shared / "home", STRANGER, STRANGER)
+    assert f"{shared / 'home'} belongs to uid {STRANGER}" in refusal(shared / "home")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("words", [["local", "start"], ["local", "status"], ["local", "stop"]])
+def test_the_command_says_why_and_what_to_do(shared: Path, words: list[str]) -> None:
+    """A stranger's address would have `stop` end a process of his choice."""
+    home = shared / "home"
+    StateDir(home)
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        info = EndpointInfo("http://127.0.0.1:1", *["x"] * 6, victim.pid, "plain", "processes", str(home))
+        (home / "endpoint.json").write_bytes(info.to_json())
+        for path in (home, *home.iterdir()):
+            shutil.chown(path, STRANGER, STRANGER)
+        done = subprocess.run(
+            [sys.executable, "-m", "smlaunch.cli.main", *words],
+            env={
+                **os.environ,
+                "SMLAUNCH_HOME": str(home),
+                "SUDO_UID": str(STRANGER),
+                "PYTHONPATH": str(ROOT),
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+    assert done.returncode == EXIT_MACHINE, done
+    assert "without sudo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_it(tmp_path: Path) -> None:
+    StateDir(tmp_path / "home")
+    (tmp_path / "home").chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-m", "smlaunch.cli.main", "doctor", "--json"],
+        env={**os.environ, "SMLAUNCH_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    (check,) = (one for one in json.loads(done.stdout)["checks"] if one["name"] == "state directory")
+    assert check["verdict"] == "missing"
+    assert "can be written by everybody" in check["text"]
