@@ -261,7 +261,8 @@ class Job(_Part):
     smlaunch's own runtime or PyTorch's torchrun. ``args``: words for the script, before the hyperparameters
     and as they are; for an image's own program, its arguments. ``hyperparameters``: what the script gets as
     ``--key value``, an algorithm as its parameters. ``inputs``: data, by channel name. ``source``: the
-    directory that is sent with the entry, by default its own. ``requirements``: a pip requirements file,
+    directory that is sent with the entry, by default its own. ``include_secrets``: send its files, and those
+    of local inputs, also where they look like secrets. ``requirements``: a pip requirements file,
     relative to the source, installed on every host before the start. ``framework_version``: of AWS's image,
     such as 2.13. ``environment``: variables of every process. ``deterministic``: ranks that use
     smlaunch.train compute bit by bit the same every time, or say why not. ``segments``: changes of a chain's
@@ -282,6 +283,7 @@ class Job(_Part):
     compute: Compute = Compute()
     inputs: dict[ChannelName, Annotated[Channel, BeforeValidator(partial(as_mapping, "uri"))]] = {}
     source: Path | None = None
+    include_secrets: Flag = False
     requirements: FilledText | None = None
     image: FilledText | None = None
     framework_version: FilledText | None = None

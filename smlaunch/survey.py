@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from smlaunch.ignoring import OWN_FILE
 from smlaunch.job import Channel, Job, parse_duration
-from smlaunch.local_files import local_files
+from smlaunch.local_files import local_files, secrets_stay
 from smlaunch.planning.capabilities import lacks_signs
 from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
 from smlaunch.planning.quotas import LONGEST_RUN, wanted
@@ -36,6 +36,7 @@ from smlaunch.planning.surroundings import (
     Surroundings,
 )
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
+from smlaunch.private_places import private_place
 from smlaunch.protocol.checkpoint import parse_step
 from smlaunch.scripts import absent_packages, near_path, reached_imports, reached_signs
 from smlaunch.scripts import read_script as read_script
@@ -115,7 +116,7 @@ def survey(job: Job, place: Place, source: SourceFacts, pending: Collection[str]
         inputs={
             name: InputFacts(channel.uri, "s3", pending=True)
             if name in pending
-            else _input(channel, place.inputs)
+            else _input(channel, place.inputs, job.include_secrets)
             for name, channel in job.inputs.items()
         },
         endpoint=place.facts or EndpointFacts(),
@@ -145,7 +146,8 @@ def _named(job: Job, root: Path) -> dict[str, str]:
             continue
         path = root / name
         with contextlib.suppress(OSError, ValueError):  # not there, not readable, or no text
-            if path.resolve().is_relative_to(root.resolve()) and path.stat().st_size <= _LARGEST_NAMED:
+            inside = path.resolve().is_relative_to(root.resolve())
+            if inside and path.is_file() and path.stat().st_size <= _LARGEST_NAMED:
                 found[name] = path.read_text("utf-8")
     return found
 
@@ -281,9 +283,11 @@ def _studio_role() -> str | None:
 # ---- inputs ----------------------------------------------------------------------------------------------
 
 
-def _input(channel: Channel, storage: ObjectStorage) -> InputFacts:
+def _input(channel: Channel, storage: ObjectStorage, include_secrets: bool) -> InputFacts:
     named = channel.split == "bytes"
-    return _local_input(channel.uri, named) if channel.is_local else _s3_input(channel.uri, storage, named)
+    if channel.is_local:
+        return _local_input(channel.uri, named, include_secrets)
+    return _s3_input(channel.uri, storage, named)
 
 
 def _s3_input(uri: str, storage: ObjectStorage, named: bool) -> InputFacts:
@@ -326,15 +330,18 @@ def _shards_in_s3(
     return None if names is None else tuple(name[skipped:] for name in names)
 
 
-def _local_input(uri: str, named: bool) -> InputFacts:
+def _local_input(uri: str, named: bool, include_secrets: bool) -> InputFacts:
     path = Path(uri).expanduser()
     if not path.exists():
         hint = near_path(path)
         return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")
     digest, count, size = hashlib.sha256(), 0, 0
     files: list[StoredFile] = []
+    secrets: list[str] = []
     try:
-        for file in local_files(path):
+        if private := private_place(path):
+            return InputFacts(uri, "local", problem=f"{uri} {private}; name the folder of the data itself")
+        for file in local_files(path, None if include_secrets else secrets):
             digest.update(os.fsencode(file.relative) + b"\0" + _digest(file.path))
             count, size = count + 1, size + file.size
             if named:
@@ -346,6 +353,8 @@ def _local_input(uri: str, named: bool) -> InputFacts:
     facts = InputFacts(
         uri, "local", True, count, size, sha256=digest.hexdigest(), directory=path.is_dir(), problem=problem
     )
+    if secrets:
+        facts = dataclasses.replace(facts, notes=(secrets_stay(secrets),))
     if not named:
         return facts
     index = path / SHARD_INDEX

@@ -46,21 +46,17 @@ def plan(
 
     with open_place(options, leaves_no_trace=True) as place:
         prepared = prepare(job, place.target)
-    notes = prepared.source.notes if prepared.source is not None else ()
     simulation = _simulate(prepared.plan, seed) if simulated else None
     if as_json:
         document = prepared.plan.to_dict()
         if simulation is not None:
             document["simulation"] = simulation.to_dict()
-        document["warnings"] = [*notes, *document["warnings"]]
         click.echo(json.dumps(document, indent=2))
         return 0
     from smlaunch.planning.show import as_text
 
     # Away from a terminal click leaves the colours out.
     click.echo(as_text(prepared.plan, _paint))
-    for note in notes:
-        click.echo(f"warning: {note}")
     if simulation is not None:
         click.echo(f"\n{simulation}")
     return 0

@@ -25,13 +25,8 @@ def introduce(prepared: Prepared) -> None:
     tell(f"  {plan.strategy} on {hosts}{each}, {plan.instance_type}")
     for reason in plan.reasons:
         tell(click.style(f"  {reason.because}", dim=True))
-    for warning in warnings_of(prepared):
+    for warning in plan.warnings:
         tell(click.style("  warning: ", fg="yellow") + warning)
-
-
-def warnings_of(prepared: Prepared) -> list[str]:
-    notes = prepared.source.notes if prepared.source is not None else ()
-    return [*notes, *prepared.plan.warnings]
 
 
 def uploading() -> Callable[[Tally], None]:

@@ -58,6 +58,11 @@ def make_plan(job: Job, surroundings: Surroundings, run_id: str) -> Plan:
     Raises JobError listing every problem of the job in these surroundings.
     """
     notes = Notes()
+    for note in surroundings.source.notes:
+        notes.warn(note)
+    for name, facts in surroundings.inputs.items():
+        for note in facts.notes:
+            notes.warn(f"inputs.{name}: {note}")
     settled, candidates = _settled(job, surroundings, notes)
     carried = choose_carriers(settled, surroundings, notes)
     digest = job_hash(job, surroundings)

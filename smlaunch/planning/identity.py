@@ -9,7 +9,7 @@ from smlaunch.job import Job
 from smlaunch.planning.surroundings import Surroundings
 
 _NOT_PART_OF_IT = {
-    "": ("name", "role", "source", "entry"),
+    "": ("name", "role", "source", "entry", "include_secrets"),
     "compute": ("price_per_hour", "on_demand_fallback"),
     "limits": ("max_cost", "attempts"),
 }

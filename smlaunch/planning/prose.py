@@ -33,6 +33,13 @@ def visible(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
+def some(names: Iterable[str], limit: int = 20) -> str:
+    """The first names, in their order, and how many more there are."""
+    shown = sorted(names)
+    more = len(shown) - limit
+    return ", ".join(map(visible, shown[:limit])) + (f" and {more:,} more" if more > 0 else "")
+
+
 def size(count: int) -> str:
     """Bytes as people say them, in powers of 1,000: ``1.3 MB``."""
     amount = float(count)

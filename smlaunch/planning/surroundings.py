@@ -28,7 +28,8 @@ class InputFacts:
     over the sorted relative paths and contents. ``directory``: a local directory rather than one file.
     ``files``: all of them in the order of their names, only looked at for a split by bytes, and None where
     they are too many. ``shards``: names of those that ``smlaunch data pack`` made, where it did. ``pending``:
-    an earlier step of a pipeline will have left it when the job begins, so that nobody has looked.
+    an earlier step of a pipeline will have left it when the job begins, so that nobody has looked. ``notes``:
+    what the user should know of it, such as files that are not sent.
     """
 
     uri: str
@@ -43,6 +44,7 @@ class InputFacts:
     files: tuple[StoredFile, ...] | None = None
     shards: tuple[str, ...] | None = None
     pending: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class SourceFacts:
     ``root``: the directory. ``entry``: the script's path inside it, with forward slashes. ``files`` and
     ``bytes``: how many files, and their size unpacked. ``has_requirements``: the job's ``requirements`` is
     one of those files. ``named``: JSON files among them that the job's options, args or hyperparameters name,
-    by that name, and what is in them.
+    by that name, and what is in them. ``notes``: what the user should know of it, such as files that are not
+    sent.
     """
 
     root: str
@@ -63,6 +66,7 @@ class SourceFacts:
     has_requirements: bool = False
     problem: str | None = None
     named: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 NO_SOURCE = SourceFacts("", "", "", 0, 0)

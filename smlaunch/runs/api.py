@@ -238,13 +238,11 @@ def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
     if not job.source and not entry.is_file():
         return wrong(None)  # said once, by the script's own facts
     try:
-        packed = pack(root)
+        packed = pack(root, job.include_secrets)
     except JobError as error:
         return wrong("; ".join(problem.message for problem in error.problems))
     if entry.is_file() and inside not in packed.files:
-        return wrong(
-            f"{inside} is left out of the source by an ignore file; add a line '!{inside}' to .smlaunchignore"
-        )
+        return wrong(packed.why_absent(inside))
     facts = SourceFacts(
         root=str(root),
         entry=inside,
@@ -252,5 +250,6 @@ def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
         files=len(packed.files),
         bytes=packed.size,
         has_requirements=job.requirements in packed.files,
+        notes=packed.notes,
     )
     return facts, packed

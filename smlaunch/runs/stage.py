@@ -66,7 +66,7 @@ def stage(
             _send(sending, storage)
     for upload in plan.uploads:
         if upload.kind == "data":
-            _stage_data(upload, target, told, watch)
+            _stage_data(upload, plan.job.include_secrets, target, told, watch)
 
 
 def _send_into(
@@ -109,7 +109,9 @@ def _fresh_secret() -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _stage_data(upload: Upload, target: Target, told: Callable[[str], None], watch: Watch | None) -> None:
+def _stage_data(
+    upload: Upload, include_secrets: bool, target: Target, told: Callable[[str], None], watch: Watch | None
+) -> None:
     """The address names the content, so an object of the right size is the right object: S3 puts whole
     objects or none."""
     from smlaunch.data.tally import Tally
@@ -117,7 +119,7 @@ def _stage_data(upload: Upload, target: Target, told: Callable[[str], None], wat
     bucket, key = _address(upload.uri)
     present = {stored.key: stored.size for stored in target.storage.list(bucket, key)}
     missing: list[Parcel] = []
-    for file in local_files(_path(upload)):
+    for file in local_files(_path(upload), None if include_secrets else []):
         own = key + file.relative if key.endswith("/") else key
         if present.get(own) != file.size:
             missing.append(Parcel(own, file.path, file.size))

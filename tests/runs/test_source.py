@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from smlaunch.errors import JobError
 from smlaunch.runs import source
 from smlaunch.runs.source import pack
+from smlaunch.runs.source_walk import ALWAYS_OUT, IGNORE_FILES
+from smlaunch.secret_files import named_secret
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -59,9 +61,9 @@ def test_what_is_packed_is_what_lies_there(
     root = tmp_path_factory.mktemp("source")
     for name, content in files.items():
         (root / name).write_bytes(content)
-    expected = {name for name in files if name not in (*source._ALWAYS_OUT, *source.IGNORE_FILES)}
-    if any(name in source.IGNORE_FILES for name in files):
+    if any(name in IGNORE_FILES for name in files):
         return
+    expected = {name for name in files if name not in ALWAYS_OUT and named_secret(name) is None}
     with tarfile.open(fileobj=io.BytesIO(pack(root).archive())) as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
     assert found == {name: files[name] for name in expected}
@@ -128,22 +130,6 @@ def test_what_never_belongs_into_an_archive_is_left_out(tmp_path: Path) -> None:
         },
     )
     assert pack(root).files == ("train.py",)
-
-
-def test_links_inside_stay_links_and_links_outside_become_files_or_are_told(tmp_path: Path) -> None:
-    outside = tree(tmp_path / "outside", {"data.txt": "from outside", "folder/x": ""})
-    root = tree(tmp_path / "root", {"lib/real.py": "real"})
-    (root / "inner.py").symlink_to("lib/real.py")
-    (root / "outer.txt").symlink_to(outside / "data.txt")
-    (root / "folder").symlink_to(outside / "folder")
-    (root / "broken").symlink_to("/nowhere/at/all")
-    packed = pack(root)
-    with tarfile.open(fileobj=io.BytesIO(packed.archive())) as archive:
-        assert archive.getmember("inner.py").issym()
-        assert archive.extractfile("outer.txt").read() == b"from outside"  # type: ignore[union-attr]
-    assert packed.files == ("inner.py", "lib/real.py", "outer.txt")
-    assert len(packed.notes) == 2
-    assert "folder outside the source" in "".join(packed.notes)
 
 
 def test_a_folder_full_of_data_is_refused_with_what_fills_it(

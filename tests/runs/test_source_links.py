@@ -1,0 +1,267 @@
+"""Links, odd files and files that change: what is packed never comes from outside, and nothing blocks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.errors import JobError
+from smlaunch.runs import source_walk
+from smlaunch.runs.source import PackedSource, pack
+from smlaunch.runtime.source import unpack
+from tests.runs.test_source import tree
+
+
+def links_of(packed: PackedSource) -> dict[str, str]:
+    with tarfile.open(fileobj=BytesIO(packed.archive())) as archive:
+        return {member.name: member.linkname for member in archive if member.issym()}
+
+
+def unpacked(packed: PackedSource, folder: Path) -> Path:
+    """As a host does it."""
+    archive = folder.with_suffix(".tar.gz")
+    archive.write_bytes(packed.archive())
+    unpack(str(archive), str(folder))
+    return folder
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    return tree(tmp_path / "outside", {"shadow": "root:x", "folder/x": ""})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tree(tmp_path / "root", {"train.py": "", "lib/real.py": "real"})
+
+
+def test_links_out_of_the_source_are_left_out_whatever_their_shape(root: Path, outside: Path) -> None:
+    (root / "absolute").symlink_to(outside / "shadow")
+    (root / "relative").symlink_to("../outside/shadow")
+    (root / "folder").symlink_to(outside / "folder")
+    (root / "first").symlink_to("second")
+    (root / "second").symlink_to("../outside/shadow")
+    (root / "through").symlink_to("folder/x")
+    (root / "nothing").symlink_to("/nowhere/at/all")
+    (root / "beside").symlink_to("../root-of-another")
+    packed = pack(root)
+    assert packed.files == ("lib/real.py", "train.py")
+    (note,) = packed.notes
+    for name in ("absolute", "relative", "folder", "first", "second", "through", "nothing", "beside"):
+        assert f"{name} (to " in note
+    assert "root:x" not in packed.tar.decode(errors="replace")
+    assert pack(root, include_secrets=True).files == packed.files
+
+
+def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> None:
+    (root / "plain.py").symlink_to("lib/real.py")
+    (root / "lib" / "up.py").symlink_to("../lib/real.py")
+    (root / "absolute.py").symlink_to(root / "lib" / "real.py")
+    (root / "around.py").symlink_to("../root/lib/real.py")
+    (root / "package").symlink_to(root / "lib")
+    (root / "chain.py").symlink_to("package/up.py")
+    (root / "later").symlink_to("lib/made-on-the-host")
+    (root / "self").symlink_to(".")
+    packed = pack(root)
+    assert packed.notes == ()
+    assert links_of(packed) == {
+        "plain.py": "lib/real.py",
+        "lib/up.py": "real.py",
+        "absolute.py": "lib/real.py",
+        "around.py": "lib/real.py",
+        "package": "lib",
+        "chain.py": "lib/real.py",
+        "later": "lib/made-on-the-host",
+        "self": ".",
+    }
+    host = unpacked(packed, tmp_path / "host")
+    for name in ("plain.py", "lib/up.py", "absolute.py", "around.py", "package/real.py", "chain.py"):
+        assert (host / name).read_text() == "real"
+
+
+def test_a_source_that_is_a_link_is_the_folder_it_leads_to(root: Path, outside: Path, tmp_path: Path) -> None:
+    (root / "inner").symlink_to(root / "train.py")
+    (root / "out").symlink_to(outside / "shadow")
+    (tmp_path / "link").symlink_to(root)
+    packed = pack(tmp_path / "link")
+    assert packed.sha256 == pack(root).sha256
+    assert packed.files == ("inner", "lib/real.py", "train.py")
+
+
+def test_loops_and_what_is_no_file_are_named_and_nothing_blocks(root: Path) -> None:
+    (root / "loop").symlink_to("loop")
+    (root / "ping").symlink_to("pong")
+    (root / "pong").symlink_to("ping")
+    os.mkfifo(root / "pipe")
+    here = os.getcwd()
+    os.chdir(root)  # the name of a socket may be 108 bytes long
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("sock")
+            packed = pack(root)
+    finally:
+        os.chdir(here)
+    assert packed.files == ("lib/real.py", "train.py")
+    (note,) = packed.notes
+    for name in ("loop", "ping", "pong", "pipe", "sock"):
+        assert f"{name} (" in note
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".smlaunchignore"])
+def test_an_ignore_file_that_is_a_pipe_is_refused_at_once(root: Path, name: str) -> None:
+    os.mkfifo(root / name)
+    with pytest.raises(JobError, match=f"{name} cannot be used: it is no file"):
+        pack(root)
+
+
+def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, outside: Path) -> None:
+    (root / "main.py").symlink_to(outside / "shadow")
+    (root / "code").symlink_to(outside)
+    (root / "inner").symlink_to("lib")
+    packed = pack(root)
+    assert "main.py is a link out of the source folder, to " in packed.why_absent("main.py")
+    assert "code is a link out of the source folder, to " in packed.why_absent("code/shadow")
+    assert packed.why_absent("inner/real.py").endswith("name it by its own path, lib/real.py")
+
+
+# ---- between the listing and the reading -----------------------------------------------------------------
+
+
+def swap(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+    """``change`` happens when all is listed and nothing is read."""
+    original = source_walk.SourceTree.named_by_links
+
+    def late(self: source_walk.SourceTree, entries: object) -> object:
+        found = list(original(self, entries))  # type: ignore[arg-type]
+        change()  # type: ignore[operator]
+        return found
+
+    monkeypatch.setattr(source_walk.SourceTree, "named_by_links", late)
+
+
+def test_a_link_put_in_a_files_place_is_not_followed(
+    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change() -> None:
+        (root / "train.py").unlink()
+        (root / "train.py").symlink_to(outside / "shadow")
+
+    swap(monkeypatch, change)
+    with pytest.raises(JobError, match=r"train\.py changes while it is being read; try again"):
+        pack(root)
+
+
+def test_a_link_put_in_a_folders_place_is_not_followed(
+    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (outside / "real.py").write_text("not ours")
+    tree(root, {"a/x.py": ""})  # listed last, so that lib is opened anew to be read
+
+    def change() -> None:
+        (root / "lib").rename(root / "moved")
+        (root / "lib").symlink_to(outside)
+
+    swap(monkeypatch, change)
+    with pytest.raises(JobError, match=r"lib/real\.py changes while it is being read; try again"):
+        pack(root)
+
+
+def test_a_pipe_put_in_a_files_place_does_not_block(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change() -> None:
+        (root / "train.py").unlink()
+        os.mkfifo(root / "train.py")
+
+    swap(monkeypatch, change)
+    with pytest.raises(JobError, match="changes while it is being read"):
+        pack(root)
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = source_walk._read
+    grown: list[int] = []
+
+    def read(descriptor: int, size: int) -> bytes:
+        content = original(descriptor, size)
+        if content == b"real" and not grown:
+            grown.append(1)
+            with (root / "lib" / "real.py").open("a") as file:
+                file.write("ly")
+        return content
+
+    monkeypatch.setattr(source_walk, "_read", read)
+    with tarfile.open(fileobj=BytesIO(pack(root).tar)) as archive:
+        assert archive.extractfile("lib/real.py").read() == b"really"  # type: ignore[union-attr]
+
+
+def test_all_that_cannot_be_read_is_told_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change() -> None:
+        (root / "train.py").unlink()
+        (root / "lib" / "real.py").unlink()
+
+    swap(monkeypatch, change)
+    with pytest.raises(JobError) as caught:
+        pack(root)
+    assert len(caught.value.problems) == 2
+
+
+# ---- what a host unpacks ---------------------------------------------------------------------------------
+
+NAME = st.binary(min_size=1, max_size=30).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(files=st.dictionaries(NAME, st.binary(max_size=50), max_size=6), folder=NAME)
+def test_names_of_any_bytes_arrive_as_they_are(
+    files: dict[bytes, bytes], folder: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    work = tmp_path_factory.mktemp("names")
+    root = os.fsencode(work / "root")
+    os.makedirs(os.path.join(root, folder))
+    for name, content in files.items():
+        with open(os.path.join(root, folder, name), "wb") as file:
+            file.write(content)
+    packed = pack(Path(os.fsdecode(root)), include_secrets=True)
+    host = os.fsencode(unpacked(packed, work / "host"))
+    found = {}
+    for name in os.listdir(os.path.join(host, folder)) if os.path.isdir(os.path.join(host, folder)) else ():
+        with open(os.path.join(host, folder, name), "rb") as file:
+            found[name] = file.read()
+    left_out = {
+        name for name in files if os.path.join(os.fsdecode(folder), os.fsdecode(name)) not in packed.files
+    }
+    assert found == {name: files[name] for name in files.keys() - left_out}
+    for name in left_out:  # ignore files rule, and caches stay here
+        assert (
+            os.fsdecode(name) in source_walk.ALWAYS_OUT
+            or name.endswith(b".pyc")
+            or b"ignore" in b"".join(files)
+        )
+
+
+def test_odd_names_are_told_so_that_a_terminal_can_show_them(root: Path) -> None:
+    for name in (b"\xff\xfe.pem", b"two\nlines.pem", b"\x1b[31m.pem"):
+        with open(os.path.join(os.fsencode(root), name), "wb") as file:
+            file.write(b"x")
+    (note,) = pack(root).notes
+    assert note.isprintable()
+    assert "two\\nlines.pem" in note
+
+
+def test_no_special_bits_travel(root: Path, tmp_path: Path) -> None:
+    (root / "train.py").chmod(0o6777)
+    (root / "lib" / "real.py").chmod(0o666)
+    host = unpacked(pack(root), tmp_path / "host")
+    assert stat.S_IMODE((host / "train.py").stat().st_mode) == 0o755
+    assert stat.S_IMODE((host / "lib" / "real.py").stat().st_mode) == 0o644

@@ -1,0 +1,221 @@
+"""Secrets in the source folder: none is sent unless it is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.runs.source import pack
+from smlaunch.secret_files import EXAMPLES, SIGNS, is_public, named_secret, secret_in
+from tests.runs.test_source import tree
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n-----END RSA PRIVATE KEY-----\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\n" + "MIIDdzCCAl+gAwIBAgIE" * 12 + "\n-----END CERTIFICATE-----\n"
+AWS = "key_id = AKIA2OGYBAH6QGPTLSNQ\naccess_key = u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aGsQeXi\n"
+
+SIXTEEN = (
+    *(
+        ".ssh/id_ed25519",
+        ".ssh/config",
+        ".aws/credentials",
+        ".netrc",
+        ".git-credentials",
+        ".npmrc",
+        ".pypirc",
+    ),
+    *(".docker/config.json", ".kube/config", ".env.local", ".env.production", "certs/server.pem"),
+    *("infra/terraform.tfstate", ".bash_history", "service-account.json", "deploy.txt"),
+)
+
+
+def test_of_sixteen_secrets_none_is_packed_and_one_warning_names_them(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"train.py": "", **dict.fromkeys(SIXTEEN, KEY)})
+    packed = pack(root)
+    assert packed.files == ("train.py",)
+    (note,) = packed.notes
+    for name in SIXTEEN:
+        folder = name.split("/")[0] + "/"
+        assert name in note or folder in note, name
+    assert "--include-secrets" in note
+    assert "include_secrets: true" in note
+
+
+def test_include_secrets_sends_them_all(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"train.py": "", **dict.fromkeys((*SIXTEEN, ".env", ".envs/x"), KEY)})
+    packed = pack(root, include_secrets=True)
+    assert set(packed.files) == {"train.py", ".env", ".envs/x", *SIXTEEN}
+    assert packed.notes == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["ID_RSA", "deep/in/the/Tree/.NETRC", ".Env.Local", "a/.AWS/config", "K.PEM"]
+)
+def test_names_count_in_any_case_and_in_any_folder(tmp_path: Path, name: str) -> None:
+    root = tree(tmp_path, {"train.py": "", name: "x"})
+    assert pack(root).files == ("train.py",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "keys.py", "keyboard.py", "secrets.py", "credentials.py", "secrets/__init__.py"),
+        *("credentials/store.py", "environment.py", "config.json", "history.csv", "id_rsa.pub", "shadow.py"),
+        *(".gitignore", "model.safetensors", "gym.envs.txt", "monkey.txt", "donkey", *sorted(EXAMPLES)),
+    ],
+)
+def test_names_of_code_and_of_examples_are_none(tmp_path: Path, name: str) -> None:
+    assert name in pack(tree(tmp_path, {name: ""})).files
+
+
+def test_the_page_lists_every_pattern() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "source.md").read_text()
+    missing = [sign.pattern for sign in SIGNS if f"`{sign.pattern}`" not in page]
+    assert missing == []
+    named = set(re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")]))
+    assert named - EXAMPLES - {sign.pattern for sign in SIGNS} == {"folder/name"}
+
+
+def test_every_pattern_finds_its_own_name() -> None:
+    for sign in SIGNS:
+        example = re.sub(r"\*", "x", sign.pattern)
+        found = named_secret("some/" + example.rstrip("/"), is_folder=example.endswith("/"))
+        assert found is not None, sign.pattern
+        assert found.what
+        assert sign.source
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (KEY, "a private key"),
+        (KEY.replace("RSA ", ""), "a private key"),
+        (KEY.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"), "a private key"),
+        (
+            KEY.replace("-\nM", "-\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,0123456789ABCDEF\n\nM"),
+            "a private key",
+        ),
+        ('{"private_key": ' + repr(KEY).replace("'", '"') + "}", "a private key"),
+        (CERTIFICATE + KEY, "a private key"),
+        (AWS, "an AWS access key"),
+        (AWS.replace("AKIA", "ASIA"), "an AWS access key"),
+        ("x" * 100_000 + "\n" + AWS, "an AWS access key"),
+    ],
+)
+def test_a_key_is_known_by_what_it_is(tmp_path: Path, text: str, what: str) -> None:
+    root = tree(tmp_path, {"train.py": "", "notes.txt": text})
+    packed = pack(root)
+    assert packed.files == ("train.py",)
+    assert f"notes.txt ({what})" in packed.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CERTIFICATE,
+        'PEM = re.compile("-----BEGIN RSA PRIVATE KEY-----")  # what we look for\n',
+        "aws_access_key_id = AKIAIOSFODNN7EXAMPLE\nsecret = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n",
+        "AKIA2OGYBAH6QGPTLSNQ without its secret, beside sha1 2fd4e1c67a2d28fced849ee1bb76e7391b93eb12\n",
+        "the PRIVATE KEY of life\n",
+    ],
+)
+def test_what_only_speaks_of_keys_is_none(text: str) -> None:
+    assert secret_in(text.encode()) is None
+
+
+def test_a_pem_of_certificates_alone_is_sent(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"ca.pem": CERTIFICATE * 3, "both.pem": CERTIFICATE + KEY, "der.pem": "0\x82\x04"})
+    assert pack(root).files == ("ca.pem",)
+    assert not is_public(b"")
+
+
+def test_a_line_that_names_a_file_in_smlaunchignore_is_a_wish(tmp_path: Path) -> None:
+    files = dict.fromkeys((".env", "a/.env", "a/.netrc", ".aws/config", "src/id_rsa", "b/notes.txt"), KEY)
+    root = tree(tmp_path, files)
+
+    def sent(*lines: str, file: str = ".smlaunchignore") -> set[str]:
+        (root / file).write_text("\n".join(lines))
+        found = set(pack(root).files) - {file}
+        (root / file).unlink()
+        return found
+
+    assert sent("!.env") == {".env", "a/.env"}
+    assert sent("!/.env") == {".env"}
+    assert sent("!a/.net*") == {"a/.netrc"}
+    assert sent("!.aws/") == {".aws/config"}
+    assert sent("!notes.txt") == {"b/notes.txt"}
+    # None of these names a file: all of them are in use to bring a folder of code back.
+    assert sent("!*") == sent("!**") == sent("!src/") == sent("!a/*") == set()
+    assert sent("!.env", ".env") == set()
+    # What git keeps is not what is to be sent to a bucket.
+    assert sent("!.env", file=".gitignore") == set()
+
+
+def test_a_link_gives_its_name_to_what_it_leads_to(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"train.py": "", "conf/prod": "x", "cloud/config": "y", "ca.txt": CERTIFICATE})
+    (root / ".env").symlink_to("conf/prod")
+    (root / ".aws").symlink_to("cloud")
+    (root / "ca.pem").symlink_to("ca.txt")
+    packed = pack(root)
+    assert packed.files == ("ca.pem", "ca.txt", "train.py")
+    for name in (".env", ".aws", "conf/prod", "cloud/config"):
+        assert name in packed.notes[0]
+
+
+def test_what_is_ignored_is_not_warned_of(tmp_path: Path) -> None:
+    assert pack(tree(tmp_path, {".gitignore": ".env\n*.pem\n", ".env": "x", "a.pem": KEY})).notes == ()
+
+
+def test_a_long_list_is_cut(tmp_path: Path) -> None:
+    note = pack(tree(tmp_path, {f"{number:03}.pem": KEY for number in range(50)})).notes[0]
+    assert "019.pem" in note
+    assert "and 30 more" in note
+    assert "020.pem" not in note
+
+
+# ---- folders that are never sent -------------------------------------------------------------------------
+
+
+def refused(root: Path) -> str:
+    with pytest.raises(JobError) as caught:
+        pack(root)
+    return str(caught.value)
+
+
+def test_a_home_and_what_holds_it_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tree(tmp_path / "users" / "ann", {"train.py": "", "work/train.py": ""})
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "link").symlink_to(home)
+    for name in (home, tmp_path / "link", home / "work" / ".."):
+        assert re.search(
+            r"source: .* is a home folder, .*; keep the script in a folder of its own", refused(name)
+        )
+    assert "holds your home folder" in refused(home.parent)
+    assert "is the root of this machine's files" in refused(Path("/"))
+    assert pack(home / "work").files == ("train.py",)
+
+
+def test_the_home_of_the_user_counts_whatever_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    monkeypatch.setenv("HOME", "/nonexistent")
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    if not home.is_dir():
+        home = Path("/")
+    assert re.search("home folder|root of this machine", refused(home))
+
+
+def test_smlaunchs_own_state_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"jobs.sqlite": "", "s3/bucket/run/source.tar.gz": "x", "owners/a.lock": ""}
+    root = tree(
+        tmp_path / "work", {"train.py": "", **{f"state/{name}": text for name, text in state.items()}}
+    )
+    tree(root / "fresh", {"anything": ""})
+    assert pack(root).files == ("fresh/anything", "train.py")  # known by what is in it
+    monkeypatch.setenv("SMLAUNCH_HOME", str(root / "fresh"))
+    assert pack(root).files == ("train.py",)  # and by its name, before anything is
+    monkeypatch.setenv("SMLAUNCH_HOME", str(root))
+    assert "SMLAUNCH_HOME" in refused(root)
