@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from smlaunch.ports import UNREACHABLE, UNREADABLE, CallError, JobSummary, LogEvent, StoredObject
 from smlaunch.request import PROCESSING, operation_of
 from smlaunch.runs import processing_jobs
-from smlaunch.runs.answers import check_answer
+from smlaunch.runs.answers import checked
 
 _MULTIPART_FROM = 8 << 20
 """Files from this size on go up in parallel parts, by s3transfer (whose import costs 30 ms)."""
@@ -108,6 +108,7 @@ class SageMaker:
         if name not in self._processing:
             try:
                 answer = call("DescribeTrainingJob", self._client.describe_training_job, TrainingJobName=name)
+                _ = answer["TrainingJobArn"], answer["TrainingJobStatus"]
                 return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
             except CallError as error:
                 if error.code not in _NO_SUCH_JOB:
@@ -125,6 +126,7 @@ class SageMaker:
     def _describe_processing(self, name: str) -> dict[str, Any]:
         operation = self._client.describe_processing_job
         answer = call("DescribeProcessingJob", operation, ProcessingJobName=name)
+        _ = answer["ProcessingJobArn"], answer["ProcessingJobStatus"]
         self._processing.add(name)
         return processing_jobs.as_training(answer)
 
@@ -397,5 +399,4 @@ def opened(session: Any, service: str, region: str, url: str | None, config: Any
         endpoint_url=url,
         config=config,
     )
-    client.meta.events.register("before-parse", check_answer)
-    return client
+    return checked(client)

@@ -1,0 +1,276 @@
+"""Answers that are cut, emptied or replaced on their way, after the deed was done: the client finds its job.
+
+Between boto3 and a real endpoint stands a proxy on a real socket that passes every request on, and spoils the
+answer of those that a test names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from smlaunch.errors import ServiceError, StoppedByUser
+from smlaunch.job import Compute, Job
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.planning.patience import Patience
+from smlaunch.ports import CallError
+from smlaunch.runs.api import launch, prepare
+from smlaunch.runs.retry import is_transient, retrying
+from smlaunch.runs.submit import stop
+from smlaunch.runs.target import Target
+
+HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
+_NUMBERS = itertools.count()
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+Spoil = Callable[[Answer], "Answer | None"]
+"""None closes the connection and says nothing."""
+
+
+def replaced(body: bytes, status: int = 200, kind: str = "application/x-amz-json-1.1") -> Spoil:
+    return lambda answer: Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body)))], body)
+
+
+def cut(answer: Answer) -> Answer:
+    """As long as it says in its head, and half of that in fact."""
+    return answer._replace(body=answer.body[: len(answer.body) // 2])
+
+
+def cut_without_length(answer: Answer) -> Answer:
+    half = answer.body[: len(answer.body) // 2]
+    return Answer(answer.status, [("Content-Type", "application/x-amz-json-1.1")], half)
+
+
+WAYS: dict[str, Spoil] = {
+    "closed": lambda answer: None,
+    "cut": cut,
+    "cut without a length": cut_without_length,
+    "empty": replaced(b""),
+    "HTML with 200": replaced(HTML, kind="text/html"),
+    "HTML with 502": replaced(HTML, 502, "text/html"),
+    "broken JSON": replaced(b'{"TrainingJobArn": "arn:aws:sage'),
+    "JSON of something else": replaced(b"{}"),
+    "a JSON list": replaced(b"[]"),
+}
+
+
+class Proxy(ThreadingHTTPServer):
+    """``faults``: for a word in the operation's name or ``METHOD /path``, how its next answers are spoilt.
+    ``asked``: what came by."""
+
+    daemon_threads = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.behind = url.removeprefix("http://")
+        self.faults: dict[str, list[Spoil]] = {}
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def spoil(self, what: str, way: Spoil, times: int = 1) -> None:
+        self.faults[what] = [way] * times
+
+    def next_fault(self, name: str) -> Spoil | None:
+        self.asked.append(name)
+        for what, ways in self.faults.items():
+            if what in name and ways:
+                return ways.pop(0)
+        return None
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _pass(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        behind = http.client.HTTPConnection(self.server.behind, timeout=30)
+        behind.request(self.command, self.path, body, dict(self.headers.items()))
+        got = behind.getresponse()
+        kept = [(n, v) for n, v in got.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
+        answer: Answer | None = Answer(got.status, kept, got.read())
+        behind.close()
+        name = self.headers.get("X-Amz-Target", "").rpartition(".")[2] or f"{self.command} {self.path}"
+        fault = self.server.next_fault(name)
+        if fault is not None:
+            assert answer is not None
+            answer = fault(answer)
+        self.close_connection = True
+        if answer is None:
+            return
+        self.send_response_only(answer.status)
+        for header, value in answer.headers:
+            self.send_header(header, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with Endpoint(tmp_path_factory.mktemp("home"), isolation="plain") as info:
+        server = Proxy(info.url)
+        server.target = Target.endpoint(  # type: ignore[attr-defined]
+            server.url,
+            info.region,
+            info.access_key,
+            info.secret_key,
+            account=info.account,
+            role=info.role_arn,
+            bucket=info.bucket,
+        )
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def target(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Target:
+    proxy.faults.clear()
+    proxy.asked.clear()
+    # What is waited between two tries is no part of this.
+    monkeypatch.setattr(Patience, "delay", lambda self, tries, waited, chance: 0.0 if tries < 4 else None)
+    target: Target = proxy.target  # type: ignore[attr-defined]
+    return target
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+    return Job(entry=script, strategy="custom", compute=Compute(instance_type="ml.m5.large"))
+
+
+def jobs(proxy: Proxy, name: str) -> list[str]:
+    target: Target = proxy.target  # type: ignore[attr-defined]
+    proxy.faults.clear()
+    return [row.name for row in target.control.list(name)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_job_whose_answer_was_lost_is_found(proxy: Proxy, target: Target, job: Job, way: str) -> None:
+    name = f"lost-{next(_NUMBERS)}"
+    proxy.spoil("CreateTrainingJob", WAYS[way])
+    run = launch(prepare(job, target, name), target)
+    assert run.wait().exit_code == 0
+    assert jobs(proxy, name) == [f"{name}-s1-a1"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_processing_jobs_too(proxy: Proxy, target: Target, job: Job, way: str) -> None:
+    name = f"lost-{next(_NUMBERS)}"
+    processing = job.model_copy(update={"strategy": "processing"})
+    proxy.spoil("CreateProcessingJob", WAYS[way])
+    run = launch(prepare(processing, target, name), target)
+    assert run.wait().exit_code == 0
+    assert jobs(proxy, name) == [f"{name}-s1-a1"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", ["DescribeTrainingJob", "ListTrainingJobs", "ListTags"])
+def test_what_is_read_is_read_again(proxy: Proxy, target: Target, job: Job, operation: str, way: str) -> None:
+    """The same job under the same name attaches; an answer without members is no job, and no tag."""
+    if (operation, way) == ("ListTags", "JSON of something else"):
+        return  # which is how a job without tags may answer
+    name = f"read-{next(_NUMBERS)}"
+    proxy.spoil("CreateTrainingJob", WAYS["closed"])
+    prepared = prepare(job, target, name)
+    launch(prepared, target).wait()
+    proxy.spoil(operation, WAYS[way])
+    again = launch(prepared, target)
+    assert again.attached and again.wait().exit_code == 0
+    assert [row.name for row in retrying(lambda: list(target.control.list(name)))] == [f"{name}-s1-a1"]
+    assert any(operation in asked for asked in proxy.asked)
+
+
+@pytest.mark.parametrize("way", ["closed", "cut", "empty", "HTML with 200"])
+def test_stopping_twice_is_stopping(proxy: Proxy, target: Target, job: Job, tmp_path: Path, way: str) -> None:
+    """The second request finds a job that is stopping, or has stopped."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
+    name = f"stopped-{next(_NUMBERS)}"
+    run = launch(prepare(job, target, name), target)
+    proxy.spoil("StopTrainingJob", WAYS[way])
+    stop(f"{name}-s1-a1", target.control)
+    with pytest.raises(StoppedByUser):
+        run.wait()
+
+
+@pytest.mark.parametrize("way", ["closed", "HTML with 200", "HTML with 502", "empty"])
+@pytest.mark.parametrize("method", ["PUT /", "HEAD /", "GET /"])
+def test_s3_is_asked_again(
+    proxy: Proxy, target: Target, job: Job, tmp_path: Path, method: str, way: str
+) -> None:
+    """What is put has an ETag in its answer, and what is listed a list."""
+    (tmp_path / "train.py").write_text(f"print({next(_NUMBERS)})\n")
+    name = f"put-{next(_NUMBERS)}"
+    prepared = prepare(job, target, name)
+    proxy.spoil(method, WAYS[way])
+    run = launch(prepared, target)
+    assert run.wait().exit_code == 0
+    if method != "GET /":
+        assert any(asked.startswith(method) for asked in proxy.asked)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_nothing_is_ever_answered_the_run_is_named(
+    proxy: Proxy, target: Target, job: Job, way: str
+) -> None:
+    """Exit code 4, that the job may run, and how to come back; and coming back finds it."""
+    name = f"silent-{next(_NUMBERS)}"
+    prepared = prepare(job, target, name)
+    proxy.spoil("TrainingJob", WAYS[way], times=1000)
+    with pytest.raises(ServiceError) as told:
+        launch(dataclasses.replace(prepared, fresh=True), target)
+    assert told.value.exit_code == 4
+    text = str(told.value)
+    assert f"the job {name}-s1-a1 may run all the same" in text
+    assert f"`smlaunch show {name}`" in text and f"--name {name}" in text
+    proxy.faults.clear()
+    again = launch(prepared, target)
+    assert again.attached and again.wait().exit_code == 0
+    assert jobs(proxy, name) == [f"{name}-s1-a1"]
+
+
+def test_a_refusal_after_a_lost_answer_is_not_the_last_word(proxy: Proxy, target: Target, job: Job) -> None:
+    """The quota that the second request is refused for is held by the job that the first one has made."""
+    said = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
+    name = f"second-{next(_NUMBERS)}"
+    proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replaced(said, 400)]
+    assert launch(prepare(job, target, name), target).wait().exit_code == 0
+    assert jobs(proxy, name) == [f"{name}-s1-a1"]
+
+
+def test_an_empty_list_is_no_list_of_nothing(proxy: Proxy, target: Target) -> None:
+    """A prefix that seems to be empty would be begun anew."""
+    for way in ("empty", "HTML with 200", "cut without a length"):
+        proxy.spoil("GET /", WAYS[way], times=10)
+        with pytest.raises(CallError) as told:
+            list(target.storage.list(str(target.bucket), "none/"))
+        assert is_transient(told.value), way
