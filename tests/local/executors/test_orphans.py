@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,18 +17,17 @@ import pytest
 from smlaunch.local.executors import sweep
 from smlaunch.local.executors.processes import Processes
 from tests.conftest import IS_ROOT, ROOT
-from tests.local.executors.conftest import eventually
+from tests.local import ordinary_user
+from tests.local.executors.conftest import eventually, level_or_skip
 from tests.local.executors.test_processes import ESCAPING
 
 PROGRAM = Path(__file__).with_name("owner_process.py")
 
 
-def start(
-    folder: Path, owner: str, level: str, prefix: list[str] | None = None, python: str = sys.executable
-) -> subprocess.Popen[str]:
+def start(folder: Path, owner: str, level: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Returns when both hosts run their trees of processes."""
     process = subprocess.Popen(
-        [*(prefix or []), python, str(PROGRAM), str(folder), owner, level, ESCAPING + "wait"],
+        [*prefix, sys.executable, str(PROGRAM), str(folder), owner, level, ESCAPING + "wait"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -85,19 +84,14 @@ def _parent(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[1])
 
 
-@pytest.mark.root
 @pytest.mark.parametrize("name", ["user", "plain"])
 def test_an_ordinary_user_too(owner: str, name: str) -> None:
-    """As nobody, with the system's Python: the user's own may lie where nobody can read it."""
-    python, setpriv = "/usr/bin/python3", shutil.which("setpriv")
-    if not Path(python).exists() or setpriv is None:
-        pytest.skip(f"needs {python} and setpriv")
-    assert IS_ROOT
-    prefix = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups"]
+    level_or_skip(name)
     folder = Path(tempfile.mkdtemp())
     try:
-        os.chown(folder, 65534, 65534)
-        process = start(folder, owner, name, prefix, python)
+        if IS_ROOT:
+            os.chown(folder, ordinary_user.UID, ordinary_user.UID)
+        process = start(folder, owner, name, ordinary_user.prefix())
         assert len(sweep.marked(owner + "/")) >= 8
         process.kill()
         process.communicate()
