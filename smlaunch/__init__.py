@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AccountError": "smlaunch.errors",
     "Channel": "smlaunch.job",
     "Checkpoints": "smlaunch.job",
     "Compute": "smlaunch.job",
+    "EndpointError": "smlaunch.errors",
     "Job": "smlaunch.job",
+    "JobError": "smlaunch.errors",
+    "LimitReached": "smlaunch.errors",
     "Limits": "smlaunch.job",
     "Plan": "smlaunch.planning.plan",
     "Run": "smlaunch.runs.run",
     "SegmentChange": "smlaunch.job",
     "SegmentCompute": "smlaunch.job",
+    "ServiceError": "smlaunch.errors",
     "SmlaunchError": "smlaunch.errors",
+    "StoppedByUser": "smlaunch.errors",
     "Target": "smlaunch.runs.target",
+    "TrainingFailed": "smlaunch.errors",
     "Workload": "smlaunch.job",
     "launch": "smlaunch.runs.api",
     "local_target": "smlaunch.place",
@@ -31,7 +38,14 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
+    from smlaunch.errors import AccountError as AccountError
+    from smlaunch.errors import EndpointError as EndpointError
+    from smlaunch.errors import JobError as JobError
+    from smlaunch.errors import LimitReached as LimitReached
+    from smlaunch.errors import ServiceError as ServiceError
     from smlaunch.errors import SmlaunchError as SmlaunchError
+    from smlaunch.errors import StoppedByUser as StoppedByUser
+    from smlaunch.errors import TrainingFailed as TrainingFailed
     from smlaunch.job import Channel as Channel
     from smlaunch.job import Checkpoints as Checkpoints
     from smlaunch.job import Compute as Compute

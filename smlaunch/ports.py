@@ -1,4 +1,4 @@
-"""What survey and launch need from outside: a few narrow ports. Adapters on botocore are in ``launch.aws``.
+"""What survey and launch need from outside: a few narrow ports. Adapters on botocore are in ``runs.aws``.
 
 Tests bring fakes. Every method raises ``CallError`` when the service answered with an error or could not be
 reached, and nothing else.
