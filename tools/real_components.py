@@ -22,7 +22,7 @@ HOME = ROOT / ".venv-real"
 
 ENVIRONMENTS = {
     # The longest first: two are installed at a time.
-    "sdk3": ["sagemaker==3.27.0"],
+    "sdk3": ["sagemaker==3.27.0", "-e", str(ROOT)],  # an endpoint runs in it: its functions need the SDK
     "toolkit": [
         *("-c", str(ROOT / "constraints.txt"), "torch", "numpy", "-e", str(ROOT)),
         *("sagemaker-training==5.1.4", "sagemaker-pytorch-training==3.0.0"),

@@ -189,9 +189,11 @@ PIPELINES: Mapping[str, Row] = {
     "StopPipelineExecution": _noted("jobs that run are stopped as StopTrainingJob does"),
     "RetryPipelineExecution": _noted("steps that have succeeded stay so"),
     "Definition.PipelineExperimentConfig": _without(_NO_EXPERIMENTS),
+    "Definition.MlflowConfig": _without("there is no MLflow server here"),
+    "Definition.Metadata": _without("it stays in the definition"),
+    "Definition.Steps.DependsOn.Trigger": _refused("a step runs when those it needs have succeeded"),
     "Definition.Steps.CacheConfig": _noted(
-        "a result is taken again when all arguments but Tags and ExperimentConfig are the same; SageMaker "
-        "leaves some more out"
+        "a result is taken again when the arguments that the service compares by default are the same"
     ),
     "Definition.Steps.RetryPolicies": _noted("MaxAttempts counts retries"),
 }

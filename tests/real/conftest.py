@@ -68,13 +68,15 @@ def quiet(home: Path) -> dict[str, str]:
     return {"SAGEMAKER_USER_CONFIG_OVERRIDE": str(path), "NO_PROXY": "127.0.0.1"}
 
 
-def start_endpoint(home: Path, extra: Mapping[str, str], before: tuple[str, ...] = ()) -> Place:
+def start_endpoint(
+    home: Path, extra: Mapping[str, str], before: tuple[str, ...] = (), environment: str = "toolkit"
+) -> Place:
     """`smlaunch local start` of the environment that has what a training image would bring; ``before`` is a
     command that runs it.
 
     The environment is not activated: its own directory must come first on the hosts' PATH by itself.
     """
-    smlaunch = program("toolkit", "smlaunch")
+    smlaunch = program(environment, "smlaunch")
     variables = {
         **{name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ},
         "HOME": str(home),
@@ -97,8 +99,8 @@ def start_endpoint(home: Path, extra: Mapping[str, str], before: tuple[str, ...]
     )
 
 
-def stop_endpoint(place: Place) -> None:
-    command = [program("toolkit", "smlaunch"), "local", "stop"]
+def stop_endpoint(place: Place, environment: str = "toolkit") -> None:
+    command = [program(environment, "smlaunch"), "local", "stop"]
     subprocess.run(command, env=dict(place.variables), check=True, timeout=60)
 
 

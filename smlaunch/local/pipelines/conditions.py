@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from smlaunch.local.pipelines.expressions import Scope, Steps, Unresolved, resolve
+from smlaunch.local.pipelines.expressions import Scope, Steps, Unresolved, present, resolve
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "Equals": operator.eq,
@@ -29,7 +29,7 @@ def problems(condition: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
     if not isinstance(kind, str) or kind not in _MEMBERS:
         yield (*path, "Type"), f"{kind!r} is no condition; there are {', '.join(_MEMBERS)}"
         return
-    wanted = _MEMBERS[kind]
+    wanted, condition = _MEMBERS[kind], present(condition)
     for name in sorted(wanted - condition.keys()):
         yield (*path, name), f"is needed by {kind}"
     for name in sorted(condition.keys() - wanted - {"Type"}):

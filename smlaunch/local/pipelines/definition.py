@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlaunch.local.pipelines import conditions, expressions, parameters, retries
-from smlaunch.local.pipelines.expressions import Steps, dotted
+from smlaunch.local.pipelines.expressions import Steps, dotted, present
 from smlaunch.local.pipelines.parameters import Parameter
 from smlaunch.local.pipelines.retries import RetryPolicy
 from smlaunch.validate import check
@@ -32,7 +32,13 @@ _MEMBERS_OF: Mapping[str, frozenset[str]] = {
     "Training": _JOB_MEMBERS,
     "Processing": _JOB_MEMBERS | {"PropertyFiles"},
 }
-_TOP = frozenset({"Version", "Metadata", "Parameters", "PipelineExperimentConfig", "Steps"})
+_CONFIGS: Mapping[str, frozenset[str]] = {
+    "PipelineExperimentConfig": frozenset({"ExperimentName", "TrialName"}),
+    "MlflowConfig": frozenset({"MlflowResourceArn", "MlflowExperimentName"}),
+}
+"""What can be said of a whole execution, as the SDK writes it; it has no effect here (honesty.py)."""
+_TOP = frozenset({"Version", "Metadata", "Parameters", "Steps"}) | _CONFIGS.keys()
+_FILE = ("PropertyFileName", "OutputName", "FilePath")
 _NAME = re.compile(r"[A-Za-z0-9\-_]{1,64}")
 _DURATION = re.compile(
     r"P?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE
@@ -108,26 +114,25 @@ class _Reader:
     """Collects steps and problems while it walks through one definition."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
+        self._document = present(document)
         self._problems: list[str] = []
         self._steps: dict[str, Step] = {}
         self._places: dict[str, Steps] = {}
 
     def read(self) -> Definition:
         document = self._document
-        if document.get("Version") != VERSION:
+        if document.get("Version", VERSION) != VERSION:
             self._tell(("Version",), f"{document.get('Version')!r} is not had here; {VERSION} is")
         for name in sorted(document.keys() - _TOP):
             self._tell((name,), "is unknown")
-        given, found = parameters.read(document.get("Parameters") or [])
+        given, found = parameters.read(document.get("Parameters", []))
         self._all(found)
         steps = document.get("Steps")
         if not isinstance(steps, list) or not steps:
             self._tell(("Steps",), "a list with at least one step is needed")
         else:
             self._list(steps, ("Steps",), None)
-        experiment = document.get("PipelineExperimentConfig") or {}
-        self._references(experiment, ("PipelineExperimentConfig",), None, given)
+        experiment, _ = (self._config(name, given) for name in _CONFIGS)
         for name, step in self._steps.items():
             self._references(step.arguments, (*self._places[name], "Arguments"), step, given)
             self._job_arguments(step, (*self._places[name], "Arguments"))
@@ -137,6 +142,17 @@ class _Reader:
         if self._problems:
             raise BadDefinition(self._problems)
         return Definition(given, self._steps, order, experiment)
+
+    def _config(self, name: str, given: Mapping[str, Parameter]) -> Mapping[str, Any]:
+        config = self._document.get(name, {})
+        if not isinstance(config, dict):
+            self._tell((name,), "an object is needed")
+            return {}
+        config = present(config)
+        for member in sorted(config.keys() - _CONFIGS[name]):
+            self._tell((name, member), "is unknown")
+        self._references(config, (name,), None, given)
+        return config
 
     def _tell(self, path: Steps, what: str) -> None:
         line = f"{dotted(path)}: {what}"
@@ -161,6 +177,7 @@ class _Reader:
             self._step(document, place, branch)
 
     def _step(self, document: Mapping[str, Any], place: Steps, branch: tuple[str, bool] | None) -> None:
+        document = present(document)
         name, kind = document.get("Name"), document.get("Type")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             self._tell((*place, "Name"), f"{name!r} is no name of up to 64 letters, digits, - and _")
@@ -176,6 +193,9 @@ class _Reader:
             return
         for member in sorted(document.keys() - _MEMBERS_OF.get(kind, _MEMBERS)):
             self._tell((*place, member), f"is not had here for a step of type {kind}")
+        for member in ("DisplayName", "Description"):
+            if not isinstance(document.get(member, ""), str):
+                self._tell((*place, member), "a string is needed")
         arguments = document.get("Arguments")
         if not isinstance(arguments, dict):
             self._tell((*place, "Arguments"), "an object is needed")
@@ -207,25 +227,38 @@ class _Reader:
             self._tell((*place, "Arguments"), "a Fail step has ErrorMessage, and nothing else")
 
     def _branches(self, name: str, arguments: Mapping[str, Any], place: Steps) -> None:
+        arguments = present(arguments)
         for member in sorted(arguments.keys() - {"Conditions", "IfSteps", "ElseSteps"}):
             self._tell((*place, member), "is unknown")
         self._all(conditions.several(arguments.get("Conditions"), (*place, "Conditions")))
         for member, outcome in (("IfSteps", True), ("ElseSteps", False)):
-            steps = arguments.get(member) or []
+            steps = arguments.get(member, [])
             if isinstance(steps, list):
                 self._list(steps, (*place, member), (name, outcome))
             else:
                 self._tell((*place, member), "a list is needed")
 
     def _depends_on(self, document: Mapping[str, Any], place: Steps) -> set[str]:
-        names = document.get("DependsOn") or []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        entries = document.get("DependsOn", [])
+        if not isinstance(entries, list):
             self._tell((*place, "DependsOn"), "a list of names is needed")
             return set()
-        return set(names)
+        names: set[str] = set()
+        for index, entry in enumerate(entries):
+            at = (*place, "DependsOn", index)
+            if isinstance(entry, dict) and entry.get("Trigger", "Completed") != "Completed":
+                what = f"{entry['Trigger']!r} is not had here: a step runs when those it needs have succeeded"
+                self._tell((*at, "Trigger"), what)
+                continue
+            name = entry.get("Step") if isinstance(entry, dict) else entry
+            if isinstance(name, str):
+                names.add(name)
+            else:
+                self._tell(at, "the name of a step is needed")
+        return names
 
     def _retries(self, document: Mapping[str, Any], place: Steps) -> tuple[RetryPolicy, ...]:
-        policies = document.get("RetryPolicies") or []
+        policies = document.get("RetryPolicies", [])
         if not isinstance(policies, list):
             self._tell((*place, "RetryPolicies"), "a list is needed")
             return ()
@@ -242,6 +275,7 @@ class _Reader:
         if config is None:
             return None
         place = (*place, "CacheConfig")
+        config = present(config) if isinstance(config, dict) else config
         if not isinstance(config, dict) or not isinstance(config.get("Enabled"), bool):
             self._tell(place, "Enabled, true or false, is needed")
             return None
@@ -255,12 +289,17 @@ class _Reader:
 
     def _files(self, document: Mapping[str, Any], place: Steps) -> dict[str, tuple[str, str]]:
         found = {}
-        for index, entry in enumerate(document.get("PropertyFiles") or []):
-            try:
-                found[entry["PropertyFileName"]] = (entry["OutputName"], entry["FilePath"])
-            except (KeyError, TypeError):
-                what = "PropertyFileName, OutputName and FilePath are needed"
-                self._tell((*place, "PropertyFiles", index), what)
+        entries = document.get("PropertyFiles", [])
+        if not isinstance(entries, list):
+            self._tell((*place, "PropertyFiles"), "a list is needed")
+            return {}
+        for index, entry in enumerate(entries):
+            members = [entry.get(name) for name in _FILE] if isinstance(entry, dict) else []
+            if not members or not all(isinstance(member, str) for member in members):
+                self._tell((*place, "PropertyFiles", index), f"{', '.join(_FILE)} are needed, all strings")
+                continue
+            name, output, path = map(str, members)
+            found[name] = (output, path)
         return found
 
     # ---- what steps say of each other

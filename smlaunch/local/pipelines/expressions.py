@@ -44,6 +44,11 @@ class Scope(Protocol):
     def s3_json(self, uri: str) -> Any: ...
 
 
+def present(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition's member that is null is absent: the SDK, version 3, writes some so."""
+    return {name: value for name, value in document.items() if value is not None}
+
+
 def dotted(path: Steps) -> str:
     text = ""
     for step in path:

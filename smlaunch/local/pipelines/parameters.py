@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.local.pipelines.expressions import Steps
+from smlaunch.local.pipelines.expressions import Steps, present
 
 TYPES = ("String", "Integer", "Float", "Boolean")
+_MEMBERS = frozenset({"Name", "Type", "Description", "DefaultValue", "EnumValues"})
 _NAME = re.compile(r"[A-Za-z0-9\-_]{1,256}")
 
 
@@ -36,7 +37,8 @@ def read(documents: Any) -> tuple[dict[str, Parameter], list[tuple[Steps, str]]]
         if not isinstance(document, dict):
             wrong.append((place, "an object is needed"))
             continue
-        name, kind = document.get("Name"), document.get("Type")
+        document = present(document)
+        name, kind = document.get("Name"), document.get("Type", "String")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             wrong.append(((*place, "Name"), f"{name!r} is no name of letters, digits, - and _"))
             continue
@@ -45,11 +47,14 @@ def read(documents: Any) -> tuple[dict[str, Parameter], list[tuple[Steps, str]]]
         if kind not in TYPES:
             wrong.append(((*place, "Type"), f"{kind!r} is none of {', '.join(TYPES)}"))
             kind = "String"
-        unknown = document.keys() - {"Name", "Type", "DefaultValue", "EnumValues"}
+        unknown = document.keys() - _MEMBERS
         wrong += [((*place, member), "is unknown") for member in sorted(unknown)]
-        values = tuple(document.get("EnumValues") or ())
+        values = document.get("EnumValues", [])
+        if not isinstance(values, list):
+            wrong.append(((*place, "EnumValues"), "a list is needed"))
+            values = []
         default = document.get("DefaultValue")
-        found[name] = Parameter(name, kind, default, values)
+        found[name] = Parameter(name, kind, default, tuple(values))
         if default is not None:
             problem = _problem(found[name], default)
             if problem:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smlaunch.local.errors import ApiError
-from smlaunch.local.pipelines.expressions import Steps
+from smlaunch.local.pipelines.expressions import Steps, present
 
 THROTTLING = "Step.THROTTLING"
 SERVICE_FAULT = "Step.SERVICE_FAULT"
@@ -68,9 +68,10 @@ def of_reason(failure_reason: str) -> str | None:
 
 def read(document: Mapping[str, Any]) -> RetryPolicy:
     """``document`` has no ``problems``."""
+    document = present(document)
     expires = document.get("ExpireAfterMin")
     return RetryPolicy(
-        frozenset(document["ExceptionType"]),
+        frozenset(_kinds(document)),
         float(document.get("IntervalSeconds", 1)),
         float(document.get("BackoffRate", 2.0)),
         None if expires is not None else int(document.get("MaxAttempts", 5)),
@@ -82,9 +83,10 @@ def problems(document: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
     if not isinstance(document, Mapping):
         yield path, "an object is needed"
         return
+    document = present(document)
     for name in sorted(document.keys() - _BOUNDS.keys() - {"ExceptionType"}):
         yield (*path, name), "is unknown"
-    kinds = document.get("ExceptionType")
+    kinds = _kinds(document)
     if not isinstance(kinds, list) or not kinds:
         yield (*path, "ExceptionType"), f"a list is needed, of {', '.join(KINDS)}"
     else:
@@ -99,3 +101,9 @@ def problems(document: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
             bound = f"from {least:g} to {most:g}" if most != float("inf") else f"of at least {least:g}"
             yield (*path, name), f"{value!r} is no {'whole ' if kind is int else ''}number {bound}"
+
+
+def _kinds(document: Mapping[str, Any]) -> Any:
+    """The SDK writes a list, the published JSON schema of definitions has a single string."""
+    kinds = document.get("ExceptionType")
+    return [kinds] if isinstance(kinds, str) else kinds

@@ -1,0 +1,77 @@
+"""The official SDK, version 3, builds pipelines of jobs and of functions and runs them, unmodified.
+
+The endpoint runs in the SDK's own environment: a function's image has to bring the SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.real.conftest import HERE, IMAGE, Place, program, start_endpoint, stop_endpoint
+from tests.real.test_pipelines import PREPARE, TRAIN, named
+
+FIXTURES = ROOT / "tests" / "local" / "pipelines"
+
+
+@pytest.fixture(scope="module")
+def sdk3_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    started = start_endpoint(tmp_path_factory.mktemp("sdk3"), {}, environment="sdk3")
+    yield started
+    stop_endpoint(started, "sdk3")
+
+
+def test_its_pipelines_run_as_it_writes_them(sdk3_place: Place, tmp_path: Path) -> None:
+    if sdk3_place.isolation == "plain":
+        pytest.skip("needs /opt/ml: isolation level full or user")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(TRAIN)
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    job = {
+        "bucket": sdk3_place.bucket,
+        "role": sdk3_place.role,
+        "image": IMAGE,
+        "prepare": str(tmp_path / "prepare.py"),
+        "source": str(tmp_path / "source"),
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    client = [
+        program("sdk3", "python"),
+        str(HERE / "clients" / "sdk3_pipeline.py"),
+        str(tmp_path / "job.json"),
+    ]
+    done = subprocess.run(
+        client, env=dict(sdk3_place.variables), cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
+    assert lines, done.stdout + done.stderr
+    result = json.loads(lines[0].removeprefix("result "))
+    for name, definition in result["definitions"].items():
+        fixture = json.loads((FIXTURES / f"sdk3_{name}.json").read_text())
+        assert shape(definition) == shape(fixture), f"the SDK writes {name} differently: {definition}"
+    good, bad, functions = result["good"], result["bad"], result["functions"]
+    assert (good["status"], good["raised"]) == ("Succeeded", None), done.stderr
+    assert named(good)["Good"]["Metadata"] == {"Condition": {"Outcome": "True"}}
+    assert bad["status"] == "Failed" and "WaiterError" in bad["raised"]
+    steps = named(bad)
+    assert steps["Prepare"]["CacheHitResult"] == {"SourcePipelineExecutionArn": good["arn"]}
+    assert steps["Bad"]["FailureReason"] == "in a bad mood"
+    given = {one["Name"]: one["Value"] for one in bad["parameters"]}
+    assert given == {"Least": "0.75", "Hosts": "1", "Mood": "bad", "Strict": "true"}
+    assert (functions["status"], functions["raised"]) == ("Succeeded", None), (functions, done.stderr)
+    assert named(functions)["Enough"]["Metadata"] == {"Condition": {"Outcome": "True"}}
+
+
+def shape(document: Any) -> Any:
+    """Member names and what is null; a text or number may be another in every run."""
+    if isinstance(document, dict):
+        return {name: shape(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [shape(value) for value in document]
+    return document if document is None else "..."
