@@ -22,7 +22,6 @@ CRC-32 takes about 0.1 s more.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import shutil
 import subprocess
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from harness import Figure, interleave, report
 
+from smlaunch.cli.garbage import spare_start
 from smlaunch.data.pack import Engine, FolderSource, Wanted, pack
 from smlaunch.data.pack_place import FolderPlace
 
@@ -130,7 +130,7 @@ def main() -> None:
         "--cpu", action="store_true", help="processor time instead of wall time, where others are at work too"
     )
     options = parser.parse_args()
-    gc.disable()  # as the command has it: many objects, no garbage
+    spare_start()  # as the command has it
     with (
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-") as source,
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-", dir=options.folder) as folder,

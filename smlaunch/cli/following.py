@@ -6,7 +6,6 @@ embedded endpoint has no other home: the first Ctrl-C stops it as StopTrainingJo
 
 from __future__ import annotations
 
-import gc
 import json
 import signal
 import threading
@@ -67,8 +66,6 @@ def follow_to_end(
     ``ours``: the run lives on the endpoint in this process, and Ctrl-C stops it. ``whole``: with the log of
     all its jobs, from the first one on.
     """
-    gc.freeze()
-    gc.enable()
     code, result = _follow(run, place, display, ours, whole)
     if result is not None:
         tell_outcome(result, place)

@@ -5,7 +5,6 @@ Commands are imported when they are used: ``smlaunch --help`` loads click and th
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from importlib import import_module
 import click
 
 from smlaunch import __version__
+from smlaunch.cli.garbage import spare_start
 from smlaunch.cli.pipes import forget_stdout
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_INTERRUPTED, EXIT_SERVICE, JobError, SmlaunchError
 
@@ -105,9 +105,7 @@ cli = click.version_option(__version__, prog_name="smlaunch")(cli)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Always leaves by ``sys.exit`` with a code of the table in ``errors``."""
-    # Imports and service models make many objects and no garbage; looking for it would take 60 ms of every
-    # command. A command that stays turns the collector on again (``following``).
-    gc.disable()
+    spare_start()
     code = run_command(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
