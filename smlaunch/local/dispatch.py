@@ -11,8 +11,6 @@ as ``fallback``.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
 import time
 import uuid
@@ -24,15 +22,14 @@ from smlaunch.local.call_log import CallLog, error_code
 from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
 from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Payload, Request, Response
+from smlaunch.local.messages import Held, Payload, Request, Response
 from smlaunch.local.services.cbor_errors import CborErrors, is_cbor
 from smlaunch.local.services.json_service import JsonErrors
 from smlaunch.local.services.query_service import QueryErrors
 from smlaunch.local.services.s3.answers import S3Errors
+from smlaunch.local.unverified import BODY_LIMIT, UnverifiedBody
 
 log = logging.getLogger(__name__)
-
-_BODY_LIMIT = 64 << 20
 
 
 class Service(Protocol):
@@ -72,7 +69,7 @@ class Dispatch:
         scope = sigv4.scope(request)
         form = _error_form(request, scope[1] if scope else "")
         try:
-            response = self._serve(request, scope[1] if scope else "", request_id)
+            response = self._serve(request, request_id)
         except sigv4.Refused as refusal:
             response = form.error(_refusal(refusal, form), request_id)
         except ApiError as error:
@@ -86,21 +83,22 @@ class Dispatch:
         response.headers.setdefault("x-amzn-RequestId", request_id)
         return response
 
-    def _serve(self, request: Request, name: str, request_id: str) -> Response:
-        # S3's bodies may be larger than memory, so they are checked while they stream. Others sign no header
-        # with the body's hash: to know what was signed, the body has to be read first.
-        payload: Payload | None = None
-        body, body_hash = b"", None
-        if name != "s3" and ("x-amz-content-sha256" not in request.headers or self._calls is not None):
-            body = Payload(request.stream).read(_BODY_LIMIT)
-            body_hash = hashlib.sha256(body).hexdigest()
-            payload = Payload(io.BytesIO(body))
-        signed = sigv4.verify(request, self._keyring, body_hash, self._clock())
+    def _serve(self, request: Request, request_id: str) -> Response:
+        # A body that states its hash is checked while it streams. Others sign no header with it: to know what
+        # was signed, the body has to be read first.
+        with UnverifiedBody(request) as body:
+            signed = sigv4.verify(request, self._keyring, body.hash, self._clock())
+        request.accept()
+        payload = Held(body.content) if body.content is not None else signed.payload(request)
+        recorded = b""
+        if self._calls is not None and signed.service != "s3":
+            recorded = payload.read(BODY_LIMIT)
+            payload = Held(recorded)
         who = Caller(signed.region, ACCOUNT, signed.identity.arn, signed.access_key, request_id)
         token = caller.set(who)
         status, code = 500, "InternalFailure"
         try:
-            response = self._service(signed.service).serve(request, payload or signed.payload(request))
+            response = self._service(signed.service).serve(request, payload)
             status, code = response.status, error_code(response)
             return response
         except ApiError as error:
@@ -109,7 +107,7 @@ class Dispatch:
         finally:
             caller.reset(token)
             if self._calls is not None:
-                self._calls.add(request, signed.service, body, who, status, code)
+                self._calls.add(request, signed.service, recorded, who, status, code)
 
     def _service(self, name: str) -> Service:
         service = self._services.get(name, self._fallback)

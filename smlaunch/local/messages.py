@@ -20,15 +20,30 @@ class Request:
     """``target``: path and query, undecoded. ``headers``: names in small letters, repeated ones joined.
 
     ``stream`` is the body, freed from transfer encoding. Reading it is what tells a waiting client to go on.
+    ``accept`` is called as soon as the signature was found good: until then the client has little time.
     """
 
     def __init__(
-        self, method: str, target: str, headers: Mapping[str, str], stream: io.BufferedIOBase
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        stream: io.BufferedIOBase,
+        accept: Callable[[], None] = lambda: None,
     ) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.stream = stream
+        self.accept = accept
+
+    @property
+    def length(self) -> int | None:
+        """The body's, in bytes; None when it shows only at its end."""
+        if "transfer-encoding" in self.headers:
+            return None
+        text = self.headers.get("content-length", "0")
+        return int(text) if text.isdigit() else 0
 
     @property
     def path(self) -> str:
@@ -67,7 +82,7 @@ class Payload:
 
     ``sha256`` is what the client signed for the whole body; None where it signed none, or every chunk on its
     own. The check comes at the end, so what has been read must not be published before the iteration is over.
-    ``trailers`` are filled by then.
+    ``trailers`` are filled by then. ``length``: how many bytes there are at most, where that is known.
     """
 
     def __init__(
@@ -75,15 +90,17 @@ class Payload:
         stream: io.BufferedIOBase,
         sha256: str | None = None,
         trailers: dict[str, str] | None = None,
+        length: int | None = None,
     ) -> None:
         self.stream = stream
+        self._block = min(BLOCK, length + 1) if length is not None else BLOCK
         self.sha256 = sha256
         self.trailers = {} if trailers is None else trailers
 
     def blocks(self) -> Iterator[memoryview]:
         """Each block is valid until the next is asked for. Raises ApiError for a body that was altered."""
         digest = hashlib.sha256() if self.sha256 is not None else None
-        buffer = memoryview(bytearray(BLOCK))
+        buffer = memoryview(bytearray(self._block))
         while size := self.stream.readinto(buffer):
             block = buffer[:size]
             if digest is not None:
@@ -103,6 +120,17 @@ class Payload:
                 raise ApiError("RequestEntityTooLarge", f"The body is longer than {limit} bytes", 413)
             parts.append(bytes(block))
         return b"".join(parts)
+
+
+class Held(Payload):
+    """A body that has been read already, and found to be what was signed."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(io.BytesIO(body))
+        self._body = body
+
+    def read(self, limit: int) -> bytes:
+        return self._body if len(self._body) <= limit else super().read(limit)
 
 
 class PlainBody(io.RawIOBase):

@@ -2,11 +2,13 @@
 
 It answers nobody who was led here from elsewhere: a request whose ``Host`` is no name of this machine (DNS
 rebinding) or that carries the ``Origin`` of a web page is refused before a byte of its body is read. What is
-left still has to carry a good signature, which the dispatcher sees to.
+left still has to carry a good signature, which the dispatcher sees to. Until it does, a client gets little: a
+head of limited size, and limited time.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import ipaddress
 import logging
@@ -16,35 +18,66 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from smlaunch.local.connections import Connections, Peer, most_connections
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import ChunkedBody, FileRange, PlainBody, Request, Response
 
 Handle = Callable[[Request], Response]
+_HEAD_LIMIT = 64 << 10
+"""Bytes of a request before its body. S3 takes 8 KiB."""
 _DRAINED = 4 << 20
-"""Bytes of an unread body that are dropped so that the answer arrives; after more the line is cut."""
+"""Bytes of an unread body that are dropped so that the next request can come; after more the line is cut."""
+_PATIENCE = 60.0
+"""Seconds from a request's first byte until its signature was found good."""
+_LINGER = 10.0
+"""Seconds for which a client may go on sending what nobody reads, so that it sees the answer."""
 _STALL = 300.0
 """Seconds that a peer may take over the next bytes of a request or answer it has begun."""
+
+_FULL = 0.5
+"""Seconds after which those who are slow are looked at again while nobody new can be let in."""
+_NO_MORE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """Serves from construction to ``close()``. ``port=0`` takes a free one; ``url`` tells which."""
+    """Serves from construction to ``close()``. ``port=0`` takes a free one; ``url`` tells which.
 
-    def __init__(self, handle: Handle, host: str = "127.0.0.1", port: int = 0) -> None:
+    ``handle`` calls ``accept`` of a request whose client it believes; others are cut after ``patience``
+    seconds. There may be ``most`` connections, by default as many as the machine's limits allow.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        patience: float = _PATIENCE,
+        most: int | None = None,
+    ) -> None:
         if not is_loopback(host):
             raise ValueError(
                 f"{host} is no loopback address: the endpoint runs code and stays on this machine"
             )
-        self._http = _Listener(handle, host, port)
+        self._stop, self._woken = socket.socketpair()
+        self._stop.setblocking(False)
+        self._connections = Connections(most or most_connections(), patience, self._wake)
+        try:
+            self._http = _Listener(handle, host, port, self._connections)
+        except OSError:
+            self._stop.close()
+            self._woken.close()
+            raise
         self.host = host
+        self._stopping = False
         self.port: int = self._http.server_address[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-        self._stop, self._stopped = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="endpoint-accept", daemon=True)
         self._thread.start()
 
@@ -53,11 +86,13 @@ class Server:
 
         Answers that are under way are finished, unless their client takes them for ``patience`` seconds.
         """
-        self._stop.close()
+        self._stopping = True
+        self._wake()
         self._thread.join()
-        self._stopped.close()
         self._http.server_close()
         self._http.end_connections(patience)
+        self._stop.close()
+        self._woken.close()
 
     def __enter__(self) -> Server:
         return self
@@ -65,15 +100,30 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it wakes anyway
+            self._stop.send(b".")
+
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._http, selectors.EVENT_READ)
-            selector.register(self._stopped, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select()}
-                if self._stopped in ready:
-                    return
-                self._http.handle_request()
+            selector.register(self._woken, selectors.EVENT_READ)
+            listening = False
+            while not self._stopping:
+                room = self._connections.has_room()
+                if room and not listening:
+                    selector.register(self._http, selectors.EVENT_READ)
+                elif listening and not room:
+                    selector.unregister(self._http)
+                listening = room
+                ready = {
+                    key.fileobj
+                    for key, _ in selector.select(self._connections.patience / 4 if room else _FULL)
+                }
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                self._connections.cut_overdue()
+                if self._http in ready and not self._stopping:
+                    self._http.handle_request()
 
 
 class _Listener(HTTPServer):
@@ -82,11 +132,10 @@ class _Listener(HTTPServer):
     timeout = 0
     request_queue_size = 512
 
-    def __init__(self, handle: Handle, host: str, port: int) -> None:
+    def __init__(self, handle: Handle, host: str, port: int, connections: Connections) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.handle = handle
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()
+        self.connections = connections
         super().__init__((host, port), _Connection)
 
     def server_bind(self) -> None:
@@ -95,38 +144,62 @@ class _Listener(HTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        thread = threading.Thread(target=self._serve, args=(request, client_address), daemon=True)
-        with self._lock:
-            self._connections[request] = thread
-        thread.start()
-
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
+    def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            self.finish_request(request, client_address)
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_MORE:
+                self.connections.went_short()
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        peer = Peer(request)
+        peer.thread = threading.Thread(target=self._serve, args=(peer, client_address), daemon=True)
+        self.connections.add(peer)
+        try:
+            peer.thread.start()
+        except RuntimeError:
+            self.connections.went_short()
+            self.connections.remove(peer)
+            self.shutdown_request(request)
+
+    def _serve(self, peer: Peer, client_address: Any) -> None:
+        try:
+            _Connection(peer, client_address, self)
         except (ConnectionError, TimeoutError) as error:
             log.debug("connection from %s ended: %r", client_address, error)
         except Exception:
             log.exception("while serving %s", client_address)
         finally:
-            with self._lock:
-                self._connections.pop(request, None)
-            self.shutdown_request(request)
+            self.shutdown_request(peer.socket)
+            self.connections.remove(peer)
 
     def end_connections(self, patience: float) -> None:
-        with self._lock:
-            connections = dict(self._connections)
-        connections = {
-            c: thread for c, thread in connections.items() if thread is not threading.current_thread()
-        }
+        peers = [peer for peer in self.connections.all() if peer.thread is not threading.current_thread()]
         deadline = time.monotonic() + patience
         # First for reading only: an answer that is being sent may still go out.
         for how in (socket.SHUT_RD, socket.SHUT_RDWR):
-            for connection in connections:
+            for peer in peers:
                 with suppress(OSError):
-                    connection.shutdown(how)
-            for thread in connections.values():
-                thread.join(max(0.0, deadline - time.monotonic()) if how == socket.SHUT_RD else None)
+                    peer.socket.shutdown(how)
+            for peer in peers:
+                assert peer.thread is not None
+                peer.thread.join(max(0.0, deadline - time.monotonic()) if how == socket.SHUT_RD else None)
+
+
+class _Head:
+    """The lines before a body, and only so many bytes of them."""
+
+    def __init__(self, source: Any, left: int) -> None:
+        self._source = source
+        self._left = left
+
+    def readline(self, limit: int) -> bytes:
+        line: bytes = self._source.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise HTTPException(f"The head of the request is longer than {_HEAD_LIMIT} bytes")
+        return line
 
 
 class _Connection(BaseHTTPRequestHandler):
@@ -136,20 +209,36 @@ class _Connection(BaseHTTPRequestHandler):
     rbufsize = 1 << 16
     _continue_wanted = False
 
+    def __init__(self, peer: Peer, client_address: Any, server: _Listener) -> None:
+        self._peer = peer
+        super().__init__(peer.socket, client_address, server)
+
     def handle_one_request(self) -> None:
         self.connection.settimeout(None)  # an idle connection may stay: its peer is on this machine
-        if not self.rfile.peek(1):  # type: ignore[attr-defined]
+        self.server.connections.idle(self._peer)
+        if not self.rfile.peek(1) or not self.server.connections.begin(self._peer):  # type: ignore[attr-defined]
             self.close_connection = True
             return
         self.connection.settimeout(_STALL)
-        self.raw_requestline = self.rfile.readline(65537)
-        if len(self.raw_requestline) > 65536:
+        if self._read_head():
+            self._answer()
+        else:
+            self.close_connection = True
+            self._linger()
+
+    def _read_head(self) -> bool:
+        """False when it cannot be read, which has been answered."""
+        self.raw_requestline = self.rfile.readline(_HEAD_LIMIT + 1)
+        if len(self.raw_requestline) > _HEAD_LIMIT:
             self.requestline = self.command = self.request_version = ""
             self.send_error(414)
-            return
-        if not self.parse_request():
-            return
-        self._answer()
+            return False
+        source = self.rfile
+        self.rfile = _Head(source, _HEAD_LIMIT - len(self.raw_requestline))  # type: ignore[assignment]
+        try:
+            return self.parse_request()
+        finally:
+            self.rfile = source
 
     def handle_expect_100(self) -> bool:
         self._continue_wanted = True
@@ -162,28 +251,44 @@ class _Connection(BaseHTTPRequestHandler):
             headers[name] = f"{headers[name]},{value}" if name in headers else value
         refusal = _foreign(headers)
         if refusal:
-            self.close_connection = True
-            self._send(Response(403, {"Content-Type": "text/plain; charset=utf-8"}, refusal.encode()))
+            self._refuse(403, refusal)
             return
         try:
             body = self._body(headers)
         except ValueError as error:
-            self.close_connection = True
-            self._send(Response(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode()))
+            self._refuse(400, f"{error}\n")
             return
         # The request line as it was sent: http.server takes double slashes out of self.path.
         target = self.requestline.split()[1]
         if not target.startswith("/"):
             parts = urlsplit(target)
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        response = self.server.handle(
-            Request(self.command, target, headers, io.BufferedReader(body, 1 << 16))
-        )
-        waiting = self._continue_wanted
-        if body.left and (waiting or not self._drain(body)):
+        stream = io.BufferedReader(body, 1 << 16)
+        response = self.server.handle(Request(self.command, target, headers, stream, self._accept))
+        waiting, self._continue_wanted = self._continue_wanted, False
+        if body.left and (waiting or body.left > _DRAINED):
             self.close_connection = True
-        self._continue_wanted = False
         self._send(response)
+        if body.left and (self.close_connection or not self._drain(body)):
+            self.close_connection = True
+            self._linger()
+
+    def _accept(self) -> None:
+        self.server.connections.accept(self._peer)
+
+    def _refuse(self, status: int, text: str) -> None:
+        self.close_connection = True
+        self._send(Response(status, {"Content-Type": "text/plain; charset=utf-8"}, text.encode()))
+        self._linger()
+
+    def _linger(self) -> None:
+        """A line that is cut while the client still sends takes the answer with it."""
+        self.server.connections.hurry(self._peer, _LINGER)
+        buffer = bytearray(1 << 16)
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.connection.recv_into(buffer):
+                pass
 
     def _body(self, headers: dict[str, str]) -> PlainBody | ChunkedBody:
         """Raises ValueError for a body whose end cannot be told for certain."""

@@ -14,7 +14,7 @@ import hmac
 import io
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_plus
@@ -69,12 +69,12 @@ class Signed(NamedTuple):
         """The request's body, to be read through what was signed for it."""
         if not self.payload_hash.startswith(STREAMING):
             whole = None if self.payload_hash == UNSIGNED else self.payload_hash
-            return Payload(request.stream, whole)
+            return Payload(request.stream, whole, length=request.length)
         key = None
         if not self.payload_hash.startswith("STREAMING-UNSIGNED"):
             key = _signing_key(self.identity.secret_key, self.date[:8], self.region, self.service)
         chunks = _SignedChunks(request.stream, self, key)
-        return Payload(io.BufferedReader(chunks, 1 << 16), trailers=chunks.trailers)
+        return Payload(io.BufferedReader(chunks, 1 << 16), trailers=chunks.trailers, length=request.length)
 
 
 def scope(request: Request) -> tuple[str, str] | None:
@@ -88,11 +88,10 @@ def scope(request: Request) -> tuple[str, str] | None:
     return None
 
 
-def verify(request: Request, keyring: Keyring, body_hash: str | None, now: float) -> Signed:
-    """``body_hash``: SHA-256 of the body where it has been read already, None where it is to be streamed.
-
-    ``now`` in seconds since the epoch. Raises Refused.
-    """
+def verify(request: Request, keyring: Keyring, hash_body: Callable[[], str], now: float) -> Signed:
+    """``hash_body`` reads the body, for its SHA-256: called where no header states that, and only once all
+    else that can be looked at without the body is in order. ``now`` in seconds since the epoch. Raises
+    Refused."""
     query = request.query
     if "X-Amz-Signature" in query:
         return _verify_link(request, keyring, now)
@@ -109,12 +108,10 @@ def verify(request: Request, keyring: Keyring, body_hash: str | None, now: float
         raise Refused("incomplete") from None
     if abs(_epoch(date) - now) > LEEWAY:
         raise Refused("skewed")
-    stated = request.headers.get("x-amz-content-sha256")
-    payload_hash = stated or body_hash or EMPTY_SHA256
-    if body_hash is not None and stated not in (None, UNSIGNED, body_hash):
-        raise Refused("mismatch")
+    in_s3 = credential.endswith("/s3/aws4_request")  # whose bodies need not fit into memory
+    stated = request.headers.get("x-amz-content-sha256") or (EMPTY_SHA256 if in_s3 else hash_body)
     token = request.headers.get("x-amz-security-token")
-    return _verify_v4(request, keyring, now, credential, names, date, signature, payload_hash, token)
+    return _verify_v4(request, keyring, now, credential, names, date, signature, stated, token)
 
 
 def _verify_link(request: Request, keyring: Keyring, now: float) -> Signed:
@@ -144,7 +141,7 @@ def _verify_v4(
     names: list[str],
     date: str,
     signature: str,
-    payload_hash: str,
+    stated: str | Callable[[], str],
     token: str | None,
 ) -> Signed:
     words = credential.split("/")
@@ -154,6 +151,8 @@ def _verify_v4(
     identity = keyring.find(access_key, token, now)
     if identity is None:
         raise Refused("unknown")
+    _require_signed(request, names)
+    payload_hash = stated if isinstance(stated, str) else stated()
     headers = "".join(f"{name}:{' '.join(request.headers.get(name, '').split())}\n" for name in names)
     pairs = sorted(
         (quote(unquote_plus(name), safe="-_.~"), quote(unquote_plus(value), safe="-_.~"))
@@ -169,7 +168,6 @@ def _verify_v4(
         digest = hashlib.sha256(canonical.encode("latin-1", "replace")).hexdigest()
         text = f"{ALGORITHM}\n{date}\n{day}/{region}/{service}/aws4_request\n{digest}"
         if hmac.compare_digest(_hex(key, text), signature):
-            _require_signed(request, names)
             return Signed(access_key, identity, region, service, payload_hash, signature, date)
     raise Refused("mismatch")
 

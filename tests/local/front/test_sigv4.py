@@ -38,6 +38,10 @@ def published(
     return Request(method, target, fields, io.BytesIO(body))
 
 
+def unread() -> str:
+    raise AssertionError("the body was read although its hash is stated")
+
+
 GET_OBJECT: dict[str, Any] = {
     "method": "GET",
     "target": "/test.txt",
@@ -51,7 +55,7 @@ GET_OBJECT: dict[str, Any] = {
 
 
 def test_the_published_get() -> None:
-    signed = sigv4.verify(published(**GET_OBJECT), PUBLISHED, None, THEN)
+    signed = sigv4.verify(published(**GET_OBJECT), PUBLISHED, unread, THEN)
     assert (signed.region, signed.service) == ("us-east-1", "s3")
 
 
@@ -65,7 +69,7 @@ def test_the_published_listing() -> None:
         x_amz_content_sha256=GET_OBJECT["x_amz_content_sha256"],
         x_amz_date="20130524T000000Z",
     )
-    assert sigv4.verify(request, PUBLISHED, None, THEN).service == "s3"
+    assert sigv4.verify(request, PUBLISHED, unread, THEN).service == "s3"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_the_published_listing() -> None:
 )
 def test_any_change_is_noticed(change: dict[str, str], kind: str) -> None:
     with pytest.raises(sigv4.Refused) as refused:
-        sigv4.verify(published(**{**GET_OBJECT, **change}), PUBLISHED, None, THEN)
+        sigv4.verify(published(**{**GET_OBJECT, **change}), PUBLISHED, unread, THEN)
     assert refused.value.kind == kind
 
 
@@ -114,7 +118,7 @@ def chunked(body: bytes) -> bytes:
         x_amz_decoded_content_length="66560",
         content_length="66824",
     )
-    return sigv4.verify(request, PUBLISHED, None, THEN).payload(request).read(1 << 20)
+    return sigv4.verify(request, PUBLISHED, unread, THEN).payload(request).read(1 << 20)
 
 
 def test_the_published_chunks() -> None:
