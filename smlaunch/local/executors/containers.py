@@ -32,7 +32,7 @@ from smlaunch.local.executors.containers_commands import UNANSWERED, said
 from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
 from smlaunch.local.executors.containers_environment import by_name
 from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
-from smlaunch.local.executors.processes import remove_tree
+from smlaunch.local.executors.removal import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
 
 _CONTRACT_ROOT = "/opt/ml"

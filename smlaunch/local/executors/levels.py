@@ -23,7 +23,8 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors.base import HostExit, Program, View
-from smlaunch.local.executors.processes import ProcessAllocation, remove_tree
+from smlaunch.local.executors.processes import ProcessAllocation
+from smlaunch.local.executors.removal import remove_tree
 from smlaunch.local.state_dir import PROBE, publish
 
 LEVELS = ("full", "user", "plain")

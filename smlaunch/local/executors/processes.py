@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,12 @@ from smlaunch.local.executors.base import (
 )
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
 from smlaunch.local.executors.level_notes import notes_on
+from smlaunch.local.executors.removal import remove_tree
 from smlaunch.local.executors.supervised import SupervisedHost
 from smlaunch.protocol.paths import ROOT_VARIABLE
 
 _CONTRACT_ROOT = "/opt/ml"
 _SHORT_LINKS = Path(tempfile.gettempdir())
-_REMOVALS = 3
 _ROOM_FOR_SOCKETS = 50
 """Characters of a TMPDIR that leave enough for what programs put below it."""
 
@@ -214,20 +213,3 @@ def _visible_below_tmp(environment: Mapping[str, str]) -> list[str]:
         for folder in below
         if not any(folder.startswith(other + "/") for other in below if other != folder)
     ]
-
-
-def remove_tree(folder: Path) -> None:
-    """Removes a host's files, whatever modes its programs, or an overlay, left behind. Two processes may be
-    at it, and one that was just killed may have made its last file meanwhile: so it is tried again."""
-    for left in reversed(range(_REMOVALS)):
-        if not folder.exists():
-            return
-        try:
-            for current, names, _ in os.walk(folder):
-                for inner in (Path(current, name) for name in names):
-                    if not inner.is_symlink() and not os.access(inner, os.R_OK | os.W_OK | os.X_OK):
-                        inner.chmod(0o700)
-            shutil.rmtree(folder)
-        except OSError:
-            if not left:
-                raise

@@ -147,6 +147,7 @@ class Attempt:
             self._runtime_end(),
             self._faults if self._spec.spot else replace(self._faults, interrupted_after=None),
             self._explained,
+            self._output.note,
             self._work.failure_file,
         )
         try:

@@ -14,23 +14,29 @@ _FICLONE = 0x40049409
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:
-    """Contents only; an existing target is overwritten. Shares a large file's blocks where the file system
-    can (btrfs, xfs). Raises OSError."""
+    """Contents only; an existing target is overwritten. Raises OSError."""
     reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            block = os.read(reader, _SMALL)
-            if len(block) < _SMALL:
-                _write(writer, block)
-            elif not _share_blocks(reader, writer):
-                _write(writer, block)
-                while block := os.read(reader, 1 << 20):
-                    _write(writer, block)
-        finally:
-            os.close(writer)
+        copy_open_file(reader, target, sys.maxsize)
     finally:
         os.close(reader)
+
+
+def copy_open_file(reader: int, target: str | Path, limit: int) -> None:
+    """The same of a descriptor, of which at most ``limit`` bytes are read: somebody may be making the file
+    longer all the time. Shares a large file's blocks where the file system can (btrfs, xfs)."""
+    writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        block = os.read(reader, min(limit, _SMALL))
+        if len(block) < _SMALL:
+            _write(writer, block)
+        elif not _share_blocks(reader, writer):
+            while block:
+                _write(writer, block)
+                limit -= len(block)
+                block = os.read(reader, min(limit, 1 << 20))
+    finally:
+        os.close(writer)
 
 
 def _write(writer: int, block: bytes) -> None:

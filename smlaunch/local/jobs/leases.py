@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 
 
-def nobody_writes(path: Path) -> bool:
-    """A read lease is granted only while no process has the file open for writing (Linux; true elsewhere).
-    False for a file that is gone."""
+def nobody_writes(descriptor: int) -> bool:
+    """``descriptor``: the file, open for reading. A read lease is granted only while no process has it open
+    for writing (Linux; true elsewhere)."""
     if sys.platform != "linux":
         return True
     import fcntl
 
     try:
-        with path.open("rb", buffering=0) as file:
-            # If a writer comes in the moment we hold the lease, we are told by a signal. The default one,
-            # SIGIO, would end this process; SIGURG is ignored.
-            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        # If a writer comes in the moment we hold the lease, we are told by a signal. The default one, SIGIO,
+        # would end this process; SIGURG is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:
-        return False
-    except FileNotFoundError:
         return False
     except OSError:
         return True  # not our file, or a file system without leases: the two scans must do

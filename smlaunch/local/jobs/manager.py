@@ -173,7 +173,7 @@ class JobManager:
 
 
 def _remove(folders: list[Path]) -> None:
-    from smlaunch.local.executors.processes import remove_tree
+    from smlaunch.local.executors.removal import remove_tree
 
     for folder in folders:
         remove_tree(folder)

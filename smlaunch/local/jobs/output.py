@@ -6,6 +6,7 @@ JOB/algo-1-EPOCH_MS.
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import threading
@@ -14,6 +15,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
 
 from smlaunch.local.jobs.ports import Logs
+
+log = logging.getLogger(__name__)
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _READ_BYTES = 1 << 20
@@ -43,6 +46,7 @@ class OutputPump:
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
         self._lost = 0
+        self._complaints: set[str] = set()
 
     def note(self, label: str, text: str) -> None:
         """A line of the endpoint's own in a host's log."""
@@ -68,6 +72,8 @@ class OutputPump:
         partial = dict.fromkeys(outputs, "")
         with selectors.DefaultSelector() as selector:
             for label, descriptor in outputs.items():
+                # A program may open its own output for reading, and take what we were woken for.
+                os.set_blocking(descriptor, False)
                 selector.register(descriptor, selectors.EVENT_READ, label)
             selector.register(self._gave_up, selectors.EVENT_READ)
             while len(selector.get_map()) > 1:
@@ -77,7 +83,10 @@ class OutputPump:
                         for label, rest in partial.items():
                             self._append(label, [rest] if rest else [])
                         return
-                    data = os.read(key.fd, _READ_BYTES)
+                    try:
+                        data = os.read(key.fd, _READ_BYTES)
+                    except BlockingIOError:
+                        continue
                     text = partial[label] + decoders[label].decode(data, final=not data)
                     *lines, rest = text.split("\n")
                     if not data:
@@ -98,15 +107,25 @@ class OutputPump:
             for piece in ((line.removesuffix("\r"),) if len(line) <= _LINE_LIMIT else _pieces(line))
         ]
         if seen and self._seen is not None and events:
-            self._seen(events)
+            try:
+                self._seen(events)
+            except Exception as error:
+                self._complain(f"metrics could not be stored: {error}")
         if self._lost and events:
             events.insert(0, (now, f"[smlaunch] {self._lost} lines were lost: the log could not be written"))
         try:
             self._logs.append(self._group, self._streams[label], events)
             self._lost = 0
-        except OSError:
+        except Exception as error:
             # A full disk must not block the hosts, which would wait for us to read. The log tells it later.
             self._lost += len(lines)
+            self._complain(f"the log could not be written: {error}")
+
+    def _complain(self, text: str) -> None:
+        """Once, in the endpoint's own log: whatever it is, the hosts' output must be read on."""
+        if text not in self._complaints:
+            self._complaints.add(text)
+            log.warning(text)
 
 
 def _pieces(line: str) -> list[str]:

@@ -12,11 +12,13 @@ beginning. What nobody reads costs nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gzip
 import os
 import select
 import shutil
+import stat
 import tempfile
 import threading
 import zlib
@@ -26,6 +28,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from smlaunch.local.host_files import kind_of, open_folder
 from smlaunch.local.jobs import recordio
 from smlaunch.local.jobs.listing import DataError, ObjectRef, Part, Record
 from smlaunch.local.jobs.ports import Objects
@@ -86,6 +89,9 @@ class Pipes:
 
 
 class _Writer:
+    """The folder is held open from before the job's programs run: whatever they put in its place, or into it,
+    nothing is made or written anywhere else."""
+
     def __init__(self, feed: Feed, objects: Objects, ended: int, broken: Callable[[DataError], None]) -> None:
         self._feed = feed
         self._objects = objects
@@ -98,6 +104,7 @@ class _Writer:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        self._folder = open_folder(self._feed.folder)
         for epoch in (0, 1):
             self._fifos.append(self._make(epoch))
         self._thread.start()
@@ -113,6 +120,7 @@ class _Writer:
             os.close(reader)
         for fifo in self._fifos:
             fifo.close()
+        os.close(self._folder)
 
     def _run(self) -> None:
         epoch = 0
@@ -140,7 +148,7 @@ class _Writer:
         poll.poll()  # readable, or hung up: the other end is closed and never written to
 
     def _make(self, epoch: int) -> _Fifo:
-        return _Fifo(self._feed.folder / f"{self._feed.channel.name}_{epoch}")
+        return _Fifo(self._folder, f"{self._feed.channel.name}_{epoch}")
 
     def _stream(self, fifo: _Fifo, epoch: int) -> None:
         writer = fifo.open(os.O_WRONLY)  # waits for a reader
@@ -182,23 +190,37 @@ class _Writer:
 
 
 class _Fifo:
-    """Held by a descriptor, so that a script that removes or replaces the name blocks nobody."""
+    """Held by a descriptor, so that a script that removes or replaces the name blocks nobody and is never
+    written into anything else. Raises OSError."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: int, name: str) -> None:
+        self._folder = folder
+        self._name = name
         try:
-            os.mkfifo(path)
+            os.mkfifo(name, dir_fd=folder)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None  # mkfifo leaves the name out
-        handle = getattr(os, "O_PATH", None)
-        self._handle = None if handle is None else os.open(path, handle | os.O_CLOEXEC)
+            raise OSError(error.errno, error.strerror, name) from None  # mkfifo leaves the name out
+        kind = getattr(os, "O_PATH", None)
+        self._handle = None if kind is None else self._checked(self._open(kind))
 
     def open(self, flags: int) -> int:
-        path = self._path if self._handle is None else f"/proc/self/fd/{self._handle}"
-        return os.open(path, flags | os.O_CLOEXEC)
+        if self._handle is None:
+            return self._checked(self._open(flags))
+        return os.open(f"/proc/self/fd/{self._handle}", flags | os.O_CLOEXEC)
+
+    def _open(self, flags: int) -> int:
+        return os.open(self._name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+
+    def _checked(self, descriptor: int) -> int:
+        status = os.fstat(descriptor)
+        if stat.S_ISFIFO(status.st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"another process has put {kind_of(status)} in its place", self._name)
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whatever the script has put there instead
+            os.unlink(self._name, dir_fd=self._folder)
 
     def close(self) -> None:
         if self._handle is not None:

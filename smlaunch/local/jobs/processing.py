@@ -7,18 +7,17 @@ byoc-metadata.
 from __future__ import annotations
 
 import json
-import os
 import posixpath
-import stat
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smlaunch.local import honesty
 from smlaunch.local.executors.base import Place
-from smlaunch.local.jobs.artifacts import UploadError, merge
+from smlaunch.local.host_files import read_beginning
+from smlaunch.local.jobs.artifacts import UploadError, in_short, merge, regular, upload_files
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.spec import (
     CONTRACT_ROOT,
@@ -32,7 +31,7 @@ from smlaunch.local.jobs.spec import (
     hosts_of_groups,
     selected_instance,
 )
-from smlaunch.local.jobs.work import Note, Outcome, Tools
+from smlaunch.local.jobs.work import Outcome, Tools
 from smlaunch.local.store import JobRecord
 from smlaunch.protocol.paths import ProcessingPaths
 
@@ -76,6 +75,7 @@ class ProcessingWork:
     def __init__(self, record: JobRecord, wait: Wait) -> None:
         self.spec: ProcessingSpec = read_request(record.request, record.arn, record.region, wait)
         self._request = record.request
+        self._syncs: Mapping[str, CheckpointSync] = {}
 
     def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
         resources = self._request["ProcessingResources"]
@@ -106,8 +106,8 @@ class ProcessingWork:
         self, places: Sequence[Place], tools: Tools, check: Callable[[], None]
     ) -> list[CheckpointSync]:
         """Of outputs, those that are uploaded continuously: one way only, whatever is in S3 already."""
-        return [
-            CheckpointSync(
+        self._syncs = {
+            output.name: CheckpointSync(
                 output.where,
                 f"{CONTRACT_ROOT}/{output.target}",
                 places,
@@ -119,13 +119,17 @@ class ProcessingWork:
             )
             for output in self.spec.outputs
             if output.continuous
-        ]
+        }
+        return list(self._syncs.values())
 
     def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
         result: dict[str, Any] = {}
         try:
             message = exit_message(
-                [(place.label, Path(ProcessingPaths(str(place.tree)).message)) for place in places]
+                [
+                    (place.tree, posixpath.relpath(ProcessingPaths().message, CONTRACT_ROOT))
+                    for place in places
+                ]
             )
             if message:
                 result["ExitMessage"] = message
@@ -142,6 +146,13 @@ class ProcessingWork:
                         _upload(output, places, tools)
             except UploadError as error:
                 return Outcome(f"ClientError: {error}", result=result)
+        if reason is None and not stopped:
+            for name, sync in self._syncs.items():
+                if sync.missing:
+                    lost = [f"{label}: {text}" for (label, _), text in sync.missing.items()]
+                    return Outcome(
+                        f"ClientError: Data upload failed:output {name}: {in_short(lost)}", result=result
+                    )
         return Outcome(reason, result=result)
 
 
@@ -180,12 +191,12 @@ def read_request(
     )
 
 
-def exit_message(files: Sequence[tuple[str, Path]]) -> str:
+def exit_message(files: Sequence[tuple[Path, str]]) -> str:
     """What all hosts' messages say, one after the other, cut to 1 KB: of each the first 1 KB is read.
 
-    Raises UnicodeDecodeError for one that is not UTF-8.
+    ``files``: a host's tree and the message's path in it. Raises UnicodeDecodeError for one that is no UTF-8.
     """
-    whole = b"".join(_text(_beginning(path)) for _, path in files)
+    whole = b"".join(_text(_beginning(*file)) for file in files)
     return _text(whole[:_MESSAGE_BYTES]).decode()
 
 
@@ -195,14 +206,11 @@ def _text(beginning: bytes) -> bytes:
     return getincrementaldecoder("utf-8")().decode(beginning, final=whole).encode()
 
 
-def _beginning(path: Path) -> bytes:
-    """Never through a link, and never waiting: it is the job's program that made the file."""
+def _beginning(tree: Path, name: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_beginning(tree, name, _MESSAGE_BYTES)[0]
     except OSError:
         return b""
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(_MESSAGE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _uploads(of: str, reason: str | None, stopped: bool) -> bool:
@@ -213,30 +221,21 @@ def _uploads(of: str, reason: str | None, stopped: bool) -> bool:
 
 def _upload(output: OutputSpec, places: Sequence[Place], tools: Tools) -> None:
     """Raises UploadError."""
-    found = merge(list(_folders(output, places, tools.note)), tools.note)
-    files = []
-    for relative, entry in found.items():
-        mode = entry.path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            files.append((output.where.below(relative), entry.path))
-        elif stat.S_ISLNK(mode):
-            tools.note(
-                entry.label, f"output {output.name}: {relative} is a symbolic link: it is not uploaded"
-            )
-    failed = tools.objects.put_files(output.where.bucket, files, move=True)
-    for key, error in failed.items():
-        raise UploadError(f"Data upload failed:s3://{output.where.bucket}/{key} of {output.name}: {error}")
-
-
-def _folders(output: OutputSpec, places: Sequence[Place], note: Note) -> Iterator[tuple[str, Path]]:
-    """(label, directory) of the hosts whose directory is still one of their own."""
-    for place in places:
-        folder = place.tree / output.target
-        above = [folder, *folder.parents]
-        if any(path.is_symlink() for path in above[: above.index(place.tree)]):
-            note(place.label, f"output {output.name}: /opt/ml/{output.target} lies behind a symbolic link")
-        else:
-            yield place.label, folder
+    merged = merge(places, output.target, tools.note)
+    files = {
+        relative: (output.where.below(relative), entry)
+        for relative, entry in regular(merged.entries, output.target, tools.note)
+    }
+    scratch = places[0].tree.parent
+    bucket, prefix = output.where.bucket, output.where.below("")
+    try:
+        lost = upload_files(files, output.target, tools.objects, bucket, scratch, tools.note)
+    except KeyError:
+        raise UploadError(
+            f"Data upload failed:s3://{bucket}/{prefix} of {output.name}: the bucket does not exist"
+        ) from None
+    if merged.lost or lost:
+        raise UploadError(f"Data upload failed:output {output.name}: {in_short([*merged.lost, *lost])}")
 
 
 def target_of(local_path: str) -> str:

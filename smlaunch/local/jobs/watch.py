@@ -5,27 +5,32 @@ Waits on events only: hosts that end, a request to stop, and the next deadline.
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 
-from smlaunch.local.executors.base import HostExit, HostProcess
+from smlaunch.local.executors.base import HostExit, HostProcess, Place
 from smlaunch.local.faults import AttemptFaults
+from smlaunch.local.host_files import read_beginning, why
 from smlaunch.local.jobs import states
 from smlaunch.local.jobs.control import LONGEST_WAIT, JobControl
 from smlaunch.local.jobs.verdict import HostReport
 from smlaunch.local.settings import Settings
 from smlaunch.protocol.paths import Paths
 
+_FAILURE_BYTES = 4 * states.REASON_LIMIT
+"""A character has four at most."""
+
 
 @dataclass
 class HostWatch:
     """``runtime_end``: when MaxRuntime is over, on the monotonic clock. ``explain`` may add to how a host
-    ended. ``failure_file``: whether what a host leaves in output/failure is its word on why it failed. After
-    ``run``, ``interrupted`` says that the hosts were taken away (managed spot)."""
+    ended. ``note(label, text)``: for a host's log. ``failure_file``: whether what a host leaves in
+    output/failure is its word on why it failed. After ``run``, ``interrupted`` says that the hosts were taken
+    away (managed spot)."""
 
     hosts: Sequence[HostProcess]
     control: JobControl
@@ -33,6 +38,7 @@ class HostWatch:
     runtime_end: float
     faults: AttemptFaults
     explain: Callable[[HostExit], HostExit]
+    note: Callable[[str, str], None]
     failure_file: bool = True
     interrupted: bool = False
     _reports: list[HostReport] = field(default_factory=list)
@@ -120,21 +126,20 @@ class HostWatch:
         del self._left[label]
         if label in self._lost:
             ended = HostExit(ended.code, "lost", f"host {label} was lost, as the fault plan says")
-        report = _with_failure_file if self.failure_file else _report
-        self._reports.append(report(host, self.explain(ended), self._told))
+        self._reports.append(self._report(host.place, self.explain(ended)))
 
-
-def _report(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
-    return HostReport(host.place.label, ended, time.time(), told)
-
-
-def _with_failure_file(host: HostProcess, ended: HostExit, told: bool) -> HostReport:
-    """With the failure file, when the host's program wrote one."""
-    path = Path(Paths(str(host.place.tree)).failure)
-    now = time.time()
-    try:
-        text = path.read_text("utf-8", "replace")[: states.REASON_LIMIT]
-        written = path.stat().st_mtime
-    except OSError:
-        return _report(host, ended, told)
-    return HostReport(host.place.label, ended, now, told, text, written)
+    def _report(self, place: Place, ended: HostExit) -> HostReport:
+        """With the failure file, when the host's program wrote one."""
+        report = HostReport(place.label, ended, time.time(), self._told)
+        if not self.failure_file:
+            return report
+        path = Paths().failure
+        try:
+            text, written = read_beginning(place.tree, os.path.relpath(path, Paths().root), _FAILURE_BYTES)
+        except FileNotFoundError:
+            return report
+        except OSError as error:
+            self.note(place.label, f"{path} is not read: {why(error)}")
+            return report
+        failure = text.decode("utf-8", "replace")[: states.REASON_LIMIT]
+        return replace(report, failure=failure, failure_time=written)

@@ -154,9 +154,9 @@ def test_messages_are_joined_and_cut_between_characters(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("messages")
-    files = [(f"algo-{number}", folder / str(number)) for number in range(len(texts))]
-    for (_, path), text in zip(files, texts, strict=True):
-        path.write_bytes(text.encode())
+    files = [(folder, str(number)) for number in range(len(texts))]
+    for (_, name), text in zip(files, texts, strict=True):
+        (folder / name).write_bytes(text.encode())
     found = exit_message(files)
     assert len(found.encode()) <= 1024
     assert found == "".join(texts)[: len(found)] or len("".join(texts).encode()) > 1024
@@ -168,4 +168,4 @@ def test_a_message_that_is_no_file_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "secret").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
-    assert exit_message([(name, tmp_path / name) for name in ("pipe", "link", "absent")]) == ""
+    assert exit_message([(tmp_path, name) for name in ("pipe", "link", "absent")]) == ""

@@ -1,0 +1,116 @@
+"""Removing what a host leaves, whatever its programs have made of it: modes, links, any depth, any name."""
+# Descriptors and single names: there are no paths that could be handed to pathlib.
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from smlaunch.local.host_files import OWN_FOLDER, open_folder_at
+
+_REMOVALS = 3
+
+
+def remove_tree(folder: Path) -> None:
+    """Two processes may be at it, and one that was just killed may have made its last file meanwhile: so it
+    is tried again. What cannot be removed (an immutable file, a mount) keeps nothing else: then raises
+    OSError."""
+    for left in reversed(range(_REMOVALS)):
+        try:
+            at = os.open(folder.parent, OWN_FOLDER)
+        except FileNotFoundError:
+            return
+        try:
+            problem = _empty(at, folder.name)
+        finally:
+            os.close(at)
+        if problem is None:
+            return
+        if not left:
+            raise problem
+
+
+def _empty(above: int, name: str) -> OSError | None:
+    """Removes the directory ``name`` with all that is in it. The directories in it are brought up to its top
+    first, so that no path, and no stack, becomes as deep as the tree. Returns what stood in the way."""
+    try:
+        top = open_folder_at(above, name, grant=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    try:
+        waiting: list[str] = []
+        problem = _clear(top, top, waiting)
+        while waiting:
+            problem = _dissolve(top, waiting.pop(), waiting) or problem
+    finally:
+        os.close(top)
+    left = _rmdir(above, name)
+    return left and (problem or left)
+
+
+def _dissolve(top: int, name: str, waiting: list[str]) -> OSError | None:
+    try:
+        at = open_folder_at(top, name, grant=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    try:
+        problem = _clear(at, top, waiting)
+    finally:
+        os.close(at)
+    left = _rmdir(top, name)
+    return left and (problem or left)
+
+
+def _clear(at: int, top: int, waiting: list[str]) -> OSError | None:
+    """What is in one directory: files go, directories wait at the top."""
+    problem: OSError | None = None
+    for name in _names(at):
+        try:
+            if _unlink(at, name):
+                continue
+            if at != top:
+                # Its entry `..` changes: it has to be writable.
+                os.close(open_folder_at(at, name, grant=True))
+                brought = f"removed-{secrets.token_hex(8)}"
+                os.rename(name, brought, src_dir_fd=at, dst_dir_fd=top)
+                name = brought
+            waiting.append(name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problem = error
+    return problem
+
+
+def _rmdir(at: int, name: str) -> OSError | None:
+    try:
+        os.rmdir(name, dir_fd=at)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _names(at: int) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(at)
+    return []
+
+
+def _unlink(at: int, name: str) -> bool:
+    """False for a directory. Raises OSError."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            return False
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        pass
+    return True
