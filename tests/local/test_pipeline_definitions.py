@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,100 @@ def test_every_problem_is_told_at_once_with_its_place() -> None:
 def test_what_is_no_definition_is_refused_and_nothing_else_happens(text: str) -> None:
     with pytest.raises(BadDefinition):
         read(text)
+
+
+FIXTURES = Path(__file__).with_name("pipelines")
+
+
+@pytest.mark.parametrize("name", ["jobs", "functions"])
+def test_what_the_sdk_writes_is_read(name: str) -> None:
+    """Definitions of the SDK, version 3.27.0, as its Pipeline.definition() gave them; tests/real looks
+    whether it still writes them so."""
+    text = (FIXTURES / f"sdk3_{name}.json").read_text("utf-8")
+    assert json.loads(text)["MlflowConfig"] is None
+    found = read(text)
+    if name == "jobs":
+        assert found.order == ("Prepare", "Train", "Good", "Bad")
+        assert found.steps["Prepare"].files == {"Report": ("prepared", "report.json")}
+        assert found.steps["Prepare"].cached == 86_400
+        assert [one.attempts for one in found.steps["Prepare"].retries] == [3]
+        assert [one.expires for one in found.steps["Train"].retries] == [300]
+        assert found.parameters["Strict"].default is True
+    else:
+        assert found.order == ("Count", "Double", "Enough", "TooFew")
+
+
+def test_null_is_absent_wherever_a_member_is_optional() -> None:
+    policy = {"ExceptionType": ["Step.THROTTLING"], "MaxAttempts": 2, "ExpireAfterMin": None, "New": None}
+    nothing = dict.fromkeys(
+        ("DependsOn", "DisplayName", "Description", "RetryPolicies", "CacheConfig", "New"), None
+    )
+    always = {"Type": "Equals", "LeftValue": 1, "RightValue": 1, "New": None}
+    branches = {"Conditions": [always], "IfSteps": None, "ElseSteps": None}
+    found = of(
+        train("A", **nothing),
+        train("B", RetryPolicies=[policy], CacheConfig={"Enabled": True, "ExpireAfter": None}),
+        train("C", arguments={"Environment": None, "InputDataConfig": None}),
+        {"Name": "If", "Type": "Condition", "Arguments": branches},
+        Metadata=None,
+        MlflowConfig=None,
+        PipelineExperimentConfig=None,
+        Parameters=[
+            {"Name": "p", "Type": None, "Description": "text", "DefaultValue": None, "EnumValues": None}
+        ],
+        New=None,
+    )
+    assert found.steps["A"].retries == () and found.steps["A"].cached is None
+    assert found.steps["B"].retries[0].attempts == 2 and found.steps["B"].cached == float("inf")
+    assert found.parameters["p"].type == "String"
+    assert of(train("A"), Parameters=None).parameters == {}
+    assert problems(train("A", arguments={"HyperParameters": {"x": None}})) == [
+        "Steps[0].Arguments.HyperParameters.x: must be of type string, not null"
+    ]
+    assert problems(train("A", Arguments=None)), "a job's request is needed"
+
+
+def test_what_has_meaning_and_cannot_be_had_is_refused_by_name() -> None:
+    config = {"MlflowResourceArn": "arn", "MlflowExperimentName": {"Get": "Execution.PipelineName"}}
+    assert of(train("A"), MlflowConfig=config).order == ("A",)
+    found = problems(
+        train("A"),
+        train("B", DependsOn=[{"Step": "A", "Trigger": "Failed"}]),
+        train("C", DependsOn=[{"Step": "A", "Trigger": "Completed"}, 3]),
+        {"Name": "Each", "Type": "ForEach", "Arguments": {}},
+        MlflowConfig={**config, "MlflowRunName": "x", "MlflowExperimentName": {"Get": "Parameters.none"}},
+        More={},
+    )
+    assert found == [
+        "More: is unknown",
+        "Steps[1].DependsOn[0].Trigger: 'Failed' is not had here: a step runs when those it needs have "
+        "succeeded",
+        "Steps[2].DependsOn[1]: the name of a step is needed",
+        "Steps[3].Type: steps of type 'ForEach' cannot run on this endpoint; Training, Processing, "
+        "Condition, Fail can",
+        "MlflowConfig.MlflowRunName: is unknown",
+        "MlflowConfig.MlflowExperimentName: there is no parameter 'none'",
+    ]
+
+
+@pytest.mark.parametrize("value", [7, "x", [1], {"a": 1}, True, [[]], [{}], 1.5])
+def test_a_member_of_another_type_is_told_and_breaks_nothing(value: Any) -> None:
+    always = {"Type": "Equals", "LeftValue": 1, "RightValue": 1}
+    condition = {"Name": "If", "Type": "Condition", "Arguments": {"Conditions": [always]}}
+    for member in ("Version", "Parameters", "PipelineExperimentConfig", "MlflowConfig", "Steps"):
+        document = {"Version": VERSION, "Steps": [train("A")], member: value}
+        with pytest.raises(BadDefinition):
+            read(json.dumps(document))
+    step = {**train("A"), "PropertyFiles": None}
+    for member in (*step, "DependsOn", "DisplayName", "Description", "RetryPolicies", "CacheConfig"):
+        if (member, value) not in [("Name", "x"), ("DisplayName", "x"), ("Description", "x")]:
+            assert problems({**step, "Type": "Processing", member: value}), member
+    for member in ("Name", "Type", "EnumValues"):
+        if (member, value) != ("Name", "x"):
+            wrong = [{"Name": "p", "DefaultValue": "d", member: value}]
+            assert problems(train("A"), Parameters=wrong), member
+    for member in ("Conditions", "IfSteps", "ElseSteps"):
+        assert problems({**condition, "Arguments": {"Conditions": [always], member: value}}), member
 
 
 def test_circles_are_found_also_through_references_and_branches() -> None:
