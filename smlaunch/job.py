@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,6 +41,7 @@ from smlaunch.job_fields import (
 )
 from smlaunch.job_fields import format_duration as format_duration
 from smlaunch.job_fields import parse_duration as parse_duration
+from smlaunch.masking import MASK, mask, secret_name
 from smlaunch.suggest import did_you_mean, nearest
 
 LauncherName = Literal["runtime", "torchrun"]
@@ -72,6 +73,11 @@ def _outermost(function: _Function) -> _Function:
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """As it may stand in a log: secrets are masked."""
+        for name, value in super().__repr_args__():
+            yield name, mask(value) if isinstance(value, (dict, tuple, str)) else value
 
     @_outermost
     def __init__(self, /, **fields: Any) -> None:
@@ -402,6 +408,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
     location = [part for part in detail["loc"] if part != "[key]"]
     value, context = detail["input"], detail.get("ctx", {})
+    if any(isinstance(part, str) and secret_name(part) for part in location):
+        value = MASK
     kind = detail["type"]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if "[key]" in detail["loc"]:

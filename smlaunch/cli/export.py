@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from smlaunch.cli.options import (
     launch_place_options,
     option,
 )
+from smlaunch.cli.telling import tell
 from smlaunch.cli.whole_job import whole_job
 from smlaunch.errors import JobError, Problem
 
@@ -237,8 +238,20 @@ def stage_all(wishes: Wishes, jobs: Sequence[Prepared], place: Place) -> None:
             with answers_of(place.target):
                 stage(prepared.plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
         of = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
-        for warning in prepared.plan.warnings:
-            click.echo(f"warning: {of}{warning}", err=True)
+        for warning in (*prepared.plan.warnings, *_written_secrets(prepared)):
+            tell(f"warning: {of}{warning}")
+
+
+def _written_secrets(prepared: Prepared) -> Iterator[str]:
+    """An orchestrator has to know the true values: there is nothing to mask."""
+    from smlaunch.masking import secret_fields
+
+    if fields := secret_fields(prepared.plan.job.to_mapping()):
+        values = "the value" if len(fields) == 1 else "the values"
+        yield (
+            f"the export holds {values} of {', '.join(fields)} for all who may read it; give secrets through "
+            "AWS Secrets Manager"
+        )
 
 
 def _check_role(role: str, prepared: Prepared) -> None:

@@ -157,12 +157,16 @@ def _report_problems(error: JobError) -> None:
         _complain(str(problems[0]))
         return
     _complain(f"{len(problems)} problems")
+    from smlaunch.masking import mask_text
+
     for problem in problems:
-        click.echo(f"  {problem}", err=True)
+        click.echo(f"  {mask_text(str(problem))}", err=True)
 
 
 def _complain(message: str) -> None:
-    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
+    from smlaunch.masking import mask_text
+
+    click.echo(click.style("error: ", fg="red", bold=True) + mask_text(message), err=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.masking import masked_word
 
 if TYPE_CHECKING:
     from smlaunch.job import Job
@@ -357,7 +358,7 @@ def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[st
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key:
-            problems.append(Problem(name, f"{value!r} is not KEY=VALUE"))
+            problems.append(Problem(name, f"{masked_word(value)!r} is not KEY=VALUE"))
         elif key in pairs:
             problems.append(Problem(name, f"{key!r} is given twice"))
         else:

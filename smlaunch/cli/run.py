@@ -24,7 +24,7 @@ _ACT = "What to do"
 @click.command(cls=JobCommand, short_help="Plan, launch and follow a training job.")
 @job_options
 @launch_place_options
-@option(_ACT, "--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
+@option(_ACT, "--dry-run", is_flag=True, help="Print the request, secrets as ****; send nothing.")
 @option(_ACT, "--detach", is_flag=True, help="Return once the (first) job is created.")
 @option(_ACT, "--faults", metavar="FILE", help="With --local: what is to go wrong on purpose (JSON).")
 @json_option
@@ -56,6 +56,7 @@ def run(
     from smlaunch.cli.following import follow_to_end
     from smlaunch.cli.telling import introduce, tell, uploading
     from smlaunch.errors import JobError, Problem
+    from smlaunch.masking import mask
     from smlaunch.place import open_place
     from smlaunch.runs.api import launch, prepare
 
@@ -64,7 +65,7 @@ def run(
             raise JobError([Problem("--detach", _NO_HOME)])
         prepared = prepare(job, place.target)
         if dry_run:
-            requests = [dict(request) for request in prepared.plan.requests]
+            requests = [mask(request) for request in prepared.plan.requests]
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
         name = prepared.plan.run

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smlaunch.runs.api import Prepared
+from smlaunch.masking import mask_text
 
 if TYPE_CHECKING:
     from smlaunch.data.tally import Tally
+    from smlaunch.runs.api import Prepared
 
 
 def tell(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(mask_text(text), err=True)
 
 
 def introduce(prepared: Prepared) -> None:

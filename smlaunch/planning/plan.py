@@ -7,7 +7,7 @@ for people, ``to_dict()`` the same for programs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from smlaunch.job import Job
@@ -39,7 +39,7 @@ class Upload:
     kind: Literal["runtime", "launch", "secret", "source", "data", "parts"]
     uri: str
     path: str | None = None
-    content: str | None = None
+    content: str | None = field(default=None, repr=False)
     sha256: str | None = None
     bytes: int | None = None
 
@@ -52,8 +52,8 @@ class Task:
     segment: int
     attempt: int
     operation: str
-    request: Mapping[str, Any]
-    launch_spec: LaunchSpec | None = None
+    request: Mapping[str, Any] = field(repr=False)
+    launch_spec: LaunchSpec | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Plan:
     uploads: tuple[Upload, ...]
     segments: tuple[Segment, ...]
     cost: Cost
-    workflow: Workflow
+    workflow: Workflow = field(repr=False)
     checkpoints: CheckpointSpec | None = None
     schedule: Schedule | None = None
     carried: tuple[Carried, ...] = ()
@@ -205,7 +205,8 @@ class Plan:
         return [task.request for task in self.tasks]
 
     def to_dict(self) -> dict[str, Any]:
-        """``plan --json``: plain types, by the keys of docs/planner.md."""
+        """``plan --json``: plain types, by the keys of docs/planner.md. Secrets are masked; ``requests`` has
+        them."""
         from smlaunch.planning.show import as_dict
 
         return as_dict(self)

@@ -11,6 +11,7 @@ from typing import Any
 
 from smlaunch.catalog import instances
 from smlaunch.job import Channel, Job, format_duration
+from smlaunch.masking import MASK, mask, mask_text, masked, masked_words
 from smlaunch.planning.carry import JOBS, LISTS, SHARDS
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.plan import Carried, Plan, Schedule, Task, Upload
@@ -34,9 +35,10 @@ from smlaunch.request import PROCESSING
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The document of ``plan --json``: everything in plain types. docs/planner.md says what the keys are."""
+    """The document of ``plan --json``: everything in plain types, secrets masked. docs/planner.md says what
+    the keys are."""
     launch = plan.tasks[0].launch_spec
-    return {
+    document = {
         "run": plan.run,
         "job_hash": plan.job_hash,
         "target": plan.surroundings.target,
@@ -73,6 +75,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "launch": None if launch is None else json.loads(launch.to_json()),
         "requests": [dict(request) for request in plan.requests],
     }
+    return {key: mask(value) for key, value in document.items()}
 
 
 def _parts(carried: Carried) -> dict[str, Any]:
@@ -97,7 +100,7 @@ Paint = Callable[[str, str], str]
 
 
 def as_text(plan: Plan, paint: Paint | None = None) -> str:
-    """The plan for people; with ``paint`` for a terminal that knows colours."""
+    """The plan for people, secrets masked; with ``paint`` for a terminal that knows colours."""
     reasons = (f"{reason.because} [{reason.rule}]" for reason in plan.reasons)
     blocks = [[headline(plan)], _table(decisions(plan)), ["Why", *bullets("-", reasons)]]
     if plan.warnings:
@@ -110,7 +113,7 @@ def as_text(plan: Plan, paint: Paint | None = None) -> str:
 
 
 def _painted(line: str, paint: Paint | None) -> str:
-    text = visible(line)
+    text = visible(mask_text(line))
     if paint is None:
         return text
     if not text.startswith(" "):
@@ -264,19 +267,26 @@ def _network(job: Job) -> Iterator[str]:
 def _command(task: Task) -> str:
     if task.launch_spec is None:
         program = task.request.get("AlgorithmSpecification") or task.request["AppSpecification"]
-        return " ".join(["the image's own program", *map(_word, program.get("ContainerArguments", ()))])
+        return " ".join(["the image's own program", *_shown_words(program.get("ContainerArguments", ()))])
     words = task.launch_spec.ranks.argv
     if "HyperParameters" not in task.request:
         words = tuple(word for word in words if word != Ref("hyperparameters"))
     by = "" if task.launch_spec.ranks.launcher == RUNTIME else f"{task.launch_spec.ranks.launcher}: "
     where = " (on the leader alone)" if task.launch_spec.ranks.on == LEADER else ""
-    return by + " ".join(_word(word) for word in words) + where
+    return by + " ".join(_shown_words(words)) + where
 
 
 def _service(service: Service) -> str:
     """``every host: ray start --block``."""
     where = {LEADER: "the leader", ALL: "every host"}.get(service.on, "the other hosts")
-    return f"{where}: {' '.join(map(_word, service.argv))}"
+    return f"{where}: {' '.join(_shown_words(service.argv))}"
+
+
+def _shown_words(words: Iterable[Word]) -> Iterator[str]:
+    # A word with references in it is a tuple, which masking would take for a list.
+    own = list(words)
+    for word, shown in zip(own, masked_words(w if isinstance(w, str) else None for w in own), strict=True):
+        yield _word(word if shown is None else shown)
 
 
 def _word(word: Word) -> str:
@@ -295,7 +305,10 @@ def _word(word: Word) -> str:
 
 
 def _pair(key: str, value: Any) -> str:
-    """``lr=0.1``, ``note="two words"``: on one line, whatever the value."""
+    """``lr=0.1``, ``note="two words"``, ``api_key=****``: on one line, whatever the value."""
+    value = masked(key, value)
+    if value == MASK:
+        return f"{key}={MASK}"
     bare = isinstance(value, str) and shlex.quote(value) == value
     return f"{key}={value if bare else json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 

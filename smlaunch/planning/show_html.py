@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from html import escape
 
+from smlaunch.masking import mask, mask_text
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.prose import visible
 from smlaunch.planning.show import decisions, headline, steps
@@ -70,7 +71,7 @@ def _candidates(plan: Plan) -> Iterator[str]:
 
 
 def _request(operation: str, name: str, request: object) -> str:
-    text = json.dumps(request, indent=2, default=str)
+    text = json.dumps(mask(request), indent=2, default=str)
     return _fold(f"{operation} {name}", f"<pre>{_text(text, lines=True)}</pre>")
 
 
@@ -89,6 +90,7 @@ def _fold(title: str, content: str, is_open: bool = False) -> str:
 
 
 def _text(text: str, lines: bool = False) -> str:
-    """Escaped, and without what a reader could not see; ``lines``: its line ends stay."""
-    parts = text.split("\n") if lines else [text]
+    """Escaped, secrets masked, and without what a reader could not see; ``lines``: its line ends stay."""
+    shown = mask_text(text)
+    parts = shown.split("\n") if lines else [shown]
     return escape("\n".join(visible(part) for part in parts))

@@ -228,15 +228,11 @@ def environment_of(
 def _bytes(text: str, where: str) -> bytes:
     """UTF-8 whatever the locale; bytes that were not UTF-8 in our own environment come out as they were."""
     if "\0" in text:
-        raise Unusable(
-            "{}: holds a NUL character, which no argument or variable can carry: {!r}".format(where, text)
-        )
+        raise Unusable("{}: holds a NUL character, which no argument or variable can carry".format(where))
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise Unusable(
-            "{}: holds half a surrogate pair, which is no character: {!r}".format(where, text)
-        ) from None
+        raise Unusable("{}: holds half a surrogate pair, which is no character".format(where)) from None
 
 
 def interpreter() -> str:

@@ -95,3 +95,116 @@ def test_the_warning_is_in_the_plan_and_its_document(shell: Shell) -> None:
     assert ".netrc (passwords)" in shell("plan", "train.py", "--local").out
     document = json.loads(shell("plan", "train.py", "--local", "--json").out)
     assert [warning for warning in document["warnings"] if ".netrc" in warning]
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------
+
+HF = "hf_" + "aBcD" * 9
+HIDDEN = ("hunter2", "s3same", "open5", "pl4in", HF, "w0rds", "t4g")
+SHOWN = ("512", "tokenizer.json", "me", "0.25")
+
+JOB = f"""\
+entry: train.py
+strategy: custom
+environment:
+  {{DB_PASSWORD: hunter2, NOTE: {HF}, DATABASE: "postgres://me:pl4in@db/x", TOKENIZER: tokenizer.json}}
+hyperparameters: {{api_key: s3same, max_tokens: 512, lr: 0.25, config: {{client_secret: open5}}}}
+args: [--hub-token, w0rds, fine]
+tags: {{ci_token: t4g}}
+"""
+
+
+def leaks(text: str) -> list[str]:
+    return [secret for secret in HIDDEN if secret in text]
+
+
+def test_nothing_that_is_shown_holds_a_secret(shell: Shell) -> None:
+    (shell.folder / "job.yaml").write_text(JOB)
+    for words in (
+        ("run", "job.yaml", "--local", "--dry-run"),
+        ("plan", "job.yaml", "--local"),
+        ("plan", "job.yaml", "--local", "--json"),
+    ):
+        ran = shell(*words)
+        assert ran.code == 0, ran.err
+        assert leaks(ran.out + ran.err) == [], words
+        assert [value for value in SHOWN if value not in ran.out] == [], words
+        assert "****" in ran.out
+    request = json.loads(shell("run", "job.yaml", "--local", "--dry-run").out)
+    assert request["Environment"]["DATABASE"] == "postgres://me:****@db/x"
+    assert request["HyperParameters"]["max_tokens"] == "512"
+
+
+def test_a_plan_in_python_shows_no_secret_and_sends_them_all(shell: Shell) -> None:
+    (shell.folder / "job.yaml").write_text(JOB)
+    job = Job.from_file(shell.folder / "job.yaml").model_copy(update={"role": ROLE})
+    made = plan(job, fake_target())
+    assert (
+        leaks(str(made) + made._repr_html_() + repr(made) + json.dumps(made.to_dict()) + repr(job) + str(job))
+        == []
+    )
+    sent = json.dumps(made.requests) + "".join(upload.content or "" for upload in made.uploads)
+    assert leaks(sent) == list(HIDDEN)
+    assert leaks(job.to_yaml()) == list(HIDDEN)
+
+
+def test_the_script_gets_the_true_values(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(
+        "import os, sys\nprint('got', os.environ['DB_PASSWORD'], os.environ['NOTE'], *sys.argv[1:])\n"
+    )
+    (shell.folder / "job.yaml").write_text(JOB)
+    ran = shell("run", "job.yaml", "--local")
+    assert ran.code == 0, ran.err
+    assert leaks(ran.err) == []
+    got = next(line for line in ran.out.splitlines() if line.startswith("got"))
+    assert [secret for secret in ("hunter2", HF, "s3same", "w0rds", "open5") if secret not in got] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--env", "DB_PASSWORD:hunter2"),
+        ("--env", f"NOTE {HF}"),
+        ("--hp", "api-key hunter2"),
+        ("--env", "DB_PASSWORD=" + "hunter2" * 100),
+        ("--env", "DB-PASSWORD=hunter2"),
+        ("--output", "https://me:hunter2@host/"),
+        ("--image", HF, "--hosts", "0"),
+    ],
+)
+def test_mistakes_are_told_without_the_secret(shell: Shell, words: tuple[str, ...]) -> None:
+    ran = shell("run", "train.py", "--local", *words)
+    assert ran.code == 2
+    assert leaks(ran.out + ran.err) == []
+    assert ran.err
+
+
+def test_a_mistake_in_a_job_file_is_told_without_the_secret(shell: Shell) -> None:
+    (shell.folder / "job.yaml").write_text("entry: train.py\nenvironment: {DB_PASSWORD: 12.75, LR: 0.5}\n")
+    ran = shell("plan", "job.yaml", "--local")
+    assert ran.code == 2
+    assert "environment.DB_PASSWORD: text is needed, not" in ran.err
+    assert "12.75" not in ran.err
+    assert "environment.LR: text is needed, not 0.5" in ran.err
+
+
+def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
+    (standing.folder / "secrets").mkdir()
+    (standing.folder / "secrets" / "train.py").write_text("")
+    (standing.folder / "secrets" / "job.yaml").write_text(JOB)
+    for kind in ("step-functions", "airflow"):
+        ran = standing("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
+        assert ran.code == 0, ran.err
+        assert leaks(ran.err) == []
+        warning = next(line for line in ran.err.splitlines() if "the export holds the values of" in line)
+        for field in (
+            "environment.DB_PASSWORD",
+            "environment.NOTE",
+            "hyperparameters.api_key",
+            "args",
+            "tags.ci_token",
+        ):
+            assert field in warning
+        assert "TOKENIZER" not in warning
+        written = "".join(path.read_text() for path in (standing.folder / f"out-{kind}").iterdir())
+        assert "hunter2" in written
