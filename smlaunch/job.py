@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.job_fields import (
+    AccountId,
     ChannelName,
     Count,
     DataUri,
@@ -101,7 +102,8 @@ class Channel(_Part):
     ``carry``: how a split by bytes comes to the hosts; None lets the plan say. ``shards``: the prefix is
     packed in shards of one size (``smlaunch data pack``), which the service deals out. ``lists``: every host
     sees all of it and reads its own list (``smlaunch.train.part_files``). ``jobs``: a job for each part.
-    ``content_type``: told to built-in algorithms, such as text/csv.
+    ``content_type``: told to built-in algorithms, such as text/csv. ``bucket_owner``: the account (twelve
+    digits) that has to own the bucket; None takes the bucket whosever it is, as for public data.
     """
 
     uri: DataUri
@@ -109,6 +111,7 @@ class Channel(_Part):
     split: SplitName | None = None
     carry: CarryName | None = None
     content_type: FilledText | None = None
+    bucket_owner: AccountId | None = None
 
     @_outermost
     def __init__(
@@ -119,9 +122,10 @@ class Channel(_Part):
         split: SplitName | None = None,
         carry: CarryName | None = None,
         content_type: str | None = None,
+        bucket_owner: str | None = None,
     ) -> None:
         how = {"mode": mode, "split": split, "carry": carry}
-        _fill(self, {"uri": uri, **how, "content_type": content_type})
+        _fill(self, {"uri": uri, **how, "content_type": content_type, "bucket_owner": bucket_owner})
 
     @property
     def is_local(self) -> bool:
@@ -183,7 +187,8 @@ class Checkpoints(_Part):
     it follow from what a checkpoint costs and how often hosts fail. ``keep``: newest ones that stay.
     ``carrier``: ``sync`` brings the whole prefix to every host before its start and keeps both equal while
     training (SageMaker's checkpoint sync: a file deleted locally is deleted in S3 too), ``direct`` lets every
-    rank move its own part; None lets the plan say.
+    rank move its own part; None lets the plan say. ``bucket_owner``: the account (twelve digits) that owns
+    the bucket of ``uri``, where it is not the caller's own.
     """
 
     uri: S3Uri | None = None
@@ -191,6 +196,7 @@ class Checkpoints(_Part):
     interval: Duration = None
     keep: Annotated[int, Field(strict=True, ge=3)] = 3
     carrier: CarrierName | None = None
+    bucket_owner: AccountId | None = None
 
     @_outermost
     def __init__(
@@ -201,9 +207,10 @@ class Checkpoints(_Part):
         interval: str | None = None,
         keep: int = 3,
         carrier: CarrierName | None = None,
+        bucket_owner: str | None = None,
     ) -> None:
         fields = {"local_path": local_path, "interval": interval, "keep": keep, "carrier": carrier}
-        _fill(self, {"uri": uri, **fields})
+        _fill(self, {"uri": uri, **fields, "bucket_owner": bucket_owner})
 
 
 class Workload(_Part):
@@ -273,7 +280,8 @@ class Job(_Part):
     such as 2.13. ``environment``: variables of every process. ``deterministic``: ranks that use
     smlaunch.train compute bit by bit the same every time, or say why not. ``segments``: changes of a chain's
     segments, in their order. ``checkpoints``: what is kept of a training while it runs. ``output``: the S3
-    prefix below which model and output are written. ``role``: the execution role, by name or ARN.
+    prefix below which model and output are written. ``bucket_owner``: the account (twelve digits) that owns
+    the bucket of ``output``, where it is not the caller's own. ``role``: the execution role, by name or ARN.
     ``network_isolation``: hosts reach nothing outside. ``encrypt_traffic``: between the hosts. ``subnets``:
     of the VPC that hosts run in. ``security_groups``: the same. ``tags``: of every job that is made.
     ``name``: the run's id; the same job and name attach to the run that exists.
@@ -300,6 +308,7 @@ class Job(_Part):
     segments: tuple[SegmentChange, ...] = ()
     checkpoints: Annotated[Checkpoints | None, BeforeValidator(partial(as_mapping, "uri"))] = None
     output: S3Uri | None = None
+    bucket_owner: AccountId | None = None
     role: FilledText | None = None
     network_isolation: Flag = False
     encrypt_traffic: Flag = False

@@ -27,6 +27,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)")
 _S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NO_PROGRAM = (".yaml", ".yml", ".ipynb", ".json", ".toml", ".txt", ".md", ".csv", ".zip", ".gz", "/")
+_ACCOUNT = re.compile(r"[0-9]{12}")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
@@ -198,6 +199,12 @@ def _run_id(text: str) -> str:
     return text
 
 
+def _account(text: str) -> str:
+    if not _ACCOUNT.fullmatch(text):
+        raise _wrong(f"{text!r} is not the id of an AWS account, which has twelve digits")
+    return text
+
+
 def _json_value(value: Any, depth: int = 0) -> Any:
     """A copy made of JSON's own types. Tuples become lists, so that YAML gives back the same job."""
     if depth > _DEEPEST:
@@ -235,6 +242,7 @@ Hyperparameter = Annotated[Any, PlainValidator(_json_value, json_schema_input_ty
 Entry = Annotated[Path, AfterValidator(_entry)]
 DataUri = Annotated[Path, AfterValidator(_data_uri)]
 InstanceTypeName = Annotated[Text, AfterValidator(_instance_type)]
+AccountId = Annotated[Text, AfterValidator(_account)]
 RunId = Annotated[Text, AfterValidator(_run_id)]
 Processes = Annotated[
     int | Literal["auto"] | None,

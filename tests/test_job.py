@@ -92,7 +92,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"train": ""}}, "inputs.train.uri: it is empty"),
     (
         {"inputs": {"train": None}},
-        "inputs.train: a mapping is needed (keys: uri, mode, split, carry, content_type)",
+        "inputs.train: a mapping is needed (keys: uri, mode, split, carry, content_type, bucket_owner)",
     ),
     ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
     ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),

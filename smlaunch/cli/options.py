@@ -366,7 +366,7 @@ def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[st
     return pairs
 
 
-_CHANNEL_KEYS = ("mode", "split", "carry", "content_type")
+_CHANNEL_KEYS = ("mode", "split", "carry", "content_type", "bucket_owner")
 
 
 def _inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from smlaunch.catalog.instances import InstanceType, find
 from smlaunch.job import Job, format_duration, parse_duration
+from smlaunch.planning.bucket_owners import recorded
 from smlaunch.planning.choose import choose_instance_type, choose_processes
 from smlaunch.planning.cost import Rate, rate_of
 from smlaunch.planning.image import choose_image, what_jumpstart_adds
@@ -21,7 +22,7 @@ from smlaunch.planning.surroundings import Surroundings
 from smlaunch.planning.workflow import Variant
 from smlaunch.protocol.launch_spec import RUNTIME, CheckpointSpec, LaunchSpec
 from smlaunch.protocol.names import TAG_ATTEMPT, TAG_JOB, TAG_RUN, TAG_SEGMENT, TaskName
-from smlaunch.protocol.segment import STOP_AFTER, SYNC, UNTIL_STEP
+from smlaunch.protocol.segment import OWNERS, STOP_AFTER, SYNC, UNTIL_STEP, owners_text
 from smlaunch.request import CREATE, ENTRYPOINT, InputChannel, TrainingTask
 from smlaunch.strategies.base import Setting, Strategy
 
@@ -88,7 +89,7 @@ class Compiler:
             spot=job.compute.spot,
             max_wait=_max_wait(job, shape.length, self.strategy.longest_wait(setting), notes),
             checkpoints=(self.kept.uri or "", self.kept.path) if self.kept is not None and synced else None,
-            environment={**job.environment, **_own_variables(shape)},
+            environment={**job.environment, **_own_variables(shape), **self._owners(job)},
             network_isolation=job.network_isolation,
             encrypt_traffic=job.encrypt_traffic,
             subnets=job.subnets,
@@ -104,6 +105,10 @@ class Compiler:
         request = CREATE[self.strategy.operation](task)
         variant = Variant(shape.first, request, rate.per_hour, shape.until_step)
         return Compiled(shape, instance[0], per_host, image, spec, rate, variant)
+
+    def _owners(self, job: Job) -> dict[str, str]:
+        owners = recorded(job, self.kept, self.surroundings.account)
+        return {OWNERS: owners_text(owners)} if owners else {}
 
     def _setting(
         self,

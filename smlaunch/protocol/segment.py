@@ -5,6 +5,8 @@ A script that does not read them trains all the same. ``smlaunch.train`` reads t
 
 from typing import Dict, Mapping, NamedTuple, Optional
 
+from smlaunch.protocol.addresses import split_s3
+
 RUN = "SMLAUNCH_RUN"
 JOB = "SMLAUNCH_JOB"
 """The training job's own name; segment and attempt are read from it where it is one of ours."""
@@ -24,6 +26,9 @@ INTERVAL = "SMLAUNCH_CHECKPOINT_INTERVAL"
 
 FAILURE_SECONDS = "SMLAUNCH_FAILURE_SECONDS"
 """Mean time between failures that the plan reckons with."""
+
+OWNERS = "SMLAUNCH_BUCKET_OWNERS"
+"""In the request's Environment: the accounts that own buckets, as ``bucket=account``, with spaces between."""
 
 STOP_FILE = "SMLAUNCH_STOP_FILE"
 """A file that appears on the host when its ranks are to leave: at the planned end, or on SIGTERM."""
@@ -92,10 +97,13 @@ class Segment(NamedTuple):
     stop_at: Optional[float] = None
     until_step: Optional[int] = None
     deterministic: bool = False
+    bucket_owner: Optional[str] = None
+    """The account that owns the bucket of ``uri``; None where nobody has said."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Segment":
         """Raises ValueError naming the variable that cannot be read."""
+        place = split_s3(environ.get(CHECKPOINTS_URI) or "")
         return cls(
             run=environ.get(RUN) or None,
             job=environ.get(JOB) or None,
@@ -111,10 +119,12 @@ class Segment(NamedTuple):
             stop_at=_number(environ, STOP_AT),
             until_step=_whole(environ, UNTIL_STEP),
             deterministic=environ.get(DETERMINISTIC) == "1",
+            bucket_owner=None if place is None else owners_in(environ).get(place[0]),
         )
 
     def to_environment(self) -> Dict[str, str]:
         """The variables that ``from_environment`` reads; what is None has none."""
+        place, owner = split_s3(self.uri or ""), self.bucket_owner
         values = {
             RUN: self.run,
             JOB: self.job,
@@ -130,8 +140,20 @@ class Segment(NamedTuple):
             STOP_AT: self.stop_at,
             UNTIL_STEP: self.until_step,
             DETERMINISTIC: "1" if self.deterministic else None,
+            OWNERS: None if place is None or owner is None else owners_text({place[0]: owner}),
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def owners_text(owners: Mapping[str, str]) -> str:
+    """For OWNERS. ``owners``: accounts by the names of their buckets."""
+    return " ".join("{}={}".format(*pair) for pair in sorted(owners.items()))
+
+
+def owners_in(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Accounts by the names of their buckets, as OWNERS has them."""
+    pairs = (word.partition("=") for word in environ.get(OWNERS, "").split())
+    return {bucket: account for bucket, equals, account in pairs if equals}
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[float]:

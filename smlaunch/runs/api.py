@@ -13,6 +13,7 @@ from pathlib import Path
 from smlaunch.errors import JobError, SmlaunchError
 from smlaunch.job import Job
 from smlaunch.job_rest import rest_of
+from smlaunch.planning.bucket_owners import owners_of
 from smlaunch.planning.decide import make_plan, other_problems
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.surroundings import NO_SOURCE, SourceFacts
@@ -86,6 +87,7 @@ def prepare(
     yet."""
     target = target or Target.region()
     facts, source = _packed(job)
+    _name_owners(job, target)
     with answers_of(target):
         surroundings = survey(job, target, facts, pending)
     given = name or job.name
@@ -121,6 +123,7 @@ def with_the_rest(error: JobError, target: Target) -> JobError:
     if rest is None:
         return error
     try:
+        _name_owners(rest.job, target)
         with answers_of(target):
             surroundings = survey(rest.job, target, _packed(rest.job)[0])
     except SmlaunchError:
@@ -130,6 +133,7 @@ def with_the_rest(error: JobError, target: Target) -> JobError:
 
 def _carry_out(prepared: Prepared, told: Told, watch: Watch | None) -> Run:
     plan, target = prepared.plan, prepared.target
+    _name_owners(plan.job, target)
     if plan.parts:
         return _carry_out_parts(prepared, told, watch)
     task, workflow = plan.tasks[0], plan.workflow
@@ -199,6 +203,11 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
                 told(f"{part.run}: {error.message}; it and later parts begin when others have ended")
                 break
     return PartsRun(plan.run, target, parts, attached=all(there.values()))
+
+
+def _name_owners(job: Job, target: Target) -> None:
+    for bucket, account in owners_of(job).items():
+        target.owners.name(bucket, account)
 
 
 def _waiting(error: CallError, seconds: float) -> str:

@@ -208,10 +208,12 @@ def _summary(row: Mapping[str, Any]) -> JobSummary:
 
 
 class S3:
-    """ObjectStorage."""
+    """ObjectStorage. ``must_exist``: of the buckets whose owner is checked; the local endpoint makes those
+    that a job names when they are needed."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, must_exist: bool = True) -> None:
         self._client = client
+        self._must_exist = must_exist
 
     def size(self, bucket: str, key: str) -> int | None:
         try:
@@ -301,6 +303,8 @@ class S3:
         except CallError as error:
             if error.status != 404:
                 raise
+            if not self._must_exist:
+                return
             told = f"there is no bucket {bucket}"
             raise CallError("HeadBucket", "NoSuchBucket", told, 404) from error
 

@@ -56,6 +56,7 @@ class Chain:
         self.verdict: Finish | None = None
         self.kept = Kept()
         uri = workflow.checkpoints
+        target.owners.learn(workflow.variants[0].request.get("Environment", {}))
         self._checkpoints = None if uri is None else Checkpoints(uri, target.storage)
         self._target = target
         self._told = told or _say_nothing

@@ -268,6 +268,7 @@ class OrchestratedRun(Run):
         """``kept``: also at all of its checkpoints, on which nothing depends."""
         self._theirs.look()
         self._jobs = self._theirs.names
+        self.target.owners.learn(self._newest.get("Environment", {}))
         uri, storage = checkpoints_of(self._newest), self.target.storage
         checkpoints = Checkpoints(uri, storage) if uri else None
         if kept:

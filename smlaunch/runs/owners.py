@@ -8,12 +8,13 @@ whichever library calls it, and tells a bucket of somebody else apart from a mis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
 from typing import Any
 
 from smlaunch.ports import NOT_THE_OWNER
+from smlaunch.protocol.segment import owners_in
 
 _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z]{2}(?:-[a-z]+)+-[0-9]+-([0-9]{12})")
 """The SageMaker SDK's default bucket says in its name whose it is."""
@@ -39,9 +40,9 @@ class Owners:
         """Somebody has said that the bucket belongs to this account."""
         self._named[bucket] = account
 
-    @property
-    def named(self) -> dict[str, str]:
-        return dict(self._named)
+    def learn(self, environment: Mapping[str, str]) -> None:
+        """What a job's request says (protocol.segment, OWNERS)."""
+        self._named.update(owners_in(environment))
 
     def known(self, bucket: str) -> str | None:
         """None for a bucket that may be anybody's, as far as reading it goes."""

@@ -92,6 +92,7 @@ class Run:
                 if error.code not in ("ValidationException", "ResourceNotFound"):
                     raise
                 raise _no_run(given, name, target) from error
+            target.owners.learn(newest.get("Environment", {}))
             whose = orchestrated_run(newest)
             if whose is not None:
                 from smlaunch.runs.orchestrated import attach_orchestrated

@@ -17,7 +17,7 @@ from smlaunch.planning.storage import RESERVED_CHANNELS
 from smlaunch.ports import CallError, ControlPlane, ObjectStorage
 from smlaunch.protocol.addresses import split_s3
 from smlaunch.protocol.names import TAG_JOB, parse_task_name
-from smlaunch.protocol.segment import CHECKPOINTS_URI
+from smlaunch.protocol.segment import owners_in
 from smlaunch.request import PROCESSING, operation_of
 from smlaunch.runs.retry import is_done_perhaps, retrying
 
@@ -82,18 +82,15 @@ def buckets_of(request: Mapping[str, Any]) -> list[str]:
         uris = [row["S3Output"]["S3Uri"] for row in outputs if "S3Output" in row]
         inputs = [(row["InputName"], row["S3Input"]["S3Uri"]) for row in request.get("ProcessingInputs", [])]
     else:
-        places = (
-            ("OutputDataConfig", "S3OutputPath"),
-            ("CheckpointConfig", "S3Uri"),
-            ("Environment", CHECKPOINTS_URI),
-        )
+        places = (("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"))
         uris = [uri for member, key in places if (uri := request.get(member, {}).get(key))]
         inputs = [
             (row["ChannelName"], row["DataSource"]["S3DataSource"]["S3Uri"])
             for row in request.get("InputDataConfig", [])
         ]
     uris += [uri for name, uri in inputs if name in RESERVED_CHANNELS]
-    return sorted({found[0] for uri in uris if (found := split_s3(uri)) is not None})
+    found = {place[0] for uri in uris if (place := split_s3(uri)) is not None}
+    return sorted(found | owners_in(request.get("Environment", {})).keys())
 
 
 def _unknown(task: Task, error: CallError) -> CallError:

@@ -140,7 +140,7 @@ class Target:
         """Buckets of the caller, and of whom ``owners`` names: others are neither read nor written."""
         from smlaunch.runs.aws import S3
 
-        return S3(self.s3())
+        return S3(self.s3(), must_exist=self.kind == "aws")
 
     @cached_property
     def inputs(self) -> ObjectStorage:

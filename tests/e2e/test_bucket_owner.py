@@ -7,7 +7,7 @@ obstore and the ranks of a job send is all there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from smlaunch.cli.main import run_command
 from smlaunch.local.caller import ACCOUNT
 from smlaunch.local.messages import Payload, Request, Response
 from smlaunch.local.services.s3.service import S3Service, bucket_and_key
+from smlaunch.place import open_place
 from tests.e2e.chains import words, write_script
 
 STRANGER = "999999999999"
@@ -80,6 +81,29 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     yield record
 
 
+Made = Callable[[str, str], None]
+
+
+@pytest.fixture
+def made(home: Path) -> Made:
+    """Makes a bucket, with an object in it."""
+
+    def make(bucket: str, key: str) -> None:
+        with open_place({"local": True, "region": None, "profile": None}) as place:
+            s3 = place.target.client("s3")
+            s3.create_bucket(Bucket=bucket)
+            s3.put_object(Bucket=bucket, Key=key, Body=b"content")
+
+    return make
+
+
+@pytest.fixture
+def default_bucket(home: Path) -> str:
+    with open_place({"local": True, "region": None, "profile": None}) as place:
+        place.target.storage.make_bucket(str(place.target.bucket), "us-east-1")
+        return str(place.target.bucket)
+
+
 def smlaunch(*arguments: str | Path) -> int:
     return run_command([str(word) for word in arguments])
 
@@ -107,3 +131,110 @@ def test_a_chain_its_followers_and_its_files_name_the_owner(
     assert len(record.sent) > 50
     assert {row.method for row in record.sent} >= {"GET", "PUT", "HEAD"}
     assert record.bare == []
+
+
+DIRECT = """\
+from smlaunch.train import Checkpointer
+
+class Thing:
+    value = 0
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+thing = Thing()
+with Checkpointer(thing=thing) as run:
+    for batch in run.batches([1, 2, 3], epochs=1):
+        thing.value += batch
+        run.step()
+"""
+
+
+CHAIN = "limits: {max_runtime: 10m, segment: 60s}\n"
+
+
+def owned(tmp_path: Path, checkpoints: str, more: str = "") -> Path:
+    (tmp_path / "train.py").write_text(DIRECT)
+    job = tmp_path / "job.yaml"
+    job.write_text(f"entry: train.py\ncheckpoints: {checkpoints}\n{more}")
+    return job
+
+
+def test_ranks_that_move_their_own_checkpoints_name_the_owner(
+    home: Path, tmp_path: Path, record: Record
+) -> None:
+    job = owned(tmp_path, "{carrier: direct}")
+    assert smlaunch("run", job, "--local", "--name", "moved") == 0
+    ranks = [row for row in record.sent if "rank-00000" in row.key or "COMMIT" in row.key]
+    assert {row.method for row in ranks} >= {"PUT", "HEAD"}
+    assert record.bare == []
+
+
+def test_data_that_is_sent_fetched_packed_and_listed(
+    home: Path, tmp_path: Path, record: Record, default_bucket: str
+) -> None:
+    """By botocore and by obstore, which takes over from sixteen objects on, and for large ones in parts."""
+    pytest.importorskip("obstore", reason="needs the extra data")
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(20):
+        (data / f"{number}.bin").write_bytes(bytes(1000))
+    (data / "large.bin").write_bytes(bytes(40 << 20))
+    there = f"s3://{default_bucket}/data/"
+    assert smlaunch("data", "push", data, there, "--local") == 0
+    assert smlaunch("data", "push", data, there, "--local") == 0
+    assert smlaunch("data", "pull", there, tmp_path / "back", "--local") == 0
+    assert smlaunch("data", "pack", there, f"s3://{default_bucket}/packed/", "--local") == 0
+    assert smlaunch("data", "inventory", there, "--local", "--out", tmp_path / "listed") == 0
+    assert any("uploads" in row.query for row in record.sent)
+    assert any("object_store" in row.agent for row in record.sent)
+    assert record.bare == []
+
+
+def test_a_stranger_who_has_the_default_bucket_gets_nothing(
+    home: Path, tmp_path: Path, record: Record, default_bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record.strangers.add(default_bucket)
+    before = sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file())
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert smlaunch("run", tmp_path / "train.py", "--local") == 3
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert f"the bucket {default_bucket} does not belong to the account {ACCOUNT}" in told
+    assert "nothing was read or written there" in told
+    for number in range(20):
+        (tmp_path / f"{number}.bin").write_bytes(b"secret")
+    assert smlaunch("data", "push", tmp_path, f"s3://{default_bucket}/x/", "--local") == 3
+    assert smlaunch("data", "pull", f"s3://{default_bucket}/x/", tmp_path / "back", "--local") == 3
+    assert sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file()) == before
+    assert record.bare == [] or all(row.method == "HEAD" and not row.key for row in record.bare)
+
+
+def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
+    home: Path, tmp_path: Path, record: Record, made: Made, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made("public", "in/a.bin")
+    made("theirs", "marker")
+    record.strangers |= {"public", "theirs"}
+    inputs = "inputs: {{train: {{uri: 's3://public/in/'{0}}}}}\n"
+    refused = owned(tmp_path, "{carrier: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
+    assert smlaunch("run", refused, "--local") == 2
+    assert f"does not belong to the account {ACCOUNT}" in capfd.readouterr().err
+    for more in ("", f", bucket_owner: '{STRANGER}'"):
+        job = owned(tmp_path, "{carrier: direct}", inputs.format(more))
+        assert smlaunch("run", job, "--local") == 0
+
+    mine = owned(tmp_path, "{uri: 's3://theirs/kept/', carrier: direct}")
+    assert smlaunch("run", mine, "--local", "--name", "mine") == 3
+    assert f"the bucket theirs does not belong to the account {ACCOUNT}" in capfd.readouterr().err
+    record.sent.clear()
+    place = f"{{uri: 's3://theirs/kept/', carrier: direct, bucket_owner: '{STRANGER}'}}"
+    job = owned(tmp_path, place, f"output: s3://theirs/out/\nbucket_owner: '{STRANGER}'\n{CHAIN}")
+    assert smlaunch("run", job, "--local", "--name", "lent") == 0
+    assert smlaunch("show", "lent", "--local") == 0
+    assert smlaunch("checkpoints", "ls", "lent", "--local") == 0
+    assert "step 3" in capfd.readouterr().out
+    rows = [row for row in record.sent if row.bucket == "theirs"]
+    assert {row.method for row in rows} >= {"PUT", "HEAD", "GET"}
+    assert {row.owner for row in rows} == {STRANGER}
+    assert all(row.bucket == "theirs" for row in record.bare)

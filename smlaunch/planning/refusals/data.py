@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from smlaunch.errors import Problem
+from smlaunch.planning.bucket_owners import stated
 from smlaunch.planning.carry import too_few
 from smlaunch.planning.case import Case
 from smlaunch.planning.refusals.rule import Found, rule
@@ -156,7 +157,36 @@ def checkpoints_over_other_data(case: Case) -> Found:
         )
 
 
+@rule(
+    "buckets.owner",
+    "an account for a bucket that it cannot own",
+    "2.1",
+    "S3 refuses a request whose ExpectedBucketOwner is not the bucket's owner.",
+    "bucket_owner",
+    "inputs.*",
+    "checkpoints",
+    "output",
+)
+def contradicting_owners(case: Case) -> Found:
+    seen: dict[str, tuple[str, str]] = {}
+    if case.surroundings.account:
+        seen[case.surroundings.bucket] = ("it is your own default bucket", case.surroundings.account)
+    for field, bucket, account in stated(case.job):
+        if bucket is None:
+            what = "data" if field.startswith("inputs.") else field.rpartition(".")[0] or "output"
+            yield Problem(
+                field, f"it is about a bucket of another account, and {what} names none; leave it out"
+            )
+            continue
+        where, other = seen.setdefault(bucket, (f"{field} says", account))
+        if other != account:
+            yield Problem(
+                field, f"{bucket} cannot belong to {account}: {where} {other}; a bucket has one owner"
+            )
+
+
 RULES = (
+    contradicting_owners,
     reserved_channels,
     missing_inputs,
     too_many_channels,

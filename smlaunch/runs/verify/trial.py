@@ -156,14 +156,17 @@ class Trials:
     def _changed(self, name: str, traced: Path, interval: float | None) -> Job:
         """The job with checkpoints of this trial's own, as one job without segments."""
         given = self._job.checkpoints or Checkpoints()
-        checkpoints = given.model_copy(update={"uri": f"s3://{self._target.bucket}/verify/{name}/"})
+        place = f"s3://{self._target.bucket}/verify/{name}/"
+        checkpoints = given.model_copy(update={"uri": place, "bucket_owner": None})
         limits = self._job.limits.model_copy(update={"segment": None, "max_runtime": None, "max_cost": None})
         environment = {**self._job.environment, TRACE: str(traced)}
         if interval is not None:
             environment[INTERVAL] = f"{interval:.3f}"
         compute = self._job.compute.model_copy(update={"spot": False, "on_demand_fallback": False})
         changes = {"checkpoints": checkpoints, "limits": limits, "environment": environment, "segments": ()}
-        return self._job.model_copy(update={**changes, "compute": compute, "output": None, "name": None})
+        return self._job.model_copy(
+            update={**changes, "compute": compute, "output": None, "bucket_owner": None, "name": None}
+        )
 
     def _files(self, uri: str | None) -> dict[str, str]:
         """sha256 of each file in the model's archive, whose own bytes differ by times of modification."""

@@ -15,4 +15,4 @@ def carrier_for(segment: Segment) -> Carrier:
         raise ValueError("the carrier `direct` needs a place in S3: set checkpoints.uri in the job")
     from smlaunch.train.carriers.direct import Direct
 
-    return Direct(segment.uri)
+    return Direct(segment.uri, owner=segment.bucket_owner)

@@ -35,8 +35,9 @@ _GONE = ("404", "NoSuchKey", "NotFound")
 
 
 class Direct(Carrier):
-    """``uri``: ``s3://bucket/prefix/``. ``told`` hears about every try that failed, and
-    about uploads that do not move."""
+    """``uri``: ``s3://bucket/prefix/``. ``owner``: the account that has to own the bucket; S3 refuses
+    everything where another one does. ``told`` hears about every try that failed, and about uploads that do
+    not move."""
 
     remote = True
     settle_seconds = 0.0
@@ -45,6 +46,7 @@ class Direct(Carrier):
         self,
         uri: str,
         *,
+        owner: Optional[str] = None,
         client: Any = None,
         told: Optional[Callable[[str], None]] = None,
         wait: Callable[[float], object] = time.sleep,
@@ -55,6 +57,10 @@ class Direct(Carrier):
         self._client = client or boto3.client(
             "s3", config=Config(retries={"mode": "standard", "max_attempts": 10}, connect_timeout=10)
         )
+        self._owner = owner
+        if owner is not None:
+            # As a header: images with an older boto3 know no parameter of that name.
+            self._client.meta.events.register("before-call.s3", partial(_name_owner, owner))
         self._told = told or _print
         self._wait = wait
         self._now = now
@@ -168,6 +174,10 @@ class Direct(Carrier):
                     raise KeyError(name) from error
                 tries += 1
                 text = "checkpoint {}: {} failed: {}".format(name, what, error)
+                if self._owner is not None and _status(error) == 403:
+                    text += "; the role lacks the permission, or the bucket {} does not belong to {}".format(
+                        self._bucket, self._owner
+                    )
                 if tries == _TRIES or _is_refused(error):
                     raise failure(text) from error
                 pause = _FIRST_WAIT * 2 ** (tries - 1)
@@ -189,10 +199,20 @@ def _is_gone(error: Exception) -> bool:
 
 def _is_refused(error: Exception) -> bool:
     """Asking again would not help: no permission, no such bucket."""
-    if not isinstance(error, ClientError):
-        return False
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    status = _status(error)
     return 400 <= status < 500 and status not in (408, 429)
+
+
+def _status(error: Exception) -> int:
+    """0 where no answer came."""
+    if not isinstance(error, ClientError):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _name_owner(owner: str, params: Dict[str, Any], **_: Any) -> None:
+    """botocore's event before a request is signed."""
+    params["headers"]["x-amz-expected-bucket-owner"] = owner
 
 
 def _print(text: str) -> None:
