@@ -102,7 +102,7 @@ class Containers:
         if os.geteuid() == 0:
             return []
         if self.engine.kind == "podman":
-            return [self.engine.words("unshare", "chown", "-R", "0:0", str(folder))]
+            return [self.engine.words("unshare", "chown", "-R", "-h", "0:0", str(folder))]
         return [words.chown(self.engine, helper_image(self.engine), str(folder), os.geteuid(), os.getegid())]
 
     def folder(self, job: str) -> Path:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -12,13 +13,14 @@ from pathlib import Path
 from smlaunch.local.host_files import OWN_FOLDER, open_folder_at
 
 _REMOVALS = 3
+_MEETINGS = 50
 
 
 def remove_tree(folder: Path) -> None:
-    """Two processes may be at it, and one that was just killed may have made its last file meanwhile: so it
-    is tried again. What cannot be removed (an immutable file, a mount) keeps nothing else: then raises
-    OSError."""
-    for left in reversed(range(_REMOVALS)):
+    """Two processes may be at it, and bring directories up while the other one is done; one that was just
+    killed may have made its last file meanwhile: so it is tried again. What cannot be removed (an immutable
+    file, a mount) keeps nothing else: then raises OSError."""
+    for number in range(1, _MEETINGS + 1):
         try:
             at = os.open(folder.parent, OWN_FOLDER)
         except FileNotFoundError:
@@ -29,7 +31,7 @@ def remove_tree(folder: Path) -> None:
             os.close(at)
         if problem is None:
             return
-        if not left:
+        if number >= (_MEETINGS if problem.errno == errno.ENOTEMPTY else _REMOVALS):
             raise problem
 
 

@@ -37,6 +37,7 @@ _TOGETHER_BYTES = 64 << 20
 """At most so many bytes become visible in S3 at once."""
 _KEY_LIMIT = 1024
 _LAST_TRIES = 2
+_AGAIN = " (every sync tries again)"
 
 
 class _Stamp(NamedTuple):
@@ -208,7 +209,7 @@ class CheckpointSync:
         try:
             self._objects.delete(self._where.bucket, self._where.below(_key(name)))
         except Exception as error:
-            self._fail(label, name, f"could not be deleted in S3: {why(error)} (every sync tries again)")
+            self._fail(label, name, f"could not be deleted in S3: {why(error)}", _AGAIN)
             return False
         return True
 
@@ -301,7 +302,7 @@ class CheckpointSync:
             label, name = files[key]
             # One that was deleted meanwhile, or goes on changing, is seen by the next scan.
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
-                self._fail(label, name, f"could not be uploaded: {why(reason)} (every sync tries again)")
+                self._fail(label, name, f"could not be uploaded: {why(reason)}", _AGAIN)
         yield from (change for change in changes if self._where.below(_key(change[1])) not in failed)
 
     def _look(self, label: str, folder: HostFile, final: bool) -> _Look:
@@ -339,10 +340,10 @@ class CheckpointSync:
             return OSError(errno.ENAMETOOLONG, f"its key would have more than {_KEY_LIMIT} bytes")
         return None
 
-    def _fail(self, label: str, name: str, text: str) -> None:
-        self.missing[label, name] = text
+    def _fail(self, label: str, name: str, text: str, outlook: str = "") -> None:
         about = f"{self._what} {shown(name)}" if name else self._local_path
-        self._tell(label, name, f"{about} {text}", of=label)
+        self.missing[label, name] = f"{about} {text}"
+        self._tell(label, name, f"{about} {text}{outlook}", of=label)
 
     def _tell(self, label: str, name: str, text: str, of: str = "") -> bool:
         """Once, and not with every scan; about a file of every host unless it is ``of`` one. False when that

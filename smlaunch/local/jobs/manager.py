@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -15,6 +16,8 @@ from smlaunch.local.jobs import states
 from smlaunch.local.jobs.runner import JobRunner, Rooms
 from smlaunch.local.state_dir import Owner, StateDir
 from smlaunch.local.store import JobRecord
+
+log = logging.getLogger(__name__)
 
 _CLOSED = "The endpoint that ran this job was closed"
 
@@ -176,4 +179,7 @@ def _remove(folders: list[Path]) -> None:
     from smlaunch.local.executors.removal import remove_tree
 
     for folder in folders:
-        remove_tree(folder)
+        try:
+            remove_tree(folder)
+        except OSError as error:
+            log.warning("%s is left by an endpoint that is gone and cannot be removed: %s", folder, error)

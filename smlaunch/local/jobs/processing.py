@@ -75,7 +75,7 @@ class ProcessingWork:
     def __init__(self, record: JobRecord, wait: Wait) -> None:
         self.spec: ProcessingSpec = read_request(record.request, record.arn, record.region, wait)
         self._request = record.request
-        self._syncs: Mapping[str, CheckpointSync] = {}
+        self._syncs: list[CheckpointSync] = []
 
     def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
         resources = self._request["ProcessingResources"]
@@ -106,8 +106,8 @@ class ProcessingWork:
         self, places: Sequence[Place], tools: Tools, check: Callable[[], None]
     ) -> list[CheckpointSync]:
         """Of outputs, those that are uploaded continuously: one way only, whatever is in S3 already."""
-        self._syncs = {
-            output.name: CheckpointSync(
+        self._syncs = [
+            CheckpointSync(
                 output.where,
                 f"{CONTRACT_ROOT}/{output.target}",
                 places,
@@ -119,8 +119,8 @@ class ProcessingWork:
             )
             for output in self.spec.outputs
             if output.continuous
-        }
-        return list(self._syncs.values())
+        ]
+        return self._syncs
 
     def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
         result: dict[str, Any] = {}
@@ -146,13 +146,14 @@ class ProcessingWork:
                         _upload(output, places, tools)
             except UploadError as error:
                 return Outcome(f"ClientError: {error}", result=result)
-        if reason is None and not stopped:
-            for name, sync in self._syncs.items():
-                if sync.missing:
-                    lost = [f"{label}: {text}" for (label, _), text in sync.missing.items()]
-                    return Outcome(
-                        f"ClientError: Data upload failed:output {name}: {in_short(lost)}", result=result
-                    )
+        lost = [
+            f"{text} ({label})"
+            for sync in self._syncs
+            for (label, _), text in sync.missing.items()
+            if reason is None and not stopped
+        ]
+        if lost:
+            return Outcome(f"ClientError: Data upload failed:{in_short(lost)}", result=result)
         return Outcome(reason, result=result)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,6 @@ def test_what_an_empty_directory_leaves_is_a_setting(
 
 
 def test_links_are_kept_and_sockets_left(objects: ObjectStore, places: list[Place], tmp_path: Path) -> None:
-    import os
-
     model = write(places[0], "model/real", "x").parent
     (model / "link").symlink_to("real")
     os.mkfifo(model / "pipe")
@@ -95,3 +94,79 @@ def test_links_are_kept_and_sockets_left(objects: ObjectStore, places: list[Plac
 def test_a_bucket_that_does_not_exist(objects: ObjectStore, places: list[Place], tmp_path: Path) -> None:
     with pytest.raises(UploadError, match=r"OutputDataConfig.S3OutputPath, absent, does not exist"):
         upload(objects, places, tmp_path, OutputDataConfig={"S3OutputPath": "s3://absent/x"})
+
+
+NONE = {"S3OutputPath": "s3://data/out/", "CompressionType": "NONE"}
+
+
+def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
+    objects: ObjectStore, places: list[Place], tmp_path: Path
+) -> None:
+    write(places[0], "model/a", "x")
+    write(places[1], "model/b", "x")
+    (places[0].tree / "model" / os.fsdecode(b"odd-\xff")).write_text("x")
+    (places[1].tree / "model" / "link").symlink_to("b")
+    os.mkfifo(places[1].tree / "model" / "pipe")
+    notes: list[str] = []
+    arguments = (places, objects, Settings(), tmp_path, lambda label, text: notes.append(f"{label}: {text}"))
+    lost = "/opt/ml/model/odd-\\xff cannot be stored: its name is not UTF-8, and S3 has no other keys"
+    with pytest.raises(UploadError) as raised:
+        artifacts.upload(spec(OutputDataConfig=NONE), *arguments)
+    assert str(raised.value) == f"Artifact upload failed:{lost} (algo-1)"
+    assert keys(objects) == ["out/job/output/model/a", "out/job/output/model/b"]
+    assert sorted(notes) == [
+        f"algo-1: {lost}",
+        "algo-2: model/link is a symbolic link: it is not uploaded",
+        "algo-2: model/pipe is a FIFO: it is not uploaded",
+    ]
+    # An archive has names of any bytes.
+    artifacts.upload(spec(), *arguments)
+    assert archive(objects, "out/job/output/model.tar.gz") == {"a": "x", "b": "x", "odd-\udcff": "x"}
+
+
+@pytest.mark.parametrize("link", ["model", "output", "output/data"])
+def test_a_directory_behind_a_link_fails_the_job(
+    objects: ObjectStore, places: list[Place], tmp_path: Path, link: str
+) -> None:
+    secret = tmp_path / "secret"
+    (secret / "data").mkdir(parents=True)
+    (secret / "key").write_text("of this machine")
+    (secret / "data" / "key").write_text("of this machine")
+    write(places[1], "model/weights", "x")
+    (places[0].tree / link).parent.mkdir(parents=True)
+    (places[0].tree / link).symlink_to(secret)
+    with pytest.raises(UploadError, match="lies behind a symbolic link, which is not followed"):
+        upload(objects, places, tmp_path)
+    assert archive(objects, "out/job/output/model.tar.gz") == {"weights": "x"}
+    assert keys(objects) == ["out/job/output/model.tar.gz"]
+
+
+def test_a_file_that_fails_in_the_middle_is_not_in_the_archive_and_all_others_are(
+    objects: ObjectStore, places: list[Place], tmp_path: Path
+) -> None:
+    for name in "abc":
+        write(places[0], f"model/{name}", name * 100_000)
+    (places[0].tree / "model" / "l").symlink_to("a")
+    merged = artifacts.merge(places, "model", lambda *_: None)
+    for name in ("b", "l"):  # they have been exchanged since
+        (places[0].tree / "model" / name).unlink()
+    os.mkfifo(places[0].tree / "model" / "b")
+    write(places[0], "model/l", "x")
+    notes: list[str] = []
+    lost = artifacts._upload_archive(
+        merged.entries, "model", objects, "data", "key", tmp_path, lambda label, text: notes.append(text)
+    )
+    assert [text.removesuffix(" (algo-1)") for text in lost] == notes
+    assert "/opt/ml/model/b cannot be stored: it is a FIFO" in notes
+    assert len(notes) == 2
+    assert archive(objects, "key") == {name: name * 100_000 for name in "ac"}
+
+
+def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("12345")
+    with (tmp_path / "file").open("rb") as file:
+        source = artifacts._Source("file", file.fileno())
+        assert source.read(3) == b"123"
+        with pytest.raises(artifacts._CannotRead) as raised:
+            source.read(3)
+    assert "shorter" in str(raised.value.error)

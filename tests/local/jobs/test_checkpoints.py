@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -137,6 +139,124 @@ def test_a_directory_that_became_a_link_is_not_followed(bench: Bench, tmp_path: 
     bench.sync._scan(final=True)
     assert bench.stored() == {"ckpt/step-1/part": "one"}
     assert sum("has become a symbolic link" in note for note in bench.notes) == 1
+
+
+def test_what_cannot_be_looked_at_has_not_been_deleted(bench: Bench) -> None:
+    """A directory behind a link, or shut, is no reason to delete in S3 what has been uploaded from it."""
+    bench.scan(2)
+    for folder in bench.folders:
+        (folder / "step-1").rename(folder / "moved")
+        (folder / "step-1").symlink_to("moved")
+    bench.scan(3)
+    assert bench.stored()["ckpt/step-1/part"] == "one"
+    for folder in bench.folders:
+        (folder / "step-1").unlink()
+        (folder / "moved").rename(folder / "step-1")
+        (folder / "step-1").chmod(0)  # root can look at it all the same
+    bench.scan(2)
+    bench.sync._scan(final=True)
+    assert bench.stored()["ckpt/step-1/part"] == "one"
+    shutil.rmtree(bench.folders[0] / "step-1")
+    bench.scan()
+    assert "ckpt/step-1/part" not in bench.stored()
+
+
+def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(bench: Bench) -> None:
+    odd = os.fsdecode(b"odd-\xff")
+    folder = bench.folders[0]
+    for name in (odd, "new\nline", "x" * 255):
+        (folder / name).write_text("x")
+    deep = folder / "/".join(["d" * 250] * 5)
+    deep.mkdir(parents=True)
+    (folder / "f\u00fc\u00df").write_text("x")
+    for _ in range(3):
+        bench.sync._scan_or_tell(final=False)
+    bench.sync.finish()
+    assert set(bench.stored()) == {
+        f"ckpt/{name}" for name in ("step-1/part", "new\nline", "x" * 255, "f\u00fc\u00df")
+    }
+    first, second, last = bench.notes
+    told = {first, second}
+    assert "checkpoint odd-\\xff cannot be uploaded: its name is not UTF-8, and S3 has no other keys" in told
+    assert any("its key would have more than 1024 bytes" in note for note in told)
+    assert (
+        last
+        == "after the last sync 2 of the files in /opt/ml/checkpoints, which this log names, did not reach S3"
+    )
+    assert {name for _, name in bench.sync.missing} == {odd, "/".join(["d" * 250] * 5)}
+
+
+def test_a_sync_that_goes_wrong_is_not_the_last(bench: Bench) -> None:
+    """Whatever it was: here, the index is no database for a while."""
+    index = bench.objects.root / "_store" / "index.sqlite"
+    (bench.folders[0] / "new").write_text("x")
+    bench.scan()
+    bench.objects.close()
+    for path in index.parent.glob("index.sqlite*"):
+        path.rename(path.with_name(f"away-{path.name}"))
+    index.write_bytes(b"no database" * 1000)
+    for _ in range(3):
+        bench.sync._scan_or_tell(final=False)
+    index.unlink()
+    for path in index.parent.glob("away-*"):
+        path.rename(path.with_name(path.name.removeprefix("away-")))
+    (note,) = bench.notes
+    assert note.startswith("checkpoint new could not be uploaded: file is not a database")
+    bench.sync.start()
+    bench.sync.finish()
+    assert bench.stored()["ckpt/new"] == "x"
+    assert bench.sync.missing == {}
+
+
+def test_the_last_sync_leaves_every_file_where_it_is(bench: Bench) -> None:
+    """Nothing is taken away before it is stored; nor after that, since the hosts' trees go anyway."""
+    (bench.folders[0] / "last").write_text("words")
+    index = sqlite3.connect(bench.objects.root / "_store" / "index.sqlite")
+    index.execute(
+        "CREATE TRIGGER t BEFORE INSERT ON objects BEGIN SELECT RAISE(ABORT, 'the disk broke'); END"
+    )
+    index.commit()
+    bench.sync.finish()
+    assert (bench.folders[0] / "last").read_text() == "words"
+    assert sum("last could not be uploaded: the disk broke" in note for note in bench.notes) == 1
+    index.execute("DROP TRIGGER t")
+    index.commit()
+    index.close()
+    bench.sync.finish()
+    assert bench.stored()["ckpt/last"] == "words"
+    assert (bench.folders[0] / "last").read_text() == "words"
+
+
+def test_a_delete_that_s3_refuses_is_tried_again(bench: Bench) -> None:
+    bench.scan()
+    index = sqlite3.connect(bench.objects.root / "_store" / "index.sqlite")
+    index.execute("CREATE TRIGGER t BEFORE DELETE ON objects BEGIN SELECT RAISE(ABORT, 'not now'); END")
+    index.commit()
+    for folder in bench.folders:
+        (folder / "step-1" / "part").unlink()
+    bench.scan(2)
+    assert len(bench.notes) == 2
+    assert "step-1/part could not be deleted in S3: not now" in bench.notes[0]
+    index.execute("DROP TRIGGER t")
+    index.commit()
+    index.close()
+    bench.scan()
+    assert bench.stored() == {}
+
+
+def test_keys_that_cannot_be_paths(objects: ObjectStore, places: list[Place]) -> None:
+    """What is not here has not been deleted here; and what cannot be here at all fails the job by name."""
+    for key in ("a//b", "../up", "./c", "nul-\0"):
+        objects.put_bytes("data", f"ckpt/{key}", b"x")
+    bench = Bench(objects, places)
+    assert [tree(folder) for folder in bench.folders] == [{}, {}]
+    assert len(bench.notes) == 4
+    bench.scan(3)
+    assert len(bench.stored()) == 4
+    objects.put_bytes("data", "ckpt/both", b"x")
+    objects.put_bytes("data", "ckpt/both/of-them", b"x")
+    with pytest.raises(DataError, match=r"ckpt/both/of-them .* cannot be written to /opt/ml/checkpoints"):
+        Bench(objects, places)
 
 
 def test_another_local_path(objects: ObjectStore, places: list[Place]) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import sqlite3
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,3 +84,47 @@ def test_a_log_that_cannot_be_written_blocks_nobody_and_is_told(logs: LogStore) 
         "[smlaunch] 2 lines were lost: the log could not be written",
         "[smlaunch] seen",
     ]
+
+
+def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> None:
+    """Nobody would read the hosts' pipes any more, and they would wait for ever."""
+
+    def full(events: Sequence[tuple[int, str]]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    reader, writer = os.pipe()
+    pump = OutputPump("job", ["algo-1"], logs, full)
+    pump.start({"algo-1": reader})
+    os.write(writer, b"one\n")
+    os.write(writer, b"two\n")
+    os.close(writer)
+    pump.finish()
+    assert lines(logs, "algo-1") == ["one", "two"]
+    os.close(reader)
+
+
+def test_a_program_that_reads_its_own_output_holds_nobody_up(logs: LogStore) -> None:
+    reader, writer = os.pipe()
+    pump = OutputPump("job", ["algo-1"], logs)
+    pump.start({"algo-1": reader})
+    done = threading.Event()
+    thief = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
+
+    def steal() -> None:
+        while not done.is_set():
+            if select.select([thief], [], [], 0.05)[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(thief, 100)
+
+    thread = threading.Thread(target=steal)
+    thread.start()
+    for _ in range(3000):
+        os.write(writer, b"line\n")
+    finished = threading.Thread(target=pump.finish, args=(0.1,), daemon=True)
+    finished.start()
+    finished.join(20)
+    assert not finished.is_alive()
+    done.set()
+    thread.join()
+    for descriptor in (reader, writer, thief):
+        os.close(descriptor)

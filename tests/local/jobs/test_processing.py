@@ -133,9 +133,40 @@ def test_an_output_that_became_a_link_is_not_followed(
     (tmp_path / "out/key").write_text("of this machine")
     (places[1].tree / "processing").symlink_to(tmp_path)
     notes: list[str] = []
-    work().finish(places, tools(objects, notes), None, False)
+    outcome = work().finish(places, tools(objects, notes), None, False)
+    assert (outcome.reason or "").startswith(
+        "ClientError: Data upload failed:output out: /opt/ml/processing/out"
+    )
     assert kept(objects) == {}
     assert sum("lies behind a symbolic link" in note for note in notes) == 2
+
+
+@pytest.mark.parametrize("mode", ["EndOfJob", "Continuous"])
+def test_an_output_that_cannot_be_stored_fails_the_job_and_keeps_no_other(
+    objects: ObjectStore, places: list[Place], mode: str
+) -> None:
+    fill(places)
+    (places[1].tree / "processing/out" / os.fsdecode(b"odd-\xff")).write_text("x")
+    notes: list[str] = []
+    job = work(S3UploadMode=mode)
+    for sync in job.synced(places, tools(objects, notes), lambda: None):
+        sync.finish()
+    outcome = job.finish(places, tools(objects, notes), None, False)
+    assert (outcome.reason or "").startswith("ClientError: Data upload failed:output out: ")
+    assert "odd-\\xff" in (outcome.reason or "")
+    assert "its name is not UTF-8" in (outcome.reason or "")
+    assert kept(objects).keys() == {"kept/same", "kept/deep/0", "kept/deep/1"}
+    # What failed before it is the job's failure, and a job that was stopped has none.
+    assert job.finish(places, tools(objects, notes), "AlgorithmError: , exit code: 1", False).reason == (
+        "AlgorithmError: , exit code: 1"
+    )
+
+
+def test_a_message_behind_a_link_is_none(places: list[Place], tmp_path: Path) -> None:
+    (tmp_path / "message").write_text("of this machine")
+    places[0].tree.mkdir(parents=True)
+    (places[0].tree / "output").symlink_to(tmp_path)
+    assert exit_message([(places[0].tree, "output/message")]) == ""
 
 
 def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(

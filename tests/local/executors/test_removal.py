@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors.removal import remove_tree
+
+
+def fill(folder: Path, depth: int) -> None:
+    """Directories in one another, each with a file and a link, every third one shut."""
+    folder.mkdir()
+    at = os.open(folder, os.O_RDONLY)
+    for number in range(depth):
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+        os.symlink("/etc", "link", dir_fd=at)
+        os.mkdir("d" * 200, dir_fd=at)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        if number % 3 == 0:
+            os.fchmod(at, 0)
+        os.close(at)
+        at = inner
+    os.close(at)
+
+
+def test_any_depth_and_any_modes(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(0o500)
+    (tmp_path / "kept").write_text("x")
+    fill(tmp_path / "tree", 1100)
+    (tmp_path / "tree").chmod(0o700)
+    (tmp_path / "tree" / "away").symlink_to(outside)
+    remove_tree(tmp_path / "tree")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "outside"]
+    assert outside.stat().st_mode & 0o777 == 0o500
+    remove_tree(tmp_path / "tree")  # nothing is there, nothing is wrong
+    remove_tree(tmp_path / "nowhere" / "tree")
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("x")
+    (tmp_path / "tree").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic link"):
+        remove_tree(tmp_path / "tree")
+    assert (tmp_path / "outside" / "file").read_text() == "x"
+
+
+def test_two_may_be_at_it(tmp_path: Path) -> None:
+    for number in range(5):
+        tree = tmp_path / str(number)
+        fill(tree, 100)
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(remove_tree, tree) for _ in range(3)]:
+                done.result()
+        assert not tree.exists()

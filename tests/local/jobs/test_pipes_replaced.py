@@ -1,0 +1,79 @@
+"""A program may put anything in the place of its FIFOs: data are written into those that were made, only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors.base import Place
+from smlaunch.local.jobs import channels
+from smlaunch.local.jobs.listing import DataError
+from smlaunch.local.jobs.pipes import Pipes
+from smlaunch.local.objects import ObjectStore
+from smlaunch.local.settings import Settings
+from tests.local.jobs.conftest import channel, spec
+
+
+@pytest.fixture
+def folder(places: list[Place]) -> Path:
+    path = places[0].tree / "input" / "data"
+    path.mkdir(parents=True)
+    return path
+
+
+class Feed:
+    def __init__(self, objects: ObjectStore, place: Place) -> None:
+        objects.put_bytes("data", "train/part", b"data")
+        wanted = spec([channel("train", "s3://data/train/", InputMode="Pipe")], hosts=1)
+        found = channels.prepare(wanted, [place], objects, Settings(), False, lambda: None)
+        self.errors: list[DataError] = []
+        self.broken = threading.Event()
+        self.pipes = Pipes(found.feeds, objects, self._break)
+        self.pipes.start()
+
+    def _break(self, error: DataError) -> None:
+        self.errors.append(error)
+        self.broken.set()
+
+
+@pytest.fixture
+def feed(objects: ObjectStore, places: list[Place], folder: Path) -> Feed:
+    return Feed(objects, places[0])
+
+
+def test_a_name_that_became_a_link_is_not_written_through(feed: Feed, folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("of this machine")
+    held = os.open(folder / "train_1", os.O_RDONLY | os.O_NONBLOCK)
+    (folder / "train_1").unlink()
+    (folder / "train_1").symlink_to(victim)
+    assert (folder / "train_0").read_bytes() == b"data"
+    os.set_blocking(held, True)
+    assert os.read(held, 100) == b"data", "the FIFO is the one that was made"
+    os.close(held)
+    feed.pipes.finish()
+    assert victim.read_text() == "of this machine"
+
+
+def test_a_directory_that_became_a_link_gets_no_fifo(feed: Feed, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.symlink_to(tmp_path / "victim")
+    for epoch in range(4):
+        assert (away / f"train_{epoch}").read_bytes() == b"data"
+    feed.pipes.finish()
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_a_name_that_is_taken_breaks_the_job(feed: Feed, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("of this machine")
+    (folder / "train_2").symlink_to(tmp_path / "victim")
+    assert (folder / "train_0").read_bytes() == b"data"
+    assert feed.broken.wait(20)
+    assert "train_2" in str(feed.errors[0])
+    feed.pipes.finish()
+    assert (tmp_path / "victim").read_text() == "of this machine"
