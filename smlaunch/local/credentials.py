@@ -6,10 +6,13 @@ import base64
 import hashlib
 import hmac
 import json
+import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from smlaunch.local.caller import ACCOUNT
+from smlaunch.local.damage import forbidden, unusable
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,33 @@ class TemporaryCredentials(NamedTuple):
     secret_key: str
     session_token: str
     expires: float
+
+
+def fresh() -> bytes:
+    """A random key as it is stored, in the form of AWS's own, which some clients check."""
+    key = {"access_key": "AKIA" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
+    return json.dumps(key).encode()
+
+
+def read(path: Path) -> Credentials:
+    """Raises FileNotFoundError, and StateDamaged for a file that holds no key."""
+    lost = "the key that clients sign their requests with; a new one takes `smlaunch local env` in each shell"
+    try:
+        key = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise forbidden(path) from error
+    except OSError as error:
+        raise unusable(path, f"cannot be read: {error.strerror}", lost) from error
+    except ValueError:
+        raise unusable(path, "is damaged: it is not JSON", lost) from None
+    names = ("access_key", "secret_key")
+    if not isinstance(key, dict) or any(
+        not isinstance(key.get(name), str) or not key[name] for name in names
+    ):
+        raise unusable(path, f"is damaged: it holds no {' and '.join(names)}", lost)
+    return Credentials(key["access_key"], key["secret_key"])
 
 
 class Keyring:

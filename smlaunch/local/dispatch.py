@@ -21,6 +21,7 @@ from smlaunch.local import sigv4
 from smlaunch.local.call_log import CallLog, error_code
 from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
+from smlaunch.local.damage import DAMAGED, StateDamaged
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Held, Payload, Request, Response
 from smlaunch.local.services.cbor_errors import CborErrors, is_cbor
@@ -74,6 +75,8 @@ class Dispatch:
             response = form.error(_refusal(refusal, form), request_id)
         except ApiError as error:
             response = form.error(error, request_id)
+        except StateDamaged as error:
+            response = form.error(ApiError(DAMAGED, str(error), 500), request_id)
         except (ConnectionError, TimeoutError):
             raise  # the client is gone: nobody to tell
         except Exception:

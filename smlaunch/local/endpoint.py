@@ -6,9 +6,7 @@ one state directory at the same time.
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -207,13 +205,12 @@ class Endpoint:
 
 
 def _credentials(state: StateDir) -> Credentials:
-    """This state directory's own random key, made by the first endpoint that needs it."""
-    from smlaunch.local.credentials import Credentials
+    """This state directory's own random key, made by the first that needs it. Raises StateDamaged."""
+    from smlaunch.local import credentials
 
+    path = state.credentials
     try:
-        return Credentials(**json.loads(state.credentials.read_bytes()))
+        return credentials.read(path)
     except FileNotFoundError:
-        # The form of AWS's own keys, which some clients check.
-        fresh = {"access_key": "AKIA" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
-        publish(state.credentials, json.dumps(fresh).encode(), replace=False)
-        return Credentials(**json.loads(state.credentials.read_bytes()))
+        publish(path, credentials.fresh(), replace=False)
+        return credentials.read(path)

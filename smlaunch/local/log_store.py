@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from smlaunch.local.errors import ApiError
 
@@ -122,7 +122,7 @@ class LogStore:
         found = []
         for path in self.root.glob(f"*/{_GROUP_FILE}"):
             with suppress(FileNotFoundError):
-                header = json.loads(path.read_text())
+                header = _header(path.read_bytes(), path.parent, "group")
                 found.append((str(header["group"]), int(header["created"])))
         yield from sorted(entry for entry in found if entry[0].startswith(prefix))
 
@@ -221,14 +221,14 @@ def _create(path: Path, header: dict[str, str | int]) -> bool:
 def _describe(path: Path) -> StreamInfo:
     with path.open("rb") as file:
         line = file.readline()
-        header = json.loads(line)
+        header = _header(line, path.with_suffix(""), "stream")
         first = next(filter(None, (_event(line, 0) for line in file)), None)
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _BLOCK))
         events = (_event(line, 0) for line in reversed(file.read().splitlines(keepends=True)))
         last = next(filter(None, events), first)
     return StreamInfo(
-        group=header["group"],
+        group=header.get("group", unquote(path.parent.name)),
         name=header["stream"],
         created=header["created"],
         first=first.timestamp if first else None,
@@ -236,6 +236,20 @@ def _describe(path: Path) -> StreamInfo:
         last_ingestion=last.ingestion if last else None,
         size=size,
     )
+
+
+def _header(line: bytes, path: Path, name: str) -> dict[str, Any]:
+    """What the first line says. One that is damaged loses the time, and a long name's end: the rest is in the
+    file's own name."""
+    with suppress(ValueError):
+        header = json.loads(line)
+        if (
+            isinstance(header, dict)
+            and isinstance(header.get(name), str)
+            and isinstance(header["created"], int)
+        ):
+            return header
+    return {name: unquote(path.name), "created": int(path.parent.stat().st_mtime * 1000)}
 
 
 def _event(line: bytes, start: int) -> LogEvent | None:

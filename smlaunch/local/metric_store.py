@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_SCHEMA = """
+from smlaunch.local.database import Contents, OneConnection
+
+_CONTENTS = Contents(
+    "the metrics that jobs and clients have put (CloudWatch)",
+    schema="""
 CREATE TABLE IF NOT EXISTS series (
     id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, dimensions TEXT NOT NULL,
     UNIQUE (namespace, name, dimensions)
@@ -20,7 +23,10 @@ CREATE TABLE IF NOT EXISTS points (
     many REAL NOT NULL, total REAL NOT NULL, low REAL NOT NULL, high REAL NOT NULL, unit TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS points_by_time ON points (series, ms);
-"""
+""",
+    version=1,
+    durable=False,
+)
 
 
 class Sample(NamedTuple):
@@ -47,19 +53,14 @@ class Bucket(NamedTuple):
 
 
 class MetricStore:
-    """Safe for many threads and processes."""
+    """Safe for many threads and processes. A kill -9 loses nothing, a power cut the last seconds."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
         self._known: dict[tuple[str, str, str], int] = {}
-        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.executescript(_SCHEMA)
+        self._db = OneConnection(path, _CONTENTS)
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._db.close()
 
     def put(
         self, namespace: str, dimensions: Mapping[str, str], points: Sequence[tuple[str, int, float]]
@@ -75,12 +76,12 @@ class MetricStore:
     def add(self, namespace: str, dimensions: Mapping[str, str], samples: Iterable[Sample]) -> None:
         key = _key(dimensions)
         held = list(samples)
-        with self._lock:
-            ids = {name: self._series(namespace, name, key) for name in {sample.name for sample in held}}
+        names = {sample.name for sample in held}
+        with self._db.writing() as connection:
+            ids = {name: self._series(connection, (namespace, name, key)) for name in names}
             rows = [(ids[sample.name], *sample[1:]) for sample in held]
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
-            self._connection.execute("COMMIT")
+            connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
+        self._known.update({(namespace, name, key): number for name, number in ids.items()})
 
     def buckets(
         self,
@@ -100,8 +101,8 @@ class MetricStore:
         # The first period begins at or before the start, as CloudWatch rounds it.
         first = math.floor(start / period) * period
         values = (period * 1000, namespace, name, _key(dimensions), first * 1000, math.ceil(end * 1000))
-        with self._lock:
-            rows = self._connection.execute(statement, values).fetchall()
+        with self._db.reading() as connection:
+            rows = connection.execute(statement, values).fetchall()
         return [Bucket(row[0] * period, *row[1:]) for row in rows]
 
     def metrics(self, namespace: str | None, name: str | None) -> list[tuple[str, str, dict[str, str]]]:
@@ -109,19 +110,19 @@ class MetricStore:
         statement = """
             SELECT namespace, name, dimensions FROM series
             WHERE (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY 1, 2, 3"""
-        with self._lock:
-            rows = self._connection.execute(statement, (namespace, name)).fetchall()
+        with self._db.reading() as connection:
+            rows = connection.execute(statement, (namespace, name)).fetchall()
         return [(space, metric, json.loads(dimensions)) for space, metric, dimensions in rows]
 
-    def _series(self, namespace: str, name: str, dimensions: str) -> int:
-        """The number that stands for a metric; under the lock."""
-        words = (namespace, name, dimensions)
-        if words not in self._known:
-            insert = "INSERT OR IGNORE INTO series (namespace, name, dimensions) VALUES (?, ?, ?)"
-            self._connection.execute(insert, words)
-            select = "SELECT id FROM series WHERE namespace = ? AND name = ? AND dimensions = ?"
-            (self._known[words],) = self._connection.execute(select, words).fetchone()
-        return self._known[words]
+    def _series(self, connection: sqlite3.Connection, words: tuple[str, str, str]) -> int:
+        """The number that stands for a metric."""
+        if words in self._known:
+            return self._known[words]
+        insert = "INSERT OR IGNORE INTO series (namespace, name, dimensions) VALUES (?, ?, ?)"
+        connection.execute(insert, words)
+        select = "SELECT id FROM series WHERE namespace = ? AND name = ? AND dimensions = ?"
+        (number,) = connection.execute(select, words).fetchone()
+        return int(number)
 
 
 def _key(dimensions: Mapping[str, str]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from smlaunch.local.database import Contents, Database, lost, sync_folder
 from smlaunch.local.errors import ApiError
 
 _SCHEMA = """
@@ -27,7 +28,14 @@ CREATE TABLE IF NOT EXISTS parts (
     upload TEXT NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
     modified REAL NOT NULL, checksums TEXT NOT NULL, file TEXT NOT NULL,
     PRIMARY KEY (upload, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS place (inode INTEGER NOT NULL);
 """
+_LOST = (
+    "which objects there are and what S3 knows of them beside their bytes (the bytes are plain files, "
+    "<bucket>/<key>, and stay where they are)"
+)
+_TOGETHER = 64
+"""Changes that share a transaction at most: none waits for many others."""
 _COLUMNS = "bucket, key, size, etag, modified, attributes, file, inode, mtime_ns"
 
 
@@ -104,52 +112,110 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
     return stat.st_size, stat.st_ino, stat.st_mtime_ns
 
 
-class Index:
-    """Connections to the index. Several processes may have it open."""
+UNKNOWN_INODE = 0
+"""Of a row whose body may have been copied since."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "index.sqlite"
-        self._idle: deque[sqlite3.Connection] = deque()
-        with (folder / "lock").open("w") as lock:
-            # Two processes that make the index at once: switching to WAL does not wait for the other's lock.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            db = self._connect()
-            db.executescript(f"PRAGMA journal_mode = WAL; {_SCHEMA}")
-            self._idle.append(db)
+
+class Index:
+    """Connections to the index of the store in ``root``. Several processes may have it open."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        path = folder / "index.sqlite"
+        # In this order: whoever makes a bucket's folder has made the index before.
+        buckets = any(entry.is_dir() and entry.name[0] not in "_." for entry in root.iterdir())
+        contents = Contents(_LOST, _SCHEMA, 1, aside=root)
+        if buckets and not path.exists():
+            raise lost(path, "is gone", contents)
+        self._database = Database(path, contents)
+        self._idle: deque[sqlite3.Connection] = deque([self._database.take()])
+        self._turn = threading.Lock()
+        self._changes: deque[_Change] = deque()
+        self._settle_in(folder)
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        self._database.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread alone. Cursors must be used up or closed before it is given back."""
+        with self._connection() as db, self._database.reading(db):
+            yield db
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The same inside a transaction, which no other writer, of this process or another, shares. It is on
+        the disk when this ends."""
+        with self._connection() as db, self._database.writing(db):
+            yield db
+
+    def change(self, work: Callable[[sqlite3.Connection, set[str]], Any]) -> Any:
+        """Calls ``work`` inside a transaction, which it shares with those that come at the same time: they
+        wait for the disk together. What it raises undoes its own changes only. It adds to its second argument
+        the folders in which it has changed names; those are on the disk before the transaction is."""
+        mine = _Change(work)
+        self._changes.append(mine)
+        with self._turn:
+            while not mine.done:
+                self._change_all([self._changes.popleft() for _ in range(min(_TOGETHER, len(self._changes)))])
+        if mine.error is not None:
+            raise mine.error
+        return mine.value
+
+    def _change_all(self, changes: list[_Change]) -> None:
+        folders: set[str] = set()
+        try:
+            with self.writing() as db:
+                for change in changes:
+                    db.execute("SAVEPOINT one")
+                    try:
+                        change.value = change.work(db, folders)
+                    except BaseException as error:
+                        change.error = error
+                        db.execute("ROLLBACK TO one")
+                    db.execute("RELEASE one")
+                for folder in folders:
+                    sync_folder(folder)
+        except BaseException as error:
+            for change in changes:
+                change.error = change.error or error
+        for change in changes:
+            change.done = True
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
             db = self._idle.pop()
         except IndexError:
-            db = self._connect()
+            db = self._database.take()
         try:
             yield db
         finally:
             self._idle.append(db)
 
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """The same inside a transaction, which no other writer, of this process or another, shares."""
+    def _settle_in(self, folder: Path) -> None:
+        """In a store that was copied or put back, no body has the inode that its row remembers."""
+        inode = os.stat(folder).st_ino  # noqa: PTH116
         with self.reading() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.commit()
-            except BaseException:
-                db.rollback()
-                raise
+            known = [row[0] for row in db.execute("SELECT inode FROM place")]
+        if known == [inode]:
+            return
+        with self.writing() as db:
+            if known:
+                db.execute("UPDATE objects SET inode = ?", (UNKNOWN_INODE,))
+            db.execute("DELETE FROM place")
+            db.execute("INSERT INTO place VALUES (?)", (inode,))
 
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, timeout=60, isolation_level=None, check_same_thread=False)
-        # A kill -9 loses nothing either way; NORMAL may lose the last commits when the machine itself dies.
-        db.execute("PRAGMA synchronous = NORMAL")
-        return db
+
+class _Change:
+    """One change of those that share a transaction."""
+
+    def __init__(self, work: Callable[[sqlite3.Connection, set[str]], Any]) -> None:
+        self.work = work
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done = False
 
 
 def find_bucket(db: sqlite3.Connection, name: str) -> BucketInfo:

@@ -7,9 +7,13 @@
     <root>/_store/incoming/<random>   bodies being written; published by one rename
 
 The index row is the truth about which objects exist. A row remembers inode, size and mtime of the body it was
-written for, so a reader that meets a newer body (a concurrent overwrite, an edit by hand, a crash between
-rename and commit) sees that and looks again, or takes the body as it now is. Several processes may share a
-root.
+written for, so a reader that meets another body (a concurrent overwrite, an edit by hand, a crash between
+rename and commit) sees that and looks again, takes the body as it now is, or says that it is torn
+(``bodies.verdict``). Several processes may share a root.
+
+What a caller was told is stored survives a power cut. Each write is, in this order: the body's bytes on the
+disk, its rename, the folders of its name on the disk, the row on the disk; only then does the call return.
+Nothing that an answered row names is removed before the row that no longer names it is on the disk.
 """
 
 from __future__ import annotations
@@ -26,8 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from smlaunch.local.bodies import TornObject, copy_hashing, etag_of, has_etag, sync_file, verdict
+from smlaunch.local.body_places import can_be_a_path, disk_folds_case, rename_making_parents
+from smlaunch.local.database import sync_folder
 from smlaunch.local.errors import ApiError
 from smlaunch.local.object_index import (
     Attributes,
@@ -47,17 +54,24 @@ from smlaunch.local.object_index import (
 )
 from smlaunch.local.spreading import spread
 
-__all__ = ["Attributes", "BucketInfo", "NoSuchBucket", "NoSuchKey", "ObjectInfo", "ObjectStore", "Page"]
+__all__ = [
+    "Attributes",
+    "BucketInfo",
+    "NoSuchBucket",
+    "NoSuchKey",
+    "ObjectInfo",
+    "ObjectStore",
+    "Page",
+    "TornObject",
+]
 
-BLOCK = 1 << 20
-_SMALL = 1 << 16
 KEY_LIMIT = 1024
-_COMPONENT_LIMIT = 255
 _BUCKET_NAME = re.compile(r"(?!xn--|\d+\.\d+\.\d+\.\d+$)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _AT_ONCE = 1000
 """Rows that one look at the index takes: writers wait no longer than that."""
 _ABANDONED = 86_400.0
 """Seconds without a write after which a body in ``incoming`` is nobody's."""
+_FOLDERS_KNOWN = 10_000
 _LOOK_AGAIN = 20
 """How often a reader that raced with writers tries again before it believes the body over the row."""
 
@@ -84,8 +98,10 @@ class ObjectStore:
         for folder in (self._store, self._store / "odd", self._store / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
         spread(self._store / "incoming")
-        self._folds_case = _folds_case(self._store)
-        self.index = Index(self._store)
+        self._folds_case = disk_folds_case(self._store)
+        self.index = Index(self.root, self._store)
+        self._synced: set[str] = set()
+        """Folders whose own names are on the disk, up to the root."""
         self._sweep()
 
     def close(self) -> None:
@@ -101,6 +117,7 @@ class ObjectStore:
             statement = "INSERT OR IGNORE INTO buckets VALUES (?, ?, ?)"
             made = db.execute(statement, (name, time.time(), region)).rowcount == 1
             (self.root / name).mkdir(exist_ok=True)
+            sync_folder(self.root)
         return made
 
     def bucket(self, name: str) -> BucketInfo:
@@ -118,13 +135,17 @@ class ObjectStore:
             if db.execute("SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (name,)).fetchone():
                 message = "The bucket you tried to delete is not empty"
                 raise ApiError("BucketNotEmpty", message, 409, BucketName=name)
-            for (upload,) in db.execute("SELECT id FROM uploads WHERE bucket = ?", (name,)).fetchall():
-                for (file,) in db.execute("SELECT file FROM parts WHERE upload = ?", (upload,)):
-                    (self.root / file).unlink(missing_ok=True)
-                db.execute("DELETE FROM parts WHERE upload = ?", (upload,))
+            parts = "SELECT file FROM parts WHERE upload IN (SELECT id FROM uploads WHERE bucket = ?)"
+            files = db.execute(parts, (name,)).fetchall()
+            db.execute("DELETE FROM parts WHERE upload IN (SELECT id FROM uploads WHERE bucket = ?)", (name,))
             db.execute("DELETE FROM uploads WHERE bucket = ?", (name,))
             db.execute("DELETE FROM buckets WHERE name = ?", (name,))
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            # Files that are no objects, put there by hand, stay where they are.
+            for folder, _, _ in os.walk(self.root / name, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(folder)  # noqa: PTH106
+        for (file,) in files:
+            (self.root / file).unlink(missing_ok=True)
 
     # Reading
 
@@ -137,7 +158,8 @@ class ObjectStore:
             after = page.next
 
     def bodies(self, bucket: str, prefix: str = "") -> Iterator[tuple[str, int, str]]:
-        """(key, size, file of the body) of the same objects in the same order; only to be read."""
+        """(key, size, file of the body) of the same objects in the same order; only to be read. Raises
+        TornObject."""
         start = prefix.encode()
         after: bytes | None = start
         while after is not None:
@@ -147,7 +169,8 @@ class ObjectStore:
                     some = list(islice(rows, _AT_ONCE + 1))
             after = some.pop().key if len(some) > _AT_ONCE else None
             for row in some:
-                yield row.key.decode(), row.size, f"{self.root}/{row.file}"
+                file = f"{self.root}/{row.file}"
+                yield row.key.decode(), self._size(row, file), file
 
     def page(
         self, bucket: str, prefix: str = "", *, delimiter: str = "", after: bytes = b"", limit: int = 1000
@@ -180,15 +203,29 @@ class ObjectStore:
         return info
 
     def path(self, bucket: str, key: str) -> Path:
-        """The body's file. Read, copy or mount it, never write to it: bodies are replaced, not changed."""
+        """The body's file. Read, copy or mount it, never write to it: bodies are replaced, not changed.
+        Raises TornObject."""
         with self.index.reading() as db:
             row = find_row(db, bucket, key)
         if row is None or not (self.root / row.file).exists():
             raise NoSuchKey(bucket, key)
+        self._size(row, f"{self.root}/{row.file}")
         return self.root / row.file
 
+    def _size(self, row: Row, file: str) -> int:
+        """Of the body as it is now. Raises TornObject."""
+        try:
+            found = stamp(os.stat(file))  # noqa: PTH116
+        except FileNotFoundError:
+            return row.size  # who reads it will see that it was deleted
+        if verdict(row, found) == "torn":
+            self._believe_the_body(
+                row.bucket, row.key.decode()
+            )  # which looks again, with no writer beside it
+        return found[0]
+
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, BinaryIO]:
-        """The body, open for reading, and the very metadata it was written with."""
+        """The body, open for reading, and the very metadata it was written with. Raises TornObject."""
         for _ in range(_LOOK_AGAIN):
             with self.index.reading() as db:
                 row = find_row(db, bucket, key)
@@ -198,6 +235,8 @@ class ObjectStore:
                 file = (self.root / row.file).open("rb", buffering=0)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                raise TornObject(self.root, row, f"cannot be read: {error.strerror}") from error
             if stamp(os.fstat(file.fileno())) == row.stamp:
                 return row.info, file
             file.close()
@@ -225,33 +264,50 @@ class ObjectStore:
         condition: Condition | None = None,
     ) -> ObjectInfo:
         """Makes ``body`` (a file on this disk, which is moved) the object ``key``, all at once."""
-        with self.index.writing() as db:
-            return self._publish(db, bucket, key, str(body), etag, attributes, condition)
+        sync_file(body)
+
+        def work(db: sqlite3.Connection, folders: set[str]) -> tuple[ObjectInfo, str | None]:
+            return self._publish(db, folders, bucket, key, str(body), etag, attributes, condition)
+
+        info, old = self.index.change(work)
+        self._remove_old(bucket, key, old)
+        made: ObjectInfo = info
+        return made
 
     def _publish(
         self,
         db: sqlite3.Connection,
+        folders: set[str],
         bucket: str,
         key: str,
         body: str,
         etag: str,
         attributes: Attributes,
         condition: Condition | None = None,
-    ) -> ObjectInfo:
-        """``body`` is a word and no path: this runs ten thousand times for one directory of checkpoints."""
+    ) -> tuple[ObjectInfo, str | None]:
+        """``body`` is a word and no path: this runs ten thousand times for one directory of checkpoints.
+        Returns also the file that nobody needs once the transaction is over; adds to ``folders`` those whose
+        names have changed."""
         if len(key.encode()) > KEY_LIMIT:
             raise ApiError("KeyTooLongError", "Your key is too long", Key=key[:64])
         old = find_row(db, bucket, key)
         if condition is not None:
             condition(old.info if old else None)
         size, inode, mtime_ns = stamp(os.stat(body))  # noqa: PTH116
-        file = self._place(bucket, key, body)
+        file = self._place(bucket, key, body, folders)
         text = json.dumps(attributes)
         row = Row(bucket, key.encode(), size, etag, time.time(), text, file, inode, mtime_ns)
         write_row(db, row)
-        if old and old.file != file:
-            self._remove(bucket, old.file)
-        return row.info
+        return row.info, old.file if old and old.file != file else None
+
+    def _remove_old(self, bucket: str, key: str, file: str | None) -> None:
+        """Removes a body that an object had in another place, unless it has it there again."""
+        if file is None:
+            return
+        with self.index.writing() as db:
+            row = find_row(db, bucket, key)
+            if row is None or row.file != file:
+                self._remove(bucket, file)
 
     def put_bytes(
         self, bucket: str, key: str, data: bytes, attributes: Attributes | None = None
@@ -267,7 +323,7 @@ class ObjectStore:
         """``move``: take the file itself where it lies on the same disk; otherwise its bytes are copied."""
         if move and source.stat().st_dev == self._store.stat().st_dev:
             with source.open("rb", buffering=0) as file:
-                etag = _etag_of(file)
+                etag = etag_of(file)
             return self.publish(bucket, key, source, etag, attributes or {})
         with self.incoming() as body:
             info = self.publish(bucket, key, body, copy_hashing(source, body), attributes or {})
@@ -294,17 +350,25 @@ class ObjectStore:
                 try:
                     if move and source.stat().st_dev == device:
                         with source.open("rb", buffering=0) as file:
-                            bodies.append((key, str(source), _etag_of(file)))
+                            bodies.append((key, str(source), etag_of(file)))
                         continue
                     bodies.append((key, body, copy_hashing(source, body)))
                 except OSError as error:
                     failed[key] = error
+            for _, body, _ in bodies:
+                sync_file(body)
+            olds: list[tuple[str, str | None]] = []
+            folders: set[str] = set()
             with self.index.writing() as db:
                 for key, body, etag in bodies:
                     try:
-                        self._publish(db, bucket, key, body, etag, {})
+                        olds.append((key, self._publish(db, folders, bucket, key, body, etag, {})[1]))
                     except (ApiError, OSError) as error:
                         failed[key] = error
+                for changed in folders:
+                    sync_folder(changed)
+            for key, old in olds:
+                self._remove_old(bucket, key, old)
         finally:
             shutil.rmtree(folder)
         return failed
@@ -321,16 +385,21 @@ class ObjectStore:
 
     def delete(self, bucket: str, key: str, condition: Condition | None = None) -> bool:
         """False when there was none, which S3 does not call an error."""
-        with self.index.writing() as db:
+
+        def work(db: sqlite3.Connection, folders: set[str]) -> bool:
             row = find_row(db, bucket, key)
             if condition is not None:
                 condition(row.info if row else None)
             if row is None:
                 return False
             remove_row(db, row)
-            # Before the commit: afterwards another writer may already have put a new body there.
+            # Before the commit: afterwards another writer may already have put a new body there. What is left
+            # of it after a power cut in between is a row without a body, or a body without a row: no object.
             self._remove(bucket, row.file)
-        return True
+            return True
+
+        deleted: bool = self.index.change(work)
+        return deleted
 
     def _sweep(self) -> None:
         """Removes bodies that a killed process was writing long ago and that no upload knows."""
@@ -346,30 +415,37 @@ class ObjectStore:
 
     # Places
 
-    def _place(self, bucket: str, key: str, body: str) -> str:
-        """Moves the body to where it belongs; returns that place, relative to the root."""
-        if self._can_be_a_path(key):
+    def _place(self, bucket: str, key: str, body: str, folders: set[str]) -> str:
+        """Moves the body to where it belongs; returns that place, relative to the root, and adds the folders
+        whose names that changes."""
+        if can_be_a_path(key, self._root_length, self._folds_case):
+            target = f"{self.root}/{bucket}/{key}"
             try:
-                _rename_making_parents(body, f"{self.root}/{bucket}/{key}")
+                if rename_making_parents(body, target):
+                    self._synced.clear()
             except (NotADirectoryError, IsADirectoryError, FileExistsError):
                 pass  # `a` beside `a/b`: the later one goes to the side folder
             else:
+                self._note_folders(target, folders)
                 return f"{bucket}/{key}"
         name = hashlib.sha256(f"{bucket}/{key}".encode()).hexdigest()
         os.replace(body, self._store / "odd" / name)  # noqa: PTH105
+        folders.add(str(self._store / "odd"))
         return f"_store/odd/{name}"
 
-    def _can_be_a_path(self, key: str) -> bool:
-        try:
-            as_bytes = os.fsencode(key)
-        except UnicodeEncodeError:
-            return False
-        if as_bytes != key.encode() or b"\0" in as_bytes or self._root_length + len(as_bytes) > 3800:
-            return False
-        if self._folds_case and not (key.isascii() and key == key.lower()):
-            return False  # such a disk takes `A` for `a`
-        names = as_bytes.split(b"/")
-        return all(name not in (b"", b".", b"..") and len(name) <= _COMPONENT_LIMIT for name in names)
+    def _note_folders(self, target: str, folders: set[str]) -> None:
+        """The folder that holds ``target`` and, once, those above it: somebody has made them, and may have
+        been killed before they were on the disk."""
+        folder = target.rpartition("/")[0]
+        folders.add(folder)
+        if folder in self._synced:
+            return
+        if len(self._synced) >= _FOLDERS_KNOWN:
+            self._synced.clear()
+        self._synced.add(folder)
+        while len(folder) > self._root_length:
+            folder = folder.rpartition("/")[0]
+            folders.add(folder)
 
     def _remove(self, bucket: str, file: str) -> None:
         """Removes a body, and the folders that it leaves empty."""
@@ -381,6 +457,7 @@ class ObjectStore:
                 return
             try:
                 folder.rmdir()
+                self._synced.discard(str(folder))
             except OSError:
                 return  # not empty, or gone already
 
@@ -392,13 +469,25 @@ class ObjectStore:
                 return
             try:
                 with (self.root / row.file).open("rb") as file:
-                    size, inode, mtime_ns = stamp(os.fstat(file.fileno()))
-                    if (size, inode, mtime_ns) == row.stamp:
+                    found = stamp(os.fstat(file.fileno()))
+                    judged = verdict(row, found)
+                    if judged == "same" and found == row.stamp:
                         return  # they agree: it was only a race with many writers
-                    etag = _etag_of(file)
+                    if judged == "torn":
+                        raise TornObject(self.root, row, f"has {found[0]} bytes of {row.size}")
+                    size, inode, mtime_ns = found
+                    if judged == "same" or has_etag(file, row):
+                        write_row(db, row._replace(inode=inode, mtime_ns=mtime_ns))
+                        return
+                    if judged == "older":
+                        raise TornObject(self.root, row, "has other bytes, and was not written since")
+                    file.seek(0)
+                    etag = etag_of(file)
             except FileNotFoundError:
                 remove_row(db, row)
                 return
+            except OSError as error:
+                raise TornObject(self.root, row, f"cannot be read: {error.strerror}") from error
             attributes: Attributes = json.loads(row.attributes)
             for described in ("checksums", "checksum_type", "parts"):
                 attributes.pop(described, None)  # type: ignore[misc]
@@ -407,64 +496,8 @@ class ObjectStore:
             write_row(db, Row(row.bucket, row.key, size, etag, modified, text, row.file, inode, mtime_ns))
 
 
-def copy_hashing(source: str | Path, target: str | Path) -> str:
-    """Copies a file's bytes and returns their MD5, which is the ETag."""
-    digest = _md5()
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            size = _SMALL
-            while block := os.read(reader, size):
-                digest.update(block)
-                _write(writer, block)
-                if size == _SMALL and len(block) < size:
-                    break  # a small file, whole: most are
-                size = BLOCK
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
-    return str(digest.hexdigest())
-
-
-def _write(writer: int, block: bytes) -> None:
-    left = memoryview(block)
-    while left:
-        left = left[os.write(writer, left) :]
-
-
-def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)
-
-
-def _etag_of(file: BinaryIO) -> str:
-    digest = _md5()
-    while block := file.read(BLOCK):
-        digest.update(block)
-    return str(digest.hexdigest())
-
-
 def _common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
     if not delimiter:
         return None
     found = key.find(delimiter, len(prefix))
     return None if found < 0 else key[: found + len(delimiter)]
-
-
-def _rename_making_parents(source: str, target: str) -> None:
-    try:
-        os.replace(source, target)  # noqa: PTH105
-    except FileNotFoundError:
-        # Nobody prunes the new folder in between: deletes do so inside a write transaction, as this is.
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source, target)  # noqa: PTH105
-
-
-def _folds_case(folder: Path) -> bool:
-    probe = folder / f"Case-{secrets.token_hex(6)}"
-    probe.touch()
-    try:
-        return probe.with_name(probe.name.lower()).exists()
-    finally:
-        probe.unlink()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smlaunch.errors import EndpointError
+from smlaunch.local.damage import forbidden, unusable
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.state_dir import StateDir, default_root
 
@@ -100,6 +101,18 @@ def status(state_dir: Path | None = None) -> EndpointInfo | None:
         return EndpointInfo.from_json(state.address.read_bytes())
     except FileNotFoundError:
         return None  # it is just starting
+    except PermissionError as error:
+        raise forbidden(state.address) from error
+    except (OSError, ValueError, TypeError) as error:
+        pid = _pid(state)
+        raise unusable(
+            state.address,
+            f"is damaged ({error})",
+            "the address of the endpoint that stands, which goes on serving",
+            f"`kill {pid}` stops it as `smlaunch local stop` does, then start another"
+            if pid
+            else "stop its process, `smlaunch.local.standing_process`, and start another",
+        ) from None
 
 
 def stop(state_dir: Path | None = None) -> EndpointInfo | None:
@@ -127,6 +140,12 @@ def _existing(state_dir: Path | None) -> StateDir | None:
     """Asking for the status makes no directory."""
     root = state_dir or default_root()
     return StateDir(root) if root.is_dir() else None
+
+
+def _pid(state: StateDir) -> int | None:
+    """Of the process that holds the lock, by what it wrote there."""
+    text = state.standing_lock.read_bytes().strip()
+    return int(text) if text.isdigit() else None
 
 
 def _held(state: StateDir) -> bool:

@@ -31,6 +31,8 @@ def _only_one(state: StateDir) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EndpointError(f"another endpoint was started for {state.root} at the same time") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
         os.close(descriptor)

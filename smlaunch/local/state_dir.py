@@ -66,9 +66,6 @@ class StateDir:
             open_to_others = trust.walk(self.root, user, make=True).stat().st_mode & 0o011
             for folder in (self.objects, self.logs, self.hosts, self.owners):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            for path in (self.database, self.pipelines, self.metrics):
-                with suppress(FileExistsError):
-                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             for path in self._entries():
                 _make_private(path, user, bool(open_to_others))
             spread(self.hosts)
@@ -115,6 +112,8 @@ def publish(path: Path, data: bytes, replace: bool = True) -> None:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
+        stream.flush()
+        os.fsync(descriptor)  # a name that is on the disk before its bytes is an empty file after a power cut
     if replace:
         partial.replace(path)
         return

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.database import open_database, transaction
+from smlaunch.local.database import Contents, OneConnection
 from smlaunch.local.jobs.states import JobState
 
-_VERSION = 1
-_SCHEMA = """
+_CONTENTS = Contents(
+    "every run and job of this state directory, and how it ended",
+    schema="""
 CREATE TABLE IF NOT EXISTS jobs (
     kind TEXT NOT NULL, region TEXT NOT NULL, name TEXT NOT NULL,
     arn TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
@@ -24,7 +24,9 @@ CREATE TABLE IF NOT EXISTS jobs (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (kind, region, created, name);
 CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner, status);
-"""
+""",
+    version=1,
+)
 _ENDED = ("Completed", "Failed", "Stopped")
 
 
@@ -69,15 +71,13 @@ _SORT_COLUMNS = {"CreationTime": "created", "Name": "name", "Status": "status"}
 
 
 class JobStore:
-    """Safe for many threads and processes. A write is there once the call returns, also after kill -9."""
+    """Safe for many threads and processes. A write is there once the call returns, also after a power cut."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
-        self._connection = open_database(path, _SCHEMA, _VERSION)
+        self._db = OneConnection(path, _CONTENTS)
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._db.close()
 
     def create(self, record: JobRecord) -> None:
         """Raises NameTaken."""
@@ -86,11 +86,11 @@ class JobStore:
             *(record.state.created, record.state.modified, record.state.status),
             *map(json.dumps, (record.request, record.state.to_dict(), record.result, record.tags)),
         )
-        with self._lock:
-            try:
-                self._connection.execute(f"INSERT INTO jobs VALUES ({','.join('?' * len(row))})", row)  # noqa: S608
-            except sqlite3.IntegrityError:
-                raise NameTaken(record.name) from None
+        try:
+            with self._db.writing() as connection:
+                connection.execute(f"INSERT INTO jobs VALUES ({','.join('?' * len(row))})", row)  # noqa: S608
+        except sqlite3.IntegrityError:
+            raise NameTaken(record.name) from None
 
     def get(self, kind: str, region: str, name: str) -> JobRecord | None:
         rows = self._select("kind = ? AND region = ? AND name = ?", (kind, region, name))
@@ -105,8 +105,8 @@ class JobStore:
         if result:
             self.change(arn, lambda record: replace(record, state=state, result={**record.result, **result}))
             return
-        with self._lock:
-            self._connection.execute(
+        with self._db.writing() as connection:
+            connection.execute(
                 "UPDATE jobs SET modified = ?, status = ?, state = ? WHERE arn = ?",
                 (state.modified, state.status, json.dumps(state.to_dict()), arn),
             )
@@ -114,11 +114,11 @@ class JobStore:
     def change(self, arn: str, how: Callable[[JobRecord], JobRecord | None]) -> JobRecord | None:
         """Reads, changes and writes a job at once; ``how`` returns None to leave it. Returns what is stored
         now; None when ``how`` left it, or when there is no such job. What ``how`` raises comes through."""
-        with self._lock, transaction(self._connection):
+        with self._db.writing() as connection:
             record = self.by_arn(arn)
             changed = None if record is None else how(record)
             if changed is not None:
-                self._connection.execute(
+                connection.execute(
                     "UPDATE jobs SET modified = ?, status = ?, request = ?, state = ?, result = ?,"
                     " tags = ? WHERE arn = ?",
                     (
@@ -148,8 +148,8 @@ class JobStore:
         return self.change(arn, lambda record: replace(record, result={**record.result, **result}))
 
     def delete(self, arn: str) -> None:
-        with self._lock:
-            self._connection.execute("DELETE FROM jobs WHERE arn = ?", (arn,))
+        with self._db.writing() as connection:
+            connection.execute("DELETE FROM jobs WHERE arn = ?", (arn,))
 
     def unfinished(self, owner: str) -> list[JobRecord]:
         """The jobs of one endpoint that have not ended."""
@@ -181,25 +181,29 @@ class JobStore:
     def _select(self, rest: str, values: Iterable[Any]) -> list[JobRecord]:
         """``rest`` is made of this module's own words only; every value is bound."""
         columns = "kind, region, name, arn, owner, request, state, result, tags"
-        with self._lock:
-            rows = self._connection.execute(
+        with self._db.reading() as connection:
+            rows = connection.execute(
                 f"SELECT {columns} FROM jobs WHERE {rest}",  # noqa: S608
                 tuple(values),
             ).fetchall()
-        return [
-            JobRecord(
-                kind=row[0],
-                region=row[1],
-                name=row[2],
-                arn=row[3],
-                owner=row[4],
-                request=json.loads(row[5]),
-                state=JobState.from_dict(json.loads(row[6])),
-                result=json.loads(row[7]),
-                tags=json.loads(row[8]),
-            )
-            for row in rows
-        ]
+        try:
+            return [_record(row) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._db.damaged(f"has a row that cannot be read ({error!r})") from error
+
+
+def _record(row: Sequence[Any]) -> JobRecord:
+    return JobRecord(
+        kind=row[0],
+        region=row[1],
+        name=row[2],
+        arn=row[3],
+        owner=row[4],
+        request=json.loads(row[5]),
+        state=JobState.from_dict(json.loads(row[6])),
+        result=json.loads(row[7]),
+        tags=json.loads(row[8]),
+    )
 
 
 def sort_key(record: JobRecord, sort_by: str) -> tuple[str | float, str]:

@@ -46,7 +46,13 @@ _SOME_PATIENCE = Patience()
 ROLE_PATIENCE = Patience(first=5.0, longest=15.0, total=60.0)
 
 
+_DAMAGED = "EndpointStateDamaged"
+"""The local endpoint's own word for a file that is not what it wrote there: no patience mends that."""
+
+
 def is_transient(error: CallError) -> bool:
+    if error.code == _DAMAGED:
+        return False
     return error.code in TRANSIENT or error.code in (UNREACHABLE, UNREADABLE) or error.status >= 500
 
 
@@ -123,6 +129,8 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
             f"{error.operation}: {said}, and nothing was read or written there; name a bucket of your own, "
             "or, where it is meant to be another account's, that account as its bucket_owner"
         )
+    if code == _DAMAGED:
+        return EndpointError(error.message)
     if is_transient(error):
         return ServiceError(
             f"{error.operation}: {where} kept answering {code}: {said}; "

@@ -144,11 +144,11 @@ def fingerprint() -> str:
 def _read(cache: Path) -> dict[str, Level]:
     try:
         document = json.loads(cache.read_text())
-    except (OSError, ValueError):
+        if document["fingerprint"] != fingerprint():
+            return {}
+        return {entry["name"]: Level(**entry) for entry in document["levels"]}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}  # not there yet, or half written by a machine that went down: found anew
-    if document.get("fingerprint") != fingerprint():
-        return {}
-    return {entry["name"]: Level(**entry) for entry in document["levels"]}
 
 
 def _write(cache: Path, known: dict[str, Level]) -> None:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from smlaunch.local.bodies import TornObject
 from smlaunch.local.errors import ApiError
 from smlaunch.local.executors.base import (
     Allocation,
@@ -80,6 +81,8 @@ class Attempt:
             outcome = Outcome()  # nothing had been started: there is nothing to upload either
         except (DataError, artifacts.UploadError, ImageProblem) as error:
             outcome = Outcome(f"ClientError: {error}")
+        except TornObject as error:
+            outcome = Outcome(f"ClientError: Data download failed:{error.message}")
         except CannotAllocate as error:
             outcome = Outcome(f"CapacityError: Unable to provision requested ML compute capacity: {error}")
         except Exception as error:

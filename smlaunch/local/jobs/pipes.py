@@ -28,6 +28,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from smlaunch.local.bodies import TornObject
 from smlaunch.local.host_files import kind_of, open_folder
 from smlaunch.local.jobs import recordio
 from smlaunch.local.jobs.listing import DataError, ObjectRef, Part, Record
@@ -257,6 +258,8 @@ def framed(part: Part, channel: ChannelSpec, objects: Objects) -> Iterator[bytes
                 yield recordio.padding(size)
     except KeyError:
         raise DataError(f"{problem}was deleted while the job was running (NoSuchKey)") from None
+    except TornObject as error:
+        raise DataError(f"Data download failed:{error.message}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{problem}is not gzip, as CompressionType says: {error}") from None
     except ValueError as error:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from smlaunch.local.damage import StateDamaged
 from smlaunch.local.faults import AttemptFaults, FaultPlan
 from smlaunch.local.jobs import states, warm_pool
 from smlaunch.local.jobs.attempt import Attempt, Rooms
@@ -70,7 +71,7 @@ class JobRunner:
         try:
             try:
                 self._end(outcome)
-            except sqlite3.OperationalError:
+            except (sqlite3.OperationalError, StateDamaged):
                 # A full disk, most likely by what the hosts wrote: once that is gone the end can be told.
                 self._give_back()
                 self._end(outcome)

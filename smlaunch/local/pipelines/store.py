@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.database import open_database, transaction
+from smlaunch.local.database import Contents, OneConnection
 from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
 
-_VERSION = 1
-_SCHEMA = """
+_CONTENTS = Contents(
+    "every pipeline, its executions and their steps",
+    schema="""
 CREATE TABLE IF NOT EXISTS pipelines (
     arn TEXT PRIMARY KEY, region TEXT NOT NULL, document TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -30,7 +30,9 @@ CREATE TABLE IF NOT EXISTS steps (
     PRIMARY KEY (execution, name)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS steps_by_key ON steps (pipeline, name, key, ended);
-"""
+""",
+    version=1,
+)
 
 
 class Taken(Exception):
@@ -38,15 +40,13 @@ class Taken(Exception):
 
 
 class PipelineStore:
-    """Safe for many threads and processes. A write is there once the call returns, also after kill -9."""
+    """Safe for many threads and processes. A write is there once the call returns, also after a power cut."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
-        self._connection = open_database(path, _SCHEMA, _VERSION)
+        self._db = OneConnection(path, _CONTENTS)
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._db.close()
 
     # ---- pipelines
 
@@ -58,12 +58,12 @@ class PipelineStore:
     def change(self, arn: str, how: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
         """Reads, changes and writes a pipeline at once; None when there is none. What ``how`` raises comes
         through."""
-        with self._lock, transaction(self._connection):
+        with self._db.writing() as connection:
             found = self.pipeline(arn)
             changed = None if found is None else how(found)
             if changed is not None:
                 document = json.dumps(asdict(changed))
-                self._do("UPDATE pipelines SET document = ? WHERE arn = ?", document, arn)
+                connection.execute("UPDATE pipelines SET document = ? WHERE arn = ?", (document, arn))
         return changed
 
     def tags_of(self, arn: str) -> Mapping[str, str] | None:
@@ -88,10 +88,10 @@ class PipelineStore:
 
     def delete(self, arn: str) -> None:
         """The pipeline with all its executions."""
-        with self._lock, transaction(self._connection):
-            self._do("DELETE FROM steps WHERE pipeline = ?", arn)
-            self._do("DELETE FROM executions WHERE pipeline = ?", arn)
-            self._do("DELETE FROM pipelines WHERE arn = ?", arn)
+        with self._db.writing() as connection:
+            connection.execute("DELETE FROM steps WHERE pipeline = ?", (arn,))
+            connection.execute("DELETE FROM executions WHERE pipeline = ?", (arn,))
+            connection.execute("DELETE FROM pipelines WHERE arn = ?", (arn,))
 
     # ---- executions
 
@@ -145,8 +145,8 @@ class PipelineStore:
         return next((step for step in found if step.hit is None), None)
 
     def _do(self, sql: str, *values: Any) -> None:
-        with self._lock:
-            self._connection.execute(sql, values)
+        with self._db.writing() as connection:
+            connection.execute(sql, values)
 
     def _insert(self, sql: str, values: tuple[Any, ...]) -> None:
         try:
@@ -155,5 +155,9 @@ class PipelineStore:
             raise Taken(values[0]) from None
 
     def _rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with self._lock:
-            return [json.loads(text) for (text,) in self._connection.execute(sql, values).fetchall()]
+        with self._db.reading() as connection:
+            rows = connection.execute(sql, values).fetchall()
+        try:
+            return [json.loads(text) for (text,) in rows]
+        except (ValueError, TypeError) as error:
+            raise self._db.damaged(f"has a row that cannot be read ({error!r})") from error

@@ -211,7 +211,7 @@ def test_a_disk_that_is_full_leaves_the_old_object(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("smlaunch.local.objects._rename_making_parents", full)
+        patch.setattr("smlaunch.local.objects.rename_making_parents", full)
         with pytest.raises(OSError, match="No space"):
             store.put_bytes("bucket", "a", b"new")
     assert store.path("bucket", "a").read_bytes() == b"old"

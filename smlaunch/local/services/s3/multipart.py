@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import shutil
+import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from smlaunch.local.bodies import sync_file
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Payload, Request, Response
 from smlaunch.local.objects import Attributes, ObjectStore
@@ -230,15 +233,21 @@ class Multipart:
         now = time.time()
         relative = str(place.relative_to(self._store.root))
         values = (received.size, received.etag, now, json.dumps(received.checksums), relative)
-        with self._store.index.writing() as db:
+        sync_file(body)
+
+        def work(db: sqlite3.Connection, folders: set[str]) -> str | None:
             if db.execute("SELECT 1 FROM uploads WHERE id = ?", (upload.id,)).fetchone() is None:
                 raise _no_such_upload(upload.id)
             where = (upload.id, number)
             old = db.execute("SELECT file FROM parts WHERE upload = ? AND number = ?", where).fetchone()
             body.replace(place)
+            folders.add(str(place.parent))
             db.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, *values))
-            if old is not None:
-                (self._store.root / old[0]).unlink(missing_ok=True)
+            return None if old is None else str(old[0])
+
+        replaced = self._store.index.change(work)
+        if replaced is not None:
+            (self._store.root / replaced).unlink(missing_ok=True)
         return now
 
     def _forget(self, upload: _Upload) -> None:
@@ -282,8 +291,15 @@ class Multipart:
     def _join(self, parts: Sequence[_Part], target: Path) -> None:
         with target.open("wb") as whole:
             for part in parts:
-                with (self._store.root / part.file).open("rb") as file:
-                    shutil.copyfileobj(file, whole, 1 << 20)
+                place = self._store.root / part.file
+                try:
+                    with place.open("rb") as file:
+                        size = os.fstat(file.fileno()).st_size
+                        shutil.copyfileobj(file, whole, 1 << 20)
+                except OSError as error:
+                    raise _torn(part, f"{place} cannot be read: {error.strerror}") from error
+                if size != part.size:
+                    raise _torn(part, f"{place} has {size} bytes of {part.size}")
 
 
 def _whole_checksum(request: Request, upload: _Upload, parts: Sequence[_Part]) -> Attributes:
@@ -332,6 +348,11 @@ def _number(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ApiError("InvalidArgument", f"{name} must be a number", ArgumentName=name, ArgumentValue=text)
     return int(text)
+
+
+def _torn(part: _Part, what: str) -> ApiError:
+    text = f"{what}: it is not part {part.number} as it was uploaded; upload the part again"
+    return ApiError("InternalError", text, 500)
 
 
 def _no_such_upload(upload: str) -> ApiError:

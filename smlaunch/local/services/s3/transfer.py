@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote_plus
 
+from smlaunch.local.bodies import write_all
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import FileRange, Payload, Request, Response
 from smlaunch.local.objects import Attributes, Condition, ObjectInfo, ObjectStore
@@ -232,7 +233,7 @@ def receive(request: Request, payload: Payload, target: Path, extra: str = "") -
             md5.update(block)
             for digest in digests.values():
                 digest.update(block)
-            file.write(block)
+            write_all(file.fileno(), block)
             size += len(block)
     decoded = headers.get("x-amz-decoded-content-length")
     if decoded is not None and decoded != str(size):
@@ -324,14 +325,17 @@ def check_copy_conditions(request: Request, info: ObjectInfo) -> None:
 
 
 def copy_range(source: BinaryIO, target: Path, start: int, length: int) -> str:
-    """Copies bytes of an open file into a new one; returns their MD5 in hex."""
+    """Copies bytes of an open file into a new one; returns their MD5 in hex. Raises ApiError when the file
+    ends before."""
     digest = hashlib.md5(usedforsecurity=False)
     source.seek(start)
     with target.open("wb", buffering=0) as writer:
         while length and (block := source.read(min(length, 1 << 20))):
             digest.update(block)
-            writer.write(block)
+            write_all(writer.fileno(), block)
             length -= len(block)
+    if length:
+        raise ApiError("InternalError", f"{source.name} was cut off while it was being copied", 500)
     return digest.hexdigest()
 
 
