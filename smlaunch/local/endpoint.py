@@ -89,6 +89,7 @@ class Endpoint:
         objects = ObjectStore(state.objects)
         logs = LogStore(state.logs)
         metrics = MetricStore(state.metrics)
+        pipelines = PipelineStore(state.pipelines)
         owner = Owner(state)
         script_environment: dict[str, str] = {}
         executor = chosen(owner, script_environment)
@@ -100,7 +101,6 @@ class Endpoint:
         services = standard_services(objects, logs, metrics, keyring)
         training, processing = SageMakerService(store, jobs, settings), ProcessingJobs(store, jobs)
         door = JobDoor(lambda: services["sagemaker"], training, processing, calls)
-        pipelines = PipelineStore(state.pipelines)
         self._runs = PipelineRuns(PipelineRooms(pipelines, door, objects), jobs)
         jobs.follow(self._runs)
         jobs.recover()

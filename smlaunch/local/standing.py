@@ -109,9 +109,9 @@ def status(state_dir: Path | None = None) -> EndpointInfo | None:
             state.address,
             f"is damaged ({error})",
             "the address of the endpoint that stands, which goes on serving",
-            f"`kill {pid}` stops it as `smlaunch local stop` does, then start another"
+            f"stop it and its jobs, then start another: `kill {pid}`"
             if pid
-            else "stop its process, `smlaunch.local.standing_process`, and start another",
+            else "stop its process, smlaunch.local.standing_process, and start another",
         ) from None
 
 

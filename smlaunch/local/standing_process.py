@@ -68,15 +68,16 @@ def _serve(ready: int) -> None:
             try:
                 stack.enter_context(_only_one(state))
                 info = endpoint.start()
+                stack.callback(endpoint.close)
+                publish(state.address, info.to_json())
             except EndpointError as error:
                 answer.write(str(error).encode())
                 sys.exit(1)
-            publish(state.address, info.to_json())
             answer.write(info.to_json())
             answer.close()
             os.read(woken, 1)
-            state.address.unlink(missing_ok=True)
-            endpoint.close()
+            with contextlib.suppress(OSError):
+                state.address.unlink()
 
 
 def _noted(number: int, frame: object) -> None:

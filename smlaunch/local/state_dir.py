@@ -29,6 +29,7 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local import lifelines, trust
+from smlaunch.local.damage import unusable
 from smlaunch.local.spreading import spread
 
 PROBE = "probe-"
@@ -115,7 +116,11 @@ def publish(path: Path, data: bytes, replace: bool = True) -> None:
         stream.flush()
         os.fsync(descriptor)  # a name that is on the disk before its bytes is an empty file after a power cut
     if replace:
-        partial.replace(path)
+        try:
+            partial.replace(path)
+        except IsADirectoryError:
+            partial.unlink()
+            raise unusable(path, "is a directory", "nothing") from None
         return
     try:
         path.hardlink_to(partial)  # unlike a rename it fails when another process was faster

@@ -1,0 +1,282 @@
+"""Each file of a used state directory, damaged in each way: nothing is forgotten in silence, nothing ends as
+a mistake in smlaunch, and what an error says to do works."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from smlaunch.cli.main import run_command
+from smlaunch.local.damage import StateDamaged
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.jobs import states
+from smlaunch.local.store import JobRecord, JobStore
+from tests.local.client import Client
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def garbled(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replaced(path: Path) -> None:
+    """By a file of the same form and of another purpose."""
+    if path.suffix == ".sqlite":
+        other = path.parent / ("pipelines.sqlite" if path.name == "metrics.sqlite" else "metrics.sqlite")
+        if not other.exists():
+            other = path.parents[2] / "metrics.sqlite"
+        shutil.copyfile(other, path)
+    else:
+        path.write_text('{"something": ["else"]}')
+
+
+def of_another_version(path: Path) -> None:
+    if path.suffix == ".sqlite":
+        import sqlite3
+
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    else:
+        path.write_text('{"version": 99}')
+
+
+DAMAGES = (emptied, cut, garbled, gone, a_directory, replaced, of_another_version)
+HOLDING = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite", "s3/_store/index.sqlite")
+"""What cannot be had again: without it a command must not go on as if nothing had been there."""
+BESIDE = (
+    *(f"{name}.made" for name in HOLDING),
+    *("credentials.json", "levels.json", "standing.lock", "standing.log"),
+    *("logs/group.json", "logs/stream"),
+)
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which a job has run, with no endpoint in it."""
+    home = tmp_path_factory.mktemp("used") / "home"
+    with Endpoint(home, isolation="plain") as info:
+        client = Client(info)
+        job = client.run("first-s1-a1", "print('hello')")
+        assert job["TrainingJobStatus"] == "Completed", job
+        client.put("data", b"12345678")
+    (home / "standing.lock").write_text("1\n")
+    (home / "standing.log").write_text("words\n")
+    return home
+
+
+@pytest.fixture
+def ours(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Makes a fresh copy of it the home of the commands."""
+
+    def make() -> Path:
+        home = tmp_path / f"home-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(used, home)
+        monkeypatch.setenv("SMLAUNCH_HOME", str(home))
+        return home
+
+    return make
+
+
+def found(home: Path, name: str) -> Path:
+    if name == "logs/group.json":
+        return next(home.glob("logs/*/group.json"))
+    return next(home.glob("logs/*/*.log")) if name == "logs/stream" else home / name
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = run_command(list(words))
+    said = capsys.readouterr()
+    assert "mistake in smlaunch" not in said.err, said.err
+    assert "Traceback" not in said.err, said.err
+    return code, said.out, said.err
+
+
+def do_as_it_says(error: str) -> None:
+    """Runs the last command between backticks, as a person would."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = re.findall(r"`([^`]+)`", error)[-1]
+    subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path}, capture_output=True)
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_a_database_that_is_damaged_is_named_and_can_be_given_up(
+    name: str, ours: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for damage in DAMAGES:
+        home = ours()
+        file = home / name
+        damage(file)
+        code, _, error = say(capsys, "ls", "--local")
+        assert (code, str(file) in error) == (8, True), (damage.__name__, code, error)
+        do_as_it_says(error)
+        code, out, error = say(capsys, "ls", "--local")
+        assert code == 0, (damage.__name__, error)
+        assert ("first" in out) == (name != "jobs.sqlite"), (damage.__name__, out)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_file_beside_is_made_anew_or_named(
+    name: str, ours: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for damage in DAMAGES:
+        home = ours()
+        damage(found(home, name))
+        code, out, error = say(capsys, "ls", "--local")
+        if code != 0:
+            assert (code, str(home) in error) == (8, True), (damage.__name__, error)
+            do_as_it_says(error)
+            code, out, error = say(capsys, "ls", "--local")
+        assert (code, "first" in out) == (0, True), (damage.__name__, error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "--local"),
+        ("show", "first", "--local"),
+        ("logs", "first", "--local"),
+        ("run", "train.py", "--local"),
+        ("plan", "train.py", "--local"),
+        ("local", "start"),
+    ],
+)
+@pytest.mark.parametrize("name", ["jobs.sqlite", "credentials.json"])
+def test_each_command_says_so(
+    name: str,
+    words: tuple[str, ...],
+    ours: Callable[[], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = ours()
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    garbled(home / name)
+    code, _, error = say(capsys, *words)
+    assert (code, str(home / name) in error, "Lost with it" in error) == (8, True, True), error
+    for quiet in ("status", "stop"):  # no endpoint stands: there is nothing to ask the files for
+        say(capsys, "local", quiet)
+
+
+def test_an_address_that_is_damaged_says_how_to_end_the_endpoint(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say(capsys, "local", "start", "--isolation", "plain")[0] == 0
+    address = home / "endpoint.json"
+    try:
+        for damage in (emptied, garbled, replaced, a_directory):
+            damage(address)
+            code, _, error = say(capsys, "local", "status")
+            assert (code, str(address) in error) == (8, True), (damage.__name__, error)
+            pid = re.search(r"`kill (\d+)`", error)
+            assert pid is not None and b"standing_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
+        do_as_it_says(error)
+    finally:
+        from smlaunch.local import standing
+        from smlaunch.local.state_dir import StateDir
+
+        waiting = StateDir(home)
+        standing._wait_until_gone(waiting)
+    shutil.rmtree(address, ignore_errors=True)
+    assert say(capsys, "local", "status")[0] == 8
+
+
+@pytest.mark.parametrize("name", ["jobs.sqlite", "s3/_store/index.sqlite"])
+@pytest.mark.parametrize("damage", [emptied, cut, gone, a_directory, replaced])
+def test_a_running_endpoint_promises_nothing_that_it_cannot_keep(
+    name: str, damage: Callable[[Path], None], used: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(used, home)
+    endpoint = Endpoint(home, isolation="plain")
+    try:
+        client = Client(endpoint.start())
+        request = client.request("second", "print()")
+        damage(home / name)
+        with pytest.raises(ClientError) as refused:
+            if name == "jobs.sqlite":
+                client.sagemaker.create_training_job(**request)
+            else:
+                client.s3.put_object(Bucket="tests", Key="more", Body=b"x")
+        assert refused.value.response["Error"]["Code"] == "EndpointStateDamaged"
+        assert str(home / name) in refused.value.response["Error"]["Message"]
+    finally:
+        endpoint.close()
+
+
+@pytest.mark.parametrize("damage", [emptied, cut, garbled, gone])
+def test_changes_that_were_only_in_the_log_are_missed(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs.sqlite")
+    for number in range(3):
+        store.create(
+            JobRecord("training-job", "r", f"job{number}", f"arn:{number}", "owner", {}, states.begin(1.0))
+        )
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for path in tmp_path.glob("jobs.sqlite*"):
+        shutil.copyfile(path, crashed / path.name)
+    store.close()
+    whole = tmp_path / "whole"
+    shutil.copytree(crashed, whole)
+    (whole / "jobs.sqlite-shm").unlink()  # is made anew of the others
+    again = JobStore(whole / "jobs.sqlite")
+    assert [again.by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
+    again.close()
+    damage(crashed / "jobs.sqlite-wal")
+    with pytest.raises(StateDamaged, match=r"jobs\.sqlite") as missed:
+        JobStore(crashed / "jobs.sqlite")
+    do_as_it_says(str(missed.value))
+    JobStore(crashed / "jobs.sqlite").close()
+
+
+def test_a_home_of_an_older_release_is_taken_as_it_is(used: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(used, home)
+    for path in (*home.glob("*.made"), *home.glob("s3/_store/*.made")):
+        path.unlink()
+    store = JobStore(home / "jobs.sqlite")
+    assert store.get("training-job", "us-east-1", "first-s1-a1") is not None
+    store.close()
+    (home / "jobs.sqlite.made").unlink()
+    emptied(home / "jobs.sqlite")
+    with pytest.raises(StateDamaged, match="is empty"):
+        JobStore(home / "jobs.sqlite")
+
+
+def test_keys_that_clients_were_given_stay_good_until_the_file_is_given_up(used: Path) -> None:
+    key = json.loads((used / "credentials.json").read_bytes())
+    assert set(key) == {"access_key", "secret_key"}
+    session = boto3.Session(key["access_key"], key["secret_key"], region_name="us-east-1")
+    with Endpoint(used, isolation="plain") as info:
+        config = Config(retries={"total_max_attempts": 1})
+        assert session.client("sts", endpoint_url=info.url, config=config).get_caller_identity()["Account"]
