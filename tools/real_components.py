@@ -155,6 +155,11 @@ def install_mpi() -> bool:
     return not can_install("Open MPI 4") or install_packages(*MPI)
 
 
+def install_strace() -> bool:
+    """Shows what the endpoint writes, and in which order."""
+    return shutil.which("strace") is not None or not can_install("strace") or install_packages("strace")
+
+
 ASL_VALIDATOR = "asl-validator@4.0.0"
 
 
@@ -179,6 +184,7 @@ def main() -> None:
         there = dict(zip(ENVIRONMENTS, pool.map(install, ENVIRONMENTS), strict=True))
     there["containers"] = containers.result()
     there["mpi"] = install_mpi()  # not beside the other: apt-get runs once at a time
+    there["strace"] = install_strace()
     there["sshd"] = unpack_sshd()
     there["asl-validator"] = install_asl_validator()
     failed = [name for name, installed in there.items() if not installed]

@@ -97,6 +97,8 @@ class ObjectStore:
         self._root_length = len(os.fsencode(root))
         for folder in (self._store, self._store / "odd", self._store / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self._store, root, root.parent):
+            sync_folder(folder)
         spread(self._store / "incoming")
         self._folds_case = disk_folds_case(self._store)
         self.index = Index(self.root, self._store)

@@ -57,7 +57,7 @@ def test_tags_are_added_to(store: JobStore) -> None:
     assert store.tags_of("arn:nobody") is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)  # each example makes a file and waits for the disk
 @given(
     st.lists(
         st.tuples(st.text("abc", min_size=1, max_size=4), st.integers(0, 3)), unique_by=lambda job: job[0]

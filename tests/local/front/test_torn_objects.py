@@ -1,0 +1,197 @@
+"""A body that is not what was uploaded: an error that names the file, or an edit by hand; never a half."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from smlaunch.local.bodies import TornObject
+from smlaunch.local.objects import ObjectStore
+from tests.local.front.conftest import Front
+
+BODY = b"the first half; the second half"
+HALF = BODY[: len(BODY) // 2]
+
+
+def shorter(path: Path) -> None:
+    os.truncate(path, len(HALF))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def shorter_and_as_old_as_before(path: Path) -> None:
+    found = path.stat()
+    os.truncate(path, len(HALF))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def other_bytes_and_older(path: Path) -> None:
+    path.write_bytes(b"x" * len(BODY))
+    os.utime(path, ns=(1, 1))
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+TEARS = (shorter, empty, shorter_and_as_old_as_before, other_bytes_and_older, a_directory)
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_body_is_an_error_that_names_the_file(
+    tear: Callable[[Path], None], front: Front, s3: Any, bucket: str
+) -> None:
+    s3.put_object(Bucket=bucket, Key="a", Body=BODY)
+    path = front.objects.path(bucket, "a")
+    tear(path)
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="b")["UploadId"]
+    source = {"Bucket": bucket, "Key": "a"}
+    calls: list[Callable[[], Any]] = [
+        lambda: s3.get_object(Bucket=bucket, Key="a"),
+        lambda: s3.get_object(Bucket=bucket, Key="a", Range="bytes=0-3"),
+        lambda: s3.copy_object(Bucket=bucket, Key="b", CopySource=source),
+        lambda: s3.upload_part_copy(Bucket=bucket, Key="b", UploadId=upload, PartNumber=1, CopySource=source),
+    ]
+    for call in calls:
+        with pytest.raises(ClientError) as torn:
+            call()
+        said = torn.value.response
+        assert (said["Error"]["Code"], said["ResponseMetadata"]["HTTPStatusCode"]) == ("InternalError", 500)
+        assert str(path) in said["Error"]["Message"]
+    with pytest.raises(ClientError) as torn:
+        s3.head_object(Bucket=bucket, Key="a")
+    assert torn.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
+    if path.is_dir():
+        path.rmdir()
+    s3.put_object(Bucket=bucket, Key="a", Body=b"again")
+    assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == b"again"
+
+
+def test_a_torn_body_is_torn_by_every_door(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path / "s3")
+    store.create_bucket("bucket")
+    store.put_bytes("bucket", "a", BODY)
+    shorter(store.path("bucket", "a"))
+    for read in (
+        lambda: store.open("bucket", "a"),
+        lambda: store.path("bucket", "a"),
+        lambda: list(store.bodies("bucket")),
+        lambda: store.head("bucket", "a"),
+    ):
+        with pytest.raises(TornObject, match="/bucket/a has 15 bytes of 31"):
+            read()
+
+
+def test_what_it_says_to_do_takes_the_file_as_it_is(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path / "s3")
+    store.create_bucket("bucket")
+    store.put_bytes("bucket", "a b", BODY)
+    shorter(store.path("bucket", "a b"))
+    with pytest.raises(TornObject) as torn:
+        store.head("bucket", "a b")
+    subprocess.run(["sh", "-c", str(torn.value).split("`")[1]], check=True)
+    info, file = store.open("bucket", "a b")
+    with file:
+        assert (file.read(), info.etag) == (HALF, hashlib.md5(HALF).hexdigest())
+
+
+def appended(path: Path) -> bytes:
+    with path.open("ab") as file:
+        file.write(b" and more")
+    return BODY + b" and more"
+
+
+def overwritten_in_place(path: Path) -> bytes:
+    body = BODY.upper()
+    found = path.stat()
+    path.write_bytes(body)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000))
+    return body
+
+
+def replaced_by_a_shorter_file(path: Path) -> bytes:
+    new = path.with_name("new")
+    new.write_bytes(b"short")
+    new.replace(path)
+    return b"short"
+
+
+@pytest.mark.parametrize("edit", [appended, overwritten_in_place, replaced_by_a_shorter_file])
+def test_an_edit_by_hand_is_the_object(
+    edit: Callable[[Path], bytes], front: Front, s3: Any, bucket: str
+) -> None:
+    s3.put_object(Bucket=bucket, Key="a", Body=BODY, ChecksumAlgorithm="CRC32", Metadata={"k": "v"})
+    body = edit(front.objects.path(bucket, "a"))
+    found = s3.get_object(Bucket=bucket, Key="a", ChecksumMode="ENABLED")
+    assert found["Body"].read() == body
+    assert found["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
+    assert "ChecksumCRC32" not in found and found["Metadata"] == {"k": "v"}
+
+
+def test_a_store_that_was_copied_has_the_same_objects(
+    front: Front, s3: Any, bucket: str, tmp_path: Path
+) -> None:
+    s3.put_object(Bucket=bucket, Key="plain", Body=BODY, ChecksumAlgorithm="CRC32")
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="parts", ChecksumAlgorithm="CRC32")["UploadId"]
+    parts = []
+    for number, body in ((1, b"x" * (5 << 20)), (2, BODY)):
+        part = s3.upload_part(
+            Bucket=bucket,
+            Key="parts",
+            UploadId=upload,
+            PartNumber=number,
+            Body=body,
+            ChecksumAlgorithm="CRC32",
+        )
+        parts.append({"PartNumber": number, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]})
+    s3.complete_multipart_upload(
+        Bucket=bucket, Key="parts", UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+    s3.put_object(Bucket=bucket, Key="cut", Body=BODY)
+    copy = tmp_path / "copy"
+    shutil.copytree(front.objects.root, copy, copy_function=shutil.copyfile)  # with new times too
+    shorter(copy / bucket / "cut")
+    again = ObjectStore(copy)
+    for key in ("plain", "parts"):
+        assert again.head(bucket, key) == front.objects.head(bucket, key)
+    # A copy that did not come to its end, in a file that is new.
+    with pytest.raises(TornObject):
+        again.head(bucket, "cut")
+
+
+@pytest.mark.parametrize("tear", [shorter, empty, lambda path: path.unlink()])
+def test_a_torn_part_is_not_joined(tear: Callable[[Path], None], front: Front, s3: Any, bucket: str) -> None:
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="a")["UploadId"]
+    part = s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
+    (path,) = (front.objects.root / "_store/incoming").glob(f"{upload}.1.*")
+    tear(path)
+    chosen = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    with pytest.raises(ClientError) as torn:
+        s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=chosen)
+    assert torn.value.response["Error"]["Code"] == "InternalError"
+    assert str(path) in torn.value.response["Error"]["Message"]
+    s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
+    s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=chosen)
+    assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == BODY
+
+
+def test_files_that_are_no_objects_outlive_their_bucket(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path / "s3")
+    store.create_bucket("bucket")
+    store.put_bytes("bucket", "a/b", BODY)
+    notes = tmp_path / "s3/bucket/notes.txt"
+    notes.write_text("mine")
+    store.delete("bucket", "a/b")
+    store.delete_bucket("bucket")
+    assert store.buckets() == () and notes.read_text() == "mine"

@@ -1,0 +1,145 @@
+"""What the endpoint has answered is on the disk: the system calls that it made, and a power cut after each
+answer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.objects import ObjectStore
+from smlaunch.local.store import JobStore
+from tests.conftest import ROOT
+from tests.local.client import Client
+from tests.real.disk_trace import STRACE, Call, Disk, calls, is_answer
+
+
+@contextmanager
+def traced(home: Path, folder: Path) -> Iterator[Client]:
+    """A client of an endpoint whose system calls are written into ``folder``."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: make test-real")
+    home.mkdir(mode=0o700)
+    program = [sys.executable, "-m", "tests.local.endpoint_process", str(home), "plain", "embedded", "{}"]
+    with subprocess.Popen(
+        [*STRACE, "-o", str(folder / "trace"), *program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as endpoint:
+        assert endpoint.stdin is not None and endpoint.stdout is not None
+        yield Client(EndpointInfo.from_json(endpoint.stdout.readline()))
+        endpoint.stdin.close()
+
+
+@pytest.mark.parametrize("all_names", [False, True], ids=["synced-names", "all-names"])
+def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    truths: list[tuple[dict[str, bytes], list[str]]] = [({}, [])]  # the bucket itself, made by the client
+    truth: dict[str, bytes] = {}
+    jobs: list[str] = []
+
+    def answered() -> None:
+        truths.append((dict(truth), list(jobs)))
+
+    with traced(home, tmp_path) as client:
+        s3 = client.s3
+
+        def put(key: str, body: bytes) -> None:
+            s3.put_object(Bucket="tests", Key=key, Body=body)
+            truth[key] = body
+            answered()
+
+        put("a", b"one")
+        put("deep/er/still/b", b"two" * 1000)
+        put("a", b"another one")  # over it
+        put("../odd", b"in the side folder")
+        upload = s3.create_multipart_upload(Bucket="tests", Key="c")["UploadId"]
+        answered()
+        part = s3.upload_part(Bucket="tests", Key="c", UploadId=upload, PartNumber=1, Body=b"three" * 999)
+        answered()
+        chosen = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        s3.complete_multipart_upload(Bucket="tests", Key="c", UploadId=upload, MultipartUpload=chosen)
+        truth["c"] = b"three" * 999
+        answered()
+        s3.copy_object(Bucket="tests", Key="new/d", CopySource={"Bucket": "tests", "Key": "c"})
+        truth["new/d"] = truth["c"]
+        answered()
+        s3.delete_object(Bucket="tests", Key="a")
+        del truth["a"]
+        answered()
+        put("a/b", b"where a was")
+        s3.delete_objects(Bucket="tests", Delete={"Objects": [{"Key": "a/b"}, {"Key": "../odd"}]})
+        del truth["a/b"], truth["../odd"]
+        answered()
+        request = client.request("job", "print('hello')")
+        truth["code/job/script.py"] = s3.get_object(Bucket="tests", Key="code/job/script.py")["Body"].read()
+        answered()  # the put
+        answered()  # the get
+        client.sagemaker.create_training_job(**request)
+        jobs.append("job")
+        answered()
+
+    disk = Disk(home)
+    number = -1
+    for call in calls(tmp_path):
+        if not is_answer(call):
+            disk.apply(call)
+            continue
+        number += 1
+        if number == len(truths):
+            break
+        left = tmp_path / f"left-{number}"
+        disk.kept(left, all_names=all_names)
+        check(left, *truths[number])
+    assert number == len(truths) - 1
+
+
+def check(home: Path, truth: dict[str, bytes], jobs: list[str]) -> None:
+    store = ObjectStore(home / "s3")
+    found = {}
+    for info in store.list("tests"):
+        _, file = store.open("tests", info.key)
+        with file:
+            found[info.key] = file.read()
+    store.close()
+    # The one that was being written may be there too.
+    assert {key: found.get(key) for key in truth} == truth
+    known = JobStore(home / "jobs.sqlite")
+    assert [known.get("training-job", "us-east-1", name) is not None for name in jobs] == [True] * len(jobs)
+    known.close()
+
+
+def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with traced(home, tmp_path) as client:
+        client.s3.put_object(Bucket="tests", Key="new/folder/key", Body=b"body")
+    seen = list(calls(tmp_path))
+    bucket = f"{home}/s3/tests"
+    (rename,) = (call for call in seen if call.name == "rename" and call.other == f"{bucket}/new/folder/key")
+
+    def synced(path: str) -> Callable[[Call], bool]:
+        return lambda call: call.name in ("fsync", "fdatasync") and call.path == path
+
+    steps: list[Callable[[Call], bool]] = [
+        lambda call: call.name == "write" and call.path == rename.path,
+        synced(rename.path),
+        lambda call: call is rename,
+        lambda call: call.name == "pwrite64" and call.path.endswith("index.sqlite-wal"),
+        lambda call: call.name in ("fsync", "fdatasync") and call.path.endswith("index.sqlite-wal"),
+        is_answer,
+    ]
+    at = 0
+    for number, step in enumerate(steps):
+        at = next((i for i in range(at, len(seen)) if step(seen[i])), -1)
+        assert at >= 0, f"step {number} does not follow"
+    between = seen[seen.index(rename) : at]
+    committed = max(i for i, call in enumerate(between) if synced(f"{home}/s3/_store/index.sqlite-wal")(call))
+    for folder in (f"{bucket}/new/folder", f"{bucket}/new", bucket):
+        assert any(synced(folder)(call) for call in between[:committed]), folder
