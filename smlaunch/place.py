@@ -117,13 +117,17 @@ def local_target(*, isolation: str | None = None, executor: str | None = None) -
     options = {"local": True, "region": None, "profile": None}
     chosen = {"isolation": isolation, "executor": executor}
     key = (isolation, executor)
-    if key not in _OPEN:
-        _OPEN[key] = _STAYS.enter_context(open_place({**options, **chosen}))
-    return _OPEN[key].target
+    if key in _OPEN:
+        return _OPEN[key].target
+    place = _STAYS.enter_context(open_place({**options, **chosen}))
+    if place.embedded:  # a standing one may be gone, or be another, at the next call
+        _OPEN[key] = place
+    return place.target
 
 
 _STAYS = ExitStack()
 _OPEN: dict[tuple[str | None, str | None], Place] = {}
+"""The endpoints that live in this process."""
 atexit.register(_STAYS.close)
 
 

@@ -94,16 +94,12 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ours(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
-    """Makes a fresh copy of it the home of the commands."""
-
-    def make() -> Path:
-        home = tmp_path / f"home-{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(used, home)
-        monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-        return home
-
-    return make
+def ours(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the home of the commands."""
+    home = tmp_path / "home"
+    shutil.copytree(used, home)
+    monkeypatch.setenv("SMLAUNCH_HOME", str(home))
+    return home
 
 
 def found(home: Path, name: str) -> Path:
@@ -127,35 +123,32 @@ def do_as_it_says(error: str) -> None:
     subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path}, capture_output=True)
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", HOLDING)
 def test_a_database_that_is_damaged_is_named_and_can_be_given_up(
-    name: str, ours: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+    name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for damage in DAMAGES:
-        home = ours()
-        file = home / name
-        damage(file)
-        code, _, error = say(capsys, "ls", "--local")
-        assert (code, str(file) in error) == (8, True), (damage.__name__, code, error)
-        do_as_it_says(error)
-        code, out, error = say(capsys, "ls", "--local")
-        assert code == 0, (damage.__name__, error)
-        assert ("first" in out) == (name != "jobs.sqlite"), (damage.__name__, out)
+    file = ours / name
+    damage(file)
+    code, _, error = say(capsys, "ls", "--local")
+    assert (code, str(file) in error) == (8, True), error
+    do_as_it_says(error)
+    code, out, error = say(capsys, "ls", "--local")
+    assert (code, "first" in out) == (0, name != "jobs.sqlite"), error
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_file_beside_is_made_anew_or_named(
-    name: str, ours: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+    name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for damage in DAMAGES:
-        home = ours()
-        damage(found(home, name))
+    damage(found(ours, name))
+    code, out, error = say(capsys, "ls", "--local")
+    if code != 0:
+        assert (code, str(ours) in error) == (8, True), error
+        do_as_it_says(error)
         code, out, error = say(capsys, "ls", "--local")
-        if code != 0:
-            assert (code, str(home) in error) == (8, True), (damage.__name__, error)
-            do_as_it_says(error)
-            code, out, error = say(capsys, "ls", "--local")
-        assert (code, "first" in out) == (0, True), (damage.__name__, error)
+    assert (code, "first" in out) == (0, True), error
 
 
 @pytest.mark.parametrize(
@@ -173,17 +166,16 @@ def test_a_file_beside_is_made_anew_or_named(
 def test_each_command_says_so(
     name: str,
     words: tuple[str, ...],
-    ours: Callable[[], Path],
+    ours: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    home = ours()
     (tmp_path / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path)
-    garbled(home / name)
+    garbled(ours / name)
     code, _, error = say(capsys, *words)
-    assert (code, str(home / name) in error, "Lost with it" in error) == (8, True, True), error
+    assert (code, str(ours / name) in error, "Lost with it" in error) == (8, True, True), error
     for quiet in ("status", "stop"):  # no endpoint stands: there is nothing to ask the files for
         say(capsys, "local", quiet)
 
