@@ -152,6 +152,7 @@ def _file(flow: Flow, name: str) -> Iterator[str]:
         "FINAL": _names(kind for kind, ending in FAILURE_CLASSES.items() if _is_final(ending)),
         "LIMITS": _names(STOP_CLASSES),
         "OUTCOME": "None" if flow.checkpoints is None else _outcome(flow.checkpoints),
+        "OWNER": "None" if flow.checkpoints is None else _literal(_owner(flow, flow.checkpoints)),
         "FINISHED": _literal(FINISHED),
         "GRACE": str(flow.seconds(OUTCOME_GRACE)),
         "IDLE": str(IDLE_SEGMENTS),
@@ -163,6 +164,10 @@ def _file(flow: Flow, name: str) -> Iterator[str]:
     yield _filled(CHAIN_PARTS if chain else ONE_PART, words)
     yield f"    segments = [\n{''.join(_row(segment) for segment in segments)}    ]\n"
     yield "    in_order(segments)\n" if chain else f"    {function}(*segments[0])\n"
+
+
+def _owner(flow: Flow, checkpoints: Text) -> str:
+    return flow.owner_of(str(checkpoints.words[0]).removeprefix("s3://").partition("/")[0])
 
 
 def _print_log(flow: Flow) -> str:

@@ -127,14 +127,18 @@ CHAIN_PARTS = (
     '''
 
 OUTCOME = <<OUTCOME>>
+OWNER = <<OWNER>>  # the account that its bucket has to belong to
 
 
 def outcome_of(uri: str) -> dict:
     """What the newest segment said when it ended; nothing where it said nothing."""
-    hook = S3Hook(aws_conn_id=AWS_CONNECTION, region_name=REGION)
-    if not hook.check_for_key(uri):
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    s3 = S3Hook(aws_conn_id=AWS_CONNECTION, region_name=REGION).get_conn()
+    try:
+        found = s3.get_object(Bucket=bucket, Key=key, ExpectedBucketOwner=OWNER)
+    except s3.exceptions.NoSuchKey:
         return {}
-    return json.loads(hook.read_key(uri))
+    return json.loads(found["Body"].read())
 
 
 @task.short_circuit(ignore_downstream_trigger_rules=False)

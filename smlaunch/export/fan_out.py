@@ -257,6 +257,7 @@ def _written(flow: Flow) -> dict[str, State]:
         "aws-sdk:s3:putObject",
         {
             "Bucket": bucket,
+            "ExpectedBucketOwner": flow.owner_of(bucket),
             "Key.$": f"States.Format('{key}{{}}.json', $.run, $.end.part)",
             "Body.$": "$.end",
             "ContentType": "application/json",

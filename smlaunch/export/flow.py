@@ -125,6 +125,11 @@ class Flow:
         """Of ARNs: aws, aws-cn, aws-us-gov."""
         return self.role.split(":")[1] if self.role.startswith("arn:") else "aws"
 
+    def owner_of(self, bucket: str) -> str:
+        """The account that a bucket of the run has to belong to."""
+        environment = self.workflow.variants[0].request.get("Environment", {})
+        return variables.owners_in(environment).get(bucket) or self.account
+
     def seconds(self, seconds: float) -> int:
         """A wait, at the pace of where the flow is to run; at least one second, unless it is none."""
         return math.ceil(seconds * self.pace) if seconds > 0 else 0

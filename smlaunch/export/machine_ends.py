@@ -146,7 +146,7 @@ class Ends:
         first, *rest = prefix.words
         bucket, _, key = str(first).removeprefix("s3://").partition("/")
         place = parameters({"Key": Text((key, *rest, OUTCOME))}) if rest else {"Key": key + OUTCOME}
-        return {"Bucket": bucket, **place}
+        return {"Bucket": bucket, "ExpectedBucketOwner": self.flow.owner_of(bucket), **place}
 
     def _outcome(self) -> None:
         flow, add = self.flow, self.machine.add

@@ -109,9 +109,9 @@ def _distributed(flow: Flow, definition: Mapping[str, Any], name: str) -> Iterat
         if "ItemReader" in state:
             read = state["ItemReader"]["Parameters"]
             item_file = f"arn:{flow.partition}:s3:::{read['Bucket']}/{read['Key']}"
-            yield _allow("ReadParts", ["s3:GetObject"], [item_file])
+            yield _owned(flow, "ReadParts", "s3:GetObject", item_file)
             results = results_at(flow).removeprefix("s3://")
-            yield _allow("WriteResults", ["s3:PutObject"], [f"arn:{flow.partition}:s3:::{results}*"])
+            yield _owned(flow, "WriteResults", "s3:PutObject", f"arn:{flow.partition}:s3:::{results}*")
             watching = ["states:DescribeExecution", "states:StopExecution"]
             own = _arn(flow, "states", f"execution:{name}/{state['Label']}:*")
             yield _allow("WatchParts", watching, [own])
@@ -122,11 +122,11 @@ def _outcome(flow: Flow, used: set[str]) -> Iterator[Statement]:
         return
     bucket, key = _pattern(flow.checkpoints)
     place = f"arn:{flow.partition}:s3:::{bucket}"
-    yield _allow("ReadOutcome", ["s3:GetObject"], [f"{place}/{key}{OUTCOME}"])
+    yield _owned(flow, "ReadOutcome", "s3:GetObject", f"{place}/{key}{OUTCOME}")
     if "aws-sdk:s3:deleteObject" in used:
-        yield _allow("ClearOutcome", ["s3:DeleteObject"], [f"{place}/{key}{OUTCOME}"])
+        yield _owned(flow, "ClearOutcome", "s3:DeleteObject", f"{place}/{key}{OUTCOME}")
     # No condition on s3:prefix: a GetObject of what is not there has none, and would be told 403 again.
-    yield _allow("TellMissingFromForbidden", ["s3:ListBucket"], [place])
+    yield _owned(flow, "TellMissingFromForbidden", "s3:ListBucket", place)
 
 
 def _pattern(prefix: Text) -> tuple[str, str]:
@@ -139,6 +139,14 @@ def _pattern(prefix: Text) -> tuple[str, str]:
 def _events(flow: Flow, sid: str, whose: str) -> Statement:
     actions = ["events:PutTargets", "events:PutRule", "events:DescribeRule"]
     return _allow(sid, actions, [_arn(flow, "events", f"rule/StepFunctionsGetEventsFor{whose}Rule")])
+
+
+def _owned(flow: Flow, sid: str, action: str, resource: str) -> Statement:
+    """In a bucket of the account that it has to belong to: a bucket's ARN says nothing of its owner, and a
+    Distributed Map's ItemReader can be told none."""
+    bucket = resource.split(":::", 1)[1].partition("/")[0]
+    owner = {"StringEquals": {"s3:ResourceAccount": flow.owner_of(bucket)}}
+    return {**_allow(sid, [action], [resource]), "Condition": owner}
 
 
 def _allow(sid: str, actions: list[str], resources: list[str] | None) -> Statement:
