@@ -67,11 +67,11 @@ class _Walk:
                 relative = prefix + item.name
                 if item.name == OWN_FILE:
                     continue
-                real = item.path
+                real = ""
                 if item.is_symlink():
                     real = os.path.realpath(item.path)
                     if not Path(real).is_relative_to(self._root):
-                        if not (rules and ignored(rules, relative, False)):
+                        if not ignored(rules, relative, item.is_dir()):
                             self._leading_out.append(f"{relative} (to {Path(item.path).readlink()})")
                         continue
                 is_folder = item.is_dir()
@@ -81,28 +81,35 @@ class _Walk:
                 if is_folder:
                     if identity(status) == self._state:
                         continue
-                    if real in above:
+                    if real and real in above:
                         raise OSError(f"{item.path} is a link to a folder that contains it")
-                    sure = self._is_clear(relative, real, rules, is_folder=True, clear=clear)
+                    sure = self._is_clear(relative, item.path, real, rules, is_folder=True, clear=clear)
                     if sure is not None:
-                        pending.append((relative + "/", real, above | {real}, rules, sure))
+                        inner = real or item.path
+                        pending.append((relative + "/", inner, above | {inner}, rules, sure))
                 elif not stat.S_ISREG(status.st_mode):
                     self._odd.append(relative)
-                elif self._is_clear(relative, real, rules, is_folder=False, clear=clear) is not None:
-                    found.append(LocalFile(relative, Path(real), status.st_size))
+                elif (
+                    self._is_clear(relative, item.path, real, rules, is_folder=False, clear=clear) is not None
+                ):
+                    found.append(LocalFile(relative, Path(real or item.path), status.st_size))
         return found
 
     def _is_clear(
-        self, relative: str, real: str, rules: list[Rules], is_folder: bool, clear: bool
+        self, relative: str, path: str, real: str, rules: list[Rules], is_folder: bool, clear: bool
     ) -> bool | None:
-        """As for a source, but by the names alone: data is not looked into. ``real``: where a link leads."""
+        """As for a source, but by the names alone: data is not looked into. ``real``: where a link leads,
+        empty for what is none."""
         if clear or self._left_out is None:
             return True
-        own = os.path.relpath(real, self._root)
-        sign = named_secret(relative, is_folder) or named_secret(own, is_folder)
+        sign = named_secret(relative, is_folder)
+        if sign is None and real:
+            own = Path(real).relative_to(self._root)
+            above = (named_secret(str(folder), is_folder=True) for folder in own.parents)
+            sign = named_secret(str(own), is_folder) or next(filter(None, above), None)
         if sign is None:
             return False
-        if wished(rules, relative) or (sign.unless_public and is_public(_beginning(real))):
+        if wished(rules, relative) or (sign.unless_public and is_public(_beginning(real or path))):
             return True
         self._left_out.append(relative + "/" * is_folder)
         return None

@@ -94,6 +94,11 @@ _ANY_GLOB = re.compile(
 )
 
 
+_COPIES = ("~", ".bak", ".backup", ".orig", ".old", ".save", ".swp", ".tmp")
+_COPY = re.compile("(?:" + "|".join(map(re.escape, _COPIES)) + ")$")
+"""What editors and people add to the name of a file that they keep a copy of."""
+
+
 def named_secret(relative: str, is_folder: bool = False) -> Sign | None:
     """What the name of a file says, or of a folder. ``relative``: its path in what is sent."""
     path = relative.casefold()
@@ -101,6 +106,8 @@ def named_secret(relative: str, is_folder: bool = False) -> Sign | None:
     inside = f"{folder.rpartition('/')[2]}/{name}"
     if is_folder:
         return _FOLDERS.get(name) or _FOLDERS.get(inside)
+    if name.endswith(_COPIES):
+        return named_secret(_COPY.sub("", path))
     found = _NAMES.get(name) or _INSIDE.get(inside)
     if found is not None:
         return found

@@ -51,6 +51,7 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     """Show where a run is, or how it ended: status, times, failure, and where its results lie."""
     from smlaunch.cli.display import duration
     from smlaunch.cli.following import print_results
+    from smlaunch.masking import mask_text
     from smlaunch.place import open_place
     from smlaunch.planning.orchestrated import words_for
     from smlaunch.runs.outcome import headline, headline_of
@@ -80,7 +81,7 @@ def show(run: str, as_json: bool, **options: Any) -> int:
         if len(jobs) > 1:
             rows.extend((each.name, headline(each)) for each in jobs)
         for line in aligned(rows):
-            click.echo(line)
+            click.echo(mask_text(line))
         if job.failure is not None and job.failure.traceback:
             click.echo(f"\n{job.failure.traceback}\n")
         print_results(result, place)

@@ -192,7 +192,7 @@ def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
     (standing.folder / "secrets").mkdir()
     (standing.folder / "secrets" / "train.py").write_text("")
     (standing.folder / "secrets" / "job.yaml").write_text(JOB)
-    for kind in ("step-functions", "airflow"):
+    for kind in ("step-functions", "airflow", "pipeline"):
         ran = standing("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
         assert ran.code == 0, ran.err
         assert leaks(ran.err) == []

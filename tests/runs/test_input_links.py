@@ -58,12 +58,14 @@ def test_a_pipe_in_an_input_is_refused_and_does_not_block(tmp_path: Path) -> Non
 def test_secrets_of_an_input_stay_unless_they_are_asked_for(tmp_path: Path) -> None:
     files = {"a.csv": "1", ".env": "x", ".aws/credentials": "x", "b/server.pem": KEY, "b/ca.pem": CERTIFICATE}
     data = tree(tmp_path / "data", {**files, "names.key": "x", ".smlaunchignore": "!names.key\n"})
+    (data / ".aws" / "config").write_text("x")
+    (data / "behind.csv").symlink_to(".aws/config")
     left_out: list[str] = []
     assert [file.relative for file in local_files(data, left_out)] == ["a.csv", "b/ca.pem", "names.key"]
-    assert sorted(left_out) == [".aws/", ".env", "b/server.pem"]
+    assert sorted(left_out) == [".aws/", ".env", "b/server.pem", "behind.csv"]
     made = plan(job(tmp_path, data), fake_target())
     (warning,) = [one for one in made.warnings if one.startswith("inputs.train: not sent")]
-    assert ".aws/, .env, b/server.pem;" in warning
+    assert ".aws/, .env, b/server.pem, behind.csv;" in warning
     target = fake_target()
     launch(job(tmp_path, data), target)
     names = {key.rpartition("/")[2] for key in target.storage.objects[BUCKET]}  # type: ignore[attr-defined]

@@ -52,7 +52,17 @@ def test_include_secrets_sends_them_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ID_RSA", "deep/in/the/Tree/.NETRC", ".Env.Local", "a/.AWS/config", "K.PEM"]
+    "name",
+    [
+        "ID_RSA",
+        ".env~",
+        "id_rsa.bak",
+        "x/.netrc.old",
+        "deep/in/the/Tree/.NETRC",
+        ".Env.Local",
+        "a/.AWS/config",
+        "K.PEM",
+    ],
 )
 def test_names_count_in_any_case_and_in_any_folder(tmp_path: Path, name: str) -> None:
     root = tree(tmp_path, {"train.py": "", name: "x"})

@@ -119,6 +119,9 @@ class Trials:
         if unsplit is not None and unsplit.stepping:
             interval = max(_LEAST_INTERVAL, unsplit.stepping / (_SAVES_PER_PART * (len(cuts) + 1)))
         prepared = prepare(self._changed(name, traced, interval), target, name)
+        if unsplit is None:
+            for note in prepared.plan.surroundings.source.notes:
+                self._told(f"warning: {note}")
         workflow = prepared.plan.workflow
         jobs = list(launch(prepared, target).jobs)
         pending, made, late, last_step = list(cuts), list[Made](), 0, 0
