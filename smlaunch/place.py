@@ -9,7 +9,7 @@ import atexit
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smlaunch.local.endpoint_info import EndpointInfo
     from smlaunch.local.faults import FaultPlan
     from smlaunch.planning.surroundings import EndpointFacts
-    from smlaunch.runs.target import Target
+    from smlaunch.runs.target import Standing, Target
 
 _LAST_GRACE = 1.0
 """Seconds."""
@@ -88,7 +88,8 @@ def open_place(
         same_hosts(options, standing)
         if faults is not None:
             raise JobError([Problem("--faults", _STANDING_FAULTS)])
-        yield Place(target_of(standing, options["region"]), state=root)
+        target = target_of(standing, options["region"])
+        yield Place(replace(target, stands=_Stands(root, standing)), state=root)
         return
     if leaves_no_trace and not root.exists():
         with (
@@ -163,6 +164,28 @@ def standing_endpoint(root: Path) -> EndpointInfo | None:
     from smlaunch.local import standing
 
     return standing.status(root)
+
+
+class _Stands:
+    """Where the standing endpoint is: a notebook outlives it, and it may be started anew on another port."""
+
+    def __init__(self, root: Path, info: EndpointInfo) -> None:
+        self._file = root / "endpoint.json"
+        self._info = info
+        self._stamp: tuple[int, int] | None = None
+
+    def __call__(self) -> Standing:
+        from smlaunch.local.endpoint_info import EndpointInfo
+        from smlaunch.runs.target import Standing
+
+        try:
+            found = self._file.stat()
+            if self._stamp != (found.st_ino, found.st_mtime_ns):
+                self._info = EndpointInfo.from_json(self._file.read_bytes())
+                self._stamp = (found.st_ino, found.st_mtime_ns)
+        except (OSError, ValueError, TypeError):
+            pass  # it is gone, or just starting: who asks at the old address is told that nobody answers
+        return Standing(self._info.url, self._info.access_key, self._info.secret_key)
 
 
 def target_of(info: EndpointInfo, region: str | None = None) -> Target:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from smlaunch.errors import AccountError
 from smlaunch.ports import (
@@ -40,6 +41,14 @@ ENDPOINT_CADENCE = Cadence(first=0.015, longest=0.25, factor=1.5, settle=0.0, pa
 capacity there is, is this machine: it is there, or was taken away on purpose for a moment."""
 
 
+class Standing(NamedTuple):
+    """An endpoint's address and its key."""
+
+    url: str
+    access_key: str
+    secret_key: str
+
+
 @dataclass(frozen=True)
 class Target:
     """Made by ``Target.region`` or ``Target.endpoint``. The ports are opened on first use and kept.
@@ -60,6 +69,8 @@ class Target:
     hurried: bool = False
     """For what would only be told beside: a service that does not answer at once is not waited for."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stands: Callable[[], Standing] | None = field(default=None, repr=False)
+    """Where an endpoint is now, that may be started anew at another address; asked before each request."""
 
     @classmethod
     def region(
@@ -102,6 +113,7 @@ class Target:
         role: str | None = None,
         bucket: str | None = None,
         facts: EndpointFacts | None = None,
+        stands: Callable[[], Standing] | None = None,
     ) -> Target:
         """An endpoint that speaks the SageMaker API at ``url``, with its own credentials.
 
@@ -115,7 +127,8 @@ class Target:
             session_vars={"profile": nothing, "config_file": devnull, "credentials_file": devnull}
         )
         core.set_credentials(access_key, secret_key)
-        return cls("local", region, ENDPOINT_CADENCE, core, url, account, role, bucket, facts)
+        target = cls("local", region, ENDPOINT_CADENCE, core, url, account, role, bucket, facts)
+        return target if stands is None else replace(target, stands=stands)
 
     @property
     def where(self) -> str:
@@ -225,4 +238,15 @@ class Target:
             settings["s3"] = {"addressing_style": "path"}
         from smlaunch.runs.aws import opened
 
-        return opened(self.clients, service, self.region_name, self.url, Config(**settings))
+        client = opened(self.clients, service, self.region_name, self.url, Config(**settings))
+        if self.stands is not None:
+            client.meta.events.register("before-sign", self._redirect)
+        return client
+
+    def _redirect(self, request: Any, **_: Any) -> None:
+        """Sends a request to where the endpoint is now, before it is signed."""
+        assert self.stands is not None
+        now = self.stands()
+        request.url = urlsplit(request.url)._replace(netloc=urlsplit(now.url).netloc).geturl()
+        credentials = self.clients.get_credentials()
+        credentials.access_key, credentials.secret_key = now.access_key, now.secret_key

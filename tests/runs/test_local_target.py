@@ -1,0 +1,59 @@
+"""``local_target``: where the standing endpoint is now, not where it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import smlaunch.place
+from smlaunch import Job, Run, Target, launch, local_target
+from smlaunch.local import standing
+from smlaunch.local.endpoint_info import EndpointInfo
+
+
+@pytest.fixture
+def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """With a home of its own, and no endpoint left from another test."""
+    (tmp_path / "source").mkdir()
+    script = tmp_path / "source" / "train.py"
+    script.write_text("print('hello')\n")
+    monkeypatch.setattr(smlaunch.place, "_OPEN", {})
+    return Job(entry=str(script))
+
+
+def restarted(home: Path, old: EndpointInfo | None = None) -> EndpointInfo:
+    """On another port."""
+    port = 0
+    if old is not None:
+        port = int(old.url.rpartition(":")[2])
+        standing.stop(home)
+    new = standing.start(home, isolation="plain")
+    if int(new.url.rpartition(":")[2]) == port:
+        return restarted(home, new)
+    return new
+
+
+def completed(job: Job, target: Target, name: str) -> None:
+    run: Run = launch(job.model_copy(update={"name": name}), target)
+    assert run.wait().exit_code == 0
+
+
+def test_an_endpoint_that_was_started_anew_is_found_again(job: Job, home: Path) -> None:
+    first = restarted(home)
+    try:
+        target = local_target()
+        completed(job, target, "one")
+        second = restarted(home, first)
+        assert second.url != first.url
+        completed(job, local_target(), "two")
+        completed(job, target, "three")  # the one that a notebook has in a variable
+        standing.stop(home)
+        (home / "credentials.json").unlink()
+        third = restarted(home)
+        assert third.secret_key != first.secret_key
+        completed(job, target, "four")
+    finally:
+        standing.stop(home)
+        shutil.rmtree(home)
