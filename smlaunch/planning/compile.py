@@ -162,6 +162,8 @@ class Compiler:
     def _spec(self, setting: Setting, own_image: bool) -> LaunchSpec | None:
         """None where the image brings its own program."""
         spec = self.strategy.launch_spec(setting) if setting.entry else None
+        if spec is not None and spec.source is not None:
+            spec = spec._replace(source_sha256=self.surroundings.source.archive_sha256)
         if spec is not None and setting.hang is None and spec.hang_seconds is not None:
             self.notes.because(
                 "limit.hang",

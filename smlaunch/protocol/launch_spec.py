@@ -28,9 +28,10 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Un
 
 from smlaunch.protocol.segment import CARRIERS, SYNC
 
-VERSION = "1.2"
+VERSION = "1.3"
 """1.1 adds ``run``, ``checkpoints``, ``margin_seconds`` and ``deterministic``; 1.2 ``services``, ``join``,
-``offset``, ranks that run ``on`` the leader alone, the launcher ``mpi`` and its ``options``.
+``offset``, ranks that run ``on`` the leader alone, the launcher ``mpi`` and its ``options``; 1.3
+``source_sha256``.
 """
 
 REFERENCES = frozenset(
@@ -144,6 +145,7 @@ class CheckpointSpec(NamedTuple):
 
 class LaunchSpec(NamedTuple):
     """``source`` names the archive inside the source channel; None when the image brings the program.
+    ``source_sha256``: of that archive before compression, in hex; None where nobody compares it.
 
     ``grace_seconds`` is how long ranks may take to leave after SIGTERM before they are killed; SageMaker
     itself allows 120 s, and the runtime must be gone before that. ``failure_grace_seconds`` is the same for
@@ -167,6 +169,7 @@ class LaunchSpec(NamedTuple):
     margin_seconds: Optional[float] = None
     deterministic: bool = False
     services: Tuple[Service, ...] = ()
+    source_sha256: Optional[str] = None
 
     @property
     def linked(self) -> bool:
@@ -197,6 +200,7 @@ class LaunchSpec(NamedTuple):
                 for service in self.services
             ],
             "source": self.source,
+            "source_sha256": self.source_sha256,
             "requirements": self.requirements,
             "port": self.port,
             "grace_seconds": self.grace_seconds,
@@ -247,6 +251,7 @@ class LaunchSpec(NamedTuple):
             margin_seconds=_optional_seconds_in(document, "margin_seconds"),
             deterministic=bool(document.get("deterministic", False)),
             services=services,
+            source_sha256=_text_in(document, "source_sha256"),
         )
 
 

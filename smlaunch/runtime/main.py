@@ -142,7 +142,8 @@ def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
     if spec.source is not None:
         from smlaunch.runtime import source
 
-        source.unpack(os.path.join(paths.channel(SOURCE_CHANNEL), spec.source), paths.code)
+        archive = os.path.join(paths.channel(SOURCE_CHANNEL), spec.source)
+        source.unpack(archive, paths.code, spec.source_sha256)
     if os.path.isdir(paths.code):
         os.chdir(paths.code)
     commands.check_entry(spec, paths)

@@ -6,19 +6,23 @@ archive; then each link must lead to a place inside.
 """
 
 import gzip
+import hashlib
 import os
 import tarfile
 import zlib
-from typing import IO, List, Tuple
+from typing import IO, List, Optional, Tuple
 
 from smlaunch.runtime.problems import Unusable
 
 _COPY = 1 << 20
 
 
-def unpack(archive: str, folder: str) -> None:
-    """Raises Unusable for an archive that is missing, damaged or not acceptable."""
+def unpack(archive: str, folder: str, sha256: Optional[str] = None) -> None:
+    """Raises Unusable for an archive that is missing, damaged or not acceptable. ``sha256``: of what it
+    holds, before compression; another one is not touched."""
     try:
+        if sha256 is not None:
+            _compare(archive, sha256)
         os.makedirs(folder, exist_ok=True)
         with gzip.open(archive) as stream:
             with tarfile.open(fileobj=stream, mode="r:") as members:
@@ -30,6 +34,24 @@ def unpack(archive: str, folder: str) -> None:
         raise Unusable("{}: the source archive is missing".format(error.filename or archive)) from None
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise Unusable("{}: the source cannot be unpacked: {}".format(archive, error)) from None
+
+
+def _compare(archive: str, sha256: str) -> None:
+    """Whoever may write into the bucket may have replaced it since it was sent, or put it there before."""
+    digest = hashlib.sha256()
+    with gzip.open(archive) as stream:
+        while True:
+            block = stream.read(_COPY)
+            if not block:
+                break
+            digest.update(block)
+    if digest.hexdigest() != sha256:
+        raise Unusable(
+            "{}: the source is not the one that was sent with the job: its sha256 is {}, not {}; see who may "
+            "write into its bucket, delete the object and launch the run anew".format(
+                archive, digest.hexdigest(), sha256
+            )
+        )
 
 
 def _unpack(members: tarfile.TarFile, folder: str) -> None:

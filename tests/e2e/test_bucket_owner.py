@@ -6,6 +6,8 @@ obstore and the ranks of a job send is all there.
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,3 +240,27 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     assert {row.method for row in rows} >= {"PUT", "HEAD", "GET"}
     assert {row.owner for row in rows} == {STRANGER}
     assert all(row.bucket == "theirs" for row in record.bare)
+
+
+def test_a_source_that_somebody_replaced_is_not_run(
+    home: Path, tmp_path: Path, default_bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It lies below its own hash, and what is there is not sent again: a host compares what it gets."""
+    script = tmp_path / "source" / "train.py"
+    script.parent.mkdir()
+    script.write_text("print('mine')\n")
+    assert smlaunch("run", script, "--local") == 0
+    with open_place({"local": True, "region": None, "profile": None}) as place:
+        storage = place.target.storage
+        (stored,) = storage.list(default_bucket, "smlaunch/source/")
+        planted = io.BytesIO()
+        with tarfile.open(fileobj=planted, mode="w:gz") as archive:
+            info = tarfile.TarInfo("train.py")
+            info.size = len(b"print('planted')")
+            archive.addfile(info, io.BytesIO(b"print('planted')"))
+        storage.put_bytes(default_bucket, stored.key, planted.getvalue())
+    capfd.readouterr()
+    assert smlaunch("run", script, "--local") != 0
+    told = capfd.readouterr()
+    assert "the source is not the one that was sent with the job" in told.out + told.err
+    assert "planted" not in told.out

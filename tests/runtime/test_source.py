@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import os
 import tarfile
@@ -128,3 +130,15 @@ def test_a_missing_entry_script_is_named_with_what_is_there(host: MakeHost) -> N
     assert "trian.py is not in the source, which holds data, model.py, train.py" in result.stderr
     assert result.stdout == ""
     assert made.failure.startswith("algo-1 failed: trian.py is not in the source")
+
+
+def test_an_archive_that_is_not_the_one_that_was_sent_is_not_touched(tmp_path: Path) -> None:
+    archive = archive_of(tmp_path / "a.tar.gz", [member("train.py")])
+    with gzip.open(archive) as stream:
+        sent = hashlib.sha256(stream.read()).hexdigest()
+    source.unpack(archive, str(tmp_path / "out"), sent)
+    assert (tmp_path / "out" / "train.py").exists()
+    archive_of(tmp_path / "a.tar.gz", [member("train.py", b"planted")])
+    with pytest.raises(Unusable, match=r"not the one that was sent .* launch the run anew"):
+        source.unpack(archive, str(tmp_path / "other"), sent)
+    assert not (tmp_path / "other").exists()
