@@ -88,11 +88,14 @@ class Database:
             yield
 
     @contextmanager
-    def writing(self, connection: sqlite3.Connection) -> Iterator[None]:
+    def writing(self, connection: sqlite3.Connection, durable: bool = True) -> Iterator[None]:
         """What is read and written inside is one step to all others; when anything is raised, nothing was
-        written."""
+        written. Not ``durable``: it survives a kill -9, and a power cut once a later one is."""
+        durable = durable and self._contents.durable
         with self._telling():
             self._stamp = self._look(self._stamp)
+            # With NORMAL a kill -9 loses nothing either, but a power cut loses the last commits.
+            connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -103,8 +106,8 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-            # Only now: what stands there is never more than what is safe in the database.
-            self._write_down(count)
+            if durable:  # what stands there is never more than what is safe in the database
+                self._write_down(count)
 
     def damaged(self, what: str) -> StateDamaged:
         """The error that says so."""
@@ -113,8 +116,7 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
-        # With NORMAL a kill -9 loses nothing either, but a power cut loses the last commits.
-        connection.execute(f"PRAGMA synchronous={'FULL' if self._contents.durable else 'NORMAL'}")
+        connection.execute("PRAGMA synchronous=FULL")
         return connection
 
     def _known(self, made: bool) -> int | None:
@@ -237,9 +239,9 @@ class OneConnection:
             yield self._connection
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One step to all others; when anything is raised, nothing was written."""
-        with self._lock, self._database.writing(self._connection):
+    def writing(self, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """As Database.writing."""
+        with self._lock, self._database.writing(self._connection, durable):
             yield self._connection
 
     def damaged(self, what: str) -> StateDamaged:

@@ -115,6 +115,9 @@ class ObjectStore:
         """False when it was there already."""
         if not _BUCKET_NAME.fullmatch(name):
             raise ApiError("InvalidBucketName", "The specified bucket is not valid.", BucketName=name)
+        with self.index.reading() as db:
+            if db.execute("SELECT 1 FROM buckets WHERE name = ?", (name,)).fetchone():
+                return False  # the disk need not be waited for
         with self.index.writing() as db:
             statement = "INSERT OR IGNORE INTO buckets VALUES (?, ?, ?)"
             made = db.execute(statement, (name, time.time(), region)).rowcount == 1

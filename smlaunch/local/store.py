@@ -105,7 +105,8 @@ class JobStore:
         if result:
             self.change(arn, lambda record: replace(record, state=state, result={**record.result, **result}))
             return
-        with self._db.writing() as connection:
+        # After a power cut a job that had not ended is Failed, wherever it stood.
+        with self._db.writing(durable=state.status in _ENDED) as connection:
             connection.execute(
                 "UPDATE jobs SET modified = ?, status = ?, state = ? WHERE arn = ?",
                 (state.modified, state.status, json.dumps(state.to_dict()), arn),
