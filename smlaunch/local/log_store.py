@@ -20,11 +20,13 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from smlaunch.local.errors import ApiError
+from smlaunch.local.log_writer import LogWriter
 
 _NAME_LIMIT = 160
 _BLOCK = 1 << 16
@@ -84,15 +86,21 @@ class LogStore:
         """Events are (milliseconds since the epoch, message); group and stream are made when missing."""
         if not events:
             return
-        arrived = f"\t{_now()}\t"
-        text = "".join([f"{timestamp}{arrived}{_escape(message)}\n" for timestamp, message in events])
-        data = text.encode("utf-8", "backslashreplace")
+        descriptor = self._open(group, stream)
         try:
-            self._write(group, stream, data)
-        except FileNotFoundError:
-            self.create_group(group)
-            self.create_stream(group, stream)
-            self._write(group, stream, data)
+            size = os.fstat(descriptor).st_size
+            data = encode(events)
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data  # a writer was killed in the middle of its line
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+
+    def writer(self, group: str, stream: str) -> LogWriter:
+        """For one who has much to say, and nowhere else to put it."""
+        return LogWriter(stream, partial(self._open, group, stream), encode)
 
     def delete_group(self, group: str) -> None:
         folder = self._need_group(group)
@@ -103,17 +111,15 @@ class LogStore:
     def delete_stream(self, group: str, stream: str) -> None:
         self._need_stream(group, stream).unlink(missing_ok=True)
 
-    def _write(self, group: str, stream: str, data: bytes) -> None:
-        descriptor = os.open(self._file(group, stream), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    def _open(self, group: str, stream: str) -> int:
+        """To append to; group and stream are made when missing."""
+        path, flags = self._file(group, stream), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                data = b"\n" + data  # a writer was killed in the middle of its line
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
+            return os.open(path, flags)
+        except FileNotFoundError:
+            self.create_group(group)
+            self.create_stream(group, stream)
+            return os.open(path, flags)
 
     # Reading
 
@@ -201,6 +207,13 @@ class LogStore:
             self._need_group(group)
             raise NoSuchLog("log stream")
         return path
+
+
+def encode(events: Sequence[tuple[int, str]]) -> bytes:
+    """As they stand in a file. They arrive now."""
+    arrived = f"\t{_now()}\t"
+    text = "".join([f"{timestamp}{arrived}{_escape(message)}\n" for timestamp, message in events])
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _create(path: Path, header: dict[str, str | int]) -> bool:

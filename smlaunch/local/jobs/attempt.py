@@ -93,8 +93,11 @@ class Attempt:
         return outcome
 
     def close(self) -> None:
-        if self._allocation is not None:
-            self._allocation.release()
+        try:
+            if self._allocation is not None:
+                self._allocation.release()
+        finally:
+            self._output.close()
 
     def _run(self) -> Outcome:
         spec = self._spec

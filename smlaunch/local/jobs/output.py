@@ -39,13 +39,10 @@ class OutputPump:
         group: str = GROUP,
     ) -> None:
         started = int(time.time() * 1000)
-        self._streams = {label: f"{job}/{label}-{started}" for label in labels}
-        self._logs = logs
-        self._group = group
+        self._writers = {label: logs.writer(group, f"{job}/{label}-{started}") for label in labels}
         self._seen = seen
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
-        self._lost = 0
         self._complaints: set[str] = set()
 
     def note(self, label: str, text: str) -> None:
@@ -66,6 +63,14 @@ class OutputPump:
             self._thread.join()
         os.close(self._gave_up)
         os.close(self._give_up)
+        for writer in self._writers.values():
+            writer.settle()
+
+    def close(self, patience: float = 10.0) -> None:
+        """After ``finish``: lines that could not be written, on a full disk, say, are given up after
+        ``patience`` seconds. Call it when the hosts' own files are gone."""
+        for writer in self._writers.values():
+            writer.settle(patience)
 
     def _run(self, outputs: dict[str, int]) -> None:
         decoders = {label: getincrementaldecoder("utf-8")("replace") for label in outputs}
@@ -111,15 +116,7 @@ class OutputPump:
                 self._seen(events)
             except Exception as error:
                 self._complain(f"metrics could not be stored: {error}")
-        if self._lost and events:
-            events.insert(0, (now, f"[smlaunch] {self._lost} lines were lost: the log could not be written"))
-        try:
-            self._logs.append(self._group, self._streams[label], events)
-            self._lost = 0
-        except Exception as error:
-            # A full disk must not block the hosts, which would wait for us to read. The log tells it later.
-            self._lost += len(lines)
-            self._complain(f"the log could not be written: {error}")
+        self._writers[label].append(events)
 
     def _complain(self, text: str) -> None:
         """Once, in the endpoint's own log: whatever it is, the hosts' output must be read on."""

@@ -31,8 +31,16 @@ class Objects(Protocol):
     def delete(self, bucket: str, key: str) -> Any: ...
 
 
+class LogWriter(Protocol):
+    """``append`` never fails: what cannot be written waits. ``settle`` writes that, for at most ``patience``
+    seconds."""
+
+    def append(self, events: Sequence[tuple[int, str]]) -> None: ...
+    def settle(self, patience: float = 0.0) -> None: ...
+
+
 class Logs(Protocol):
-    def append(self, group: str, stream: str, events: Sequence[tuple[int, str]]) -> None: ...
+    def writer(self, group: str, stream: str) -> LogWriter: ...
 
 
 class Metrics(Protocol):

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
+import resource
 import select
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from smlaunch.local.jobs.output import GROUP, OutputPump
-from smlaunch.local.log_store import LogStore
+from smlaunch.local.log_store import LogStore, encode
+from smlaunch.local.log_writer import LogWriter
 
 
 @pytest.fixture
@@ -64,26 +69,113 @@ def test_a_writer_that_stays_is_given_up(logs: LogStore) -> None:
     os.close(writer)
 
 
-def test_a_log_that_cannot_be_written_blocks_nobody_and_is_told(logs: LogStore) -> None:
-    class Full:
-        full = True
+class Full:
+    """A log on a disk that has room for ``room`` more bytes."""
 
-        def append(self, group: str, stream: str, events: Sequence[tuple[int, str]]) -> None:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            logs.append(group, stream, events)
+    def __init__(self, logs: LogStore) -> None:
+        self.logs = logs
+        self.room = 0
 
-    full = Full()
+    def writer(self, group: str, stream: str) -> LogWriter:
+        def reopen() -> int:
+            if self.room == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return self.logs._open(group, stream)
+
+        return LogWriter(stream, reopen, encode)
+
+
+def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore) -> None:
+    full = Full(logs)
     pump = OutputPump("job", ["algo-1"], full)
-    pump.note("algo-1", "lost")
-    pump.note("algo-1", "lost too")
-    full.full = False
-    pump.note("algo-1", "seen")
+    pump.note("algo-1", "one")
+    pump.note("algo-1", "two")
+    full.room = 1
+    pump.note("algo-1", "three")
     pump.finish()
-    assert lines(logs, "algo-1") == [
-        "[smlaunch] 2 lines were lost: the log could not be written",
-        "[smlaunch] seen",
-    ]
+    assert lines(logs, "algo-1") == ["[smlaunch] one", "[smlaunch] two", "[smlaunch] three"]
+
+
+def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
+    full = Full(logs)
+    pump = OutputPump("job", ["algo-1"], full)
+    pump.note("algo-1", "one")
+    pump.finish()
+    full.room = 1
+    pump.close()
+    assert lines(logs, "algo-1") == ["[smlaunch] one"]
+
+
+def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
+    full = Full(logs)
+    pump = OutputPump("job", ["algo-1"], full)
+    for number in range(100):
+        pump.note("algo-1", f"{number} " + "x" * 200_000)
+    full.room = 1
+    pump.note("algo-1", "after")
+    pump.finish()
+    *before, told, after = lines(logs, "algo-1")
+    assert [int(line.split()[1]) for line in before] == list(range(len(before)))
+    why = "the log could not be written (No space left on device)"
+    assert told == f"[smlaunch] {100 - len(before)} lines were lost: {why}"
+    assert after == "[smlaunch] after"
+    assert 8_000_000 < sum(map(len, before)) < 9_000_000
+
+
+def test_what_never_reached_the_log_is_told_by_the_endpoint(
+    logs: LogStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    pump = OutputPump("job", ["algo-1"], Full(logs))
+    pump.note("algo-1", "one")
+    pump.note("algo-1", "two")
+    pump.finish()
+    pump.close(patience=0.01)
+    assert "2 lines of job/algo-1-" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file's size limit ends in a signal elsewhere")
+def test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut(logs: LogStore) -> None:
+    """RLIMIT_FSIZE stands for the disk: the kernel writes what fits, then refuses."""
+    program = """
+import pathlib, resource, signal, sys
+from smlaunch.local.log_store import LogStore, encode
+from smlaunch.local.log_writer import LogWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = LogStore(pathlib.Path(sys.argv[1])).writer("g", "s")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+writer.append([(0, "first")])
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+for number in range(5):
+    writer.append([(number, f"line {number} " + "x" * 60)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+writer.append([(9, "last")])
+"""
+    subprocess.run([sys.executable, "-c", program, str(logs.root)], check=True)
+    found = [event.message for event in logs.read("g", "s")]
+    assert found == ["first", *(f"line {number} " + "x" * 60 for number in range(5)), "last"]
+
+
+def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(logs: LogStore) -> None:
+    writer = logs.writer("g", "s")
+    writer.append([(1, "one")])
+    held = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        writer.append([(2, "two")])
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [event.message for event in logs.read("g", "s")] == ["one", "two"]
+    logs.delete_stream("g", "s")
+    writer.append([(3, "three")])
+    assert [event.message for event in logs.read("g", "s")] == ["three"]
+    writer.settle()
 
 
 def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> None:
@@ -113,7 +205,7 @@ def test_a_program_that_reads_its_own_output_holds_nobody_up(logs: LogStore) -> 
     def steal() -> None:
         while not done.is_set():
             if select.select([thief], [], [], 0.05)[0]:
-                with contextlib.suppress(BlockingIOError):
+                with suppress(BlockingIOError):
                     os.read(thief, 100)
 
     thread = threading.Thread(target=steal)
