@@ -21,10 +21,10 @@ from smlaunch.export.flow import Flow, Number, Place, Stage, Text, flow_of, mapp
 from smlaunch.planning.patience import CREATE_PATIENCE
 from smlaunch.planning.plan import Plan
 from smlaunch.planning.reconcile import OUTCOME_GRACE
-from smlaunch.planning.workflow import FAILURE_CLASSES, IDLE_SEGMENTS, RULES, STOP_CLASSES, Ending, Remedy
+from smlaunch.planning.workflow import FAILURE_CLASSES, RULES, STOP_CLASSES, Ending, Remedy
 from smlaunch.protocol.checkpoint import FINISHED, OUTCOME
 from smlaunch.protocol.names import RUN_LIMIT, is_run_id
-from smlaunch.protocol.segment import FROM_STEP
+from smlaunch.protocol.segment import FROM_REPORTED, FROM_STEP
 
 MOST_SEGMENTS = 200
 """Tasks that a person can still look at."""
@@ -155,7 +155,7 @@ def _file(flow: Flow, name: str) -> Iterator[str]:
         "OWNER": "None" if flow.checkpoints is None else _literal(_owner(flow, flow.checkpoints)),
         "FINISHED": _literal(FINISHED),
         "GRACE": str(flow.seconds(OUTCOME_GRACE)),
-        "IDLE": str(IDLE_SEGMENTS),
+        "IDLE": str(flow.policy.attempts),
     }
     yield _filled(HEAD, words)
     for number, stage in enumerate(flow.stages, 1):
@@ -196,7 +196,7 @@ def _request(stage: Stage, number: int) -> str:
     """A function that makes the request of any segment of this variant."""
     template = mapped(stage.template, _source)
     template["Environment"] = {
-        key: value for key, value in template["Environment"].items() if key != FROM_STEP
+        key: value for key, value in template["Environment"].items() if key not in (FROM_STEP, FROM_REPORTED)
     }
     limit = template["StoppingCondition"]
     limit["MaxRuntimeInSeconds"] = _Source("max_runtime")

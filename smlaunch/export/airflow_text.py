@@ -149,12 +149,20 @@ def more_to_train(number: int, job: str, uri: str) -> bool:
         time.sleep(5)
     if said.get("result") == <<FINISHED>>:
         return False
+    own = said if said.get("job", "").startswith(job) else {}
+    far = [own.get("step"), own.get("reported")]  # the newest committed step, the highest one reported
     ti = get_current_context()["ti"]
-    ti.xcom_push(key="step", value=said.get("step"))
-    before = [f"more_after_{earlier}" for earlier in range(max(1, number - <<IDLE>>), number)]
-    steps = [ti.xcom_pull(task_ids=name, key="step") for name in before] + [said.get("step")]
-    if len(steps) > <<IDLE>> and steps[-1] is not None and len(set(steps)) == 1:
-        raise AirflowFailException(f"no progress: <<IDLE>> segments left nothing newer than step {steps[-1]}")
+    ti.xcom_push(key="far", value=far)
+    before = [ti.xcom_pull(task_ids=f"more_after_{earlier}", key="far") for earlier in range(1, number)]
+    best, idle = [0, 0], 0
+    for one in [*before, far]:
+        steps = [step or 0 for step in one or (None, None)]
+        known = any(step is not None for step in one or ())  # nobody knows how far a silent script is
+        moved = any(step > most for step, most in zip(steps, best))
+        idle = idle + 1 if known and not moved else 0
+        best = [max(pair) for pair in zip(steps, best)]
+    if idle >= <<IDLE>>:
+        raise AirflowFailException(f"no progress: {idle} segments came no further than step {max(best)}")
     return True
 
 

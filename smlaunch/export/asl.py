@@ -21,6 +21,7 @@ PATHS: Mapping[Place, str] = {
     Place.SEGMENT: "$.at.segment",
     Place.ATTEMPT: "$.at.attempt",
     Place.STEP: "$.at.step",
+    Place.REPORTED: "$.at.reported",
     Place.LIMIT: "$.size.limit",
     Place.STOP_AFTER: "$.size.stop_after",
     Place.DRIVER: "$$.Execution.Id",

@@ -36,6 +36,9 @@ class Place(str, Enum):
     STEP = "step"
     """The newest committed step when the job is asked for."""
 
+    REPORTED = "reported"
+    """The highest step that jobs before have reported."""
+
     LIMIT = "limit"
     """Seconds after which the service stops the job."""
 
@@ -264,6 +267,7 @@ def _template(workflow: Workflow, checkpoints: Text | None, spot: bool | None) -
     environment[variables.RUN] = Text((Place.RUN,))
     environment[variables.DRIVER] = Text((Place.DRIVER,))
     environment[variables.FROM_STEP] = Text((Place.STEP,))
+    environment[variables.FROM_REPORTED] = Text((Place.REPORTED,))
     if variables.STOP_AFTER in environment:
         environment[variables.STOP_AFTER] = Text((Place.STOP_AFTER,))
     if checkpoints is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smlaunch.errors import EXIT_LIMIT, EXIT_SERVICE
+from smlaunch.errors import EXIT_LIMIT, EXIT_SERVICE, EXIT_TRAINING_FAILED
 from smlaunch.export.asl import (
     Rule,
     all_of,
@@ -25,18 +25,19 @@ from smlaunch.export.asl import (
 from smlaunch.export.flow import Text
 from smlaunch.export.machine_words import (
     AGAIN,
-    AGAIN_IDLE,
     CLEAR,
     CLEARED,
     DONE,
     EVENTS_PER_JOB,
     HISTORY,
+    HOW_FAR,
     LEFT,
     NEXT,
     RESULT,
     SAID,
     Machine,
     finished,
+    further,
     kept,
     kind_of,
     looks_at_outcome,
@@ -48,7 +49,6 @@ from smlaunch.planning.patience import CREATE_PATIENCE
 from smlaunch.planning.reconcile import ENDED, IDLE_ENDINGS, OUTCOME_GRACE, STARVED_ENDINGS
 from smlaunch.planning.workflow import (
     FAILURE_CLASSES,
-    IDLE_SEGMENTS,
     RULES,
     STOP_CLASSES,
     Ending,
@@ -62,6 +62,9 @@ from smlaunch.protocol.checkpoint import CONTINUE, OUTCOME
 
 READ_OUTCOME, NO_OUTCOME, NEWER = "Read the outcome", "No outcome yet", "A newer step?"
 PROGRESS, NO_PROGRESS, HOW = "A newer step", "Nothing newer", "How did it end?"
+FURTHER, REPORTED = "Was a higher step reported?", "A higher step was reported"
+BOTH = "Was it reported too?"
+BOTH_NEWER = "A newer step, and reported"
 HAD_ITS_TIME, OUTCOME_WAIT, LOOK_AGAIN = "More to train?", "Wait for the outcome", "Look for it again"
 HOW_LONG, SO_LONG, AS_LONG, PAUSE = (
     "How long to wait?",
@@ -185,7 +188,16 @@ class Ends:
             NEWER,
             choice(
                 "What another job of the run has said is not this one's word.",
-                [to(PROGRESS, newer())],
+                [to(BOTH, newer())],
+                FURTHER,
+            ),
+        )
+        add(BOTH, choice("What was reported counts too.", [to(BOTH_NEWER, further())], PROGRESS))
+        add(
+            FURTHER,
+            choice(
+                "A script that keeps checkpoints of its own may report steps, and commits none.",
+                [to(REPORTED, further())],
                 NO_PROGRESS,
             ),
         )
@@ -197,29 +209,17 @@ class Ends:
         )
 
     def _counts(self, looks: bool) -> None:
-        """``as_tried`` and ``as_idle``: the counts if this job is one more of those."""
-        nothing = {
-            "step.$": "$.at.step",
-            "tried.$": "$.at.tried",
-            "idle.$": "$.at.idle",
-            "as_tried.$": sum_of("$.at.tried", 1),
-            "as_idle.$": sum_of("$.at.idle", 1),
-            "newer": False,
-        }
-        if looks:
-            fresh = {
-                "step.$": f"{SAID}.step",
-                "tried": 0,
-                "idle": 0,
-                "as_tried": 0,
-                "as_idle": 0,
-                "newer": True,
-            }
-            self.machine.add(
-                PROGRESS, note("What was tried before it counts no more.", fresh, "$.count", HOW)
-            )
+        """What is kept of this job: where the run is with it, and how many have moved nothing."""
+        stays = {"step.$": "$.at.step", "reported.$": "$.at.reported"}
+        nothing = {**stays, "tried.$": sum_of("$.at.tried", 1), "newer": False}
+        step, reported = {"step.$": f"{SAID}.step"}, {"reported.$": f"{SAID}.reported"}
+        ways = {PROGRESS: step, REPORTED: reported, BOTH_NEWER: {**step, **reported}}
+        for name, moved in ways.items() if looks else ():
+            values = {**stays, **moved, "tried": 0, "newer": True}
+            comment = "What was tried before it counts no more."
+            self.machine.add(name, note(comment, values, "$.count", HOW))
         name = NO_PROGRESS if looks else LEFT
-        self.machine.add(name, note("One more try, or one more idle job.", nothing, "$.count", HOW))
+        self.machine.add(name, note("One more try.", nothing, "$.count", HOW))
 
     # ---- what follows on each ending ----------------------------------------------------------------------
 
@@ -251,8 +251,8 @@ class Ends:
         attempts = self.flow.policy.attempts
 
         def write() -> None:
-            used_up = when("$.count.as_tried", "NumericGreaterThanEquals", attempts)
-            comment = f"{attempts} in all may fail without a newer checkpoint ({rule.remedy.value})."
+            used_up = when("$.count.tried", "NumericGreaterThanEquals", attempts)
+            comment = f"{attempts} in all may end without progress ({rule.remedy.value})."
             self.machine.add(name, choice(comment, [to(gives_up, used_up)], waits))
             self._fails(gives_up, rule, "Tried as often as the job allows.", reason)
             if rule.longest_wait:
@@ -310,36 +310,37 @@ class Ends:
         """The last job of a chain went well, or until its limit."""
         flow, add = self.flow, self.machine.add
         went_well = when(_STATUS, "StringEquals", "Completed")
-        own_files = all_of(own_outcome(), when(f"{SAID}.step", "IsNull", True))
+        unknown = [when(f"{SAID}.{member}", "IsNull", True) for member in ("step", "reported")]
+        own_files = all_of(own_outcome(), *unknown)
         not_there = [{"Not": own_outcome()}, when("$.job.looks", "NumericLessThan", _OUTCOME_LOOKS)]
-        idle, name = when("$.count.as_idle", "NumericGreaterThanEquals", IDLE_SEGMENTS), "No progress"
+        attempts = flow.policy.attempts
+        used_up, name = when("$.count.tried", "NumericGreaterThanEquals", attempts), "No progress"
         rules = [
             to(DONE, all_of(went_well, finished())),
             to(NEXT, when("$.count.newer", "BooleanEquals", True)),
             to(NEXT, all_of(went_well, own_files)),
             to(OUTCOME_WAIT, all_of(*not_there)),
-            to(name, idle),
+            to(name, used_up),
         ]
         comment = (
-            "Finished; or a newer step to go on from; or checkpoints of the script's own, which nobody "
-            f"counts. Of {IDLE_SEGMENTS} jobs that leave nothing newer, the next one will not either."
+            "Finished; or further than before; or a script that reports no step, whose files nobody compares "
+            f"here. Of {attempts} jobs that came no further, the next one will not either."
         )
-        add(HAD_ITS_TIME, choice(comment, rules, AGAIN_IDLE))
+        add(HAD_ITS_TIME, choice(comment, rules, AGAIN))
         seconds = flow.seconds(OUTCOME_GRACE / _OUTCOME_LOOKS)
         add(OUTCOME_WAIT, pause("It may still be on its way to S3.", LOOK_AGAIN, seconds=seconds))
         looks = {"name.$": "$.job.name", "fault.$": "$.job.fault", "looks.$": sum_of("$.job.looks", 1)}
         add(LOOK_AGAIN, note(f"{OUTCOME_GRACE:.0f} s in all.", looks, "$.job", LEFT))
         cause = formatted(
             [
-                f"no progress: {IDLE_SEGMENTS} jobs until ",
+                f"no progress: {attempts} jobs until ",
                 "$.job.name",
-                " told of nothing newer than step ",
-                "$.at.step",
-                "; the script saves no checkpoint (see smlaunch.train), or its first one comes later than a "
-                "segment's end",
+                " came no further than jobs before them",
+                *HOW_FAR,
+                "; the script begins anew in every job, or saves no checkpoint before a segment's end",
             ]
         )
-        self.machine.fails(name, EXIT_LIMIT, "Going on would only cost.", cause)
+        self.machine.fails(name, EXIT_TRAINING_FAILED, "Going on would only cost.", cause)
 
     # ---- going on -----------------------------------------------------------------------------------------
 
@@ -369,20 +370,12 @@ class Ends:
             values = onward(flow, EVENTS_PER_JOB, {**_TRIED, **again})
             add(AGAIN, self._onward("The same segment, from the newest checkpoint there is.", values))
         if HAD_ITS_TIME in reached:
-            idle: dict[str, Any] = {
-                "step": "$.count.step",
-                "tried": "$.count.tried",
-                "idle": "$.count.as_idle",
-            }
-            values = onward(flow, EVENTS_PER_JOB, {**idle, **again})
-            add(AGAIN_IDLE, self._onward("The same segment, which left nothing newer.", values))
             fresh: dict[str, Any] = {
+                **_TRIED,
+                "tried": 0,
                 "segment": sum_of("$.at.segment", 1),
                 "attempt": 1,
-                "step": "$.count.step",
                 "on_demand": False,
-                "tried": "$.count.tried",
-                "idle": "$.count.as_idle",
                 "waits": 0,
             }
             values = onward(flow, EVENTS_PER_JOB, fresh)
@@ -425,7 +418,7 @@ _OVER = (
     "say which"
 )
 
-_TRIED = {"step": "$.count.step", "tried": "$.count.as_tried", "idle": "$.count.idle"}
+_TRIED = {"step": "$.count.step", "reported": "$.count.reported", "tried": "$.count.tried"}
 
 _TITLES = {
     Ending.STARVED: "Spot did not come",

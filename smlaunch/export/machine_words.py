@@ -12,7 +12,7 @@ from smlaunch.protocol.names import TAG_JOB
 
 BEGIN, FIRST, TAKE_OVER = "Begin", "First job", "Take over"
 NAME_JOB, LOOK, HISTORY, HAND_OVER = "Name the job", "Look at the job", "Room in the history?", "Hand over"
-NEXT, AGAIN, AGAIN_IDLE = "Next segment", "Again", "Again, as nothing came of it"
+NEXT, AGAIN = "Next segment", "Again"
 CLEAR, CLEARED = "Finished, and failed after it?", "Clear the outcome"
 DONE, RESULT = "Done", "Result"
 LEFT = "What it left"
@@ -39,13 +39,13 @@ FIRST_AT = {
     "segment": 1,
     "attempt": 1,
     "step": 0,
+    "reported": 0,
     "on_demand": False,
     "tried": 0,
-    "idle": 0,
     "waits": 0,
 }
-"""``step``: the newest committed one that was told of. Since that step, ``tried``: jobs that failed;
-``idle``: jobs that had their time. ``waits``: how often this job was asked for in vain."""
+"""``step``: the newest committed one that was told of; ``reported``: the highest in progress lines.
+``tried``: jobs since one of these moved. ``waits``: how often this job was asked for in vain."""
 
 
 def kind_of(flow: Flow) -> str:
@@ -127,6 +127,8 @@ def blanks(flow: Flow) -> dict[str, Any]:
             "run": None,
             "job": None,
             "closed": False,
+            "reported": None,
+            "repeats": False,
         }
     return blank
 
@@ -167,6 +169,16 @@ def newer() -> Rule:
     )
 
 
+def further() -> Rule:
+    """More steps were reported than by any job before, and not by going through most of those again."""
+    return all_of(
+        own_outcome(),
+        when(f"{SAID}.reported", "IsNumeric", True),
+        when(f"{SAID}.reported", "NumericGreaterThanPath", "$.at.reported"),
+        when(f"{SAID}.repeats", "BooleanEquals", False),
+    )
+
+
 # ---- what an error says ---------------------------------------------------------------------------------
 
 PARTS_OF_AN_ERROR = ("Error", "Cause")
@@ -188,4 +200,12 @@ def began(error: str) -> Rule:
 
 def kept(words: str) -> str:
     """A sentence about how the run ended, and how far it had come."""
-    return formatted([words, "; the newest checkpoint told of is step ", "$.count.step"])
+    return formatted([words, *HOW_FAR])
+
+
+HOW_FAR = (
+    "; the newest checkpoint told of is step ",
+    "$.count.step",
+    ", the highest step reported ",
+    "$.count.reported",
+)

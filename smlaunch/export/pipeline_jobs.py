@@ -134,6 +134,7 @@ def arguments_of(
         Place.SEGMENT: (str(segment),),
         Place.ATTEMPT: ("1",),
         Place.STEP: ("0",),
+        Place.REPORTED: ("",),
         Place.STOP_AFTER: (str(stage.stop_after(limit)),),
         Place.DRIVER: ({"Get": "Execution.PipelineExecutionArn"},),
     }
@@ -148,7 +149,8 @@ def arguments_of(
     del arguments[name_member(arguments)]
     environment = arguments["Environment"]
     # Nobody looks for the newest step between two jobs; no name tells segment and attempt.
-    environment.pop(variables.FROM_STEP, None)
+    for variable in (variables.FROM_STEP, variables.FROM_REPORTED):
+        environment.pop(variable, None)
     if job.step.cache is not None:
         del environment[variables.DRIVER]  # any execution may take the result
     environment[variables.SEGMENT] = str(segment)

@@ -5,7 +5,7 @@ What it keeps between states:
     run      the run's name               at       segment, attempt, step, and what was tried since that step
     left     seconds, where capped        job      the name of the job, what its request was answered with
     size     of the next job              seen     DescribeTrainingJob's answer, with nothing missing
-    outcome  outcome.json, likewise       count    what ``at`` becomes if the job counts as a try, or as idle
+    outcome  outcome.json, likewise       count    what ``at`` becomes with this job
     events   of this execution's history  blank    what an answer may lack
 """
 

@@ -1,5 +1,9 @@
 """What a run needs next: one pure function of what is wanted and what was observed.
 
+A job has made progress when it left a newer committed step, or reported a higher step than the jobs before;
+one that reported none, when it left new or changed checkpoint files. As many jobs in a row without progress
+as the policy allows attempts end the run, however each of them ended.
+
 Nothing is remembered between two decisions. A client that was killed, or another machine, observes the same
 jobs and checkpoints and decides the same; two of them ask for the same job name, which can be taken once.
 """
@@ -8,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
-from smlaunch.errors import EXIT_COMPLETED, EXIT_LIMIT, EXIT_STOPPED
+from smlaunch.errors import EXIT_COMPLETED, EXIT_LIMIT, EXIT_STOPPED, EXIT_TRAINING_FAILED
 from smlaunch.job import format_duration
 from smlaunch.planning.cost import dollars
 from smlaunch.planning.workflow import (
-    IDLE_SEGMENTS,
     RULES,
     Ending,
     Remedy,
@@ -30,7 +34,7 @@ OUTCOME_GRACE = 60.0
 """Seconds after a job's end in which its outcome.json may still be on its way to S3."""
 
 IDLE_ENDINGS = (Ending.COMPLETED, Ending.TIME)
-"""Endings of jobs that had their time: when they leave nothing newer, the next one will not either."""
+"""Endings of jobs that had their time: the next segment follows."""
 
 STARVED_ENDINGS = (Ending.STARVED, Ending.CAPACITY)
 """Endings of a spot job that on-demand capacity may be tried for."""
@@ -42,11 +46,26 @@ ENDED: Mapping[Ending, str] = {
 """In words, where the service gives no reason."""
 
 
+class Mark(NamedTuple):
+    """How far a run had come when it last made progress. ``step``: the newest committed one, 0 before the
+    first. ``reported``: the highest one in progress lines, None before the first. ``files``: a digest of
+    checkpoint files, from jobs that reported no step."""
+
+    step: int = 0
+    reported: int | None = None
+    files: str = ""
+
+    def is_beyond(self, before: Mark) -> bool:
+        if self.step > before.step or (bool(self.files) and self.files != before.files):
+            return True
+        return self.reported is not None and (before.reported is None or self.reported > before.reported)
+
+
 @dataclass(frozen=True)
 class JobSeen:
     """One job of the run. ``ending`` is None while it runs. Times are seconds since the epoch.
 
-    ``from_step``: the newest committed step when it was asked for; 0 before the first.
+    ``from_step``, ``from_reported`` and ``from_files``: the run's mark when it was asked for.
     """
 
     segment: int
@@ -58,19 +77,29 @@ class JobSeen:
     billable_seconds: float = 0.0
     spot: bool = False
     from_step: int = 0
+    from_reported: int | None = None
+    from_files: str = ""
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.from_step, self.from_reported, self.from_files)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """``step``: the newest committed one in S3 now, 0 before the first. ``opaque``: no checkpoint of ours is
-    there, and the script keeps files of its own. ``forgiven``: whatever ended the run with this job, a person
-    has asked to go on. ``pace``: how long waits take here, compared with a region."""
+    """``step``: the newest committed one in S3 now, 0 before the first. ``reported``: the highest step that
+    the newest job has reported, None when it has reported none; ``repeats``: most of its steps had been
+    reported before. ``files``: a digest of the checkpoint files that are the script's own, empty without any.
+    ``forgiven``: whatever ended the run with this job, a person has asked to go on. ``pace``: how long waits
+    take here, compared with a region."""
 
     now: float
     jobs: Sequence[JobSeen] = ()
     step: int = 0
     outcome: Outcome | None = None
-    opaque: bool = False
+    reported: int | None = None
+    repeats: bool = False
+    files: str = ""
     stop_wanted: bool = False
     forgiven: TaskName | None = None
     pace: float = 1.0
@@ -125,11 +154,22 @@ def decide(workflow: Workflow, observed: Observed) -> Action:
     return _Decision(workflow, observed).action()
 
 
-def progressed(jobs: Sequence[JobSeen], step: int) -> list[bool]:
-    """For each job, oldest first, whether it left a newer committed step than it found. ``step``: the newest
-    one now. What a job began with is what the one before it left."""
-    ends = [job.from_step for job in jobs[1:]] + [step]
-    return [end > job.from_step for job, end in zip(jobs, ends, strict=True)]
+def mark_after(newest: JobSeen, observed: Observed) -> Mark:
+    """Where the run is when its newest job has ended. What is no progress leaves the mark where it was: so
+    whoever looks later, at what the next job began with, sees the same."""
+    before = newest.mark
+    if observed.reported is None:
+        return Mark(observed.step, before.reported, observed.files or before.files)
+    further = Mark(observed.step, observed.reported, before.files)
+    stays = observed.repeats or not further._replace(step=0).is_beyond(before._replace(step=0))
+    return further._replace(reported=before.reported) if stays else further
+
+
+def progressed(jobs: Sequence[JobSeen], mark: Mark) -> list[bool]:
+    """For each job, oldest first, whether it made progress. ``mark``: that of the run now. What a job began
+    with is what the one before it left."""
+    marks = [job.mark for job in jobs] + [mark]
+    return [after.is_beyond(before) for before, after in pairwise(marks)]
 
 
 def spent(workflow: Workflow, jobs: Sequence[JobSeen]) -> float | None:
@@ -152,6 +192,7 @@ class _Decision:
         self.jobs = sorted(observed.jobs, key=lambda job: (job.segment, job.attempt))
         self.newest = self.jobs[-1]
         self.name = TaskName(workflow.run, self.newest.segment, self.newest.attempt)
+        self.mark = mark_after(self.newest, observed)
         said = observed.outcome
         # What an earlier run left in the same prefix is not about this one.
         self.outcome = said if said is not None and said.run in (None, workflow.run) else None
@@ -194,22 +235,20 @@ class _Decision:
         starved = ending in STARVED_ENDINGS
         if starved and self.workflow.policy.on_demand_fallback and self.newest.spot:
             return self._again(f"{self._ended_with(ending)}; on demand now", on_demand=True)
-        progress = progressed(self.jobs, self.observed.step)
+        tried = self._tries()
+        used_up = tried >= self.workflow.policy.attempts and not self._forgiven
         if ending in IDLE_ENDINGS:
-            if progress[-1] or (self.observed.opaque and ending is Ending.COMPLETED):
-                return self._submit(self.newest.segment + 1, 1, f"from step {self.observed.step}")
-            idle = self._since_progress(progress, IDLE_ENDINGS)
-            if idle >= IDLE_SEGMENTS and not self._forgiven:
-                return Finish(rule.exit_code or EXIT_LIMIT, "Stopped", self._diagnosis(idle))
-            return self._again("it left no newer checkpoint")
+            if tried == 0:
+                return self._submit(self.newest.segment + 1, 1, self._progress())
+            if used_up:
+                return Finish(EXIT_TRAINING_FAILED, "Failed", self._diagnosis(tried))
+            return self._again(f"it made no progress: {self._nothing_new()}")
         if rule.remedy in (Remedy.GIVE_UP, Remedy.ON_DEMAND):
             if not self._forgiven:
                 return self._give_up(ending)
             return self._again("asked to go on")
-        if not self._forgiven and not (rule.remedy is Remedy.RESUME and progress[-1]):
-            tried = self._since_progress(progress, [other for other in Ending if other not in IDLE_ENDINGS])
-            if tried >= self.workflow.policy.attempts:
-                return self._give_up(ending, tried)
+        if used_up:
+            return self._give_up(ending, tried)
         wait = 0.0 if self._forgiven else rule.wait(self.newest.attempt) * self.observed.pace
         return self._again(self._ended_with(ending), wait)
 
@@ -240,7 +279,14 @@ class _Decision:
         if left is not None and left < min(variant.least_seconds, variant.max_runtime):
             return Finish(EXIT_LIMIT, "Stopped", f"{cap}{self._kept()}")
         request = request_for(
-            self.workflow, segment, attempt, step=self.observed.step, spot=spot, seconds_left=left
+            self.workflow,
+            segment,
+            attempt,
+            step=self.mark.step,
+            reported=self.mark.reported,
+            files=self.mark.files,
+            spot=spot,
+            seconds_left=left,
         )
         finished = self.outcome is not None and self.outcome.result == FINISHED and self.outcome.closed
         name = TaskName(self.workflow.run, segment, attempt)
@@ -262,41 +308,84 @@ class _Decision:
             caps.append((left, text))
         return min(caps, default=(None, ""))
 
-    def _since_progress(self, progress: Sequence[bool], endings: Sequence[Ending]) -> int:
-        """How many of the jobs since the last newer checkpoint ended in one of these ways. A stop by a person
-        in between says that somebody has looked, and asked to go on: what was before counts no more."""
+    def _tries(self) -> int:
+        """How many jobs there are since the last one that made progress. A stop by a person in between says
+        that somebody has looked, and asked to go on: what was before counts no more."""
         count = 0
-        for job, newer in zip(reversed(self.jobs), reversed(progress), strict=True):
-            if job is not self.newest and (newer or job.ending is Ending.STOPPED):
+        progress = progressed(self.jobs, self.mark)
+        for job, further in zip(reversed(self.jobs), reversed(progress), strict=True):
+            if further or (job is not self.newest and job.ending is Ending.STOPPED):
                 break
-            count += job.ending in endings and not newer
+            count += 1
         return count
 
     # ---- sentences ---------------------------------------------------------------------------------------
 
     def _kept(self) -> str:
-        return f"; the newest checkpoint is step {self.observed.step}" if self.observed.step else ""
+        if self.observed.step:
+            return f"; the newest checkpoint is step {self.observed.step}"
+        return f"; the highest step reported is {self._highest}" if self._highest is not None else ""
+
+    @property
+    def _highest(self) -> int | None:
+        known = [step for step in (self.mark.reported, self.observed.reported) if step is not None]
+        return max(known, default=None)
+
+    def _progress(self) -> str:
+        """What the newest job has come to."""
+        if self.observed.step:
+            return f"from step {self.observed.step}"
+        if self.observed.reported is not None:
+            return f"the script has reported step {self.observed.reported}"
+        return "its checkpoint files have changed"
+
+    def _nothing_new(self) -> str:
+        if self.observed.repeats and not self.observed.step:
+            return "it began anew, and most steps that it reported had been reported before"
+        if self.observed.reported is not None:
+            return f"no step beyond {self.mark.reported} was reported, and there is no newer checkpoint"
+        return "it left no newer checkpoint" if self.observed.step else "it left no new or changed checkpoint"
 
     def _give_up(self, ending: Ending, tried: int = 0) -> Finish:
-        more = f"; tried {tried} times without a newer checkpoint" if tried > 1 else ""
-        more += self._kept()
+        more = f"; tried {tried} times without {self._missing()}" if tried > 1 else ""
+        more += self._kept() if self.observed.step or not more else ""
         return Finish(RULES[ending].exit_code, _status(ending), self._ended_with(ending) + more, more)
+
+    def _missing(self) -> str:
+        """What none of the jobs brought."""
+        if self.mark.reported is None or self.observed.step:
+            return "a newer checkpoint"
+        return "getting further" if self.observed.repeats else f"getting beyond step {self.mark.reported}"
 
     def _ended_with(self, ending: Ending) -> str:
         first = self.newest.reason.partition("\n")[0]
         return ENDED.get(ending, first or f"{self.name} failed; the service gave no reason")
 
-    def _diagnosis(self, idle: int) -> str:
+    def _diagnosis(self, tried: int) -> str:
         """Why the run is not worth going on with: what was seen, and the likely cause."""
         observed, own = self.observed, self.own_outcome
         names = ", ".join(
-            str(TaskName(self.workflow.run, job.segment, job.attempt)) for job in self.jobs[-idle:]
+            str(TaskName(self.workflow.run, job.segment, job.attempt)) for job in self.jobs[-tried:]
         )
         if own is not None and own.step is not None and own.step > observed.step:
             cause = (
                 f"the last one says it committed step {own.step}, which is not whole in S3: uploads do not "
                 "get there before a segment ends; see `smlaunch checkpoints ls`, and give segments more time"
             )
+        elif observed.step == 0 and self.mark.reported is not None:
+            cause = _BEGINS_ANEW
+            if observed.repeats:
+                return (
+                    f"no progress: {names} came no further than jobs before them; {self.name} reported steps "
+                    f"up to {observed.reported}, and most of them had been reported before: {cause}"
+                )
+            return f"no progress: {names} reported no step beyond {self.mark.reported}: {cause}"
+        elif observed.step == 0 and observed.files:
+            cause = (
+                "the script reports no step, and its checkpoint files stayed as they were; let it print "
+                "`smlaunch: progress step=N`, or save more often"
+            )
+            return f"no progress: {names} left no new or changed checkpoint file; {cause}"
         elif observed.step == 0:
             cause = (
                 "no whole checkpoint ever came to S3: the script saves none (see smlaunch.train), or its "
@@ -309,6 +398,12 @@ class _Decision:
             )
         found = f"step {observed.step}" if observed.step else "nothing"
         return f"no progress: {names} left nothing newer than {found}; {cause}"
+
+
+_BEGINS_ANEW = (
+    "the script begins anew in every job instead of going on from its checkpoint, or a segment ends before "
+    "its first new one"
+)
 
 
 def _status(ending: Ending) -> str:

@@ -28,9 +28,6 @@ from smlaunch.request import name_member
 
 VERSION = "1.0"
 
-IDLE_SEGMENTS = 2
-"""So many jobs in a row that leave no newer committed step end the run with a diagnosis."""
-
 _SHORTEST_SHARE = 0.5
 """Of a shortened segment at least so much is left for training; the rest is for the last checkpoint."""
 
@@ -79,10 +76,11 @@ class Variant:
 class Policy:
     """How far a run may go.
 
-    ``chain``: a segment may follow on another; without it the run is one job. ``attempts``: jobs per segment
-    that may be tried. ``total_seconds``: training time of all jobs together; None leaves it to each job's own
-    limit. ``max_cost``: US dollars. ``on_demand_fallback``: a segment that spot capacity did not come for is
-    tried again on demand. ``keep``: how many committed checkpoints are kept across segments.
+    ``chain``: a segment may follow on another; without it the run is one job. ``attempts``: so many jobs in a
+    row that make no progress end the run. ``total_seconds``: training time of all jobs together; None leaves
+    it to each job's own limit. ``max_cost``: US dollars. ``on_demand_fallback``: a segment that spot capacity
+    did not come for is tried again on demand. ``keep``: how many committed checkpoints are kept across
+    segments.
     """
 
     chain: bool = False
@@ -177,14 +175,17 @@ def request_for(
     attempt: int,
     *,
     step: int | None = None,
+    reported: int | None = None,
+    files: str = "",
     spot: bool | None = None,
     seconds_left: float | None = None,
 ) -> dict[str, Any]:
     """The request of one job. For attempt 1 of a variant's first segment it is the plan's own, unchanged.
 
-    A known ``step`` stands in later requests' Environment, where it is read again to see what a job added.
-    ``spot`` False asks for on-demand capacity instead; None is as planned. ``seconds_left``: the job may
-    train no longer than this; its planned end moves with its limit, so that it still ends at a checkpoint.
+    A known ``step``, and the highest one ``reported`` or a digest of the checkpoint ``files``, stand in later
+    requests' Environment, where they are read again to see what a job added. ``spot`` False asks for
+    on-demand capacity instead; None is as planned. ``seconds_left``: the job may train no longer than this;
+    its planned end moves with its limit, so that it still ends at a checkpoint.
     """
     variant = variant_for(workflow, segment, step)
     request = deepcopy(dict(variant.request))
@@ -194,7 +195,12 @@ def request_for(
         {"Key": tag["Key"], "Value": own.get(tag["Key"], tag["Value"])} for tag in request.get("Tags", [])
     ]
     if step is not None and (segment, attempt) != (1, 1):
-        request.setdefault("Environment", {})[variables.FROM_STEP] = str(step)
+        environment = request.setdefault("Environment", {})
+        environment[variables.FROM_STEP] = str(step)
+        if reported is not None:
+            environment[variables.FROM_REPORTED] = str(reported)
+        if files:
+            environment[variables.FROM_FILES] = files
     if spot is False:
         request.pop("EnableManagedSpotTraining", None)
         request["StoppingCondition"].pop("MaxWaitTimeInSeconds", None)
@@ -231,11 +237,11 @@ class Ending(str, Enum):
 
 class Remedy(str, Enum):
     CONTINUE = "continue"
-    """The next segment, from the newest committed checkpoint."""
+    """The next segment, from the newest checkpoint."""
     RETRY = "retry"
     """The same segment again, as it was."""
     RESUME = "resume"
-    """The same segment again, from the newest committed checkpoint; only attempts since that step count."""
+    """The same segment again, from the newest checkpoint."""
     ON_DEMAND = "on-demand"
     """The same segment again without spot, when the policy allows it."""
     GIVE_UP = "give-up"

@@ -69,13 +69,20 @@ class Outcome(NamedTuple):
     """``result``: FINISHED or CONTINUE. ``step``: the newest committed one when the segment ended; None where
     the script keeps its own checkpoints. ``run`` and ``job`` say whose word this is. ``closed``: the leader's
     ranks have all left with 0 after it, so that whatever they do at their very end, such as saving the model,
-    is done as well; the host writes that, not the ranks."""
+    is done as well; the host writes that, not the ranks.
+
+    ``reported``: the highest step in the job's progress lines, None without any. ``repeats``: the job came to
+    its planned end, and more of its progress lines told of steps that jobs before had reported than of
+    further ones. The host writes both, of every job whose end it lives to see.
+    """
 
     result: str
     step: Optional[int] = None
     run: Optional[str] = None
     job: Optional[str] = None
     closed: bool = False
+    reported: Optional[int] = None
+    repeats: bool = False
 
     def to_bytes(self) -> bytes:
         return _dump({"version": VERSION, **self._asdict()})
@@ -149,13 +156,14 @@ def parse_outcome(content: bytes) -> Optional[Outcome]:
     document = _load(content)
     if document is None or document.get("result") not in (FINISHED, CONTINUE):
         return None
-    step = document.get("step")
     return Outcome(
         str(document["result"]),
-        step if isinstance(step, int) else None,
+        _step(document.get("step")),
         _text(document.get("run")),
         _text(document.get("job")),
         document.get("closed") is True,
+        _step(document.get("reported")),
+        document.get("repeats") is True,
     )
 
 
@@ -196,6 +204,10 @@ def _load(content: bytes) -> Optional[Dict[str, Any]]:
     if not isinstance(document, dict):
         return None
     return document if str(document.get("version", "")).split(".")[0] == VERSION.split(".")[0] else None
+
+
+def _step(value: Any) -> Optional[int]:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> Optional[str]:

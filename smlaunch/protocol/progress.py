@@ -7,10 +7,12 @@ are percent-encoded where they hold spaces. ``step`` and ``steps`` (done so far,
 progress bar and the time left; every other number is a metric of the moment. ``metric`` instead of
 ``progress`` tells a result without moving the bar. Kinds this reader does not know are kept as they are, so
 that a newer script works with an older client.
+
+A chain goes by ``step`` of ``progress`` lines: it counts over the whole training, not from a segment's start.
 """
 
 import re
-from typing import Dict, NamedTuple, Optional, Union
+from typing import Dict, Iterator, NamedTuple, Optional, Union
 from urllib.parse import quote, unquote
 
 MARK = "smlaunch: "
@@ -19,6 +21,14 @@ METRIC = "metric"
 
 DATA_WAIT = "data_wait_share"
 """The metric that any script may print: which share of a step it waits for data, between 0 and 1."""
+
+NOT_KNOWN = "progress not known: the script reports no step"
+"""After MARK, once at the end of a segment."""
+
+_STEP_MARK = (MARK + PROGRESS + " ").encode()
+_LONGEST_LINE = 4096
+_MOST_STEPS = 1 << 53
+"""What JSON's readers hold without loss."""
 
 _LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
 
@@ -50,6 +60,19 @@ def parse_line(line: str) -> Optional[Progress]:
         key, _, text = word.partition("=")
         values[key] = _value(text)
     return Progress(match.group(1), values)
+
+
+def steps_in(lines: bytes) -> Iterator[int]:
+    """The steps that progress lines report, in their order. ``lines``: whole ones, of a rank's output."""
+    start = lines.find(_STEP_MARK)
+    while start >= 0:
+        end = lines.find(b"\n", start)
+        end = len(lines) if end < 0 else end
+        found = parse_line(lines[start : min(end, start + _LONGEST_LINE)].decode("utf-8", "replace"))
+        step = None if found is None or found.kind != PROGRESS else found.values.get("step")
+        if isinstance(step, int) and 0 <= step < _MOST_STEPS:
+            yield step
+        start = lines.find(_STEP_MARK, end)
 
 
 def _value(text: str) -> Value:

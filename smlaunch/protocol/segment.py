@@ -46,6 +46,14 @@ FROM_STEP = "SMLAUNCH_FROM_STEP"
 """In the request's Environment: the newest committed step when the job was asked for. Whoever drives the run
 learns from it, at any later time, what each job added."""
 
+FROM_REPORTED = "SMLAUNCH_FROM_REPORTED"
+"""In the request's Environment: the highest step that jobs before had reported when the run last made
+progress. The host's runtime compares what its ranks report with it."""
+
+FROM_FILES = "SMLAUNCH_FROM_FILES"
+"""In the request's Environment, for a script that reports no step: a digest of its checkpoint files when the
+run last made progress."""
+
 DRIVER = "SMLAUNCH_DRIVER"
 """In the request's Environment, where an orchestrator asks for the jobs: the ARN of the execution that asked
 for this one, or what else says which it is. Whoever looks at the run learns there how it stands."""

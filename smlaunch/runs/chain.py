@@ -13,14 +13,23 @@ from functools import partial
 
 from smlaunch.planning.patience import QUOTA_PATIENCE
 from smlaunch.planning.plan import Task
-from smlaunch.planning.reconcile import Action, Finish, LookAgain, Observed, Submit, WatchJob, decide
+from smlaunch.planning.reconcile import (
+    Action,
+    Finish,
+    JobSeen,
+    LookAgain,
+    Observed,
+    Submit,
+    WatchJob,
+    decide,
+)
 from smlaunch.planning.workflow import Workflow
 from smlaunch.ports import CallError
 from smlaunch.protocol.checkpoint import OUTCOME
 from smlaunch.protocol.names import TaskName
 from smlaunch.request import operation_of
 from smlaunch.runs.checkpoints import Checkpoints
-from smlaunch.runs.lineage import Kept, Lineage, RunFolder, kept_at, seen
+from smlaunch.runs.lineage import Kept, Lineage, RunFolder, kept_at, reported_in_log, seen
 from smlaunch.runs.retry import is_quota_in_use, retrying
 from smlaunch.runs.submit import stop, submit
 from smlaunch.runs.target import Target
@@ -114,14 +123,27 @@ class Chain:
             # Nothing that lies in S3 can change what is to be done about a job that runs.
             return observed
         self.kept = kept_at(self._checkpoints, storage)
+        reported, repeats = self._reported(jobs[-1])
         return replace(
             observed,
             now=self._clock(),
             step=self.kept.step,
             outcome=self.kept.outcome,
-            opaque=self.kept.opaque,
+            reported=reported,
+            repeats=repeats,
+            files=self.kept.files,
             stop_wanted=self.folder.stop_wanted(storage),
         )
+
+    def _reported(self, newest: JobSeen) -> tuple[int | None, bool]:
+        """The highest step that the newest job has reported, and whether it only went through steps again: as
+        its host has written it down; where that was killed, as the log has it."""
+        if self._checkpoints is None or newest.ending is None:
+            return None, False
+        name, told = TaskName(self.workflow.run, newest.segment, newest.attempt), self.kept.outcome
+        if told is not None and told.job == str(name) and told.reported is not None:
+            return told.reported, told.repeats
+        return reported_in_log(self.lineage.known[-1], self._target), False
 
     def _submit(self, action: Submit) -> float | None:
         """None when the job is there; else the seconds after which to look again and try."""

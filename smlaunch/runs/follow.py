@@ -8,6 +8,7 @@ a hundred times a second because one of them prints.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from smlaunch.ports import CallError, ControlPlane, LogReader
 from smlaunch.runs.retry import is_transient
 
 _PAGES_A_ROUND = 16
+_NUMBER = re.compile(r"(\d+)$")
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 TERMINAL = frozenset(("Completed", "Failed", "Stopped"))
@@ -289,3 +291,9 @@ def host_of(job: str, stream: str) -> str:
     name = stream[len(job) + 1 :]
     host, dash, stamp = name.rpartition("-")
     return host if dash and stamp.isdigit() and host else name
+
+
+def host_number(host: str) -> int:
+    """``algo-12`` -> 12, so that algo-2 comes before algo-10."""
+    match = _NUMBER.search(host)
+    return int(match.group(1)) if match else 0

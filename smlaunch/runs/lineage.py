@@ -5,8 +5,10 @@ There is no other memory. Whatever one client learned, any other learns here, fr
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -18,9 +20,10 @@ from smlaunch.ports import CallError, ObjectStorage
 from smlaunch.protocol.checkpoint import OUTCOME, Outcome, parse_step
 from smlaunch.protocol.names import TaskName, parse_task_name
 from smlaunch.protocol.paths import RUNTIME_CHANNEL
-from smlaunch.protocol.segment import FROM_STEP, RUN
+from smlaunch.protocol.progress import steps_in
+from smlaunch.protocol.segment import FROM_FILES, FROM_REPORTED, FROM_STEP, RUN
 from smlaunch.runs.checkpoints import Checkpoints
-from smlaunch.runs.follow import TERMINAL
+from smlaunch.runs.follow import TERMINAL, host_number, host_of, log_group
 from smlaunch.runs.retry import retrying
 from smlaunch.runs.target import Target
 
@@ -30,6 +33,12 @@ PARTS_FILE = "parts.json"
 
 STOP_FILE = "stop"
 """Its presence says that a person wants the run to start nothing more."""
+
+
+_OURS = re.compile(rf"{re.escape(OUTCOME)}|\.{re.escape(OUTCOME)}\.\d+")
+"""With what it is called while it is being written."""
+
+_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -86,12 +95,12 @@ class RunFolder:
 
 
 class Kept(NamedTuple):
-    """What lies in the run's checkpoint prefix. ``step``: the newest whole one, 0 for none. ``opaque``: there
-    are files, and none of them is a checkpoint of ours."""
+    """What lies in the run's checkpoint prefix. ``step``: the newest whole one, 0 for none. ``files``:
+    without one, a digest of the names and contents of the script's own files; empty where there are none."""
 
     step: int = 0
     outcome: Outcome | None = None
-    opaque: bool = False
+    files: str = ""
 
 
 def kept_at(checkpoints: Checkpoints | None, storage: ObjectStorage) -> Kept:
@@ -108,9 +117,37 @@ def kept_at(checkpoints: Checkpoints | None, storage: ObjectStorage) -> Kept:
         if error.code != "NoSuchBucket":
             raise
         return Kept(0, outcome)
-    paths = [row.key[len(checkpoints.prefix) :] for row in rows]
-    strange = any(path != OUTCOME and parse_step(path.split("/")[0]) is None for path in paths)
-    return Kept(0, outcome, opaque=strange)
+    return Kept(0, outcome, _digest((row.key[len(checkpoints.prefix) :], row.size, row.etag) for row in rows))
+
+
+def _digest(files: Iterable[tuple[str, int, str | None]]) -> str:
+    own = [
+        file
+        for file in files
+        if _OURS.fullmatch(file[0]) is None and parse_step(file[0].split("/")[0]) is None
+    ]
+    return hashlib.sha256(repr(sorted(own)).encode()).hexdigest()[:_DIGITS] if own else ""
+
+
+def reported_in_log(description: Mapping[str, Any], target: Target) -> int | None:
+    """The highest step at the end of a job's log: for a job whose host did not live to tell. None where the
+    log has none, or may not be read."""
+    job, group = str(description["TrainingJobName"]), log_group(description)
+    try:
+        streams = {
+            name: host_of(job, name) for name in retrying(partial(target.logs.streams, group, job + "/"))
+        }
+        leader = min(streams.values(), key=host_number, default=None)
+        tails = [
+            retrying(partial(target.logs.tail, group, name))
+            for name, host in streams.items()
+            if host == leader
+        ]
+    except CallError:
+        return None
+    return max(
+        (step for tail in tails for event in tail for step in steps_in(event.text.encode())), default=None
+    )
 
 
 class Lineage:
@@ -157,6 +194,7 @@ def seen(name: TaskName, description: Mapping[str, Any]) -> JobSeen:
     """One description, as far as deciding goes."""
     status = str(description["TrainingJobStatus"])
     reason = str(description.get("FailureReason", ""))
+    environment = description.get("Environment", {})
     ended = description.get("TrainingEndTime") or description.get("LastModifiedTime")
     ending = ending_of(status, str(description.get("SecondaryStatus", status)), reason)
     return JobSeen(
@@ -168,9 +206,11 @@ def seen(name: TaskName, description: Mapping[str, Any]) -> JobSeen:
         training_seconds=float(description.get("TrainingTimeInSeconds") or 0),
         billable_seconds=float(description.get("BillableTimeInSeconds") or 0),
         spot=bool(description.get("EnableManagedSpotTraining")),
-        from_step=_number(description.get("Environment", {}).get(FROM_STEP)),
+        from_step=_number(environment.get(FROM_STEP)) or 0,
+        from_reported=_number(environment.get(FROM_REPORTED)),
+        from_files=str(environment.get(FROM_FILES, "")),
     )
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None

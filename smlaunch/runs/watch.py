@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,13 +9,11 @@ from dataclasses import replace
 from smlaunch.protocol.progress import MARK, parse_line
 from smlaunch.protocol.segment import FINISHED_LINE, REQUIRED_LINE
 from smlaunch.runs.evidence import Evidence, split_rank
-from smlaunch.runs.follow import Event, Follower, LogLine, follow, host_of, log_group
+from smlaunch.runs.follow import Event, Follower, LogLine, follow, host_number, host_of, log_group
 from smlaunch.runs.outcome import JobOutcome, outcome
 from smlaunch.runs.progress import Tracker
 from smlaunch.runs.retry import retrying
 from smlaunch.runs.target import Target
-
-_NUMBER = re.compile(r"(\d+)$")
 
 _OF_PIPELINES = (MARK + FINISHED_LINE, MARK + REQUIRED_LINE)
 """Lines that tell a pipeline's conditions, and nothing of the training."""
@@ -82,9 +79,3 @@ class Watch:
             self.progress.feed(
                 (host_number(line.host), split_rank(line.text)[0] or 0), line.at / 1000, progress
             )
-
-
-def host_number(host: str) -> int:
-    """``algo-12`` -> 12, so that algo-2 comes before algo-10."""
-    match = _NUMBER.search(host)
-    return int(match.group(1)) if match else 0

@@ -6,11 +6,12 @@
     services, then ranks            ->  started, looked after (supervise.py); on a host that has none, the
                                         leader is followed (link.py)
     the first failure               ->  the failure file and the exit code
-    all left with 0                 ->  the outcome of the segment, beside its checkpoints
+    all are gone                    ->  the outcome of the segment, beside its checkpoints
 
-Exit codes: that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the SIGTERM
-this host was sent, 0 when all left with 0; 124 after a hang; 2 when the job cannot run as it was sent, 70
-when the runtime itself failed.
+Exit codes: 0 when all left with 0, or were stopped at the segment's planned end and others can read that the
+run goes on; otherwise that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the
+SIGTERM this host was sent; 124 after a hang; 2 when the job cannot run as it was sent, 70 when the runtime
+itself failed.
 """
 
 import os
@@ -27,16 +28,19 @@ from smlaunch.protocol.paths import (
     Paths,
     ProcessingPaths,
 )
+from smlaunch.protocol.progress import NOT_KNOWN
 from smlaunch.protocol.segment import FINISHED_LINE, REQUIRED, REQUIRED_LINE, TELL_FINISHED, Segment
 from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
 from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.outcome import News, Outcome
 from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.reported import Reported
 from smlaunch.runtime.signals import Signals
 from smlaunch.runtime.streams import Output
 from smlaunch.runtime.supervise import Supervisor
 
 if TYPE_CHECKING:
+    from smlaunch.protocol.checkpoint import Outcome as CheckpointOutcome
     from smlaunch.runtime.link import Link
 
 _INTERNAL = 70
@@ -151,7 +155,8 @@ def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
     hyperparameters = arguments.read(paths.hyperparameters)
     machine = environment.Machine.seen(cluster.instance_type)
     python = commands.interpreter()
-    output = Output(1)
+    reported = Reported(segments.reported_before(os.environ))
+    output = Output(1, reported)
     if spec.requirements is not None:
         from smlaunch.runtime import requirements
 
@@ -220,30 +225,46 @@ def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
         outcome = mpi.run(spec, host, rank_environment, supervisor)
     else:
         outcome = supervisor.run(ranks, steps)
-    text = _report_failure(paths, cluster.current, outcome, memory_kills)
     if work.end.problem is not None:
         _say("error: " + work.end.problem)
-    if outcome.exit_code == 0 and work.leads:
-        _leave_outcome(work.segment, work.end.told, work.before)
+    planned = work.segment.checkpoints is not None and outcome.ended_by_plan(
+        work.end.has_come and len(cluster.hosts) > 1
+    )
+    if work.leads:
+        left = _leave_outcome(work, reported, outcome.exit_code == 0)
+        # To end with 0 says that the run goes on; where nobody can read that, it would say that it is over.
+        planned = planned and left is not None and left.result == "continue"
+    if planned and outcome.exit_code != 0:
+        _say(
+            "the segment is at its planned end, and its ranks have been stopped; the next one goes on from "
+            "what they had saved"
+        )
+        outcome = Outcome(())
+    text = _report_failure(paths, cluster.current, outcome, memory_kills)
     if link is not None:
         link.tell(News(outcome.exit_code, text or "", outcome.began))
     return outcome.exit_code
 
 
-def _leave_outcome(segment: Segment, told: bool, before: segments.Left) -> None:
+def _leave_outcome(work: _Work, reported: Reported, in_peace: bool) -> "Optional[CheckpointOutcome]":
     """The training itself is done: what cannot be written here must not make a failure of it. The client
-    takes a missing outcome for one to be continued.
+    takes a missing outcome for one to be continued. None where nothing could be left.
     """
-    if segment.checkpoints is None:
-        return
+    segment = work.segment
     try:
-        result = segments.leave_outcome(segment, told, before)
+        left = segments.leave_outcome(segment, work.end, work.before, reported, in_peace)
     except OSError as error:
         _say("error: {}: the outcome cannot be written: {}".format(segment.checkpoints, error.strerror))
-        return
-    _say("segment {} of run {}: {}".format(segment.segment, segment.run, result))
-    if result == "finished":
-        _tell_finished(1)
+        return None
+    if left is None:
+        return None
+    if work.end.at is not None and left.reported is None and left.step is None:
+        _say(NOT_KNOWN)
+    if in_peace:
+        _say("segment {} of run {}: {}".format(segment.segment, segment.run, left.result))
+        if left.result == "finished":
+            _tell_finished(1)
+    return left
 
 
 def _tell_required() -> None:

@@ -121,6 +121,16 @@ class Outcome(NamedTuple):
             return 0
         return 128 + self.stopped_by
 
+    def ended_by_plan(self, others_leave: bool) -> bool:
+        """The ranks were stopped for having stayed after the planned end. ``others_leave``: that end has come
+        and there are other hosts: theirs may have been stopped a moment before, and ours fail for want of
+        them.
+        """
+        if self.hang is not None or self.service is not None or self.unready is not None:
+            return False
+        failed_alone = self.overstayed is None and self.stopped_by is None and self.elsewhere is None
+        return self.overstayed is not None or (others_leave and failed_alone)
+
     def _obeyed(self, process: Ended) -> bool:
         return self.stopped_by is not None and process.status in (-self.stopped_by, 128 + self.stopped_by)
 

@@ -16,6 +16,7 @@ from smlaunch.protocol.names import parse_task_name
 from smlaunch.protocol.paths import Paths
 from smlaunch.protocol.segment import Segment
 from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.reported import Reported
 
 if TYPE_CHECKING:
     from smlaunch.protocol import checkpoint
@@ -45,6 +46,10 @@ class End:
         self._margin = margin
         self.told = False
         self.problem: Optional[str] = None
+
+    @property
+    def has_come(self) -> bool:
+        return self.at is not None and self.told and time.monotonic() >= self.at
 
     @property
     def due(self) -> Optional[float]:
@@ -126,6 +131,12 @@ def stop_after(environ: Mapping[str, str]) -> Optional[float]:
     return seconds
 
 
+def reported_before(environ: Mapping[str, str]) -> int:
+    """The highest step that jobs before have reported, -1 when they have reported none."""
+    text = environ.get(names.FROM_REPORTED, "")
+    return int(text) if text.isdigit() else -1
+
+
 # ---- how it has ended ------------------------------------------------------------------------------------
 
 
@@ -144,22 +155,30 @@ def left_before(segment: Segment) -> Left:
     return Left(finished, _stamp(segment))
 
 
-def leave_outcome(segment: Segment, told: bool, before: Left) -> Optional[str]:
-    """After all ranks of the leader have left with 0: completes what they have written, or says it for a
-    script that writes nothing; ``told``: they had been asked to leave. Returns the result, None where no
-    checkpoints are kept. Raises OSError.
+def leave_outcome(
+    segment: Segment, end: End, before: Left, reported: Reported, in_peace: bool
+) -> "Optional[checkpoint.Outcome]":
+    """When all ranks of the leader are gone: completes what they have written, or says it for a script that
+    writes nothing. ``in_peace``: they have left with 0. Returns what is left, None where no checkpoints are
+    kept. Raises OSError.
     """
     from smlaunch.protocol import checkpoint  # takes milliseconds, and most jobs have none
 
     if segment.checkpoints is None:
         return None
     outcome = _read_outcome(segment)
+    highest = reported.highest
     # By the file and not by the job's name: a spot job that was interrupted goes on under the same name.
     if outcome is None or _stamp(segment) == before.stamp:
-        result = checkpoint.CONTINUE if told else checkpoint.FINISHED
+        if outcome is not None and outcome.job == segment.job and outcome.reported is not None:
+            highest = outcome.reported if highest is None else max(highest, outcome.reported)
+        result = checkpoint.FINISHED if in_peace and not end.told else checkpoint.CONTINUE
         outcome = checkpoint.Outcome(result, None, segment.run, segment.job)
-    _replace(os.path.join(segment.checkpoints, checkpoint.OUTCOME), outcome._replace(closed=True).to_bytes())
-    return outcome.result
+    outcome = outcome._replace(
+        closed=in_peace, reported=highest, repeats=end.has_come and highest is not None and reported.repeats
+    )
+    _replace(os.path.join(segment.checkpoints, checkpoint.OUTCOME), outcome.to_bytes())
+    return outcome
 
 
 def _read_outcome(segment: Segment) -> "Optional[checkpoint.Outcome]":

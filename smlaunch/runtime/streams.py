@@ -13,6 +13,9 @@ import time
 from collections import deque
 from typing import Deque, Optional, Tuple
 
+from smlaunch.protocol.progress import steps_in
+from smlaunch.runtime.reported import Reported
+
 _READ = 1 << 17
 _WRITE = 1 << 17
 _LONGEST_LINE = 1 << 18
@@ -21,15 +24,20 @@ _LONGEST_LINE = 1 << 18
 _TAIL = 1 << 16
 """How much of a rank's last output is kept to find its traceback in."""
 
+_LONGEST_PROGRESS = 1 << 12
+"""A longer line is no progress line."""
+
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
 class Output:
-    """The host's own output. ``put`` takes everything; ``full`` says when to stop reading ranks."""
+    """The host's own output. ``put`` takes everything; ``full`` says when to stop reading ranks. ``reported``
+    hears of the steps in what ranks write."""
 
     _FULL = 1 << 20
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, reported: Optional[Reported] = None) -> None:
+        self.reported = Reported() if reported is None else reported
         self.descriptor, self._room = _without_blocking(descriptor)
         self._own = self.descriptor != descriptor
         self._queue: Deque[bytes] = deque()
@@ -125,6 +133,8 @@ class Stream:
         self.prefix = prefix
         self._output = output
         self._rest = b""
+        self._heard = b""
+        """The beginning of a line, for whoever hears of steps."""
         self._edge = b""
         self._tail: Deque[bytes] = deque()
         self._tail_size = 0
@@ -141,6 +151,7 @@ class Stream:
             self.close()
             return 0
         self._keep(block)
+        self._hear(block)
         if self.prefix:
             self._pass_lines(block)
         else:
@@ -151,6 +162,7 @@ class Stream:
         if self.open:
             self.open = False
             os.close(self.descriptor)
+            self._hear(b"\n")
             if self._rest:
                 self._output.put(self.prefix + self._rest + b"\n")
                 self._rest = b""
@@ -169,6 +181,13 @@ class Stream:
             cut = len(data) - 1
         self._rest = data[cut + 1 :]
         self._output.put(self.prefix + data[:cut].replace(b"\n", b"\n" + self.prefix) + b"\n")
+
+    def _hear(self, block: bytes) -> None:
+        data = self._heard + block if self._heard else block
+        cut = data.rfind(b"\n") + 1
+        for step in steps_in(data[:cut]):
+            self._output.reported.hear(step)
+        self._heard = data[cut:] if len(data) - cut < _LONGEST_PROGRESS else b""
 
     def _keep(self, block: bytes) -> None:
         seam = self._edge + block

@@ -17,15 +17,17 @@ from smlaunch.planning.reconcile import (
     Finish,
     JobSeen,
     LookAgain,
+    Mark,
     Observed,
     Submit,
     WatchJob,
     decide,
+    mark_after,
+    progressed,
     spent,
 )
 from smlaunch.planning.workflow import (
     FAILURE_CLASSES,
-    IDLE_SEGMENTS,
     RULES,
     Ending,
     Policy,
@@ -37,7 +39,7 @@ from smlaunch.planning.workflow import (
 )
 from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome
 from smlaunch.protocol.names import TaskName
-from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from smlaunch.protocol.segment import FROM_FILES, FROM_REPORTED, FROM_STEP, STOP_AFTER
 
 RUN = "long"
 NOW = 1_800_000_000.0
@@ -70,12 +72,33 @@ def seen(
     return JobSeen(segment, attempt, ending, **{"ended": NOW - 1, "training_seconds": 100.0, **more})
 
 
+def old(segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **more: Any) -> JobSeen:
+    """So long ago that nobody waits for its outcome."""
+    return seen(segment, attempt, ending, ended=NOW - 99, **more)
+
+
 def said(result: str = CONTINUE, job: str = f"{RUN}-s1-a1", step: int | None = 10) -> Outcome:
     return Outcome(result, step, RUN, job)
 
 
 def look(*jobs: JobSeen, **more: Any) -> Observed:
     return Observed(NOW, jobs, **more)
+
+
+CONTINUES = said(step=None)
+"""Of some other job: what the newest one has told stands in ``reported``."""
+
+
+def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[JobSeen]:
+    """A first job, and one that began at each of these reported steps: segments, or attempts of one."""
+    return [old(1, 1, ending)] + [
+        old(segment or number + 1, number if segment else 1, ending, from_reported=step)
+        for number, step in enumerate(reported, 1)
+    ]
+
+
+def as_seen(mark: Mark) -> dict[str, Any]:
+    return {"from_step": mark.step, "from_reported": mark.reported, "from_files": mark.files}
 
 
 def submitted(action: Action) -> Submit:
@@ -232,19 +255,18 @@ class TestChain:
         action = submitted(decide(workflow(), look(seen(ending=Ending.TIME), step=10)))
         assert action.name == TaskName(RUN, 2, 1)
 
-    def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self) -> None:
-        first = seen(2, 1, from_step=10)
-        again = submitted(decide(workflow(), look(seen(), first, step=10, outcome=said(job=f"{RUN}-s2-a1"))))
-        assert again.name == TaskName(RUN, 2, 2)
-        jobs = seen(), first, seen(2, 2, from_step=10)
-        action = finished(decide(workflow(), look(*jobs, step=10, outcome=said(job=f"{RUN}-s2-a2"))))
-        assert action.exit_code == 6
-        assert f"{RUN}-s2-a1, {RUN}-s2-a2" in action.sentence
-        assert "step 10" in action.sentence
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
+        jobs = [seen(), *(seen(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
+        again = submitted(decide(workflow(), look(*jobs[:3], step=10, outcome=said(job=f"{RUN}-s2-a2"))))
+        assert again.name == TaskName(RUN, 2, 3)
+        action = finished(decide(workflow(), look(*jobs, step=10, outcome=said(job=f"{RUN}-s2-a3"))))
+        assert (action.exit_code, action.status) == (1, "Failed")
+        assert f"{RUN}-s2-a1, {RUN}-s2-a2, {RUN}-s2-a3 left nothing newer than step 10" in action.sentence
 
     def test_a_checkpoint_that_did_not_get_there_is_told(self) -> None:
-        jobs = seen(), seen(1, 2)
-        action = finished(decide(workflow(), look(*jobs, outcome=said(job=f"{RUN}-s1-a2", step=40))))
+        jobs = [seen(1, attempt) for attempt in (1, 2, 3)]
+        action = finished(decide(workflow(), look(*jobs, outcome=said(job=f"{RUN}-s1-a3", step=40))))
         assert "committed step 40, which is not whole in S3" in action.sentence
 
     def test_a_failure_after_progress_goes_on_and_attempts_count_anew(self) -> None:
@@ -311,9 +333,105 @@ class TestChain:
         )
         assert action.clears_outcome
 
-    def test_scripts_with_checkpoints_of_their_own(self) -> None:
-        own = look(seen(), outcome=said(step=None), opaque=True)
-        assert submitted(decide(workflow(), own)).name == TaskName(RUN, 2, 1)
+
+class TestScriptsWithCheckpointsOfTheirOwn:
+    """Nobody knows what lies in them: what counts is the highest step that a job reports."""
+
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
+        action = submitted(
+            decide(workflow(), look(*rows([63, 126], ending), outcome=CONTINUES, reported=189))
+        )
+        assert action.name == TaskName(RUN, 4, 1)
+        assert action.because == "the script has reported step 189"
+        assert action.request["Environment"][FROM_REPORTED] == "189"
+
+    def test_a_crash_after_a_higher_step_goes_on(self) -> None:
+        jobs = [
+            seen(1, attempt, Ending.ALGORITHM, from_reported=attempt * 10 - 10 or None)
+            for attempt in range(1, 9)
+        ]
+        action = submitted(decide(workflow(), look(*jobs, reported=71)))
+        assert (action.name, action.request["Environment"][FROM_REPORTED]) == (TaskName(RUN, 1, 9), "71")
+
+    def test_three_jobs_without_a_higher_one_end_it(self) -> None:
+        for reported in (63, 60, 0, None):
+            jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+            again = submitted(decide(workflow(), look(*jobs[:3], outcome=CONTINUES, reported=reported)))
+            assert again.name == TaskName(RUN, 2, 3)
+            assert again.request["Environment"][FROM_REPORTED] == "63"
+            end = finished(decide(workflow(), look(*jobs, outcome=CONTINUES, reported=reported)))
+            assert (end.exit_code, end.status) == (1, "Failed")
+            names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
+            assert end.sentence.startswith(f"no progress: {names} reported no step beyond 63: the script")
+
+    def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
+        """By the machine's speed of the moment; it counts for nothing, for whoever looks later too."""
+        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        again = submitted(decide(workflow(), look(*jobs[:3], outcome=CONTINUES, reported=66, repeats=True)))
+        assert again.request["Environment"][FROM_REPORTED] == "63"
+        end = finished(decide(workflow(), look(*jobs, outcome=CONTINUES, reported=66, repeats=True)))
+        assert "s2-a3 reported steps up to 66, and most of them had been reported before" in end.sentence
+
+    def test_three_failures_at_the_same_step(self) -> None:
+        jobs = [
+            seen(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported=5)
+            for attempt in (1, 2, 3)
+        ]
+        assert submitted(decide(workflow(), look(*jobs[:2], reported=5))).name == TaskName(RUN, 2, 3)
+        end = finished(decide(workflow(), look(*jobs, reported=5)))
+        assert end.exit_code == 1
+        assert end.sentence == "AlgorithmError: boom; tried 3 times without getting beyond step 5"
+
+    def test_failures_and_planned_ends_are_counted_together(self) -> None:
+        endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME
+        jobs = [seen(2, attempt, ending, from_reported=5) for attempt, ending in enumerate(endings, 1)]
+        assert finished(decide(workflow(), look(*jobs, reported=5))).exit_code == 1
+
+    def test_a_committed_step_counts_also_where_none_is_reported_beyond(self) -> None:
+        jobs = [seen(1, attempt, Ending.ALGORITHM, from_reported=57, from_step=50) for attempt in (1, 2, 3)]
+        action = submitted(decide(workflow(), look(*jobs, reported=55, step=54)))
+        environment = action.request["Environment"]
+        assert (environment[FROM_STEP], environment[FROM_REPORTED]) == ("54", "57")
+
+    def test_where_no_step_is_reported_changed_files_count(self) -> None:
+        jobs = [old(), old(2, from_files="aa"), old(3, from_files="bb")]
+        action = submitted(decide(workflow(), look(*jobs, outcome=CONTINUES, files="cc")))
+        assert (action.name, action.because) == (TaskName(RUN, 4, 1), "its checkpoint files have changed")
+        assert action.request["Environment"][FROM_FILES] == "cc"
+        idle = [*jobs, *(old(4, attempt, from_files="cc") for attempt in (1, 2, 3))]
+        again = submitted(decide(workflow(), look(*idle[:-1], outcome=CONTINUES, files="cc")))
+        assert again.name == TaskName(RUN, 4, 3)
+        end = finished(decide(workflow(), look(*idle, outcome=CONTINUES, files="cc")))
+        assert (end.exit_code, "left no new or changed checkpoint file" in end.sentence) == (1, True)
+
+    def test_files_do_not_count_where_a_step_is_reported(self) -> None:
+        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        assert finished(
+            decide(workflow(), look(*jobs, outcome=CONTINUES, reported=63, files="new"))
+        ).exit_code
+
+    def test_no_file_and_no_step_ends_it(self) -> None:
+        jobs = [old(1, attempt) for attempt in (1, 2, 3)]
+        assert submitted(decide(workflow(), look(*jobs[:2], outcome=CONTINUES))).name == TaskName(RUN, 1, 3)
+        end = finished(decide(workflow(), look(*jobs, outcome=CONTINUES)))
+        assert (end.exit_code, "no whole checkpoint ever came" in end.sentence) == (1, True)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.booleans(), st.sampled_from(["", "a", "b"]))))
+    def test_whoever_looks_later_judges_alike(self, told: list[tuple[int | None, bool, str]]) -> None:
+        """A job is judged when it has ended; afterwards the next job's request says the same of it."""
+        jobs: list[JobSeen] = []
+        judged: list[bool] = []
+        mark = Mark()
+        for attempt, (reported, repeats, files) in enumerate(told, 1):
+            jobs.append(seen(1, attempt, Ending.ALGORITHM, **as_seen(mark)))
+            now = look(*jobs, reported=reported, repeats=repeats, files=files)
+            after = mark_after(jobs[-1], now)
+            judged.append(after.is_beyond(mark))
+            assert progressed(jobs, after) == judged
+            assert repeats is False or reported is None or not judged[-1]
+            mark = after
 
 
 class TestCaps:
@@ -436,7 +554,7 @@ def test_every_run_ends_within_its_bounds(
     for job, end_step in zip(jobs, newer, strict=True):
         idle = 0 if end_step > job.from_step else idle + 1
         longest = max(longest, idle)
-    assert longest <= IDLE_SEGMENTS + policy.attempts + 1
+    assert longest <= policy.attempts + 1
     for job, following in pairwise(jobs):
         if following.segment != job.segment:
             assert following.segment == job.segment + 1
