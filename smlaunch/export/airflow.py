@@ -211,6 +211,7 @@ _PLACES = {
     Place.SEGMENT: "{segment}",
     Place.ATTEMPT: "{ATTEMPT}",
     Place.STEP: "0",
+    Place.REPORTED: "0",
     Place.STOP_AFTER: "{stop_after}",
     Place.LIMIT: "{max_runtime}",
     Place.DRIVER: "{DRIVER}",

@@ -267,7 +267,8 @@ def _template(workflow: Workflow, checkpoints: Text | None, spot: bool | None) -
     environment[variables.RUN] = Text((Place.RUN,))
     environment[variables.DRIVER] = Text((Place.DRIVER,))
     environment[variables.FROM_STEP] = Text((Place.STEP,))
-    environment[variables.FROM_REPORTED] = Text((Place.REPORTED,))
+    if checkpoints is not None and not workflow.single:
+        environment[variables.FROM_REPORTED] = Text((Place.REPORTED,))
     if variables.STOP_AFTER in environment:
         environment[variables.STOP_AFTER] = Text((Place.STOP_AFTER,))
     if checkpoints is not None:

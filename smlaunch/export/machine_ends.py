@@ -318,7 +318,7 @@ class Ends:
         rules = [
             to(DONE, all_of(went_well, finished())),
             to(NEXT, when("$.count.newer", "BooleanEquals", True)),
-            to(NEXT, all_of(went_well, own_files)),
+            to(NEXT, own_files),
             to(OUTCOME_WAIT, all_of(*not_there)),
             to(name, used_up),
         ]

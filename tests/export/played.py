@@ -10,8 +10,8 @@ from typing import Any
 from smlaunch.planning.reconcile import Finish, JobSeen, Observed, Submit, decide
 from smlaunch.planning.workflow import FAILURE_CLASSES, Ending, Workflow, ending_of
 from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome, parse_outcome
-from smlaunch.protocol.names import parse_task_name
-from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from smlaunch.protocol.names import TaskName, parse_task_name
+from smlaunch.protocol.segment import FROM_FILES, FROM_REPORTED, FROM_STEP, STOP_AFTER
 from smlaunch.request import PROCESSING, name_member, operation_of
 from tests.export.interpreter import Execution, Failed
 
@@ -28,6 +28,7 @@ class Fate:
     gain: int = 10
     result: str = CONTINUE
     says: bool = True
+    repeats: bool = False
     seconds: int = 3600
     billed: int = 3600
 
@@ -61,7 +62,12 @@ class Service:
     refuses_starts: str = ""
 
     own_files: bool = False
-    """Checkpoints are the script's own: nobody can tell a step."""
+    """Checkpoints are the script's own, and nobody can tell a step. A job that tells of its end has saved."""
+
+    saved: int = 0
+
+    reports: bool = False
+    """What is told of is a step in progress lines, and no committed one."""
 
     keeps: bool = True
     """Whether anybody keeps checkpoints, and an outcome."""
@@ -75,10 +81,14 @@ class Service:
         fate = self.fate(len(self.made))
         self.made.append(dict(request))
         if fate.says and self.keeps:
-            step = None if self.own_files else self.step + fate.gain
-            said = Outcome(fate.result, step, RUN, name_of(request), closed=True)
+            said = Outcome(fate.result, None, RUN, name_of(request), closed=True)
+            if self.reports:
+                said = said._replace(reported=self.step + fate.gain, repeats=fate.repeats)
+            elif not self.own_files:
+                said = said._replace(step=self.step + fate.gain)
             self.outcome = said.to_bytes()
-            self.step = step or self.step
+            self.step = said.step or said.reported or self.step
+            self.saved += self.own_files
         return fate
 
     def description(self, name: str) -> dict[str, Any]:
@@ -185,6 +195,7 @@ def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
         request["StoppingCondition"]["MaxRuntimeInSeconds"],
         environment.get(STOP_AFTER),
         int(environment.get(FROM_STEP, 0)),
+        int(environment.get(FROM_REPORTED, 0)),
         request.get("HyperParameters", {}),
     )
 
@@ -204,8 +215,19 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
     seen: list[JobSeen] = []
     while True:
         said = None if service.outcome is None else parse_outcome(service.outcome)
-        opaque = service.keeps and service.own_files
-        action = decide(workflow, Observed(NOW, seen, service.step, said, opaque))
+        files = str(service.saved) if service.saved else ""
+        newest = None if not seen else str(TaskName(RUN, seen[-1].segment, seen[-1].attempt))
+        own = said if said is not None and said.job == newest else None
+        observed = Observed(
+            NOW,
+            seen,
+            0 if service.reports else service.step,
+            said,
+            None if own is None else own.reported,
+            own is not None and own.repeats,
+            files,
+        )
+        action = decide(workflow, observed)
         if isinstance(action, Finish):
             error = errors[action.exit_code] if action.exit_code else None
             return Played(tuple(map(what_differs, service.made)), error, action.sentence)
@@ -214,6 +236,7 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
             service.outcome = None
         fate = service.create(action.request)
         name = parse_task_name(name_of(action.request))
+        environment = action.request.get("Environment", {})
         assert name is not None
         seen.append(
             JobSeen(
@@ -225,6 +248,8 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
                 fate.seconds,
                 fate.billed,
                 bool(action.request.get("EnableManagedSpotTraining")),
-                int(action.request.get("Environment", {}).get(FROM_STEP, 0)),
+                int(environment.get(FROM_STEP, 0)),
+                int(environment[FROM_REPORTED]) if FROM_REPORTED in environment else None,
+                environment.get(FROM_FILES, ""),
             )
         )

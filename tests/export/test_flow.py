@@ -63,12 +63,15 @@ def test_a_filled_template_is_the_drivers_request(
         Place.SEGMENT: segment,
         Place.ATTEMPT: attempt,
         Place.STEP: step,
+        Place.REPORTED: step + 1,
         Place.LIMIT: limit,
         Place.STOP_AFTER: stage.stop_after(limit) or 0,
         Place.DRIVER: "execution",
     }
     made = fill(template, values)
-    expected = request_for(workflow, segment, attempt, step=step, spot=spot, seconds_left=left)
+    expected = request_for(
+        workflow, segment, attempt, step=step, reported=step + 1, spot=spot, seconds_left=left
+    )
     # An orchestrator's request says itself whose run it is: job.json serves them all.
     assert made["Environment"].pop(variables.RUN) == "nightly"
     assert made["Environment"].pop(variables.DRIVER) == "execution"

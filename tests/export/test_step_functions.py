@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE
+from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE, EXIT_TRAINING_FAILED
 from smlaunch.export.flow import ERRORS
 from smlaunch.export.step_functions import FILE, export_step_functions
 from smlaunch.planning.patience import CREATE_PATIENCE
@@ -103,12 +103,37 @@ def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str,
 @settings(max_examples=60, deadline=None)
 @given(fates=st.lists(WENT | FAILED, max_size=12))
 def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: list[Fate]) -> None:
-    """Nobody can tell its steps; that it was told to leave, and left, is enough."""
-    fates = [replace(fate, says=fate.says or fate.ending is Ending.COMPLETED) for fate in fates]
+    """It reports no step. The driver compares its files; a machine cannot, and takes a planned end for
+    progress, but no failure."""
+    fates = [replace(fate, says=fate.says and fate.ending not in FAILURES) for fate in fates]
     by_asl = by_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
     by_hand = by_driver(workflow, service("chain", *fates, own_files=True), ERRORS)
     assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    fates=st.lists(WENT | FAILED, max_size=12),
+    repeats=st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
+    fates: list[Fate], repeats: list[bool]
+) -> None:
+    fates = [replace(fate, repeats=again) for fate, again in zip(fates, repeats, strict=False)]
+    by_asl = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
+    workflow = replace(PLANS["chain"].workflow, run=RUN)
+    by_hand = by_driver(workflow, service("chain", *fates, reports=True), ERRORS)
+    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+
+
+def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
+    fates = [Fate(Ending.COMPLETED, gain=63), *[Fate(Ending.COMPLETED, gain=0)] * 9]
+    ended = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
+    assert len(ended.asked) == 4
+    assert ended.error == ERRORS[EXIT_TRAINING_FAILED]
+    assert f"3 jobs until {RUN}-s2-a3 came no further" in ended.cause
+    assert "the highest step reported 63" in ended.cause
 
 
 @pytest.mark.parametrize("ending", Ending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -125,7 +126,7 @@ class FakeStorage:
             raise CallError("ListObjectsV2", "NoSuchBucket", "The specified bucket does not exist", 404)
         for key, content in sorted(self.objects[bucket].items()):
             if key.startswith(prefix):
-                yield StoredObject(key, len(content))
+                yield StoredObject(key, len(content), hashlib.md5(content, usedforsecurity=False).hexdigest())
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         return self.objects.get(bucket, {}).get(key)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from smlaunch.errors import JobError, LimitReached, StoppedByUser
+from smlaunch.errors import JobError, StoppedByUser, TrainingFailed
 from smlaunch.planning.reconcile import Action, Finish, Submit, WatchJob
 from smlaunch.planning.workflow import Policy, Variant, Workflow
 from smlaunch.ports import CallError
 from smlaunch.protocol import checkpoint as protocol
 from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Manifest, Outcome, Part
 from smlaunch.protocol.names import TaskName
-from smlaunch.protocol.segment import FROM_STEP, STOP_AFTER
+from smlaunch.protocol.segment import FROM_FILES, FROM_REPORTED, FROM_STEP, STOP_AFTER
 from smlaunch.runs.chain import Chain
 from smlaunch.runs.lineage import CHAIN_FILE, STOP_FILE, Kept, RunFolder, kept_at
 from smlaunch.runs.run import Run
@@ -127,7 +127,9 @@ def storage(target: Target) -> FakeStorage:
 def chain_of(target: Target, told: list[str] | None = None, **policy: Any) -> Chain:
     made = workflow(**policy)
     FOLDER.save(made, target.storage)
-    return Chain(made, FOLDER, target, drives=True, told=None if told is None else told.append)
+    heard = None if told is None else told.append
+    # Long after every job: nobody waits for an outcome that a job has not left.
+    return Chain(made, FOLDER, target, drives=True, told=heard, clock=lambda: 2_000_000_000)
 
 
 def drive(chain: Chain) -> Finish:
@@ -241,14 +243,15 @@ def test_following_starts_nothing_and_says_when_nobody_does(target: Target) -> N
     assert told == [f"{RUN}-s2-a1 is due and nobody starts it; `smlaunch resume {RUN}` drives on"]
 
 
-def test_no_progress_twice_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
-    for name in (f"{RUN}-s2-a1", f"{RUN}-s2-a2"):
+def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
+    idle = [f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3)]
+    for name in idle:
         service(target).fates[name] = service(target).idle
     verdict = drive(chain_of(target))
-    assert verdict.exit_code == 6
-    assert f"{RUN}-s2-a1, {RUN}-s2-a2 left nothing newer than step 10" in verdict.sentence
+    assert verdict.exit_code == 1
+    assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.sentence
     result = Run.attach(RUN, target).glance()
-    assert isinstance(result.error(), LimitReached)
+    assert type(result.error()) is TrainingFailed
     assert result.to_dict()["because"] == verdict.sentence
 
 
@@ -277,6 +280,79 @@ def test_failures_are_tried_again_from_the_newest_checkpoint(target: Target) -> 
     ]
     starts = {made["TrainingJobName"]: made["Environment"].get(FROM_STEP) for made in service(target).created}
     assert starts[f"{RUN}-s4-a2"] == "30"
+
+
+class TestScriptsWithCheckpointsOfTheirOwn:
+    """``steps``: how far each job comes, from the first; what it says of that differs."""
+
+    STEPS = (63, 126, 189, 252, 315, 378)
+
+    def fate(self, target: Target, step: int, ending: str, told: str) -> Callable[..., dict[str, Any]]:
+        def end(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+            if told == "outcome":
+                outcome = Outcome(CONTINUE, None, RUN, name, reported=step)
+                storage(target).put_bytes(BUCKET, PREFIX + protocol.OUTCOME, outcome.to_bytes())
+            if told == "log":
+                for host in ("algo-1", "algo-2"):
+                    lines = [f"[0] smlaunch: progress step={step - 1}", f"smlaunch: progress step={step}"]
+                    target.__dict__["logs"].say(f"{name}/{host}-1800000000000", *lines, "Killed")
+            if told == "files":
+                storage(target).put_bytes(BUCKET, PREFIX + "state.json", str(step).encode())
+            if ending == "Failed":
+                return service(target).failing("AlgorithmError: boom")(name, request)
+            states = ["Training", "MaxRuntimeExceeded" if ending == "Stopped" else ending]
+            return service(target).answer(name, request, ending, states)
+
+        return end
+
+    @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
+    @pytest.mark.parametrize("told", ["outcome", "log", "files"])
+    def test_a_job_that_came_further_is_followed_by_another(
+        self, target: Target, ending: str, told: str
+    ) -> None:
+        """Whoever drives: here, another client decides about each job."""
+        for number, step in enumerate(self.STEPS, 1):
+            task = (1, number) if ending == "Failed" else (number, 1)
+            service(target).fates[str(TaskName(RUN, *task))] = self.fate(target, step, ending, told)
+        chain_of(target).next(lambda _: None)
+        for _ in self.STEPS:
+            other = chain_of(target)
+            other.next(lambda _: None)
+            assert other.next(lambda _: None) is not None
+        made = service(target).created
+        assert len(made) == len(self.STEPS) + 1
+        if told == "files":
+            known = [request["Environment"].get(FROM_FILES) for request in made]
+            assert len(set(known)) == len(known)
+        else:
+            known = [request["Environment"].get(FROM_REPORTED) for request in made]
+            assert known == [None, *map(str, self.STEPS)]
+
+    @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
+    @pytest.mark.parametrize("told", ["outcome", "log", "files", "nothing"])
+    def test_three_jobs_that_came_no_further_end_it(self, target: Target, ending: str, told: str) -> None:
+        """The first one has come to where the others end too; one that tells of nothing has not."""
+        for segment in (1, 2):
+            for attempt in range(1, 9):
+                fate = self.fate(target, 63, ending, told)
+                service(target).fates[str(TaskName(RUN, segment, attempt))] = fate
+        verdict = drive(chain_of(target))
+        assert (verdict.exit_code, verdict.status) == (1, "Failed")
+        assert len(names(target)) == (3 if told == "nothing" else 4)
+        if told in ("outcome", "log"):
+            assert "beyond step 63" in verdict.sentence or "no step beyond 63" in verdict.sentence
+        assert drive(chain_of(target)) == verdict
+
+    def test_a_log_that_nobody_may_read_is_no_progress_and_no_error(self, target: Target) -> None:
+        def refuse(*_: Any) -> Any:
+            raise CallError("DescribeLogStreams", "AccessDeniedException", "not authorized", 403)
+
+        target.__dict__["logs"].streams = refuse
+        chain = chain_of(target)
+        service(target).fates[f"{RUN}-s1-a1"] = self.fate(target, 63, "Failed", "nothing")
+        chain.next()
+        action = after_its_job(chain)
+        assert isinstance(action, Submit) and action.name == TaskName(RUN, 1, 2)
 
 
 class TestStop:
@@ -362,8 +438,16 @@ class TestFolder:
         chain = chain_of(target)
         assert kept_at(None, storage(target)) == Kept()
         assert kept_at(chain._checkpoints, storage(target)) == Kept()
-        storage(target).put_bytes(BUCKET, PREFIX + "epoch-3.pt", b"own")
-        assert kept_at(chain._checkpoints, storage(target)) == Kept(opaque=True)
+        service(target).leave(CONTINUE, 7, "job")
+        storage(target).put_bytes(BUCKET, PREFIX + ".outcome.json.123", b"{")
+        save(storage(target), 6, "job", torn=True)
+        assert kept_at(chain._checkpoints, storage(target))[::2] == (0, "")
+        storage(target).delete(BUCKET, [PREFIX + protocol.OUTCOME])
+        digests = []
+        for name, content in (("epoch-3.pt", b"own"), ("epoch-3.pt", b"OWN"), ("epoch-4.pt", b"own")):
+            storage(target).put_bytes(BUCKET, PREFIX + name, content)
+            digests += [kept_at(chain._checkpoints, storage(target)).files for _ in range(2)]
+        assert "" not in digests and [digests.count(one) for one in digests] == [2] * 6
         save(storage(target), 7, "job")
         assert kept_at(chain._checkpoints, storage(target)) == Kept(7)
 

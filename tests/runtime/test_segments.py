@@ -157,20 +157,69 @@ def test_ranks_that_stay_after_the_planned_end_are_stopped(host: MakeHost) -> No
     assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
 
 
-def test_ranks_that_die_of_being_stopped_leave_no_outcome(host: MakeHost) -> None:
-    train = "import signal\nsignal.pause()"
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.3"})
-    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=0.4)
-    assert (result.exit_code, outcome_of(made)) == (143, None)
-    assert made.failure.startswith("algo-1 failed: the ranks were still there 0.2")
-    assert "after the planned end of their segment" in made.failure
+STAYS = {
+    "dies of the signal": "signal.pause()",
+    "is deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()",
+    "exits with 143": "signal.signal(signal.SIGTERM, lambda *_: os._exit(143))\nsignal.pause()",
+    "exits with 1": "signal.signal(signal.SIGTERM, lambda *_: sys.exit('no'))\nsignal.pause()",
+    "has a child that is deaf": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '100'])\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nsignal.pause()"
+    ),
+}
+IMPORTS = "import os, signal, subprocess, sys\n"
+REPORTS = "print('smlaunch: progress step=7 steps=9', flush=True)\n"
 
 
-def test_the_deaf_are_killed_before_the_time_limit(host: MakeHost) -> None:
-    train = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.5"})
-    assert made.run(run="digits", margin_seconds=1.0, grace_seconds=50.0).exit_code == 137
+@pytest.mark.parametrize("stays", STAYS)
+def test_a_script_that_knows_nothing_of_segments_has_not_failed_at_the_planned_end(
+    host: MakeHost, stays: str
+) -> None:
+    made = segment_host(host, IMPORTS + REPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=1.0)
+    assert (result.exit_code, made.failure) == (0, "")
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+    assert result.stderr.count("the segment is at its planned end, and its ranks have been stopped") == 1
+
+
+@pytest.mark.parametrize("stays", STAYS)
+def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(host: MakeHost, stays: str) -> None:
+    """Exit code 0 alone would say that the training is done."""
+    made = segment_host(host, IMPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.3"})
+    result = made.run(run="digits", margin_seconds=0.6, grace_seconds=50.0)
+    assert result.exit_code != 0
+    assert made.failure
+
+
+def test_ranks_that_have_finished_and_do_not_leave_have_failed(host: MakeHost) -> None:
+    """What they do at their very end, such as saving the model, is not done."""
+    said = Outcome(FINISHED, 120, "digits", JOB)
+    train = (
+        IMPORTS
+        + f"""
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "outcome.json"), "wb") as file:
+    file.write({said.to_bytes()!r})
+signal.pause()
+"""
+    )
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=0.4).exit_code == 143
     assert "after the planned end of their segment" in made.failure
+    assert outcome_of(made) == said
+
+
+def test_a_rank_that_fails_after_the_planned_end_before_anybody_stops_it_has_failed(host: MakeHost) -> None:
+    made = segment_host(host, WAITS + "sys.exit('no room')", environ={"SMLAUNCH_STOP_AFTER": "0.3"})
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 1
+    assert "no room" in made.failure
+
+
+def test_on_one_of_several_hosts_it_may_miss_a_rank_that_was_stopped_a_moment_before(host: MakeHost) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    late = {"SMLAUNCH_STOP_AFTER": "0.3"}
+    made = segment_host(host, WAITS + "sys.exit('lost a peer')", environ=late, hosts=hosts, current=hosts[1])
+    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0, rendezvous=False)
+    assert (result.exit_code, made.failure) == (0, "")
 
 
 def test_the_stop_file_is_there_before_the_signal(host: MakeHost) -> None:
@@ -218,10 +267,80 @@ with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "outcome.json"), "wb"
     assert outcome_of(made) == said._replace(closed=True)
 
 
-def test_a_failure_says_nothing(host: MakeHost) -> None:
-    made = segment_host(host, "raise SystemExit(3)")
+def test_a_failure_says_how_far_it_had_come(host: MakeHost) -> None:
+    made = segment_host(host, REPORTS + "raise SystemExit(3)")
     assert made.run(run="digits", checkpoints=KEPT).exit_code == 3
-    assert outcome_of(made) is None
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+
+
+def test_a_stop_by_the_platform_says_how_far_it_had_come(host: MakeHost) -> None:
+    """At MaxRuntime under load, or by a spot notice."""
+    made = segment_host(host, "import signal\n" + REPORTS + "print('ready', flush=True)\nsignal.pause()")
+    with made.start(run="digits", checkpoints=KEPT) as process:
+        ready(process, 1)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process).exit_code == 143
+    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reported"),
+    [
+        (["smlaunch: progress step=3", "smlaunch: progress step=12 loss=1", "smlaunch: progress step=4"], 12),
+        (["epoch 1 | smlaunch: progress loss=0.5 step=8"], 8),
+        (
+            ["step 63", "smlaunch: metric step=9", "smlaunch: progress steps=9", "smlaunch:progress step=9"],
+            None,
+        ),
+        (["smlaunch: progress step=-1", "smlaunch: progress step=1.5", "smlaunch: progress step=x"], None),
+        (["smlaunch: progress step=99999999999999999999", "x" * 300_000 + "smlaunch: progress step=2"], None),
+    ],
+)
+def test_what_counts_as_a_reported_step(host: MakeHost, lines: list[str], reported: int | None) -> None:
+    train = f"import sys\nsys.stdout.write({chr(10).join(lines)!r})"
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "60"})
+    result = made.run(run="digits", checkpoints=KEPT)
+    outcome = outcome_of(made)
+    assert outcome is not None and outcome.reported == reported
+    silent = "smlaunch: progress not known: the script reports no step\n"
+    assert result.stderr.count(silent) == (reported is None)
+
+
+def test_a_line_that_comes_in_pieces_is_one(host: MakeHost) -> None:
+    """So is one without an end: a rank may be killed in it."""
+    train = """
+import os, time
+for piece in ("a line\\nsmlau", "nch: prog", "ress step=5", "1\\nsmlaunch: progress st", "ep=52"):
+    os.write(1, piece.encode())
+    time.sleep(0.02)
+"""
+    made = segment_host(host, train)
+    made.run(run="digits", checkpoints=KEPT)
+    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True, reported=52)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "repeats"), [(1, 64, True), (60, 126, False), (1, 200, False), (10, 63, True)]
+)
+def test_a_script_that_begins_anew_is_told_from_one_that_goes_on(
+    host: MakeHost, begins: int, ends: int, repeats: bool
+) -> None:
+    loop = (
+        f"for step in range({begins}, {ends} + 1): print('smlaunch: progress step=%d' % step, flush=True)\n"
+    )
+    late = {"SMLAUNCH_STOP_AFTER": "1", "SMLAUNCH_FROM_REPORTED": "63"}
+    made = segment_host(host, loop + WAITS, environ=late)
+    made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0)
+    expected = Outcome(CONTINUE, None, "digits", JOB, closed=True, reported=ends, repeats=repeats)
+    assert outcome_of(made) == expected
+
+
+def test_a_job_that_was_interrupted_has_reported_what_it_had_before(host: MakeHost) -> None:
+    """Spot capacity that comes back goes on under the same name, from the newest checkpoint."""
+    made = segment_host(host, REPORTS)
+    leave_behind(made, Outcome(CONTINUE, None, "digits", JOB, reported=40))
+    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
+    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True, reported=40)
 
 
 def test_only_the_leader_says_it(host: MakeHost) -> None:
