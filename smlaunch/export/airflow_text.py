@@ -5,7 +5,8 @@ Each DAG run is a run of its own. Each try of a training task is the
 segment's next attempt, under a name of its own, and goes on from the newest checkpoint in S3. What
 `smlaunch run` does and this file does not: tries count from a segment's first one, not from its newest
 checkpoint; every failure waits as long as one for capacity does; a segment that leaves no newer checkpoint
-is followed by the next one, not by itself again; checkpoints of earlier segments are not cleaned up."""
+is followed by the next one, not by itself again; files are not compared where a script reports no step;
+checkpoints of earlier segments are not cleaned up."""
 
 PROCESSING_NOTES = """\
 Each DAG run is a run of its own. Each try of its task is the

@@ -355,7 +355,7 @@ class _Decision:
         """What none of the jobs brought."""
         if self.mark.reported is None or self.observed.step:
             return "a newer checkpoint"
-        return "getting further" if self.observed.repeats else f"getting beyond step {self.mark.reported}"
+        return f"bringing the run beyond step {self.mark.reported}"
 
     def _ended_with(self, ending: Ending) -> str:
         first = self.newest.reason.partition("\n")[0]
@@ -373,13 +373,13 @@ class _Decision:
                 "get there before a segment ends; see `smlaunch checkpoints ls`, and give segments more time"
             )
         elif observed.step == 0 and self.mark.reported is not None:
-            cause = _BEGINS_ANEW
+            how = f"no progress: {names} brought the run no further than step {self.mark.reported}"
             if observed.repeats:
-                return (
-                    f"no progress: {names} came no further than jobs before them; {self.name} reported steps "
-                    f"up to {observed.reported}, and most of them had been reported before: {cause}"
+                how += (
+                    f"; {self.name} reported steps up to {observed.reported}, and most of them had been "
+                    "reported before"
                 )
-            return f"no progress: {names} reported no step beyond {self.mark.reported}: {cause}"
+            return f"{how}: {_BEGINS_ANEW}"
         elif observed.step == 0 and observed.files:
             cause = (
                 "the script reports no step, and its checkpoint files stayed as they were; let it print "
@@ -396,8 +396,8 @@ class _Decision:
                 "a segment ends before its first checkpoint: make segments longer, or checkpoint more often; "
                 "or the script begins anew every time (`smlaunch verify-resume` finds that)"
             )
-        found = f"step {observed.step}" if observed.step else "nothing"
-        return f"no progress: {names} left nothing newer than {found}; {cause}"
+        found = f"nothing newer than step {observed.step}" if observed.step else "no checkpoint"
+        return f"no progress: {names} left {found}; {cause}"
 
 
 _BEGINS_ANEW = (

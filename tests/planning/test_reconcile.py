@@ -363,7 +363,9 @@ class TestScriptsWithCheckpointsOfTheirOwn:
             end = finished(decide(workflow(), look(*jobs, outcome=CONTINUES, reported=reported)))
             assert (end.exit_code, end.status) == (1, "Failed")
             names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
-            assert end.sentence.startswith(f"no progress: {names} reported no step beyond 63: the script")
+            assert end.sentence.startswith(
+                f"no progress: {names} brought the run no further than step 63: the script"
+            )
 
     def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
         """By the machine's speed of the moment; it counts for nothing, for whoever looks later too."""
@@ -381,7 +383,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         assert submitted(decide(workflow(), look(*jobs[:2], reported=5))).name == TaskName(RUN, 2, 3)
         end = finished(decide(workflow(), look(*jobs, reported=5)))
         assert end.exit_code == 1
-        assert end.sentence == "AlgorithmError: boom; tried 3 times without getting beyond step 5"
+        assert end.sentence == "AlgorithmError: boom; tried 3 times without bringing the run beyond step 5"
 
     def test_failures_and_planned_ends_are_counted_together(self) -> None:
         endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME
