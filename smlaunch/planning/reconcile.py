@@ -58,7 +58,7 @@ class Mark(NamedTuple):
     def is_beyond(self, before: Mark) -> bool:
         if self.step > before.step or (bool(self.files) and self.files != before.files):
             return True
-        return self.reported is not None and (before.reported is None or self.reported > before.reported)
+        return (self.reported or 0) > (before.reported or 0)
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ class _Decision:
         if self.observed.repeats and not self.observed.step:
             return "it began anew, and most steps that it reported had been reported before"
         if self.observed.reported is not None:
-            return f"no step beyond {self.mark.reported} was reported, and there is no newer checkpoint"
+            return f"no step beyond {self.mark.reported or 0} was reported, and there is no newer checkpoint"
         return "it left no newer checkpoint" if self.observed.step else "it left no new or changed checkpoint"
 
     def _give_up(self, ending: Ending, tried: int = 0) -> Finish:
