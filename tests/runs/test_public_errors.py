@@ -1,0 +1,72 @@
+"""Whatever a service answers, a user of plan, launch and Run meets an exception below SmlaunchError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch import Compute, Job, Run, SmlaunchError, Target, launch, plan
+from smlaunch.ports import CallError
+from tests.runs.fakes import ROLE, fake_target
+
+PORTS = ("control", "storage", "transfer", "logs", "orchestrators", "identity", "quotas")
+ASKS: dict[str, Callable[[Run], Any]] = {
+    "chain": lambda run: run.chain,
+    "resumable": lambda run: run.resumable,
+    "is_over": Run.is_over,
+    "describe": Run.describe,
+    "glance": Run.glance,
+    "hosts": Run.hosts,
+    "wait": Run.wait,
+    "resume": Run.resume,
+    "logs": lambda run: list(run.logs()),
+    "stop": Run.stop,
+}
+
+
+class Refuses:
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            raise CallError(operation, "AccessDeniedException", "not for you", 400)
+
+        return call
+
+
+@pytest.fixture
+def refusing() -> Target:
+    target = fake_target()
+    target.__dict__.update(dict.fromkeys(PORTS, Refuses()))
+    return target
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "train.py").write_text("print(1)")
+    return Job(entry=tmp_path / "train.py", compute=Compute(instance_type="ml.m5.large"), role=ROLE)
+
+
+def test_plan_and_launch(refusing: Target, job: Job) -> None:
+    with pytest.raises(SmlaunchError):
+        plan(job, refusing)
+    with pytest.raises(SmlaunchError):
+        launch(job, refusing)
+    made = plan(job, fake_target())
+    with pytest.raises(SmlaunchError):
+        launch(made, refusing)
+    with pytest.raises(SmlaunchError):
+        Run.attach("x", refusing)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_run(refusing: Target, name: str) -> None:
+    raised = 0
+    for given in ("x-s1-a1", "x", "pipelines-abc-x"):
+        run = Run("x", refusing, [given], attached=True)
+        try:
+            ASKS[name](run)
+        except SmlaunchError:
+            raised += 1
+    assert raised, "some of them have to ask"
