@@ -12,6 +12,7 @@ import click
 
 from smlaunch.cli.main import LazyGroup
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.cli.owners import bucket_owner_option, name_owner
 from smlaunch.errors import EXIT_TRAINING_FAILED, JobError, Problem
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ checkpoints = LazyGroup(
 
 @click.command(cls=GroupedCommand, short_help="List checkpoints, newest first.")
 @click.argument("where", metavar="RUN|S3URI")
+@bucket_owner_option("S3URI; without it, you do")
 @place_options
 @json_option
 def ls(where: str, as_json: bool, **options: Any) -> int:
@@ -49,6 +51,7 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
     from smlaunch.runs.run import answers_of
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
+        name_owner(place.target, where, options)
         found = _find(where, place.target)
         steps, outcome = found.steps(), found.outcome()
     if as_json:
@@ -79,6 +82,7 @@ def ls(where: str, as_json: bool, **options: Any) -> int:
 @click.command(cls=GroupedCommand, short_help="Download checkpoints and compare every part with its hash.")
 @click.argument("where", metavar="RUN|S3URI")
 @option("Which", "--step", type=click.IntRange(0), help="Only this one; default: all that are committed.")
+@bucket_owner_option("S3URI; without it, you do")
 @place_options
 @json_option
 def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
@@ -88,6 +92,7 @@ def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
     from smlaunch.runs.run import answers_of
 
     with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
+        name_owner(place.target, where, options)
         found = _find(where, place.target)
         wanted = _wanted(found, step)
         total = sum(one.size for one in wanted if one.whole)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.cli.owners import bucket_owner_option, name_owner
 from smlaunch.errors import JobError, Problem
 from smlaunch.protocol.addresses import split_s3
 
@@ -69,6 +70,7 @@ _SHARDS = "Shards"
     default="crc32",
     help="Of each shard, in the index: against accidents, or against tampering too, which takes longer.",
 )
+@bucket_owner_option("DST; without it, you do")
 @place_options
 @json_option
 def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
@@ -91,6 +93,7 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
         from smlaunch.runs.run import answers_of
 
         with open_place(options) as opened, answers_of(opened.target):
+            name_owner(opened.target, dst, options)
             source, place = _source(src, options, opened.target), _place(dst, opened.target)
             with _progress(as_json) as heard:
                 packed = packing.pack(source, place, wanted, heard)

@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from smlaunch.cli.options import GroupedCommand, json_option, place_options
+from smlaunch.cli.owners import bucket_owner_option, name_owner
 
 
 @click.command(cls=GroupedCommand, short_help="Send a folder to a prefix.")
 @click.argument("src", metavar="SRC", type=click.Path(exists=True))
 @click.argument("dst", metavar="DST")
+@bucket_owner_option("DST; without it, you do")
 @place_options
 @json_option
 def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
@@ -26,6 +28,7 @@ def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
     from smlaunch.runs.run import answers_of
 
     with open_place(options) as place, answers_of(place.target):
+        name_owner(place.target, dst, options)
         found = pushing(place.target.storage, place.target.transfer, Path(src), dst)
         move(place.target.transfer.put, found, ("sending", "sent"), as_json)
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from smlaunch.ports import Check, Part, Unfinished
+from smlaunch.ports import CallError, Check, Part, Unfinished
 from smlaunch.runs.aws import call
 
 _PIECE = 1 << 20
@@ -40,7 +40,12 @@ class S3Parts:
             for number, part in enumerate(parts, 1)
         ]
         params = {"Bucket": bucket, "Key": key, "UploadId": upload, "MultipartUpload": {"Parts": rows}}
-        call("CompleteMultipartUpload", self._client.complete_multipart_upload, **params)
+        try:
+            call("CompleteMultipartUpload", self._client.complete_multipart_upload, **params)
+        except CallError as error:
+            # An earlier try may have completed it and its answer been lost: then the object has these parts.
+            if error.code != "NoSuchUpload" or self.check(bucket, key).sha256 != _sha256_of(parts):
+                raise
 
     def unfinished(self, bucket: str, key: str) -> Sequence[Unfinished]:
         params: dict[str, Any] = {"Bucket": bucket, "Prefix": key}
@@ -98,6 +103,12 @@ class S3Parts:
         if part is not None and crc32 is not None and "-" not in crc32:
             crc32 += etag[etag.index("-") :]
         return Check(part, sha256, md5, crc32)
+
+
+def _sha256_of(parts: Sequence[Part]) -> str:
+    """As ``Check`` has it of an object that was put in these parts."""
+    digest = hashlib.sha256(b"".join(base64.b64decode(part.sha256) for part in parts)).digest()
+    return f"{base64.b64encode(digest).decode()}-{len(parts)}"
 
 
 def _bare(etag: str) -> str:

@@ -126,8 +126,8 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
         )
     if code == NOT_THE_OWNER:
         return AccountError(
-            f"{error.operation}: {said}, and nothing was read or written there; name a bucket of your own, "
-            "or, where it is meant to be another account's, that account as its bucket_owner"
+            f"{error.operation}: {said}, so that S3 has refused the request; name a bucket of your own, or, "
+            "where it is meant to be another account's, that account by bucket_owner (--bucket-owner)"
         )
     if code == _DAMAGED:
         return EndpointError(error.message)
@@ -174,7 +174,12 @@ def _action(operation: str) -> str:
     service = {
         **dict.fromkeys(("HeadObject", "GetObject"), "s3:GetObject"),
         **dict.fromkeys(("ListObjectsV2", "HeadBucket"), "s3:ListBucket"),
-        "PutObject": "s3:PutObject",
+        **dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart"), "s3:PutObject"),
+        "CompleteMultipartUpload": "s3:PutObject",
+        "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+        "ListParts": "s3:ListMultipartUploadParts",
+        "DeleteObjects": "s3:DeleteObject",
+        "GetCallerIdentity": "sts:GetCallerIdentity",
         "CreateBucket": "s3:CreateBucket",
         "GetRole": "iam:GetRole",
         **dict.fromkeys(("GetLogEvents", "DescribeLogStreams"), f"logs:{operation}"),

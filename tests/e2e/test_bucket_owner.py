@@ -203,11 +203,14 @@ def test_a_stranger_who_has_the_default_bucket_gets_nothing(
     assert smlaunch("run", tmp_path / "train.py", "--local") == 3
     told = capfd.readouterr().err.splitlines()[-1]
     assert f"the bucket {default_bucket} does not belong to the account {ACCOUNT}" in told
-    assert "nothing was read or written there" in told
+    assert "S3 has refused the request" in told
+    data = tmp_path / "data"
+    data.mkdir()
     for number in range(20):
-        (tmp_path / f"{number}.bin").write_bytes(b"secret")
-    assert smlaunch("data", "push", tmp_path, f"s3://{default_bucket}/x/", "--local") == 3
+        (data / f"{number}.bin").write_bytes(b"secret")
+    assert smlaunch("data", "push", data, f"s3://{default_bucket}/x/", "--local") == 3
     assert smlaunch("data", "pull", f"s3://{default_bucket}/x/", tmp_path / "back", "--local") == 3
+    assert smlaunch("data", "pack", data, f"s3://{default_bucket}/x/", "--local") == 3
     assert sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file()) == before
     assert record.bare == [] or all(row.method == "HEAD" and not row.key for row in record.bare)
 
@@ -226,6 +229,12 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
         job = owned(tmp_path, "{carrier: direct}", inputs.format(more))
         assert smlaunch("run", job, "--local") == 0
 
+    there = ("data", "push", tmp_path / "train.py", "s3://theirs/pushed/", "--local")
+    assert smlaunch(*there) == 3
+    assert smlaunch(*there, "--bucket-owner", STRANGER) == 0
+    assert smlaunch("data", "pull", "s3://public/in/", tmp_path / "back", "--local") == 0
+    assert smlaunch(*there, "--bucket-owner", "me") == 2
+
     mine = owned(tmp_path, "{uri: 's3://theirs/kept/', carrier: direct}")
     assert smlaunch("run", mine, "--local", "--name", "mine") == 3
     assert f"the bucket theirs does not belong to the account {ACCOUNT}" in capfd.readouterr().err
@@ -239,6 +248,8 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     rows = [row for row in record.sent if row.bucket == "theirs"]
     assert {row.method for row in rows} >= {"PUT", "HEAD", "GET"}
     assert {row.owner for row in rows} == {STRANGER}
+    assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local") == 3
+    assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local", "--bucket-owner", STRANGER) == 0
     assert all(row.bucket == "theirs" for row in record.bare)
 
 

@@ -23,6 +23,7 @@ from smlaunch.local.endpoint import Endpoint
 from smlaunch.planning.patience import Patience
 from smlaunch.ports import CallError
 from smlaunch.runs.api import launch, prepare
+from smlaunch.runs.aws_parts import S3Parts
 from smlaunch.runs.retry import is_transient, retrying
 from smlaunch.runs.submit import stop
 from smlaunch.runs.target import Target
@@ -274,3 +275,16 @@ def test_an_empty_list_is_no_list_of_nothing(proxy: Proxy, target: Target) -> No
         with pytest.raises(CallError) as told:
             list(target.storage.list(str(target.bucket), "none/"))
         assert is_transient(told.value), way
+
+
+def test_an_upload_in_parts_whose_end_was_not_told_is_whole(proxy: Proxy, target: Target) -> None:
+    bucket, parts = str(target.bucket), S3Parts(target.s3())
+    target.storage.make_bucket(bucket, target.region_name)
+    upload = parts.begin(bucket, "large")
+    sent = [parts.put_part(bucket, "large", upload, 1, b"content")]
+    proxy.spoil("POST /", WAYS["closed"])
+    parts.complete(bucket, "large", upload, sent)
+    assert target.storage.get_bytes(bucket, "large") == b"content"
+    with pytest.raises(CallError) as told:
+        parts.complete(bucket, "large", "no-such-upload", [sent[0], sent[0]])
+    assert told.value.code == "NoSuchUpload"

@@ -423,3 +423,44 @@ def test_a_large_body_is_streamed(front: Front, s3: Any, bucket: str, tmp_path: 
         tracemalloc.stop()
     assert target.stat().st_size == 64 << 20
     assert peak < 24 << 20  # client and server together
+
+
+def test_every_operation_is_refused_where_the_bucket_is_somebody_elses(s3: Any) -> None:
+    """Also those on objects, parts and copies; and what is no account's id is told apart."""
+    s3.create_bucket(Bucket="owned")
+    s3.put_object(Bucket="owned", Key="k", Body=b"1")
+    upload = s3.create_multipart_upload(Bucket="owned", Key="m")["UploadId"]
+    part = {"Bucket": "owned", "Key": "m", "UploadId": upload}
+    source = {"Bucket": "owned", "Key": "c", "CopySource": "owned/k"}
+    mine, other = "000000000000", "111111111111"
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (s3.head_bucket, {"Bucket": "owned"}),
+        (s3.list_objects_v2, {"Bucket": "owned"}),
+        (s3.list_multipart_uploads, {"Bucket": "owned"}),
+        (s3.get_bucket_location, {"Bucket": "owned"}),
+        (s3.head_object, {"Bucket": "owned", "Key": "k"}),
+        (s3.get_object, {"Bucket": "owned", "Key": "k"}),
+        (s3.get_object_attributes, {"Bucket": "owned", "Key": "k", "ObjectAttributes": ["ETag"]}),
+        (s3.get_object_tagging, {"Bucket": "owned", "Key": "k"}),
+        (s3.put_object, {"Bucket": "owned", "Key": "k", "Body": b"2"}),
+        (s3.copy_object, source),
+        (s3.upload_part, {**part, "PartNumber": 1, "Body": b"3"}),
+        (s3.upload_part_copy, {**part, "PartNumber": 2, "CopySource": "owned/k"}),
+        (s3.list_parts, part),
+        (s3.create_multipart_upload, {"Bucket": "owned", "Key": "n"}),
+        (s3.delete_objects, {"Bucket": "owned", "Delete": {"Objects": [{"Key": "c"}]}}),
+        (s3.delete_object, {"Bucket": "owned", "Key": "c"}),
+        (s3.abort_multipart_upload, part),
+    ]
+    for call, arguments in calls:
+        assert code(call, **arguments, ExpectedBucketOwner=other) in ("AccessDenied", "403"), call
+    assert s3.get_object(Bucket="owned", Key="k")["Body"].read() == b"1"
+    for call, arguments in ((s3.copy_object, source), (s3.upload_part_copy, {**part, "PartNumber": 2})):
+        stated = {**arguments, "CopySource": "owned/k", "ExpectedSourceBucketOwner": other}
+        assert code(call, **stated, ExpectedBucketOwner=mine) == "AccessDenied"
+    assert code(s3.list_objects_v2, Bucket="owned", ExpectedBucketOwner="12") == (
+        "InvalidBucketOwnerAWSAccountID"
+    )
+    assert code(s3.list_objects_v2, Bucket="no-such", ExpectedBucketOwner=other) == "NoSuchBucket"
+    for call, arguments in calls:
+        call(**arguments, ExpectedBucketOwner=mine)
