@@ -64,8 +64,8 @@ class Front:
             **standard_services(self.objects, self.logs, self.metrics, keyring),
             "sagemaker": JsonService("sagemaker", self.sagemaker),
         }
-        dispatch = Dispatch(keyring, services, **({"clock": clock} if clock else {}))
-        self.server = Server(dispatch)
+        self.dispatch = Dispatch(keyring, services, **({"clock": clock} if clock else {}))
+        self.server = Server(self.dispatch)
         self.url = self.server.url
         self.port = self.server.port
 

@@ -7,7 +7,10 @@ import io
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
+from urllib.parse import urlencode
 
 import botocore.session
 import pytest
@@ -330,6 +333,35 @@ def _without(signer: SigV4Auth, request: AWSRequest) -> Any:
     headers = SigV4Auth.headers_to_sign(signer, request)
     del headers["x-amz-content-sha256"]
     return headers
+
+
+def odd_requests() -> Iterator[Request]:
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope = f"AKIDEXAMPLE/{now[:8]}/us-east-1/s3/aws4_request"
+    dates = (now, "\u00b2" * 8 + "T000000Z", "99999999T999999Z", "00010101T000000Z", "")
+    for signature, date, token in product(("\u00e9", "0" * 64, ""), dates, ("", ".", "\u00e9", "e30.\u00e9")):
+        text = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature={signature}"
+        headers = {"x-amz-date": date, "x-amz-security-token": token, "authorization": text}
+        yield Request("GET", "/", {"host": "localhost", **headers}, io.BufferedReader(io.BytesIO()))
+        link = {
+            "X-Amz-Signature": signature,
+            "X-Amz-Date": date,
+            "X-Amz-Expires": "60",
+            "X-Amz-Security-Token": token,
+            "X-Amz-Credential": scope,
+            "X-Amz-SignedHeaders": "host;\u00e9",
+        }
+        yield Request("GET", f"/?{urlencode(link)}", {"host": "localhost"}, io.BufferedReader(io.BytesIO()))
+    for signature, expires in product(("x", "\u00e9"), ("9" * 10, "9" * 5000, "\u00b2", "-1", "")):
+        old = {"AWSAccessKeyId": "AKIDEXAMPLE", "Signature": signature, "Expires": expires}
+        yield Request("GET", f"/?{urlencode(old)}", {"host": "localhost"}, io.BufferedReader(io.BytesIO()))
+
+
+def test_odd_words_are_refused_and_no_fault(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault would be a traceback in the log for whoever wants one."""
+    for request in odd_requests():
+        assert front.dispatch(request).status == 403, (request.target, request.headers)
+    assert not caplog.records
 
 
 def test_headers_in_the_old_way_are_refused_as_aws_does(front: Front) -> None:
