@@ -24,6 +24,7 @@ from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.jobs import states
 from smlaunch.local.store import JobRecord, JobStore
 from tests.local.client import Client
+from tests.local.ordinary_user import prefix
 
 
 def emptied(path: Path) -> None:
@@ -272,3 +273,33 @@ def test_keys_that_clients_were_given_stay_good_until_the_file_is_given_up(used:
     with Endpoint(used, isolation="plain") as info:
         config = Config(retries={"total_max_attempts": 1})
         assert session.client("sts", endpoint_url=info.url, config=config).get_caller_identity()["Account"]
+
+
+FORBIDDEN = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+from smlaunch.local.damage import StateDamaged
+from smlaunch.local.endpoint import Endpoint
+
+with tempfile.TemporaryDirectory() as folder:
+    home = Path(folder) / "home"
+    with Endpoint(home, isolation="plain"):
+        pass
+    for name in ("jobs.sqlite", "jobs.sqlite.made", "s3/_store/index.sqlite", "credentials.json"):
+        (home / name).chmod(0)
+        try:
+            Endpoint(home, isolation="plain").start()
+            raise SystemExit(f"{name} is not missed")
+        except StateDamaged as error:
+            text = str(error)
+        assert str(home / name) in text and "nothing of it is lost" in text, text
+        subprocess.run(["sh", "-c", re.findall(r"`([^`]+)`", text)[-1]], check=True)
+        with Endpoint(home, isolation="plain"):
+            pass
+"""
+
+
+def test_a_file_that_may_not_be_read_is_no_loss() -> None:
+    """As an ordinary user: root may read all."""
+    done = subprocess.run([*prefix(), sys.executable, "-c", FORBIDDEN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
