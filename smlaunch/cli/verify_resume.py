@@ -60,9 +60,10 @@ def verify_resume(
 ) -> int:
     """Run a script on this machine unsplit, and cut at random steps, and compare what comes out.
 
-    With smlaunch.train, samples and losses of every step are compared, and in the end weights, optimizer,
-    random state and whatever is registered; without it, the files in the model directory. What differs is
-    said with its likely cause. Exit codes: 0 identical, 1 different, 2 it cannot be tried.
+    Compared are all files in /opt/ml/model and /opt/ml/output/data, value by value; with smlaunch.train also
+    samples and losses of every step, and the state of whatever is registered. What differs is said with its
+    likely cause, and what could not be compared is said too. Exit codes: 0 identical, 1 different, 2 it
+    cannot be tried.
     """
     job = read_job(what, {**options, "role": None}, ctx.meta.get(SCRIPT_ARGUMENTS))
 
@@ -106,13 +107,12 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"unsplit: {size}{ranks}"
     for trial in report.trials:
         yield from _trial(trial)
+    for left in report.not_compared:
+        yield f"not compared: {left}"
     if report.identical:
-        what = (
-            "samples, losses, weights, optimizer, random state and all that is registered"
-            if report.exact
-            else "the model's files; with smlaunch.train, state and samples would be compared too"
-        )
-        yield click.style("identical", fg="green", bold=True) + f": {what}"
+        yield click.style("identical", fg="green", bold=True) + f": {'; '.join(report.compared)}"
+    elif report.repeats is False:
+        yield click.style("different", fg="red", bold=True) + ", and so are two runs without any cut"
     else:
         yield click.style("different", fg="red", bold=True)
 
@@ -126,8 +126,6 @@ def _trial(trial: Trial) -> Iterator[str]:
         yield f"  differs: {difference}"
     for cause in trial.verdict.causes:
         yield f"  likely cause: {cause}"
-    for note in trial.verdict.notes:
-        yield f"  note: {note}"
 
 
 def _cut(cut: Made) -> str:

@@ -164,6 +164,7 @@ class Checkpointer:
             self._restore(self._keeper)
         if self._order is not None:
             self._settled = self._place = _Place(position=self._order.position)
+        self._trace.entered(self.steps_done, self._components)
         self._stop.watch()
         self._io = IoWatch()
         self._step_began = time.monotonic()
@@ -379,6 +380,7 @@ class Checkpointer:
         """Everything is kept and the outcome is written when this returns."""
         self._io.rest(_Agreed(*self._pending()).waited)
         self._voice.line(self._io.news(last=True))
+        self._trace.closing(self.steps_done, self._components)
         keeper = self._keeper
         if keeper is None:
             return

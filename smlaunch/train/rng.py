@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import Any, Dict, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 PYTHON, NUMPY, TORCH, CUDA = "python", "numpy", "torch", "cuda"
 
@@ -29,6 +29,16 @@ def capture() -> Dict[str, Any]:
             # The current device's only: to ask the others would make a context on each of them.
             state[CUDA] = _bytes_of(torch.cuda.get_rng_state())
     return state
+
+
+def untouched() -> List[str]:
+    """Generators from which nobody has drawn since they were last seeded, where that can be seen: NumPy's
+    stands at the end of its words then, and keeps no spare normal number."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    _, words, position, has_gauss, _ = numpy.random.get_state()
+    return [NUMPY] if position == len(words) and not has_gauss else []
 
 
 def restore(state: Mapping[str, Any]) -> None:

@@ -108,7 +108,14 @@ def test_a_script_that_resumes_exactly(home: Path, tmp_path: Path) -> None:
     code, report = verify(tmp_path, SCRIPT, "--cuts", "2")
     assert code == 0, report
     assert report["identical"]
-    assert (report["compared"], report["steps"], report["ranks"]) == ("state", 40, 1)
+    assert (report["steps"], report["ranks"]) == (40, 1)
+    assert report["compared"] == [
+        "samples of 40 steps",
+        "losses of 40 steps",
+        "state in the end: order, rng.python, scheduler, velocity, weights",
+        "model/weights.json",
+    ]
+    assert report["not_compared"] == ["output/data: no file lies in /opt/ml/output/data"]
     assert [trial["signal"] for trial in report["trials"]] == ["term", "kill"]
     for trial in report["trials"]:
         assert len(trial["cuts"]) + trial["late"] == 2
@@ -159,11 +166,13 @@ def test_checkpoints_of_the_script_s_own(home: Path, tmp_path: Path, signal: str
     words = ("--cuts", "1", "--signal", signal)
     code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "step / 7"), *words)
     assert code == 0, report
-    assert report["compared"] == "files"
+    assert report["compared"] == ["model/weights.json"]
+    assert "the script does not use the Checkpointer" in report["not_compared"][0]
     code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "random.random()"), *words)
     assert code == 1
     (trial,) = report["trials"]
-    assert trial["differences"] == ["in the model differ: weights.json"]
+    (difference,) = trial["differences"]
+    assert difference.startswith("model/weights.json differs in '")
     assert "train.py:8 random.random" in " ".join(trial["causes"])
 
 

@@ -1,78 +1,138 @@
 """Two runs of one script compared: what differs first, and what that usually comes from. Pure.
 
 The order of the questions is the order in which one thing causes another: the samples of a step, then its
-loss, then the state it leaves.
+loss, then the state it leaves, then the files that are made of it. A verdict says what was compared, and what
+was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from smlaunch.runs.verify import causes
+from smlaunch.runs.verify.artefacts import MODEL, OUTPUT, File, Files
 from smlaunch.runs.verify.hints import Hints
 from smlaunch.runs.verify.traces import RankTrace, StepSeen
 
 _SHOWN = 8
-_LINES = 3
+_ORDER = "order"
 
 
 @dataclass(frozen=True)
 class Account:
-    """One run as it went: ``files``: sha256 by path of what lies in the model's archive."""
+    """One run as it went. ``files``: what its last job left. ``earlier``: what the jobs before it left; None
+    for one that failed, of which the service keeps nothing."""
 
     jobs: tuple[str, ...]
     ranks: Mapping[int, RankTrace]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
+    earlier: tuple[Files | None, ...] = ()
 
     @property
     def last_step(self) -> int:
         return max((rank.last_step for rank in self.ranks.values()), default=0)
 
+    @property
+    def is_traced(self) -> bool:
+        return bool(self.ranks)
+
+
+class Difference(NamedTuple):
+    """``kind``: "run" for one that did not come to its end. ``name``: a component, or a file. ``place``: the
+    value in the file. ``text``: how it differs. ``bulk``: it is of the size of weights. ``values``: as they
+    read, where they are short."""
+
+    kind: Literal["run", "ranks", "steps", "state", "file"]
+    name: str = ""
+    place: str = ""
+    text: str = ""
+    bulk: bool = True
+    values: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.kind, self.name, self.place
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """``differences``: sentences, what differs first first. ``causes``: the likely ones, and what to do."""
+    """``found``: what differs, what differs first first. ``causes``: the likely ones, and what to do.
+    ``seeds``: those of them that hold without any cut, too. ``is_grounded``: state or weights were compared,
+    and not just what stands beside them."""
 
-    differences: tuple[str, ...] = ()
+    found: tuple[Difference, ...] = ()
     causes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    is_grounded: bool = False
 
     @property
     def identical(self) -> bool:
-        return not self.differences
+        return not self.found
+
+    @property
+    def differences(self) -> list[str]:
+        return list(_sentences(self.found))
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "identical": self.identical,
-            "differences": list(self.differences),
+            "differences": self.differences,
             "causes": list(self.causes),
-            "notes": list(self.notes),
+            "compared": list(self.compared),
+            "not_compared": list(self.not_compared),
         }
 
 
 def compare(unsplit: Account, cut: Account, hints: Hints) -> Verdict:
     """What the cuts have changed. ``hints``: of the script's text."""
-    if not unsplit.ranks or not cut.ranks:
-        return _compare_files(unsplit, cut, hints)
-    differences, causes = [], []
+    found: list[Difference] = []
+    why: list[str] = []
     if set(unsplit.ranks) != set(cut.ranks):
-        differences.append(f"{len(unsplit.ranks)} ranks trained unsplit, {len(cut.ranks)} when cut")
-        causes.append(
-            "the number of ranks differs between the jobs; exactness holds for the same number only"
-        )
-    steps, why = _compare_steps(unsplit, cut, hints)
-    differences += steps
-    causes += why
-    states = list(_differing(unsplit, cut))
-    if states:
-        differences.append("in the end differ: " + ", ".join(states))
-        if not causes:
-            causes += _causes_of_states(states)
-    return Verdict(tuple(differences), tuple(causes), _notes(unsplit, cut, differences))
+        told = f"{len(unsplit.ranks)} ranks trained unsplit, {len(cut.ranks)} when cut"
+        found.append(Difference("ranks", text=told))
+        why.append(causes.NUMBER_OF_RANKS)
+    for difference, its_causes in _compare_steps(unsplit, cut, hints):
+        found.append(difference)
+        why += its_causes
+    generators = {name for rank in unsplit.ranks.values() for name in rank.entered}
+    states, idle = _compare_states(unsplit, cut)
+    unseeded = [one.name for one in states if _is_unseeded(one.name, unsplit, cut)]
+    seeds = tuple(causes.of_no_seed(name, hints) for name in unseeded)
+    found += states
+    if states and not why:
+        why += causes.of_states([one.name for one in states if one.name not in unseeded], generators)
+    files, told_files = _compare_files(unsplit, cut)
+    if files and not found:
+        why += causes.of_files(_components(unsplit), hints)
+    found += files
+    compared, not_compared = _scope(unsplit, cut)
+    components = _components(unsplit) - generators - {_ORDER}
+    equal_weights = any(
+        leaf.bulk and leaf == cut.files[name].leaves.get(place)
+        for name, file in unsplit.files.items()
+        if name in cut.files
+        for place, leaf in file.leaves.items()
+    )
+    return Verdict(
+        tuple(found),
+        (*why, *seeds),
+        seeds,
+        compared,
+        (*not_compared, *(f"{name}: nothing has drawn from it" for name in idle), *told_files),
+        is_grounded=bool(components) or equal_weights,
+    )
 
 
-def _compare_steps(unsplit: Account, cut: Account, hints: Hints) -> tuple[list[str], list[str]]:
+# ---- steps -----------------------------------------------------------------------------------------------
+
+
+def _compare_steps(
+    unsplit: Account, cut: Account, hints: Hints
+) -> Iterator[tuple[Difference, Sequence[str]]]:
     """The first step that went another way, over all ranks."""
     firsts: list[tuple[int, int, StepSeen | None, StepSeen | None]] = []
     for rank in sorted(set(unsplit.ranks) & set(cut.ranks)):
@@ -86,25 +146,25 @@ def _compare_steps(unsplit: Account, cut: Account, hints: Hints) -> tuple[list[s
         if missing is not None:
             firsts.append((missing, rank, None, wanted[missing]))
     if not firsts:
-        return [], []
+        return
     step, rank, row, expected = min(firsts, key=lambda first: first[:2])
     if row is None:
-        return [f"step {step} was done by nobody (rank {rank})"], [
-            "the step is counted on although it was not done: call step() after every step, and nowhere else"
-        ]
+        told = f"step {step} was done by nobody (rank {rank})"
+        yield Difference("steps", text=told), [causes.STEP_LEFT_OUT]
+        return
     if expected is None:
-        return [f"step {step} was done, and is not in the unsplit run (rank {rank})"], [
-            "the loop does not end where the unsplit one does: let batches() count epochs or steps, since a "
-            "loop of the script's own begins to count anew"
-        ]
+        told = f"step {step} was done, and is not in the unsplit run (rank {rank})"
+        yield Difference("steps", text=told), [causes.STEP_TOO_MANY]
+        return
     first_of_job = cut.ranks[rank].begun(row.job) == row.step and row.job > 0
     where = f"step {step} on rank {rank}, " + _place(cut.ranks[rank], row)
     if row.samples != expected.samples:
         told = f"{where} used samples {_few(row.samples)} in place of {_few(expected.samples)}"
-        return [told], [_cause_of_order(hints)]
-    told = f"{where} had loss {row.loss!r} in place of {expected.loss!r}, with the same samples"
-    components = set(cut.ranks[rank].final) | set(unsplit.ranks[rank].final)
-    return [told], list(_causes_of_loss(first_of_job, components, hints))
+        yield Difference("steps", text=told), [causes.of_order(hints)]
+        return
+    told = f"{where} had loss {row.loss} in place of {expected.loss}, with the same samples"
+    components = _components(cut) | _components(unsplit)
+    yield Difference("steps", text=told), list(causes.of_loss(first_of_job, components, hints))
 
 
 def _place(trace: RankTrace, row: StepSeen) -> str:
@@ -116,126 +176,193 @@ def _place(trace: RankTrace, row: StepSeen) -> str:
     return f"{row.step - begun} after the first one that followed cut {row.job}"
 
 
-def _cause_of_order(hints: Hints) -> str:
-    loader = f" ({_lines(hints.loaders)})" if hints.loaders else ""
-    return (
-        f"the order of samples is not continued: a sampler or DataLoader{loader} begins anew after a "
-        "restart. Take the order from ResumableOrder and batches from its loader()"
-    )
+# ---- state -----------------------------------------------------------------------------------------------
 
 
-def _causes_of_loss(first_of_job: bool, components: set[str], hints: Hints) -> Iterator[str]:
-    if not first_of_job:
-        yield from _causes_of_update(components, hints)
-        return
-    if hints.uses_torch and "model" not in components:
-        yield "the model's state is not kept: hand it to the Checkpointer as model=, or register it"
-    drawn = f" The script draws from them here: {_lines(hints.random)}." if hints.random else ""
-    yield (
-        "the step itself computed something else from the same samples and the state that was kept: random "
-        f"numbers of augmentation or dropout are not the ones of the unsplit run.{drawn} Whatever runs ahead "
-        "(a prefetching loader, its workers, batches that are skipped) draws from a global generator too, so "
-        "that its place is lost with a cut; draw from a generator of the sample's own (docs/resume.md)"
-    )
+def _components(account: Account) -> set[str]:
+    return {name for rank in account.ranks.values() for name in rank.final}
 
 
-def _causes_of_update(components: set[str], hints: Hints) -> Iterator[str]:
-    """The first step after the cut was right, and a later one is not: what an update left was not kept."""
-    named = (
-        ("scheduler", hints.schedulers, "scheduler="),
-        ("scaler", hints.scalers, "scaler="),
-        ("ema", hints.averages, "a name of your choice, as ema="),
-    )
-    known = False
-    for name, lines, how in named:
-        if name not in components and lines:
-            known = True
-            yield (
-                f"the state of the {name} is not kept: {_lines(lines)} begins anew after a restart. Hand it "
-                f"to the Checkpointer as {how}"
-            )
-    if hints.uses_torch and "optimizer" not in components:
-        known = True
-        yield "the optimizer's state is not kept: hand it to the Checkpointer as optimizer=, or register it"
-    if not known:
-        yield (
-            "the first step after the cut was right and its update was not: something that changes from step "
-            "to step (a schedule, an average, a counter, a gradient that is accumulated) is not kept: "
-            f"register it with the Checkpointer. Kept are {', '.join(sorted(components)) or 'no components'}"
-        )
-
-
-def _differing(unsplit: Account, cut: Account) -> Iterator[str]:
-    """Components whose final state differs, each with the ranks where it does."""
-    ranks: dict[str, list[int]] = {}
+def _compare_states(unsplit: Account, cut: Account) -> tuple[list[Difference], list[str]]:
+    """Components whose state differs in the end, or where both runs took a checkpoint after the same step;
+    and generators that stand elsewhere only because nobody seeded them, and nobody used them."""
+    ends: dict[str, list[int]] = {}
+    midst: dict[str, int] = {}
+    idle: set[str] = set()
     for rank in sorted(set(unsplit.ranks) & set(cut.ranks)):
-        ours, theirs = unsplit.ranks[rank].final, cut.ranks[rank].final
-        for name in sorted(set(ours) | set(theirs)):
-            if ours.get(name) != theirs.get(name):
-                ranks.setdefault(name, []).append(rank)
-    for name, where in ranks.items():
-        everywhere = len(where) == len(unsplit.ranks)
-        yield name if everywhere else f"{name} (rank {', '.join(map(str, where))})"
+        ours, theirs = unsplit.ranks[rank], cut.ranks[rank]
+
+        def differing(one: Mapping[str, str], other: Mapping[str, str], rank: int = rank) -> Iterator[str]:
+            for name in sorted(set(one) | set(other)):
+                if one.get(name) != other.get(name):
+                    if _is_idle(name, unsplit.ranks[rank]) and _is_idle(name, cut.ranks[rank]):
+                        idle.add(name)
+                    else:
+                        yield name
+
+        if ours.final and theirs.final:
+            for name in differing(ours.final, theirs.final):
+                ends.setdefault(name, []).append(rank)
+        passed = {state.step: state.digests for state in ours.states if not state.closing}
+        for state in theirs.states:
+            if not state.closing and state.step in passed:
+                for name in differing(passed[state.step], state.digests):
+                    midst.setdefault(name, state.step)
+    found = []
+    for name, ranks in ends.items():
+        everywhere = len(ranks) == len(unsplit.ranks)
+        found.append(Difference("state", name, text="" if everywhere else f"rank {_listed(ranks)}"))
+    for name, step in midst.items():
+        if name not in ends:
+            found.append(Difference("state", name, text=f"after step {step}, no more in the end"))
+    return found, sorted(idle)
 
 
-def _causes_of_states(states: list[str]) -> Iterator[str]:
-    """Samples and losses were the same throughout."""
-    for state in states:
-        name = state.split(" ")[0]
-        if name.startswith("rng."):
-            yield (
-                f"{name}: more or fewer numbers were drawn, which nothing used so far; something draws at "
-                "every start of the script, after its state was given back"
-            )
-        elif name.endswith(".buffers"):
-            yield f"{name}: running averages differ while losses do not; the model ran outside of its steps"
-        else:
-            yield f"{name}: its state is not given back whole; check its load_state_dict()"
+def _is_idle(name: str, trace: RankTrace) -> bool:
+    return name in trace.generators and name not in trace.drawn
 
 
-def _compare_files(unsplit: Account, cut: Account, hints: Hints) -> Verdict:
-    ours, theirs = unsplit.files, cut.files
-    differing = sorted(name for name in set(ours) | set(theirs) if ours.get(name) != theirs.get(name))
-    if not differing:
-        if not ours:
-            return Verdict(
-                ("nothing could be compared: no file lies in the model directory",),
-                ("use smlaunch.train, or let the script write its weights to SM_MODEL_DIR",),
-            )
-        return Verdict()
-    names = ", ".join(_told_file(name, ours, theirs) for name in differing[:_SHOWN])
-    causes = [
-        "the script does not use smlaunch.train, so that only its files can be compared: what it does not "
-        "save itself (order of samples, optimizer, scheduler, random state) begins anew after a restart"
-    ]
-    if hints.schedulers:
-        causes.append(f"it has a schedule that must be kept: {_lines(hints.schedulers)}")
-    if hints.random:
-        causes.append(f"it draws from global generators: {_lines(hints.random)}")
-    return Verdict((f"in the model differ: {names}",), tuple(causes))
-
-
-def _notes(unsplit: Account, cut: Account, differences: list[str]) -> tuple[str, ...]:
-    """Files of a traced script say less than its state: a timing in them is no difference of the training."""
-    differing = sorted(
-        name for name in set(unsplit.files) | set(cut.files) if unsplit.files.get(name) != cut.files.get(name)
+def _is_unseeded(name: str, unsplit: Account, cut: Account) -> bool:
+    """It began elsewhere although nothing had been cut then."""
+    return any(
+        name in unsplit.ranks[rank].entered
+        and unsplit.ranks[rank].entered[name] != cut.ranks[rank].entered.get(name)
+        for rank in set(unsplit.ranks) & set(cut.ranks)
     )
-    if differing and not differences:
-        return (f"state and samples are identical, but not the files {', '.join(differing[:_SHOWN])}",)
-    return ()
 
 
-def _told_file(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    if name not in theirs:
-        return f"{name} (missing after cuts)"
-    return name if name in ours else f"{name} (only after cuts)"
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def _compare_files(unsplit: Account, cut: Account) -> tuple[list[Difference], list[str]]:
+    """Value by value; and what is to be told of files that are the same only in a way."""
+    found, told = [], []
+    theirs = {name: file for files in cut.earlier for name, file in (files or {}).items() if _is_output(name)}
+    theirs.update(cut.files)
+    for name in sorted(set(unsplit.files) | set(theirs)):
+        ours, other = unsplit.files.get(name), theirs.get(name)
+        if ours is None or other is None:
+            file = ours or other
+            assert file is not None
+            bulk = any(leaf.bulk for leaf in file.leaves.values())
+            found.append(Difference("file", name, text="missing" if other is None else "only", bulk=bulk))
+            continue
+        differing = [
+            Difference(
+                "file",
+                name,
+                place,
+                bulk=any(leaf.bulk for leaf in (one, two) if leaf is not None),
+                values=tuple(leaf.text if leaf is not None else "" for leaf in (one, two)),
+            )
+            for place in sorted(set(ours.leaves) | set(other.leaves))
+            if (one := ours.leaves.get(place)) != (two := other.leaves.get(place))
+        ]
+        in_pieces = _told_pieces(name, ours, cut) if differing and _is_output(name) else None
+        if in_pieces is not None:
+            told.append(in_pieces)
+        else:
+            found += differing
+    return found, told
+
+
+def _is_output(name: str) -> bool:
+    return name.startswith(OUTPUT)
+
+
+def _told_pieces(name: str, whole: File, cut: Account) -> str | None:
+    """Each job begins with an empty output/data and leaves an archive of its own, so that a log that is
+    written as the training goes on comes in pieces."""
+    if whole.lines is None or not cut.earlier:
+        return None
+    wanted, found = set(whole.lines), set[str]()
+    files = [*(files.get(name) for files in cut.earlier if files is not None), cut.files.get(name)]
+    pieces = [file.lines or () for file in files if file is not None]
+    for lines in pieces:
+        # A job that was stopped may have been about to write its last line.
+        found.update(
+            lines[:-1] if lines is not pieces[-1] and lines[-1:] and lines[-1] not in wanted else lines
+        )
+    if not found or found - wanted:
+        return None
+    if found == wanted:
+        return f"{name} as one file: it is in pieces, whose lines together are those of the unsplit run"
+    if None in cut.earlier:
+        return (
+            f"{name}: the lines of jobs that failed, of which the service keeps no output; the others agree"
+        )
+    return None
+
+
+# ---- words -----------------------------------------------------------------------------------------------
+
+
+def _scope(unsplit: Account, cut: Account) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was compared, and what was not."""
+    done: list[str] = []
+    left: list[str] = []
+    both = sorted(set(unsplit.ranks) & set(cut.ranks))
+    steps = [row for rank in both for row in unsplit.ranks[rank].steps]
+    if not unsplit.is_traced:
+        left.append("samples, losses, state: the script does not use the Checkpointer of smlaunch.train")
+    else:
+        count = f"of {unsplit.last_step} steps"
+        if any(row.samples for row in steps):
+            done.append(f"samples {count}")
+        else:
+            left.append("samples: no ResumableOrder is handed to the Checkpointer as order=")
+        if any(row.loss is not None for row in steps):
+            done.append(f"losses {count}")
+        else:
+            left.append("losses: none is handed to step() as loss=")
+        kept = {name for rank in both if cut.ranks[rank].final for name in unsplit.ranks[rank].final}
+        if kept:
+            done.append(f"state in the end: {', '.join(sorted(kept))}")
+        unseen = [rank for rank in both if not (unsplit.ranks[rank].final and cut.ranks[rank].final)]
+        if unseen:
+            left.append(f"state of rank {_listed(unseen)}: the script ended without leaving the Checkpointer")
+    done += sorted(set(unsplit.files) & set(cut.files))
+    names = {*unsplit.files, *cut.files}
+    empty = [top[:-1] for top in (MODEL, OUTPUT) if not any(name.startswith(top) for name in names)]
+    return tuple(done), (*left, *(f"{top}: no file lies in /opt/ml/{top}" for top in empty))
+
+
+def _sentences(found: Sequence[Difference]) -> Iterator[str]:
+    for one in found:
+        if one.kind in ("run", "ranks", "steps"):
+            yield one.text
+    states = [f"{one.name} ({one.text})" if one.text else one.name for one in found if one.kind == "state"]
+    if states:
+        yield "in the end differ: " + ", ".join(states)
+    files: dict[str, list[Difference]] = {}
+    for one in found:
+        if one.kind == "file":
+            files.setdefault(one.name, []).append(one)
+    for name, differences in files.items():
+        yield told_file(name, differences)
+
+
+def told_file(name: str, differences: Sequence[Difference]) -> str:
+    first = differences[0]
+    if first.text == "missing":
+        return f"{name} is missing after cuts"
+    if first.text == "only":
+        return f"{name} is there only after cuts"
+    places = [_told_value(one) for one in differences if one.place or any(one.values)]
+    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return f"{name} differs" + (f" in {', '.join(places[:_SHOWN])}{more}" if places else "")
+
+
+def _told_value(one: Difference) -> str:
+    place = one.place if one.place.isprintable() else ascii(one.place)
+    values = " in place of ".join(repr(value) for value in reversed(one.values)) if all(one.values) else ""
+    return " ".join(filter(None, (place, f"({values})" if values and place else values)))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _few(samples: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, samples[:_SHOWN]))
     return f"[{shown}{', ...' if len(samples) > _SHOWN else ''}]"
-
-
-def _lines(lines: tuple[str, ...]) -> str:
-    more = len(lines) - _LINES
-    return ", ".join(lines[:_LINES]) + (f" and {more} more" if more > 0 else "")

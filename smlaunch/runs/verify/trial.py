@@ -6,14 +6,11 @@ checkpoints. Jobs are submitted one by one, without the driver: what is tried is
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-import tarfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -32,7 +29,8 @@ from smlaunch.runs.follow import LogLine, StateChange
 from smlaunch.runs.run import answers_of
 from smlaunch.runs.submit import submit
 from smlaunch.runs.target import Target
-from smlaunch.runs.verify import traces
+from smlaunch.runs.verify import artefacts, traces
+from smlaunch.runs.verify.artefacts import Files
 from smlaunch.runs.verify.compare import Account
 from smlaunch.runs.verify.killing import kill_rank
 from smlaunch.runs.watch import Watch
@@ -63,8 +61,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Made:
-    """A cut as it came out: after step ``done`` of ``job``; the next one went on with ``resumed``. None where
-    the script tells no steps."""
+    """A cut as it came out: after step ``done`` of ``job``; what came then went on with step ``resumed``.
+    None where the script tells no steps."""
 
     signal: Signal
     job: str
@@ -75,22 +73,30 @@ class Made:
 @dataclass(frozen=True)
 class Ran:
     """``seconds``: from status Training to the end, ``stepping``: from the first step to the last one that
-    was seen, all jobs together. ``late``: cuts that the script's end forestalled."""
+    was seen, all jobs together. ``late``: cuts after which there was nothing more to train.
+    ``is_resumed``: the last job went on from a checkpoint, and did not do the whole training by itself.
+    ``lines``: in which the last job told a step. ``failure``: of a job that was to go on, and could not."""
 
     account: Account
-    made: tuple[Made, ...]
-    late: int
-    last_step: int
-    seconds: float
-    stepping: float
+    made: tuple[Made, ...] = ()
+    late: int = 0
+    last_step: int = 0
+    seconds: float = 0.0
+    stepping: float = 0.0
+    is_resumed: bool = True
+    lines: int = 0
+    failure: str | None = None
 
 
-def draw_cuts(signal: Signal, count: int, last_step: int, ranks: int, random: Random) -> list[Cut]:
+def draw_cuts(
+    signal: Signal, count: int, last_step: int, ranks: int, random: Random, earliest: float = 0.0
+) -> list[Cut]:
     """In the order they come; steps before the last one, all different where there are enough. ``last_step``
-    is 0 for a script that tells no steps."""
-    places = range(1, max(2, last_step)) if last_step else range(1)
+    is 0 for a script that tells no steps. ``earliest``: this share of the training goes before."""
+    first = 1 + int(last_step * earliest)
+    places = range(first, max(first + 1, last_step)) if last_step else range(1)
     steps = random.sample(places, count) if count <= len(places) else random.choices(places, k=count)
-    shares = sorted(random.uniform(0.1, 0.9) for _ in range(count))
+    shares = sorted(random.uniform(max(0.1, earliest), 0.9) for _ in range(count))
     return [
         Cut(signal, step, share, random.randrange(max(1, ranks)))
         for step, share in zip(sorted(steps), shares, strict=True)
@@ -124,37 +130,54 @@ class Trials:
                 self._told(f"warning: {note}")
         workflow = prepared.plan.workflow
         jobs = list(launch(prepared, target).jobs)
-        pending, made, late, last_step = list(cuts), list[Made](), 0, 0
-        seconds = stepping = 0.0
+        pending, made, followed = list(cuts), list[Made](), list[_Following]()
+        earlier, kept, failure = list[Files | None](), False, None
         with answers_of(target):
             while True:
                 job = jobs[-1]
                 cut = pending.pop(0) if pending else None
                 following = _Following(target, job, traced, cut, unsplit.seconds if unsplit else 0.0)
                 following.to_its_end()
-                last_step = max(last_step, following.step)
+                followed.append(following)
                 outcome = following.watch.outcome()
-                seconds += following.seconds
-                stepping += following.stepping
                 if cut is not None and following.done is not None:
                     made.append(Made(cut.signal, job, following.done or None))
                     self._told(f"{job}: {_SIGNALS[cut.signal]} after step {following.done or 'unknown'}")
                 elif outcome.status != "Completed":
                     why = outcome.failure_reason or outcome.secondary_status
-                    raise TrainingFailed(f"{job} ended with {outcome.status}: {why}")
-                if outcome.status == "Completed":
-                    late = len(pending) + (cut is not None and following.done is None)
+                    if not made:
+                        raise TrainingFailed(f"{job} ended with {outcome.status}: {why}")
+                    failure = f"{job}, which was to go on after cut {len(made)}, {outcome.status}: {why}"
+                left = artefacts.fetch(target, outcome.model_artifacts, [*jobs, name], traced)
+                if outcome.status == "Completed" or failure is not None:
                     break
+                earlier.append(left if outcome.status != "Failed" else None)
+                kept = (
+                    next(iter(target.storage.list(target.bucket or "", f"verify/{name}/")), None) is not None
+                )
                 number = len(jobs) + 1
                 request = request_for(workflow, number, 1)
                 task = Task(str(TaskName(name, number, 1)), number, 1, OPERATION, request)
                 jobs.append(submit(task, workflow.job_hash, target.control, target.storage).name)
-            files = self._files(outcome.model_artifacts)
-        ranks = traces.read(traced, jobs)
-        first = ranks.get(0, traces.RankTrace())
-        went_on = [first.begun(number + 1) for number in range(len(made))]
-        made = [Made(cut_.signal, cut_.job, cut_.done, at) for cut_, at in zip(made, went_on, strict=True)]
-        return Ran(Account(tuple(jobs), ranks, files), tuple(made), late, last_step, seconds, stepping)
+        account = Account(tuple(jobs), traces.read(traced, jobs), left, tuple(earlier))
+        begun = _begun(account, followed)
+        real = [
+            replace(cut, resumed=next((step for step in begun[number:] if step is not None), None))
+            for number, cut in enumerate(made, 1)
+            if number < len(jobs)
+            and (unsplit is None or not unsplit.last_step or any(step is not None for step in begun[number:]))
+        ]
+        return Ran(
+            account,
+            tuple(real),
+            len(cuts) - len(real),
+            max(one.step for one in followed),
+            sum(one.seconds for one in followed),
+            sum(one.stepping for one in followed),
+            _is_resumed(account, begun, followed[-1].lines, unsplit, kept=kept),
+            followed[-1].lines,
+            failure,
+        )
 
     def _changed(self, name: str, traced: Path, interval: float | None) -> Job:
         """The job with checkpoints of this trial's own, as one job without segments."""
@@ -171,22 +194,24 @@ class Trials:
             update={**changes, "compute": compute, "output": None, "bucket_owner": None, "name": None}
         )
 
-    def _files(self, uri: str | None) -> dict[str, str]:
-        """sha256 of each file in the model's archive, whose own bytes differ by times of modification."""
-        if uri is None:
-            return {}
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        try:
-            content = b"".join(self._target.storage.chunks(bucket, key))
-        except CallError:
-            return {}  # nothing was written to the model directory
-        found = {}
-        with tarfile.open(fileobj=BytesIO(content)) as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is not None:
-                    found[member.name] = hashlib.sha256(file.read()).hexdigest()
-        return found
+
+def _begun(account: Account, followed: Sequence[_Following]) -> list[int | None]:
+    """The first step of each job; None where it did none, or tells none."""
+    first = account.ranks.get(0)
+    if first is not None:
+        return [first.begun(number) for number in range(len(followed))]
+    return [following.first for following in followed]
+
+
+def _is_resumed(
+    account: Account, begun: Sequence[int | None], lines: int, unsplit: Ran | None, *, kept: bool
+) -> bool:
+    """Whether the last job that trained has not done all of it by itself, from the very start. ``lines``: in
+    which the last job told a step. ``kept``: whether it found anything in the checkpoint directory."""
+    if account.is_traced:
+        return next((step for step in reversed(begun) if step is not None), 0) > 1
+    # A script may count its steps anew in each epoch, or in each process.
+    return lines < unsplit.lines if unsplit is not None and unsplit.lines else kept
 
 
 _SIGNALS = {"term": "SIGTERM", "kill": "SIGKILL"}
@@ -194,15 +219,16 @@ _SIGNALS = {"term": "SIGTERM", "kill": "SIGKILL"}
 
 class _Following:
     """A job until it has ended, with its cut. ``done``: the step after which the cut was made; 0 when steps
-    are not told, None when it was not made. ``step``: the last one told. ``seconds``, ``stepping``: as of
-    Ran."""
+    are not told, None when it was not made. ``step``: the last one told, ``first``: the first one in the log.
+    ``lines``, ``seconds``, ``stepping``: as of Ran."""
 
     def __init__(
         self, target: Target, job: str, traced: Path, cut: Cut | None, unsplit_seconds: float
     ) -> None:
         self.watch = Watch(target, job)
         self.done: int | None = None
-        self.step = 0
+        self.first: int | None = None
+        self.step = self.lines = 0
         self._target = target
         self._job = job
         self._traced = traced
@@ -218,7 +244,10 @@ class _Following:
                     self._training_since = time.monotonic()
                 elif isinstance(event, LogLine) and (line := parse_line(event.text)) is not None:
                     step = line.values.get("step")
-                    self._see(step if isinstance(step, int) else 0)
+                    if isinstance(step, int):
+                        self.first = step if self.first is None else self.first
+                        self.lines += 1
+                        self._see(step)
             self._look()
         self._ended = time.monotonic()
 

@@ -1,0 +1,95 @@
+"""The verdict on scripts as ordinary people write them, each really run, cut and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.job import Job
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.settings import Settings
+from smlaunch.place import target_of
+from smlaunch.runs.target import Target
+from smlaunch.runs.verify.trial import Signal, draw_cuts
+from smlaunch.runs.verify.verify import Report, verify
+from tests.e2e.resume_scripts import CUT, PACE, RIGHT, STEPS, WITH_TORCH, WRONG, Script
+
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[tuple[Target, Path]]:
+    """An endpoint for all, and a directory that its hosts share."""
+    settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
+    with TemporaryDirectory(prefix="smlaunch-verdicts-", dir="/var/tmp") as folder:
+        (Path(folder) / "traces").mkdir()
+        with Endpoint(Path(folder) / "home", settings=settings) as info:
+            yield target_of(info), Path(folder) / "traces"
+
+
+def seed_for(signal: Signal) -> int:
+    """With which the one cut comes after step CUT."""
+    return next(
+        seed for seed in count() if draw_cuts(signal, 1, STEPS, 1, Random(f"{seed}/{signal}"))[0].step == CUT
+    )
+
+
+def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> Report:
+    (folder / "pace.py").write_text(PACE.replace("CUT", str(CUT)))
+    (folder / "train.py").write_text(script.text)
+    (signal,) = [one for one in SIGNALS if one == script.signal]
+    environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
+    job = Job(entry=str(folder / "train.py"), environment=environment)
+    target, traces = places
+    return verify(
+        job, target, traces, cuts=1, signals=[signal], seed=seed_for(signal), told=lambda text: None
+    )
+
+
+def check(script: Script, folder: Path, places: tuple[Target, Path]) -> None:
+    if script.code == 2:
+        with pytest.raises(JobError) as caught:
+            tried(script, folder, places)
+        for text in script.says:
+            assert text in str(caught.value)
+        return
+    document = tried(script, folder, places).to_dict()
+    assert document["identical"] is (script.code == 0), document
+    assert document["repeats"] is script.repeats, document
+    (trial,) = document["trials"]
+    for texts, where in (
+        (script.says, trial["differences"] + trial["causes"]),
+        (script.compared, document["compared"]),
+        (script.left, document["not_compared"]),
+    ):
+        for text in texts:
+            assert any(text in line for line in where), (text, document)
+    if script.code == 0:
+        (cut,) = trial["cuts"]
+        assert 1 < cut["resumed"] <= STEPS
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_script_passes(name: str, tmp_path: Path, places: tuple[Target, Path]) -> None:
+    pytest.importorskip("numpy")
+    check(RIGHT[name], tmp_path, places)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_script_does_not_pass(name: str, tmp_path: Path, places: tuple[Target, Path]) -> None:
+    pytest.importorskip("numpy")
+    check(WRONG[name], tmp_path, places)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_scripts_with_pytorch(name: str, tmp_path: Path, places: tuple[Target, Path]) -> None:
+    pytest.importorskip("torch")
+    check(WITH_TORCH[name], tmp_path, places)

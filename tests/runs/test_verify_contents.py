@@ -1,0 +1,283 @@
+"""Files compared by what they hold: the same values are the same, however they were written; one value that
+differs is found and named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.runs.verify import pickles
+from smlaunch.runs.verify.contents import leaves
+
+np = pytest.importorskip("numpy")
+
+
+def differing(one: bytes, other: bytes) -> list[str]:
+    ours, theirs = leaves(one), leaves(other)
+    return [place for place in sorted({*ours, *theirs}) if ours.get(place) != theirs.get(place)]
+
+
+def zipped(year: int, **members: bytes) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, (year, 1, 1, 0, 0, 0)), data)
+    return content.getvalue()
+
+
+def tarred(time: int, **members: bytes) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.mtime, info.size = time, len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def safetensors(metadata: dict[str, str], **arrays: Any) -> bytes:
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data = b""
+    for name, array in arrays.items():
+        start, data = len(data), data + array.tobytes()
+        header[name] = {"dtype": "F64", "shape": list(array.shape), "data_offsets": [start, len(data)]}
+    head = json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
+def fresh(text: str) -> str:
+    """Equal to it and not the same object: pickle writes it again."""
+    return "".join(list(text))
+
+
+W, B = np.arange(6.0).reshape(2, 3), np.ones(3)
+OTHER = W + np.eye(2, 3) * 1e-9
+
+SAME: dict[str, tuple[bytes, bytes]] = {
+    "zip with other times": (zipped(1999, a=b"x\0"), zipped(2020, a=b"x\0")),
+    "zip in another order": (zipped(1999, a=b"1", b=b"2"), zipped(1999, b=b"2", a=b"1")),
+    "tar with other times": (tarred(1, a=b"x\0"), tarred(2, a=b"x\0")),
+    "gzip with another time and level": (
+        gzip.compress(b"x\0" * 99, 1, mtime=1),
+        gzip.compress(b"x\0" * 99, 9, mtime=2),
+    ),
+    "tar.gz": (gzip.compress(tarred(1, a=b"x\0"), mtime=1), gzip.compress(tarred(2, a=b"x\0"), mtime=2)),
+    "an array by columns": (npy(W), npy(np.asfortranarray(W))),
+    "npz": (npz(w=W, b=B), npz(b=B, w=W)),
+    "an array by columns, pickled": (pickle.dumps({"w": W}), pickle.dumps({"w": np.asfortranarray(W)})),
+    "protocols": (pickle.dumps({"w": [1.5, 2]}, 2), pickle.dumps({"w": [1.5, 2]}, 5)),
+    "texts that are one object, or two": (
+        pickle.dumps([{"name": "w"}, {"name": "w"}]),
+        pickle.dumps([{fresh("name"): "w"}, {"name": fresh("w")}]),
+    ),
+    "dicts in another order": (pickle.dumps({"a": W, "b": 2}), pickle.dumps({"b": 2, "a": W.copy()})),
+    "sets": (pickle.dumps({0, 8}), pickle.dumps({8, 0})),
+    "JSON": (b'{"a": 1, "b": [1.0, 2]}', b'{\n "b": [1.0, 2],\n "a": 1}'),
+    "nan": (b'{"a": NaN}', b'{"a":NaN}'),
+    "safetensors": (safetensors({}, w=W, b=B), safetensors({}, b=B, w=W)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_values_written_in_another_way(name: str) -> None:
+    one, other = SAME[name]
+    assert one != other, "this shows nothing"
+    assert differing(one, other) == []
+
+
+DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
+    "npz": (npz(w=W, b=B), npz(w=OTHER, b=B), ["w"]),
+    "a missing array": (npz(w=W, b=B), npz(w=W), ["b"]),
+    "another type": (npy(B), npy(B.astype("f4")), [""]),
+    "another shape": (npy(W), npy(W.reshape(3, 2)), [""]),
+    "transposed": (npy(np.ones((2, 2)) + np.eye(2, k=1)), npy((np.ones((2, 2)) + np.eye(2, k=1)).T), [""]),
+    "minus zero": (npy(np.zeros(2)), npy(-np.zeros(2)), [""]),
+    "the second of two arrays in a file": (npy(B) + npy(B), npy(B) + npy(B * 2), [""]),
+    "JSON": (b'{"a": {"b": [1, 2]}, "c": 1}', b'{"a": {"b": [1, 3]}, "c": 1}', ["a.b"]),
+    "true is not 1": (b'{"a": true}', b'{"a": 1}', ["a"]),
+    "1 is not 1.0": (b'{"a": [1]}', b'{"a": [1.0]}', ["a"]),
+    "keys that read alike": (b'{"a.b": 1, "a": {"b": 2}}', b'{"a.b": 1, "a": {"b": 3}}', ["a.b #2"]),
+    "a pickled array": (pickle.dumps({"net": {"w": W}}), pickle.dumps({"net": {"w": OTHER}}), ["net.w"]),
+    "an attribute": (
+        pickle.dumps(Counter(a=1)),
+        pickle.dumps(Counter(a=2)),
+        ["()"],
+    ),
+    "an item of an OrderedDict": (
+        pickle.dumps(OrderedDict(a=1, b=2)),
+        pickle.dumps(OrderedDict(a=1, b=3)),
+        ["b"],
+    ),
+    "bytes in protocol 2": (pickle.dumps({"a": b"\xff1"}, 2), pickle.dumps({"a": b"\xff2"}, 2), ["a()"]),
+    "a list of things": (pickle.dumps([{"a": 1}, {"a": 2}]), pickle.dumps([{"a": 1}, {"a": 3}]), ["[1].a"]),
+    "the second of two pickles": (pickle.dumps(1) + pickle.dumps(2), pickle.dumps(1) + pickle.dumps(3), [""]),
+    "what follows a pickle": (pickle.dumps(1) + b"\xffab", pickle.dumps(1) + b"\xffac", [""]),
+    "safetensors": (safetensors({}, w=W, b=B), safetensors({}, w=OTHER, b=B), ["w"]),
+    "safetensors' metadata": (safetensors({"a": "1"}, w=W), safetensors({"a": "2"}, w=W), ["__metadata__.a"]),
+    "zip": (zipped(1999, a=b"x\0"), zipped(1999, a=b"y\0"), ["a"]),
+    "tar": (tarred(1, a=b"x\0"), tarred(1, a=b"y\0"), ["a"]),
+    "gzip": (gzip.compress(b"x\0"), gzip.compress(b"y\0"), [""]),
+    "an archive in an archive": (
+        zipped(1999, a=tarred(1, b=b"1")),
+        zipped(1999, a=tarred(1, b=b"2")),
+        ["a b"],
+    ),
+    "text": (b"loss 1", b"loss 2", [""]),
+    "anything else": (b"\0\1\2", b"\0\1\3", [""]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_another_value_is_found_and_named(name: str) -> None:
+    one, other, places = DIFFERENT[name]
+    assert differing(one, other) == places
+    assert differing(one, one) == []
+
+
+def test_what_weights_look_like() -> None:
+    found = leaves(pickle.dumps({"w": W, "list": [1.0, 2.0], "at": 1.5, "id": "a" * 20, "n": np.float64(2)}))
+    assert {place: leaf.bulk for place, leaf in found.items() if not place.endswith("()")} == {
+        "w": True,
+        "list": True,
+        "at": False,
+        "id": False,
+    }
+    assert leaves(b"0.1 0.2\n0.3 0.4")[""].bulk
+    assert not leaves(b"trained for 3 epochs")[""].bulk
+    assert leaves(b"\x89HDF\r\n")[""].bulk
+
+
+def test_a_job_s_own_name_is_taken_out() -> None:
+    one, other = (
+        leaves(
+            json.dumps({"by": f"run {name}"}).encode(), lambda text, name=name: text.replace(name, "(job)")
+        )  # type: ignore[misc]
+        for name in ("job-1", "job-2")
+    )
+    assert one == other
+
+
+class Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def nested(depth: int) -> bytes:
+    return b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+def doubled(depth: int) -> bytes:
+    """A list that holds the one before twice: 2 to the power of ``depth`` of them, in a few bytes."""
+    return b"\x80\x04]\x94" + b"".join(b"]\x94(h%ch%ce" % (n, n) for n in range(depth)) + b"."
+
+
+def itself() -> bytes:
+    loop: list[Any] = ["x"]
+    loop.append(loop)
+    return pickle.dumps(loop)
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "a memo of many gigabytes": lambda: b"\x80\x04]r\xff\xff\xff\x7f.",
+    "bytes that are not there": lambda: b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f" + b".",
+    "no end": lambda: b"\x80\x04]]]",
+    "an empty stack": lambda: b"\x80\x04R.",
+    "no mark": lambda: b"\x80\x04]e.",
+    "a state for a list": lambda: b"\x80\x04]]b.",
+    "an opcode of copyreg": lambda: b"\x80\x04\x82\x01.",
+    "lists in lists": lambda: nested(100_000),
+    "lists held twice": lambda: doubled(60),
+    "a list that holds itself": itself,
+    "JSON in JSON": lambda: b"[" * 100_000 + b"]" * 100_000,
+    "a zip of zeros": lambda: zipped(1999, **{str(n): b"\0" * (1 << 20) for n in range(9)}),
+    "a broken zip": lambda: zipped(1999, a=b"x")[:-9],
+    "an array that is not there": lambda: npy(B).replace(b"(3,)", b"(9,)"),
+    "a header that is no header": lambda: b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16,
+    "a safetensors header of no use": lambda: struct.pack("<Q", 12) + b'{"w": "abc"}',
+    "numbers that are too long": lambda: b"1" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_compared_by_its_bytes_at_worst(name: str) -> None:
+    content = HOSTILE[name]()
+    assert leaves(content) == leaves(content)
+    assert leaves(content) != leaves(content + b"\0")
+
+
+def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    content = pickle.dumps({"w": Touches(made)})
+    found = leaves(content)
+    assert set(found) == {"w()"}
+    assert not made.exists()
+    pickle.loads(content)
+    assert made.exists(), "the file would have done it"
+
+
+def test_what_would_be_imported_is_only_a_name() -> None:
+    assert pickles.read(pickle.dumps(os.system)) == pickles.Name("posix", "system")
+
+
+@pytest.mark.torch
+def test_pytorch_s_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def saved(name: str, thing: Any) -> bytes:
+        torch.save(thing, tmp_path / name)
+        return (tmp_path / name).read_bytes()
+
+    base = torch.arange(12.0).reshape(3, 4)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    copied = OrderedDict((fresh(name), value.clone()) for name, value in net.state_dict().items())
+    same = [
+        (saved("a.pt", net.state_dict()), saved("another-name.pt", copied)),
+        (saved("a.pt", {"w": base.T}), saved("b.pt", {"w": base.T.contiguous()})),
+        (saved("a.pt", {"w": base[1]}), saved("b.pt", {"w": base[1].clone()})),
+        (saved("a.pt", {"w": torch.nn.Parameter(base)}), saved("b.pt", {"w": base})),
+        (
+            saved("a.pt", {"w": base.to(torch.bfloat16)}),
+            saved("b.pt", {"w": base.clone().to(torch.bfloat16)}),
+        ),
+    ]
+    for one, other in same:
+        assert one != other or one is not other
+        assert differing(one, other) == []
+    changed = OrderedDict((name, value.clone()) for name, value in net.state_dict().items())
+    changed["1.running_mean"][2] = 1e-30
+    assert differing(saved("a.pt", net.state_dict()), saved("b.pt", changed)) == ["1.running_mean"]
+    assert differing(saved("a.pt", {"w": base[1]}), saved("b.pt", {"w": base[2]})) == ["w"]
+    assert differing(saved("a.pt", {"w": base}), saved("b.pt", {"w": base.int()})) == ["w"]
+    whole = leaves(saved("a.pt", net))
+    assert any(place.endswith("weight") and leaf.bulk for place, leaf in whole.items())
+    old = [io.BytesIO(), io.BytesIO()]
+    for content, value in zip(old, (base, base + 1), strict=True):
+        torch.save({"w": value}, content, _use_new_zipfile_serialization=False)
+    assert differing(old[0].getvalue(), old[1].getvalue()) != []
