@@ -168,6 +168,8 @@ loss = float(critic["w"] @ generator["w"])
 _SAVE_GAN = 'json.dump({"g": generator["w"].tolist()}, open(MODEL + "/g.json", "w"))'
 _LOG = 'open(OUTPUT + "/log.csv", "a").write("{},{}\\n".format(run.steps_done + 1, loss))'
 
+_DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\npace = int"
+
 RIGHT = {
     "NumPy only; the global generators are neither seeded nor used": Script(
         traced(end=_SAVEZ),
@@ -279,6 +281,11 @@ WRONG = {
         own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', saved=""),
         2,
         ("began anew, and did the whole training",),
+    ),
+    "it ignores the cut and trains on to its end": Script(
+        own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', before=_DEAF),
+        2,
+        ("no cut could be made before the script had ended",),
     ),
     "it leaves nothing": Script(own(_BY_STEP, ""), 2, ("there is nothing to compare",)),
 }

@@ -21,6 +21,7 @@ from smlaunch.planning.decide import OPERATION
 from smlaunch.planning.plan import Task
 from smlaunch.planning.workflow import request_for
 from smlaunch.ports import CallError
+from smlaunch.protocol.checkpoint import FINISHED, OUTCOME, parse_outcome
 from smlaunch.protocol.names import TaskName
 from smlaunch.protocol.progress import parse_line
 from smlaunch.protocol.segment import INTERVAL
@@ -151,10 +152,10 @@ class Trials:
                 left = artefacts.fetch(target, outcome.model_artifacts, [*jobs, name], traced)
                 if outcome.status == "Completed" or failure is not None:
                     break
+                kept, is_over = self._left_behind(outcome.checkpoints)
+                if is_over:  # the cut came too late: a job after this one would end at once
+                    break
                 earlier.append(left if outcome.status != "Failed" else None)
-                kept = (
-                    next(iter(target.storage.list(target.bucket or "", f"verify/{name}/")), None) is not None
-                )
                 number = len(jobs) + 1
                 request = request_for(workflow, number, 1)
                 task = Task(str(TaskName(name, number, 1)), number, 1, OPERATION, request)
@@ -178,6 +179,18 @@ class Trials:
             followed[-1].lines,
             failure,
         )
+
+    def _left_behind(self, uri: str | None) -> tuple[bool, bool]:
+        """Whether anything lies where the checkpoints are, and whether it says that the training is over."""
+        if uri is None:
+            return False, False
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        prefix = prefix.rstrip("/") + "/"
+        said = self._target.storage.get_bytes(bucket, prefix + OUTCOME)
+        outcome = None if said is None else parse_outcome(said)
+        keys = (row.key.removeprefix(prefix) for row in self._target.storage.list(bucket, prefix))
+        is_over = outcome is not None and outcome.closed and outcome.result == FINISHED
+        return any(key != OUTCOME for key in keys), is_over
 
     def _changed(self, name: str, traced: Path, interval: float | None) -> Job:
         """The job with checkpoints of this trial's own, as one job without segments."""

@@ -119,9 +119,9 @@ def _cut(
     JobError when there is none."""
     ranks = len(unsplit.account.ranks)
     ran = Ran(unsplit.account)
-    # A kill before the first checkpoint shows nothing: once more, later.
-    for earliest in (0.0, 0.5):
-        random = Random(f"{seed}/{signal}")  # noqa: S311
+    earliest = 0.0
+    for attempt in ("", "/again"):
+        random = Random(f"{seed}/{signal}{attempt}")  # noqa: S311
         drawn = draw_cuts(signal, cuts, unsplit.last_step, ranks, random, earliest)
         where = ", ".join(str(cut.step) for cut in drawn if cut.step)
         told(
@@ -132,8 +132,7 @@ def _cut(
         if ran.failure is not None or (ran.made and ran.is_resumed):
             return ran
         told("nothing was resumed: " + ("the last job began anew" if ran.made else "the cuts came too late"))
-        if not ran.made:
-            break
+        earliest = 0.5 if ran.made else 0.0  # a kill before the first checkpoint shows nothing
     raise JobError([Problem("--cuts", _BEGINS_ANEW if ran.made else _TOO_SHORT)])
 
 
