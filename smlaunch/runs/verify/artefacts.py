@@ -49,7 +49,9 @@ def fetch(target: Target, model: str | None, jobs: Collection[str], scratch: Pat
         try:
             with archive.open("wb") as file:
                 file.writelines(target.storage.chunks(bucket, name))
-        except CallError:
+        except CallError as error:
+            if error.code != "NoSuchKey":
+                raise
             continue  # nothing was written to the directory
         found.update({top + name: file for name, file in _members(archive, mask)})
         archive.unlink()
