@@ -5,6 +5,7 @@ pipelines.sqlite         pipelines, their executions and their steps
 s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
+*.sqlite.made            that the database beside it was made: one that is gone is missed (database.py)
 hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
 hosts/probe-*/           a host that only tries out an isolation level
 owners/<owner>.lock      held by a living endpoint, and its mailbox beside it

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,40 @@ def test_what_killed_writers_left_is_swept_after_a_day(store: ObjectStore) -> No
     os.utime(incoming / "old", (0, 0))
     ObjectStore(store.root)
     assert [path.name for path in incoming.iterdir()] == ["young"]
+
+
+def test_writers_that_share_a_transaction_fail_each_for_itself(store: ObjectStore) -> None:
+    """One is inside while the others arrive, so that those are done together."""
+    inside, go_on = threading.Event(), threading.Event()
+    answers: dict[str, object] = {}
+
+    def put(key: str, bucket: str = "bucket") -> None:
+        try:
+            answers[key] = store.put_bytes(bucket, key, key.encode()).size
+        except ApiError as error:
+            answers[key] = error.code
+
+    def wait(db: object, folders: object) -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    first = threading.Thread(target=store.index.change, args=(wait,))
+    first.start()
+    assert inside.wait(30)
+    threads = [threading.Thread(target=put, args=(f"key/{number}",)) for number in range(100)]
+    threads += [
+        threading.Thread(target=put, args=("k" * 2000,)),
+        threading.Thread(target=put, args=("x", "no")),
+    ]
+    for thread in threads:
+        thread.start()
+    while len(store.index._changes) < len(threads):
+        assert all(thread.is_alive() for thread in threads)
+        time.sleep(0.005)
+    go_on.set()
+    for thread in (first, *threads):
+        thread.join()
+    assert (answers.pop("k" * 2000), answers.pop("x")) == ("KeyTooLongError", "NoSuchBucket")
+    assert answers == {f"key/{number}": len(f"key/{number}") for number in range(100)}
+    assert len(list(store.list("bucket"))) == 100
+    assert list((store.root / "_store/incoming").iterdir()) == []
