@@ -88,28 +88,54 @@ def open_folder(root: Path, below: str = "", grant: bool = False) -> int:
 def open_folder_at(above: int, name: str, grant: bool = False) -> int:
     """The directory ``name`` in the open one ``above``. ``grant`` as in ``open_folder``. Raises OSError."""
     descriptor = _open(above, name, _FOLDER, grant)
-    status = os.fstat(descriptor)
-    if grant and status.st_uid == os.geteuid() and ~status.st_mode & 0o700:
-        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | 0o700)  # it can be read and may still be shut
+    if grant:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and ~status.st_mode & 0o700:
+            os.fchmod(
+                descriptor, stat.S_IMODE(status.st_mode) | 0o700
+            )  # it can be read and may still be shut
     return descriptor
 
 
-def open_file(root: Path, name: str, grant: bool = False) -> int:
-    """A regular file, for reading; ``name`` is relative to the root. Raises OSError, of which Refused."""
-    above, _, last = name.rpartition("/")
-    at = open_folder(root, above, grant)
-    try:
-        status = os.stat(last, dir_fd=at, follow_symlinks=False)
+class Opener:
+    """Opens files one after the other. The directory of the latest one stays open: most lie side by side.
+    ``grant`` as in ``open_folder``."""
+
+    def __init__(self, grant: bool = False) -> None:
+        self._grant = grant
+        self._latest: tuple[Path, str] | None = None
+        self._at = -1
+
+    def __enter__(self) -> Opener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._latest is not None:
+            os.close(self._at)
+            self._latest = None
+
+    def open(self, root: Path, name: str) -> int:
+        """A regular file, for reading; ``name`` is relative to the root. Raises OSError, of which Refused."""
+        above, _, last = name.rpartition("/")
+        if self._latest != (root, above):
+            self.__exit__()
+            self._at = open_folder(root, above, self._grant)
+            self._latest = root, above
+        status = os.stat(last, dir_fd=self._at, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise Refused(status)  # unopened: to open a device may do something already
-        descriptor = _open(at, last, _COMMON, grant)
-    finally:
-        os.close(at)
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise Refused(status)
+        descriptor = _open(self._at, last, _COMMON, self._grant)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise Refused(status)
+
+
+def open_file(root: Path, name: str, grant: bool = False) -> int:
+    """One alone, as Opener.open."""
+    with Opener(grant) as opener:
+        return opener.open(root, name)
 
 
 def read_beginning(root: Path, name: str, limit: int) -> tuple[bytes, float]:

@@ -26,10 +26,10 @@ def client(place: Grounds) -> Client:
     return Client(place.info)
 
 
-def go_on(place: Grounds) -> None:
+def go_on(place: Grounds, word: str) -> None:
     """To a script that is ``WAITING``."""
     (tree,) = place.home.glob("hosts/*/*/algo-1/ml")
-    (tree / "go").touch()
+    (tree / word).touch()
 
 
 def wait_for_key(client: Client, key: str) -> None:
@@ -49,6 +49,8 @@ os.chdir(ROOT + "/checkpoints")
 os.mkdir("shut")
 open("shut/inside", "w").write("shut away")
 os.chmod("shut", 0)
+os.mkdir("step")
+open("step/part", "w").write("1")
 open(b"not-utf-8-\\xff", "w").write("x")
 open("two\\nlines", "w").write("x")
 open("no-one-may-read", "w").write("x")
@@ -63,14 +65,19 @@ open("deep", "w")
 os.chdir(ROOT + "/checkpoints")
 open("first", "w").write("1")
 """
-    late = "open(ROOT + '/checkpoints/second', 'w').write('2')\n"
-    client.create("odd", script + WAITING + late, **CHECKPOINTS)
+    later = "os.chmod('step', 0)\nopen('second', 'w').write('2')\n" + WAITING.replace("/go", "/go-on")
+    client.create("odd", script + WAITING + later, **CHECKPOINTS)
     wait_for_key(client, "ckpt/first")
-    go_on(place)
+    wait_for_key(client, "ckpt/step/part")
+    go_on(place, "go")
+    wait_for_key(client, "ckpt/second")
+    assert client.keys("ckpt/step/") == ["ckpt/step/part"], "what is shut away has not been deleted"
+    go_on(place, "go-on")
     job = client.wait("odd")
     assert (job["TrainingJobStatus"], job.get("FailureReason")) == ("Completed", None)
     assert set(client.keys("ckpt/")) == {
-        f"ckpt/{name}" for name in ("first", "second", "shut/inside", "two\nlines", "no-one-may-read")
+        f"ckpt/{name}"
+        for name in ("first", "second", "step/part", "shut/inside", "two\nlines", "no-one-may-read")
     }
     for name, cause in (
         ("not-utf-8-\\xff", "its name is not UTF-8"),

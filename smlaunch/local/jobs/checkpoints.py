@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smlaunch.local.executors.base import Place, View
-from smlaunch.local.host_files import Refused, open_file, shown, walk, why
+from smlaunch.local.host_files import Opener, Refused, shown, walk, why
 from smlaunch.local.host_files import kind_of as kind
 from smlaunch.local.jobs import uploads
 from smlaunch.local.jobs.copying import copy_file
@@ -216,24 +216,27 @@ class CheckpointSync:
     def _ready(self, there: Mapping[str, Mapping[str, _Stamp]], final: bool) -> Iterator[_Change]:
         """What can be uploaded now: of the same name on several hosts the last one written."""
         latest: dict[str, _Change] = {}
-        for label, files in there.items():
-            synced, seen = self._synced[label], self._seen[label]
-            for name, stamp in files.items():
-                if synced.get(name) == stamp:
-                    continue
-                if not final and (seen.get(name) != stamp or not self._is_left_alone(label, name)):
-                    continue
-                change = _Change(stamp.modified_ns, label, name)
-                other = latest.get(name)
-                if other is not None:
-                    loser = min(change, other)
-                    self._synced[loser.label][name] = there[loser.label][name]
-                latest[name] = change if other is None else max(change, other)
+        with Opener() as opener:
+            for label, files in there.items():
+                synced, seen = self._synced[label], self._seen[label]
+                for name, stamp in files.items():
+                    if synced.get(name) == stamp:
+                        continue
+                    if not final and (
+                        seen.get(name) != stamp or not self._is_left_alone(opener, label, name)
+                    ):
+                        continue
+                    change = _Change(stamp.modified_ns, label, name)
+                    other = latest.get(name)
+                    if other is not None:
+                        loser = min(change, other)
+                        self._synced[loser.label][name] = there[loser.label][name]
+                    latest[name] = change if other is None else max(change, other)
         yield from latest.values()
 
-    def _is_left_alone(self, label: str, name: str) -> bool:
+    def _is_left_alone(self, opener: Opener, label: str, name: str) -> bool:
         try:
-            descriptor = open_file(self._folders[label].root, self._file(label, name).name)
+            descriptor = opener.open(*self._file(label, name))
         except FileNotFoundError:
             return False
         except OSError:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from smlaunch.local.host_files import link_to, open_file
+from smlaunch.local.host_files import Opener, link_to
 from smlaunch.local.jobs.copying import copy_open_file
 from smlaunch.local.jobs.leases import nobody_writes
 from smlaunch.local.jobs.ports import Objects
@@ -76,15 +76,16 @@ def _try(
     folder = Path(tempfile.mkdtemp(prefix="upload-", dir=scratch))
     try:
         bodies = []
-        for number, (key, file) in enumerate(files):
-            body = folder / str(number)
-            try:
-                if not (ended and _link(file, body)):
-                    _copy(file, body, ended)
-            except OSError as error:
-                failed[key] = error
-                continue
-            bodies.append((key, body))
+        with Opener(grant=ended) as opener:
+            for number, (key, file) in enumerate(files):
+                body = f"{folder}/{number}"  # a word and no path yet: there may be ten thousand
+                try:
+                    if not (ended and _link(file, Path(body))):
+                        _copy(opener, file, body, ended)
+                except OSError as error:
+                    failed[key] = error
+                    continue
+                bodies.append((key, Path(body)))
         return failed | dict(objects.put_files(bucket, bodies, move=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,8 +121,8 @@ def _is_ours_alone(body: Path) -> bool:
         os.close(descriptor)
 
 
-def _copy(file: HostFile, body: Path, ended: bool) -> None:
-    reader = open_file(file.root, file.name, grant=ended)
+def _copy(opener: Opener, file: HostFile, body: str, ended: bool) -> None:
+    reader = opener.open(file.root, file.name)
     try:
         before = os.fstat(reader)
         copy_open_file(reader, body, before.st_size)
