@@ -116,7 +116,7 @@ def survey(job: Job, place: Place, source: SourceFacts, pending: Collection[str]
         inputs={
             name: InputFacts(channel.uri, "s3", pending=True)
             if name in pending
-            else _input(channel, place.inputs, job.include_secrets)
+            else _input(channel, place, job.include_secrets)
             for name, channel in job.inputs.items()
         },
         endpoint=place.facts or EndpointFacts(),
@@ -283,11 +283,11 @@ def _studio_role() -> str | None:
 # ---- inputs ----------------------------------------------------------------------------------------------
 
 
-def _input(channel: Channel, storage: ObjectStorage, include_secrets: bool) -> InputFacts:
+def _input(channel: Channel, place: Place, include_secrets: bool) -> InputFacts:
     named = channel.split == "bytes"
     if channel.is_local:
         return _local_input(channel.uri, named, include_secrets)
-    return _s3_input(channel.uri, storage, named)
+    return _s3_input(channel.uri, place.inputs, named)
 
 
 def _s3_input(uri: str, storage: ObjectStorage, named: bool) -> InputFacts:

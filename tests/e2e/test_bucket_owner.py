@@ -7,6 +7,7 @@ obstore and the ranks of a job send is all there.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -275,3 +276,25 @@ def test_a_source_that_somebody_replaced_is_not_run(
     told = capfd.readouterr()
     assert "the source is not the one that was sent with the job" in told.out + told.err
     assert "planted" not in told.out
+
+
+def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
+    """What it stages, and what the machine will ask S3 for."""
+    script = write_script(tmp_path / "source")
+    limits = ("--max-runtime", "10m", "--segment", "60s")
+    assert smlaunch("export", "step-functions", script, "--local", *limits, "--out", tmp_path / "out") == 0
+    assert any(row.method == "PUT" for row in record.sent)
+    assert record.bare == []
+    (machine,) = (tmp_path / "out").rglob("*.asl.json")
+    states = json.loads(machine.read_text())["States"].values()
+    asked = [row["Parameters"] for row in states if ":s3:" in row.get("Resource", "")]
+    assert len(asked) == 2
+    assert {row["ExpectedBucketOwner"] for row in asked} == {ACCOUNT}
+
+
+def test_a_proof_of_resuming_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
+    job = owned(tmp_path, "{carrier: sync}")
+    (tmp_path / "train.py").write_text(DIRECT.replace("[1, 2, 3]", "[1] * 40"))
+    smlaunch("verify-resume", job, "--cuts", "1", "--signal", "term")
+    assert {row.method for row in record.sent} >= {"PUT", "GET"}
+    assert record.bare == []

@@ -311,3 +311,22 @@ def test_a_script_goes_on_from_s3_on_a_fresh_host(
         ends.append((run.restored_step, before, model.weight.detach().clone()))
     assert [end[0] for end in ends] == [None, 5]
     assert torch.equal(ends[0][2], ends[1][1]) and torch.equal(ends[1][2], ends[1][1] + 3)
+
+
+def test_a_bucket_of_another_account_takes_and_gives_nothing(hosts: Hosts, s3: Any, tmp_path: Path) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.meta.endpoint_url,
+        region_name=s3.meta.region_name,
+        aws_access_key_id=s3._request_signer._credentials.access_key,
+        aws_secret_access_key=s3._request_signer._credentials.secret_key,
+    )
+    (tmp_path / "part").write_bytes(bytes(40 << 20))
+    uri = f"s3://tests/{hosts.prefix}"
+    segment = Segment(uri=uri, carrier=DIRECT, bucket_owner="111111111111")
+    assert Segment.from_environment(segment.to_environment()) == segment
+    theirs = Direct(uri, owner="111111111111", client=client, told=hosts.said.append)
+    for refused in (lambda: theirs.take("part", str(tmp_path / "part"), 40 << 20), lambda: theirs.listing()):
+        with pytest.raises((CannotCarry, CannotLoad), match="does not belong to 111111111111"):
+            refused()
+    assert hosts.names() == []

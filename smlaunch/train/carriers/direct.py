@@ -204,9 +204,10 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """0 where no answer came."""
+    """0 where no answer came. boto3 wraps what an upload failed with in an error of its own."""
     if not isinstance(error, ClientError):
-        return 0
+        inner = error.__cause__ or error.__context__
+        return _status(inner) if isinstance(inner, Exception) else 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
