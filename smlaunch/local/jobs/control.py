@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +13,8 @@ from typing import Any
 
 from smlaunch.local.jobs import states
 from smlaunch.local.jobs.states import JobState, StopCause
+
+log = logging.getLogger(__name__)
 
 LONGEST_WAIT = 86_400.0
 """Seconds; the kernel's calls take milliseconds as 31 bits, which 28 days do not fit in."""
@@ -131,5 +135,12 @@ class JobControl:
             os.close(self.woken)
 
     def _save(self, state: JobState, result: Mapping[str, Any] | None = None) -> None:
-        self._store(state, result)
+        """A disk that is full, most likely by what the hosts wrote, must not end the job on its way: only its
+        end has to be on the disk."""
+        try:
+            self._store(state, result)
+        except sqlite3.OperationalError as error:
+            if state.ended:
+                raise
+            log.warning("the status %s is not stored until the next one is: %s", state.secondary, error)
         self._state = state
