@@ -33,12 +33,12 @@ def capture() -> Dict[str, Any]:
 
 def untouched() -> List[str]:
     """Generators from which nobody has drawn since they were last seeded, where that can be seen: NumPy's
-    stands at the end of its words then, and keeps no spare normal number."""
+    stands at the end of its words then (one before it without a seed), and keeps no spare normal number."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
     _, words, position, has_gauss, _ = numpy.random.get_state()
-    return [NUMPY] if position == len(words) and not has_gauss else []
+    return [NUMPY] if len(words) - position in (0, 1) and not has_gauss else []
 
 
 def restore(state: Mapping[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""What a rank writes down for verify-resume, and which generators it says were drawn from."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.train.components import Component, Generator, GlobalGenerators
+from smlaunch.train.trace import VARIABLE, Trace, digest
+
+np = pytest.importorskip("numpy")
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "j-rank0.jsonl").read_text().splitlines()]
+
+
+def drawn(folder: Path, between: Callable[[], Any], own: random.Random) -> list[str]:
+    components: list[Component] = [Generator("noise", own), GlobalGenerators()]
+    trace = Trace.of({VARIABLE: str(folder)}, "j", 0)
+    trace.entered(0, components)
+    between()
+    trace.closing(1, components)
+    found: list[str] = rows(folder)[-1]["drawn"]
+    return found
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "": lambda: None,
+    "rng.python": random.random,
+    "rng.numpy": np.random.random,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_that_was_drawn_from_is_named(tmp_path: Path, name: str) -> None:
+    assert drawn(tmp_path, DRAWS[name], random.Random(1)) == ([name] if name else [])
+
+
+def test_a_registered_generator_too(tmp_path: Path) -> None:
+    own = random.Random(1)
+    assert drawn(tmp_path, own.random, own) == ["noise"]
+
+
+def test_drawing_and_putting_back_is_no_drawing(tmp_path: Path) -> None:
+    def between() -> None:
+        state = random.getstate()
+        random.random()
+        random.setstate(state)
+
+    assert drawn(tmp_path, between, random.Random(1)) == []
+
+
+@pytest.mark.parametrize(("draws", "named"), [(0, []), (1, ["rng.numpy"])])
+def test_a_library_imported_while_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: int, named: list[str]
+) -> None:
+    def between() -> None:
+        monkeypatch.undo()
+        np.random.seed()
+        np.random.random(draws)
+
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert drawn(tmp_path, between, random.Random(1)) == named
+
+
+@pytest.mark.parametrize(
+    ("loss", "written"),
+    [(1, 1.0), (np.float32(0.5), 0.5), (float("nan"), "nan"), ("high", "'high'"), ([1, 2], "[1, 2]")],
+)
+def test_whatever_is_handed_to_step_as_loss(tmp_path: Path, loss: Any, written: Any) -> None:
+    trace = Trace.of({VARIABLE: str(tmp_path)}, "j", 0)
+    trace.step(1, [4], {"loss": loss})
+    trace.step(2, [5], {"loss": None})
+    first, second = rows(tmp_path)
+    assert first["loss"] == written or str(first["loss"]) == written
+    assert "loss" not in second
+
+
+def test_a_dict_filled_in_another_order_is_the_same_state() -> None:
+    one, other = {"a": {"x": 1, "y": 2.0}, "b": np.ones(2)}, {"b": np.ones(2), "a": {"y": 2.0, "x": 1}}
+    assert digest(one) == digest(other)
+    assert digest(one) != digest({**one, "b": np.zeros(2)})
+    assert digest({1: "a", "1": "b"}) != digest({1: "b", "1": "a"})
