@@ -7,7 +7,7 @@ was not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -109,7 +109,7 @@ def compare(unsplit: Account, cut: Account, hints: Hints) -> Verdict:
     if files and not found:
         why += causes.of_files(_components(unsplit), hints)
     found += files
-    compared, not_compared = _scope(unsplit, cut)
+    compared, not_compared = _scope(unsplit, cut, {*idle, *told_files})
     components = _components(unsplit) - generators - {_ORDER}
     equal_weights = any(
         leaf.bulk and leaf == cut.files[name].leaves.get(place)
@@ -122,7 +122,7 @@ def compare(unsplit: Account, cut: Account, hints: Hints) -> Verdict:
         (*why, *seeds),
         seeds,
         compared,
-        (*not_compared, *(f"{name}: nothing has drawn from it" for name in idle), *told_files),
+        (*not_compared, *(f"{name}: nothing has drawn from it" for name in idle), *told_files.values()),
         is_grounded=bool(components) or equal_weights,
     )
 
@@ -234,9 +234,9 @@ def _is_unseeded(name: str, unsplit: Account, cut: Account) -> bool:
 # ---- files -----------------------------------------------------------------------------------------------
 
 
-def _compare_files(unsplit: Account, cut: Account) -> tuple[list[Difference], list[str]]:
+def _compare_files(unsplit: Account, cut: Account) -> tuple[list[Difference], dict[str, str]]:
     """Value by value; and what is to be told of files that are the same only in a way."""
-    found, told = [], []
+    found, told = [], {}
     theirs = {name: file for files in cut.earlier for name, file in (files or {}).items() if _is_output(name)}
     theirs.update(cut.files)
     for name in sorted(set(unsplit.files) | set(theirs)):
@@ -260,7 +260,7 @@ def _compare_files(unsplit: Account, cut: Account) -> tuple[list[Difference], li
         ]
         in_pieces = _told_pieces(name, ours, cut) if differing and _is_output(name) else None
         if in_pieces is not None:
-            told.append(in_pieces)
+            told[name] = in_pieces
         else:
             found += differing
     return found, told
@@ -297,8 +297,8 @@ def _told_pieces(name: str, whole: File, cut: Account) -> str | None:
 # ---- words -----------------------------------------------------------------------------------------------
 
 
-def _scope(unsplit: Account, cut: Account) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was compared, and what was not."""
+def _scope(unsplit: Account, cut: Account, aside: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was compared, and what was not. ``aside``: components and files that are told of by themselves."""
     done: list[str] = []
     left: list[str] = []
     both = sorted(set(unsplit.ranks) & set(cut.ranks))
@@ -316,12 +316,12 @@ def _scope(unsplit: Account, cut: Account) -> tuple[tuple[str, ...], tuple[str, 
         else:
             left.append("losses: none is handed to step() as loss=")
         kept = {name for rank in both if cut.ranks[rank].final for name in unsplit.ranks[rank].final}
-        if kept:
-            done.append(f"state in the end: {', '.join(sorted(kept))}")
+        if kept - set(aside):
+            done.append(f"state in the end: {', '.join(sorted(kept - set(aside)))}")
         unseen = [rank for rank in both if not (unsplit.ranks[rank].final and cut.ranks[rank].final)]
         if unseen:
             left.append(f"state of rank {_listed(unseen)}: the script ended without leaving the Checkpointer")
-    done += sorted(set(unsplit.files) & set(cut.files))
+    done += sorted(set(unsplit.files) & set(cut.files) - set(aside))
     names = {*unsplit.files, *cut.files}
     empty = [top[:-1] for top in (MODEL, OUTPUT) if not any(name.startswith(top) for name in names)]
     return tuple(done), (*left, *(f"{top}: no file lies in /opt/ml/{top}" for top in empty))
@@ -354,9 +354,14 @@ def told_file(name: str, differences: Sequence[Difference]) -> str:
 
 
 def _told_value(one: Difference) -> str:
-    place = one.place if one.place.isprintable() else ascii(one.place)
+    place = printable(one.place)
     values = " in place of ".join(repr(value) for value in reversed(one.values)) if all(one.values) else ""
     return " ".join(filter(None, (place, f"({values})" if values and place else values)))
+
+
+def printable(name: str) -> str:
+    """A file's author chooses what stands in it; a terminal shall not act on that."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from smlaunch.runs.verify import causes
-from smlaunch.runs.verify.compare import Difference, Verdict, told_file
+from smlaunch.runs.verify.compare import Difference, Verdict, printable, told_file
 
 _CHANGING = re.compile(r"[0-9a-f]{6,}|\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")
@@ -55,11 +55,17 @@ def judge(verdict: Verdict, repetition: Verdict, span: Span) -> Verdict:
     ]
     found = [one for one in verdict.found if one not in aside]
     fatal = [one for one in others if one not in aside]
-    whole = {one.name for one in aside if not one.place}
+    places: dict[str, list[str]] = {}
+    for one in aside:
+        places.setdefault(one.name, []).append(printable(one.place))
     settled = replace(
         verdict,
         found=tuple(found),
-        compared=tuple(name for name in verdict.compared if name not in whole),
+        compared=tuple(
+            f"{name} but for {', '.join(places[name])}" if name in places else name
+            for name in verdict.compared
+            if "" not in places.get(name, ())
+        ),
         not_compared=(*verdict.not_compared, *told),
     )
     if not found:
