@@ -18,7 +18,7 @@ def train(folder: Path, script: str, *more: str) -> Outcome:
     path = folder / "source" / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(script)
-    limits = ("--max-runtime", "10m", "--segment", "4s")
+    limits = ("--max-runtime", "10m", "--segment", "6s")
     return smlaunch("run", path, "--local", "--name", "plain", *limits, *more)
 
 
