@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -49,6 +50,20 @@ def verdict(row: Row, found: tuple[int, int, int]) -> Literal["same", "torn", "o
     if inode == row.inode and size < row.size:
         return "torn"
     return "older" if inode == row.inode and mtime_ns <= row.mtime_ns else "other"
+
+
+def sync_files(paths: Sequence[str | Path]) -> None:
+    """As ``sync_file``, of many: where the system can, all are on their way before one is waited for."""
+    if hasattr(os, "posix_fadvise"):
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Linux starts to write what is not yet written.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+    for path in paths:
+        sync_file(path)
 
 
 def sync_file(path: str | Path) -> None:

@@ -32,7 +32,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from smlaunch.local.bodies import TornObject, copy_hashing, etag_of, has_etag, sync_file, verdict
+from smlaunch.local.bodies import TornObject, copy_hashing, etag_of, has_etag, sync_file, sync_files, verdict
 from smlaunch.local.body_places import can_be_a_path, disk_folds_case, rename_making_parents
 from smlaunch.local.database import sync_folder
 from smlaunch.local.errors import ApiError
@@ -54,16 +54,8 @@ from smlaunch.local.object_index import (
 )
 from smlaunch.local.spreading import spread
 
-__all__ = [
-    "Attributes",
-    "BucketInfo",
-    "NoSuchBucket",
-    "NoSuchKey",
-    "ObjectInfo",
-    "ObjectStore",
-    "Page",
-    "TornObject",
-]
+__all__ = ["Attributes", "BucketInfo", "NoSuchBucket", "NoSuchKey", "ObjectInfo"]
+__all__ += ["ObjectStore", "Page", "TornObject"]
 
 KEY_LIMIT = 1024
 _BUCKET_NAME = re.compile(r"(?!xn--|\d+\.\d+\.\d+\.\d+$)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
@@ -360,8 +352,7 @@ class ObjectStore:
                     bodies.append((key, body, copy_hashing(source, body)))
                 except OSError as error:
                     failed[key] = error
-            for _, body, _ in bodies:
-                sync_file(body)
+            sync_files([body for _, body, _ in bodies])
             olds: list[tuple[str, str | None]] = []
             folders: set[str] = set()
             with self.index.writing() as db:
