@@ -235,10 +235,7 @@ def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
         # To end with 0 says that the run goes on; where nobody can read that, it would say that it is over.
         planned = planned and left is not None and left.result == "continue"
     if planned and outcome.exit_code != 0:
-        _say(
-            "the segment is at its planned end, and its ranks have been stopped; the next one goes on from "
-            "what they had saved"
-        )
+        _say("the segment is at its planned end, and its ranks have been stopped: no failure of theirs")
         outcome = Outcome(())
     text = _report_failure(paths, cluster.current, outcome, memory_kills)
     if link is not None:
