@@ -19,6 +19,7 @@ _PUBLIC = {
     "Job": "smlaunch.job",
     "JobError": "smlaunch.errors",
     "LimitReached": "smlaunch.errors",
+    "MachineError": "smlaunch.errors",
     "Limits": "smlaunch.job",
     "Plan": "smlaunch.planning.plan",
     "Run": "smlaunch.runs.run",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from smlaunch.errors import EndpointError as EndpointError
     from smlaunch.errors import JobError as JobError
     from smlaunch.errors import LimitReached as LimitReached
+    from smlaunch.errors import MachineError as MachineError
     from smlaunch.errors import ServiceError as ServiceError
     from smlaunch.errors import SmlaunchError as SmlaunchError
     from smlaunch.errors import StoppedByUser as StoppedByUser

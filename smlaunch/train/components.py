@@ -12,8 +12,10 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from smlaunch.train import rng, sharded
 from smlaunch.train.order import ResumableOrder
 
-GENERATORS, RUN = "rng", "run"
-"""Under these names a checkpoint holds the global generators, and how far the loop is."""
+_RESERVED = "smlaunch."
+GENERATORS, RUN = _RESERVED + "rng", _RESERVED + "run"
+"""Under these names a checkpoint holds the global generators, and how far the loop is. A script's own
+generator may be called ``rng``: only the prefix is reserved."""
 
 
 class Component(Protocol):
@@ -203,10 +205,8 @@ def _why_taken(name: str) -> Tuple[str, str]:
     """The name, and why a component cannot be called so; empty when it can."""
     if not name or not name.isprintable():
         return name, "a component's name is text that can be printed"
-    if name == GENERATORS or name.startswith(GENERATORS + "."):
-        return name, "the global generators are kept under it; call a generator of your own otherwise"
-    if name == RUN:
-        return name, "how far the loop is, is kept under it; choose another one"
+    if name.startswith(_RESERVED):
+        return name, "names that begin with {} are reserved; choose another one".format(_RESERVED)
     if name == "model.buffers":
         return name, "the model's buffers go by it; choose another one"
     return name, ""

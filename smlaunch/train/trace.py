@@ -77,8 +77,8 @@ class Trace:
 
 
 def digests(components: Sequence[Component]) -> Dict[str, str]:
-    """sha256 of each component's state here; the global generators one by one (``rng.python``, ...), a
-    model's buffers as ``model.buffers``."""
+    """sha256 of each component's state here; the global generators one by one (``smlaunch.rng.python``,
+    ...), a model's buffers as ``model.buffers``."""
     found = {}
     for component in components:
         own, shared = component.own(), component.shared()

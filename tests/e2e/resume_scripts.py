@@ -175,7 +175,7 @@ RIGHT = {
         traced(end=_SAVEZ),
         0,
         compared=("net", "model/w.npz"),
-        left=("rng.python: nothing has drawn", "rng.numpy"),
+        left=("smlaunch.rng.python: nothing has drawn", "smlaunch.rng.numpy"),
     ),
     "a generator of its own that is neither seeded nor used": Script(
         traced(kept="noise=np.random.default_rng()", end=_SAVEZ),

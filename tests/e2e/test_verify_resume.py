@@ -112,7 +112,7 @@ def test_a_script_that_resumes_exactly(home: Path, tmp_path: Path) -> None:
     assert report["compared"] == [
         "samples of 40 steps",
         "losses of 40 steps",
-        "state in the end: order, rng.python, scheduler, velocity, weights",
+        "state in the end: order, scheduler, smlaunch.rng.python, velocity, weights",
         "model/weights.json",
     ]
     assert report["not_compared"] == ["output/data: no file lies in /opt/ml/output/data"]

@@ -16,7 +16,7 @@ from smlaunch.runs.verify.repetition import Span, judge, repeats
 from smlaunch.runs.verify.traces import RankTrace, StateSeen, StepSeen
 
 STEPS = 6
-KEPT = {"model": "m", "optimizer": "o", "order": "p", "rng.torch": "r"}
+KEPT = {"model": "m", "optimizer": "o", "order": "p", "smlaunch.rng.torch": "r"}
 NOW = 1_800_000_000.0
 SPAN = Span(NOW, NOW + 60)
 
@@ -39,7 +39,7 @@ def account(
     for step in range(1, STEPS + 1):
         job = 0 if cut_after is None or step <= cut_after else 1
         rows.append(StepSeen(job, step, (2 * step, 2 * step + 1), str(1 / step)))
-    entered = {"rng.torch": "e"} if entered is None else entered
+    entered = {"smlaunch.rng.torch": "e"} if entered is None else entered
     states = [StateSeen(STEPS, digests or KEPT)]
     trace = RankTrace(rows, states, entered, set(drawn), set(entered))
     files = {"model/model.pt": file()} if files is None else files
@@ -90,7 +90,7 @@ def test_a_later_step() -> None:
         "Checkpointer as scheduler=",
     )
     (unknown,) = compare(account(), changed(5, loss="9.0"), Hints()).causes
-    assert "Kept are model, optimizer, order, rng.torch" in unknown
+    assert "Kept are model, optimizer, order, smlaunch.rng.torch" in unknown
 
 
 def test_only_the_state_in_the_end() -> None:
@@ -145,7 +145,7 @@ def test_only_what_was_compared_is_said_to_be() -> None:
     assert whole.compared == (
         "samples of 6 steps",
         "losses of 6 steps",
-        "state in the end: model, optimizer, order, rng.torch",
+        "state in the end: model, optimizer, order, smlaunch.rng.torch",
         "model/model.pt",
     )
     bare, other = account(files={}), account(3, files={})
@@ -161,19 +161,24 @@ def test_only_what_was_compared_is_said_to_be() -> None:
     ]
 
 
-@pytest.mark.parametrize(("drawn", "identical"), [((), True), (("rng.numpy",), False)])
+@pytest.mark.parametrize(("drawn", "identical"), [((), True), (("smlaunch.rng.numpy",), False)])
 def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
     drawn: tuple[str, ...], identical: bool
 ) -> None:
     one, other = (
-        account(cut, digests={**KEPT, "rng.numpy": where}, entered={"rng.numpy": where}, drawn=drawn)
+        account(
+            cut,
+            digests={**KEPT, "smlaunch.rng.numpy": where},
+            entered={"smlaunch.rng.numpy": where},
+            drawn=drawn,
+        )
         for cut, where in ((None, "here"), (3, "there"))
     )
     hints = Hints(random=("t.py:3 random.random", "t.py:7 np.random.rand"))
     verdict = compare(one, other, hints)
     assert verdict.identical is identical
     if identical:
-        assert verdict.not_compared[-1] == "rng.numpy: nothing has drawn from it"
+        assert verdict.not_compared[-1] == "smlaunch.rng.numpy: nothing has drawn from it"
     else:
         (cause,) = verdict.causes
         assert (
@@ -182,7 +187,7 @@ def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
 
 
 def test_a_seeded_generator_that_stands_elsewhere_is_a_difference() -> None:
-    cut = account(3, digests={**KEPT, "rng.torch": "elsewhere"}, drawn=("rng.torch",))
+    cut = account(3, digests={**KEPT, "smlaunch.rng.torch": "elsewhere"}, drawn=("smlaunch.rng.torch",))
     assert "something draws at every start" in compare(account(), cut, Hints()).causes[0]
 
 
@@ -284,12 +289,12 @@ def test_files_with_a_time_in_their_name() -> None:
 def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
     rows = {
         "s1": [
-            {"step": 0, "entered": {"rng.python": "a"}},
+            {"step": 0, "entered": {"smlaunch.rng.python": "a"}},
             {"step": 1, "samples": [4], "loss": 0.5},
-            {"step": 1, "digests": {"model": "x"}, "drawn": ["rng.numpy"]},
+            {"step": 1, "digests": {"model": "x"}, "drawn": ["smlaunch.rng.numpy"]},
         ],
         "s2": [
-            {"step": 1, "entered": {"rng.python": "b"}},
+            {"step": 1, "entered": {"smlaunch.rng.python": "b"}},
             {"step": 2, "samples": [5]},
             {"step": 2, "closing": {"model": "y"}},
             {"step": 2, "digests": {"model": "z"}},
@@ -302,8 +307,11 @@ def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
     (trace,) = traces.read(tmp_path, ["s1", "s2"]).values()
     assert trace.steps == [StepSeen(0, 1, (4,), "0.5"), StepSeen(1, 2, (5,), None)]
     assert trace.final == {"model": "y"}
-    assert trace.entered == {"rng.python": "a"}
-    assert (trace.drawn, trace.generators) == ({"rng.numpy"}, {"rng.python", "rng.numpy"})
+    assert trace.entered == {"smlaunch.rng.python": "a"}
+    assert (trace.drawn, trace.generators) == (
+        {"smlaunch.rng.numpy"},
+        {"smlaunch.rng.python", "smlaunch.rng.numpy"},
+    )
     assert traces.newest_step(tmp_path, "s2") == 2
     assert traces.newest_step(tmp_path, "s3") == 0
 

@@ -45,7 +45,9 @@ def train(folder: Path, things: dict[str, Any], steps: int) -> None:
             run.step()
 
 
-@pytest.mark.parametrize("name", ["rng", "run", "rng.python", "model.buffers", "", "line\nbreak", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["smlaunch.rng", "smlaunch.run", "smlaunch.mine", "model.buffers", "", "line\nbreak", "\ud800"]
+)
 def test_a_name_that_is_taken_is_refused_before_any_training(tmp_path: Path, name: str) -> None:
     for thing in (Thing(), random.Random(1)):
         with pytest.raises(ValueError, match="name") as caught:
@@ -72,7 +74,8 @@ PICKED = (
         "n" * 400,
         "N" * 400,
     ),
-    *("CON", "manifest.json", "COMMIT", "outcome.json", "rng2", "buffers", "0"),
+    *("CON", "manifest.json", "COMMIT", "outcome.json", "buffers", "0"),
+    *("rng", "run", "rng.python", "smlaunch"),
 )
 
 

@@ -33,8 +33,8 @@ def drawn(folder: Path, between: Callable[[], Any], own: random.Random) -> list[
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "": lambda: None,
-    "rng.python": random.random,
-    "rng.numpy": np.random.random,
+    "smlaunch.rng.python": random.random,
+    "smlaunch.rng.numpy": np.random.random,
 }
 
 
@@ -57,7 +57,7 @@ def test_drawing_and_putting_back_is_no_drawing(tmp_path: Path) -> None:
     assert drawn(tmp_path, between, random.Random(1)) == []
 
 
-@pytest.mark.parametrize(("draws", "named"), [(0, []), (1, ["rng.numpy"])])
+@pytest.mark.parametrize(("draws", "named"), [(0, []), (1, ["smlaunch.rng.numpy"])])
 def test_a_library_imported_while_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: int, named: list[str]
 ) -> None:

@@ -100,10 +100,14 @@ def of_no_seed(name: str, hints: Hints) -> str:
 
 
 _GLOBAL = {
-    "rng.python": ("Python's global generator", (" random.",), "call random.seed(1)"),
-    "rng.numpy": ("NumPy's global generator", (" np.random.", " numpy.random."), "call numpy.random.seed(1)"),
-    "rng.torch": ("PyTorch's global generator", (" torch.", "Random"), "call torch.manual_seed(1)"),
-    "rng.cuda": ("PyTorch's generator on the GPU", (" torch.",), "call torch.manual_seed(1)"),
+    "smlaunch.rng.python": ("Python's global generator", (" random.",), "call random.seed(1)"),
+    "smlaunch.rng.numpy": (
+        "NumPy's global generator",
+        (" np.random.", " numpy.random."),
+        "call numpy.random.seed(1)",
+    ),
+    "smlaunch.rng.torch": ("PyTorch's global generator", (" torch.", "Random"), "call torch.manual_seed(1)"),
+    "smlaunch.rng.cuda": ("PyTorch's generator on the GPU", (" torch.",), "call torch.manual_seed(1)"),
 }
 
 

@@ -76,7 +76,7 @@ def read(directory: Path, jobs: Sequence[str]) -> dict[int, RankTrace]:
 def _put(trace: RankTrace, job: int, row: Mapping[str, Any]) -> None:
     trace.drawn.update(row.get("drawn", ()))
     trace.generators.update(row.get("entered", ()), row.get("drawn", ()))
-    trace.generators.update(name for name in row.get("closing", ()) if name.startswith("rng."))
+    trace.generators.update(name for name in row.get("closing", ()) if name.startswith("smlaunch.rng."))
     if "entered" in row:
         trace.entered = trace.entered or row["entered"]
     elif "samples" in row:
