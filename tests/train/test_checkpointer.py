@@ -231,7 +231,8 @@ def test_a_checkpoint_of_another_script_is_refused(tmp_path: Path) -> None:
         pass
     with (
         pytest.raises(
-            ValueError, match=r"ema: the checkpoint of step \d has no such state; .* order, smlaunch.rng, total"
+            ValueError,
+            match=r"ema: the checkpoint of step \d has no such state; .* order, smlaunch.rng, total",
         ),
         Checkpointer(total=Sum(), order=ResumableOrder(10, 3, seed=1), ema=Sum(), directory=str(tmp_path)),
     ):
