@@ -53,6 +53,10 @@ ENVIRONMENTS = {
     "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
 }
 
+BUILD_TOOLS = {"deepspeed": ["setuptools==84.2.1"]}
+"""Installed before an environment's packages: without build isolation a package is built with what is there,
+and the setuptools that Python 3.11's venv brings (65.5) cannot build a wheel by itself."""
+
 OVER = {
     "debianmpi",
     "mpich",
@@ -83,8 +87,9 @@ def install(name: str) -> bool:
         (site,) = folder.glob("lib/python*/site-packages")
         (site / "project.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    if subprocess.run([*pip, *words], cwd=ROOT).returncode:
-        return False
+    for packages in (BUILD_TOOLS.get(name, []), words):
+        if packages and subprocess.run([*pip, *packages], cwd=ROOT).returncode:
+            return False
     done.write_text(wanted)
     print(f"installed {name} in {time.monotonic() - began:.0f} s", flush=True)
     return True
