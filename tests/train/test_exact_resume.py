@@ -71,7 +71,7 @@ class Lineage:
                     key = rank, row["step"]
                     if "samples" in row:
                         assert samples.setdefault(key, row["samples"]) == row["samples"]
-                    else:
+                    elif "digests" in row:
                         assert digests.setdefault(key, row["digests"]) == row["digests"], key
         return samples, digests
 

@@ -235,7 +235,7 @@ def test_a_new_client_waits_while_all_are_at_work() -> None:
     with Server(handle, most=2) as server, strangers(server.port, 2) as busy:
         for connection in busy:
             connection.sendall(b"GET /long HTTP/1.1\r\n" + HOST + b"\r\n")
-        assert eventually(lambda: all(peer.at_work for peer in server._connections.all()))
+        assert eventually(lambda: [peer.at_work for peer in server._connections.all()] == [True, True])
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         late.request("GET", "/late")
         leave.set()

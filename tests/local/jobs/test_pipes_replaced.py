@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def test_a_name_that_became_a_link_is_not_written_through(feed: Feed, folder: Pa
     (folder / "train_1").unlink()
     (folder / "train_1").symlink_to(victim)
     assert (folder / "train_0").read_bytes() == b"data"
-    os.set_blocking(held, True)
+    written = select.poll()  # a read before its writer has come would be an empty one
+    written.register(held, select.POLLIN)
+    assert written.poll(30_000)
     assert os.read(held, 100) == b"data", "the FIFO is the one that was made"
     os.close(held)
     feed.pipes.finish()
