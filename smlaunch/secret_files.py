@@ -6,6 +6,7 @@ Names are compared without regard to case. A pattern ending in a slash is a fold
 
 from __future__ import annotations
 
+import codecs
 import re
 from fnmatch import translate
 from typing import NamedTuple
@@ -130,8 +131,11 @@ _KEY_STARTS_WITHIN = 400
 _PUBLIC = re.compile(
     rb"(?:.* )?(?:CERTIFICATE|PUBLIC KEY|CERTIFICATE REQUEST|CRL|PARAMETERS|PKCS7)(?: BLOCK)?"
 )
-_AWS_ID = re.compile(rb"(?<![A-Za-z0-9])A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])")
-_AWS_SECRET = re.compile(rb"(?<![A-Za-z0-9/+=])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
+_ESCAPED = rb"(?<=\\[nrt])"
+"""A line's end as JSON writes it, in a notebook's output: its letter belongs to no word."""
+
+_AWS_ID = re.compile(rb"(?:(?<![A-Za-z0-9])|" + _ESCAPED + rb")A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])")
+_AWS_SECRET = re.compile(rb"(?:(?<![A-Za-z0-9/+])|" + _ESCAPED + rb")[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 _NEAR = 500
 """Bytes between an access key's id and its secret, at most."""
 
@@ -141,11 +145,20 @@ _EXAMPLE = b"EXAMPLE"
 
 def secret_in(content: bytes) -> str | None:
     """What a file holds that nobody else should have: a private key, or an AWS access key with its secret."""
-    if b"PRIVATE KEY" in content[:LOOKED_AT] and _private_key(content[:LOOKED_AT]):
+    content = _readable(content)
+    if b"PRIVATE KEY" in content and _private_key(content):
         return "a private key"
-    if (b"AKIA" in content[:LOOKED_AT] or b"ASIA" in content[:LOOKED_AT]) and _aws_key(content[:LOOKED_AT]):
+    if (b"AKIA" in content or b"ASIA" in content) and _aws_key(content):
         return "an AWS access key"
     return None
+
+
+def _readable(content: bytes) -> bytes:
+    """What is looked at, in UTF-8 where it begins as UTF-16 does."""
+    content = content[:LOOKED_AT]
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace").encode("utf-8", "replace")
+    return content
 
 
 def is_public(content: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import re
 from pathlib import Path
@@ -120,6 +121,28 @@ def test_a_key_is_known_by_what_it_is(tmp_path: Path, text: str, what: str) -> N
     packed = pack(root)
     assert packed.files == ("train.py",)
     assert f"notes.txt ({what})" in packed.notes[0]
+
+
+SECRET_ID, SECRET = "AKIA2OGYBAH6QGPTLSNQ", "u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aGsQeXi"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"aws_access_key_id={SECRET_ID}\naws_secret_access_key={SECRET}\n",
+        f"export AWS_ACCESS_KEY_ID={SECRET_ID}\nexport AWS_SECRET_ACCESS_KEY={SECRET}\n",
+        f"ENV AWS_ACCESS_KEY_ID={SECRET_ID} AWS_SECRET_ACCESS_KEY={SECRET}\n",
+        f"  - AWS_ACCESS_KEY_ID={SECRET_ID}\n  - AWS_SECRET_ACCESS_KEY={SECRET}\n",
+        f"set AWS_ACCESS_KEY_ID={SECRET_ID}\r\nset AWS_SECRET_ACCESS_KEY={SECRET}\r\n",
+        f"ID={SECRET_ID} SECRET={SECRET} aws s3 ls\n",
+        f"ID={SECRET_ID.replace('AKIA', 'ASIA')}\nSECRET={SECRET}\n",
+        json.dumps({"text": [f"AWS_ACCESS_KEY_ID={SECRET_ID}\n", f"AWS_SECRET_ACCESS_KEY={SECRET}\n"]}),
+        json.dumps({"text": f"the key\n{SECRET_ID}\nand\t{SECRET}\n"}),
+    ],
+)
+def test_an_aws_key_is_known_in_whatever_spelling(text: str) -> None:
+    assert secret_in(text.encode()) == "an AWS access key"
+    assert secret_in(text.encode("utf-16")) == "an AWS access key"
 
 
 @pytest.mark.parametrize(
