@@ -3,6 +3,7 @@
 The rules are those of ssh's StrictModes: every folder on the way belongs to this user or to root, and nobody
 else may write into it. In a folder with the sticky bit, such as /tmp, each may only replace what is his own,
 so what lies there is looked at instead. A group that has no other member than this user is no one else.
+What a POSIX access control list (an ACL) grants counts as what the mode grants.
 """
 
 from __future__ import annotations
@@ -10,9 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_LINKS = 40
+_ACL = "system.posix_acl_access"
+_ACL_HEAD = struct.Struct("<I")
+_ACL_ENTRY = struct.Struct("<HHI")
+"""Tag, rights, and the user's or group's number (linux/posix_acl_xattr.h)."""
+_USER, _OWNING_GROUP, _GROUP = 0x02, 0x04, 0x08
+_WRITE = 0x02
 
 
 class Untrusted(Exception):
@@ -67,13 +76,40 @@ def require(path: Path, status: os.stat_result, user: int, sticky: bool = True) 
     if stat.S_ISLNK(status.st_mode) or (sticky and status.st_mode & stat.S_ISVTX):
         return
     others = status.st_mode & stat.S_IWOTH
-    group = status.st_mode & stat.S_IWGRP and not _is_alone(status.st_gid, user)
-    if others or group:
-        who = "everybody" if others else f"group {_group_name(status.st_gid)}"
+    who = "everybody" if others else next(_writers(path, status, user), None)
+    if who is not None:
         raise Untrusted(
             f"{path} can be written by {who} (mode {stat.S_IMODE(status.st_mode):04o}), so what is there may "
             f"be another user's; if you trust its content, `chmod {'o' if others else 'g'}-w {path}`"
         )
+
+
+def _writers(path: Path, status: os.stat_result, user: int) -> Iterator[str]:
+    """Other users and groups that may write it by the mode's middle digit. In a file with an ACL that is the
+    mask: what the entries grant at most, so that `chmod g-w` takes it from all of them."""
+    if not status.st_mode & stat.S_IWGRP:
+        return
+    for tag, number in _granted(path) or [(_OWNING_GROUP, 0)]:
+        if tag == _USER and number not in (0, user):
+            yield f"{_user_name(number)}, by an access control list (`getfacl {path}` shows it)"
+        elif tag == _OWNING_GROUP and not _is_alone(status.st_gid, user):
+            yield f"group {_group_name(status.st_gid)}"
+        elif tag == _GROUP and not _is_alone(number, user):
+            yield f"group {_group_name(number)}, by an access control list (`getfacl {path}` shows it)"
+
+
+def _granted(path: Path) -> list[tuple[int, int]] | None:
+    """Which entries of its ACL grant the right to write, as (tag, number); None where it has no ACL."""
+    if not hasattr(os, "getxattr"):
+        return None  # only Linux tells it in this way
+    try:
+        text = os.getxattr(path, _ACL)
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return None
+        raise
+    entries = _ACL_ENTRY.iter_unpack(text[_ACL_HEAD.size :])
+    return [(tag, number) for tag, rights, number in entries if rights & _WRITE]
 
 
 def _belongs_to_another(path: Path, owner: int, user: int) -> str:

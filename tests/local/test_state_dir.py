@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EXIT_MACHINE, EndpointError
-from smlaunch.local import standing
+from smlaunch.local import standing, trust
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.state_dir import StateDir
 from tests.conftest import ROOT
@@ -97,6 +99,66 @@ def test_a_group_of_others_may_not_write_and_ones_own_may(
     flatmate = pwd.struct_passwd(("him", "x", STRANGER, gid, "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwall", lambda: [mine, flatmate])
     assert "group staff" in refusal(tmp_path / "home")
+
+
+USER, GROUP = 0x02, 0x08
+
+
+def give_acl(path: Path, *entries: tuple[int, int, int], mask: int = 7) -> None:
+    """``entries``: (tag, rights, number), beside those of the owner, its group, the mask and the others."""
+    nobody = 0xFFFFFFFF
+    all_of_them = sorted([(1, 7, nobody), *entries, (4, 0, nobody), (16, mask, nobody), (32, 0, nobody)])
+    packed = b"".join(struct.pack("<HHI", *entry) for entry in all_of_them)
+    os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + packed)
+
+
+@pytest.mark.parametrize("which", ["home", ".", "home/s3", "home/jobs.sqlite"])
+@pytest.mark.parametrize("entry", [(USER, 7, STRANGER), (USER, 2, STRANGER), (GROUP, 7, STRANGER)])
+def test_an_access_control_list_that_lets_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, entry: tuple[int, int, int]
+) -> None:
+    """The mode shows the list's mask as the group's rights, and the group may be the user's own."""
+    monkeypatch.setattr(trust, "_is_alone", lambda group, user: group == tmp_path.stat().st_gid)
+    StateDir(tmp_path / "home")
+    (tmp_path / "home").chmod(0o755)
+    (tmp_path / "home/jobs.sqlite").touch(0o600)
+    path = tmp_path / which
+    give_acl(path, entry)
+    said = refusal(tmp_path / "home")
+    who = "uid" if entry[0] == USER else "group id"
+    assert f"{path.resolve()} can be written by {who} {STRANGER}, by an access control list" in said
+    subprocess.run(["sh", "-c", re.findall(r"`(chmod[^`]+)`", said)[0]], check=True)  # the next step it names
+    StateDir(tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    ("entries", "mask"),
+    [
+        ([(USER, 7, STRANGER)], 5),  # the mask takes it away
+        ([(USER, 5, STRANGER), (GROUP, 5, STRANGER)], 7),
+        ([(USER, 7, ME), (USER, 7, 0)], 7),
+    ],
+)
+def test_an_access_control_list_that_lets_nobody_else_write(
+    tmp_path: Path, entries: list[tuple[int, int, int]], mask: int
+) -> None:
+    StateDir(tmp_path / "home")
+    give_acl(tmp_path / "home", *dict.fromkeys(entries), mask=mask)
+    StateDir(tmp_path / "home")
+
+
+def test_a_home_that_inherits_an_access_control_list(tmp_path: Path) -> None:
+    """As on a project's shared disk: a plain mkdir gives the others their rights, whatever the umask."""
+    give_acl(tmp_path, (USER, 7, STRANGER), mask=5)
+    inherited = os.getxattr(tmp_path, "system.posix_acl_access")
+    default = inherited.replace(
+        struct.pack("<HHI", 16, 5, 0xFFFFFFFF), struct.pack("<HHI", 16, 7, 0xFFFFFFFF)
+    )
+    os.setxattr(tmp_path, "system.posix_acl_default", default)
+    (tmp_path / "home").mkdir()
+    assert f"uid {STRANGER}" in refusal(tmp_path / "home")
+    StateDir(tmp_path / "made")  # by smlaunch itself: for its owner alone
+    assert mode(tmp_path / "made") == 0o700
 
 
 def test_links_on_the_way_are_followed_and_looked_at(tmp_path: Path) -> None:
