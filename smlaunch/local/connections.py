@@ -20,6 +20,8 @@ _SHARE = 6
 """A request at work has up to three descriptors open: together no more than half of what a process may."""
 _SLOW = 2.0
 """Seconds without a good signature after which a request makes room for others, where they need it."""
+_FRESH = 0.1
+"""Seconds in which the first request of a client that has just come is still on its way."""
 _SHORT = 1.0
 """Seconds for which nobody new is let in when the machine had no descriptor, or no thread, for the last."""
 
@@ -140,9 +142,13 @@ class Connections:
     def _spare(self, now: float) -> Peer | None:
         by_age = sorted(self._peers, key=lambda peer: (peer.at_work, peer.known, peer.since))
         for peer in by_age:
-            slow = peer.deadline is not None and now - peer.since > _SLOW
-            if slow if peer.at_work else peer.is_silent():
-                return peer
+            age = now - peer.since
+            if peer.at_work:
+                if peer.deadline is not None and age > _SLOW:
+                    return peer
+            elif peer.is_silent():
+                # No older or better known one has to go for somebody who may turn out to be silent.
+                return peer if age > _FRESH else None
         return None
 
     def _tell(self) -> None:

@@ -39,7 +39,7 @@ _LINGER = 10.0
 _STALL = 300.0
 """Seconds that a peer may take over the next bytes of a request or answer it has begun."""
 
-_FULL = 0.5
+_FULL = 0.1
 """Seconds after which those who are slow are looked at again while nobody new can be let in."""
 _NO_MORE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 

@@ -252,7 +252,7 @@ def test_strangers_who_begin_and_go_no_further_make_room(monkeypatch: pytest.Mon
     with Server(accepting, most=3) as server, strangers(server.port, 3) as slow:
         for connection in slow:
             connection.sendall(b"GET / HTTP/1.1\r\n")
-        assert eventually(lambda: all(peer.at_work for peer in server._connections.all()))
+        assert eventually(lambda: [peer.at_work for peer in server._connections.all()] == [True] * 3)
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         assert ask(client) == b"served"
         client.close()
