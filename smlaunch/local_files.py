@@ -11,7 +11,8 @@ from typing import NamedTuple
 from smlaunch.ignoring import OWN_FILE, Rules, ignored, rules_in, wished
 from smlaunch.planning.prose import some
 from smlaunch.private_places import holds_state, identity, state_folder
-from smlaunch.secret_files import LOOKED_AT, is_public, named_secret
+from smlaunch.secret_contents import LOOKED_AT
+from smlaunch.secret_files import named_secret
 
 
 class LocalFile(NamedTuple):
@@ -98,8 +99,8 @@ class _Walk:
     def _is_clear(
         self, relative: str, path: str, real: str, rules: list[Rules], is_folder: bool, clear: bool
     ) -> bool | None:
-        """As for a source, but by the names alone: data is not looked into. ``real``: where a link leads,
-        empty for what is none."""
+        """As for a source, but data is looked into only where its name calls for it. ``real``: where a link
+        leads, empty for what is none."""
         if clear or self._left_out is None:
             return True
         sign = named_secret(relative, is_folder)
@@ -109,7 +110,9 @@ class _Walk:
             sign = named_secret(str(own), is_folder) or next(filter(None, above), None)
         if sign is None:
             return False
-        if wished(rules, relative) or (sign.unless_public and is_public(_beginning(real or path))):
+        if wished(rules, relative) or (
+            sign.holds is not None and not is_folder and not sign.holds(_beginning(real or path))
+        ):
             return True
         self._left_out.append(relative + "/" * is_folder)
         return None

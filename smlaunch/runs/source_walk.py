@@ -18,7 +18,8 @@ from typing import NamedTuple
 from smlaunch.errors import JobError, Problem
 from smlaunch.ignoring import OWN_FILE, Rules, Unusable, ignored, read_spec, rules_in, wished
 from smlaunch.private_places import holds_state, identity, state_folder
-from smlaunch.secret_files import Sign, is_public, named_secret, secret_in
+from smlaunch.secret_contents import secret_in
+from smlaunch.secret_files import Sign, named_secret
 
 IGNORE_FILES = (OWN_FILE, ".gitignore")
 """In order of authority within one folder."""
@@ -149,7 +150,7 @@ class SourceTree:
             sign = named_secret(relative) or (named_secret(relative, is_folder=True) if is_link else None)
         if sign is not None and target is not None:
             self._named_by_links[os.path.normpath(Path(relative).parent / target)] = sign
-        if sign is not None and not sign.unless_public:
+        if sign is not None and sign.holds is None:
             self.left_out.secrets[relative] = sign.what
             return
         yield Entry(relative, status, target, sign, unquestioned)
@@ -182,7 +183,7 @@ class SourceTree:
                 sign = sign or named.get(str(above))
             if sign is None or entry.unquestioned or entry.target is not None:
                 yield entry
-            elif sign.unless_public:
+            elif sign.holds is not None:
                 yield entry._replace(sign=sign)
             else:
                 self.left_out.secrets[entry.relative] = sign.what
@@ -195,10 +196,9 @@ class SourceTree:
         content = self._steady(entry.relative)
         if entry.unquestioned:
             return content
-        if entry.sign is not None:
-            what = None if is_public(content) else entry.sign.what
-        else:
-            what = secret_in(content)
+        sign = entry.sign
+        named = sign is not None and sign.holds is not None and sign.holds(content)
+        what = sign.what if sign is not None and named else secret_in(content)
         if what is None:
             return content
         self.left_out.secrets[entry.relative] = what

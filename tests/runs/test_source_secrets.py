@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import JobError
+from smlaunch.local_files import local_files
 from smlaunch.runs.source import pack
-from smlaunch.secret_files import EXAMPLES, SIGNS, is_public, named_secret, secret_in
+from smlaunch.secret_contents import is_public, secret_in
+from smlaunch.secret_files import EXAMPLES, SIGNS, named_secret
 from tests.runs.test_source import tree
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n-----END RSA PRIVATE KEY-----\n"
@@ -84,6 +86,11 @@ def test_names_of_code_and_of_examples_are_none(tmp_path: Path, name: str) -> No
 
 def test_the_page_lists_every_pattern() -> None:
     page = (Path(__file__).parents[2] / "docs" / "source.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("|")]
+    for sign in SIGNS:
+        if_it_holds = "" if sign.holds is None else f"{sign.holds.__doc__}"
+        (row,) = (row for row in rows if f"`{sign.pattern}`" in row[1])
+        assert [row[0].strip(), row[2].strip()] == [sign.what, if_it_holds], sign.pattern
     missing = [sign.pattern for sign in SIGNS if f"`{sign.pattern}`" not in page]
     assert missing == []
     named = set(re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")]))
@@ -163,6 +170,79 @@ def test_a_pem_of_certificates_alone_is_sent(tmp_path: Path) -> None:
     root = tree(tmp_path, {"ca.pem": CERTIFICATE * 3, "both.pem": CERTIFICATE + KEY, "der.pem": "0\x82\x04"})
     assert pack(root).files == ("ca.pem",)
     assert not is_public(b"")
+
+
+ORDINARY = (
+    *(
+        "cola_rsa",
+        "x_rsa",
+        "challenge_rsa",
+        "data_dsa",
+        "model_ecdsa",
+        "slides.key",
+        "locales/en.key",
+        "q.kdb",
+    ),
+    *("model.kdb", "service_account_clusters.json", "client_secretary.json", "auth.json"),
+    *("config/secret.yaml", "credentials.csv", "train.env", "experiments/base.env", "conda.env", ".env.py"),
+    "vocab.keystore",
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "x=1\n", '{"a": 1, "max_tokens": 512}', "hello: Hallo\nname: Ann\n", "the cat sat\non the mat\n"],
+)
+def test_an_ordinary_file_is_sent_under_a_name_that_secrets_have_too(tmp_path: Path, content: str) -> None:
+    packed = pack(tree(tmp_path, dict.fromkeys(ORDINARY, content)))
+    assert set(packed.files) == set(ORDINARY)
+    assert packed.notes == ()
+    left: list[str] = []
+    assert [file.relative for file in local_files(tmp_path, left)] == sorted(ORDINARY)
+    assert left == []
+
+
+def test_a_packed_file_is_no_key(tmp_path: Path) -> None:
+    names = {"model_ecdsa", "slides.key", "q.kdb"}
+    for name in names:
+        (tmp_path / name).write_bytes(b"PK\x03\x04\x14\0\0\0" + bytes(range(256)))
+    assert set(pack(tmp_path).files) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, KEY) for name in ORDINARY if not name.endswith(".kdb")),
+        ("deploy_rsa", "PuTTY-User-Key-File-2: ssh-rsa\nEncryption: none\n"),
+        ("deploy_rsa", "MIIEpAIBAAKCAQEAs7ZxMIIEpAIBAAKCAQEAs7Zx\n" * 8),
+        ("tls.key", "Zm9vYmFyYmF6cXV4Zm9vYmFy\n"),
+        ("tls.key", b"\x00\x01\xfe\xff" * 8),
+        ("tls.key", b"0\x82\x01\x00" + b"\x02" * 256),
+        ("ta.key", "-----BEGIN OpenVPN Static key V1-----\n" + "0123456789abcdef" * 2 + "\n"),
+        ("app.keystore", b"\xfe\xed\xfe\xed\0\0\0\x02"),
+        ("all.kdb", b"\x03\xd9\xa2\x9ae\xfbK\xb5"),
+        ("prod.env", "LR=0.1\nDB_PASSWORD=hunter2\n"),
+        ("prod.env", "DATABASE_URL=postgres://me:hunter2@db/x\n"),
+        ("prod.env", "WANDB=0123456789abcdef0123456789abcdef01234567\n"),
+        ("auth.json", '{"auths": {"https://index.docker.io/v1/": {"auth": "bWU6aHVudGVyMg=="}}}'),
+        ("auth.json", '{"tokens": {"access_token": "abc"}}'),
+        ("client_secret_1.json", '{"installed": {"client_id": "1.x", "client_secret": "GOCSPX-abc"}}'),
+        ("service_account.json", '{"type": "service_account", "private_key": "abc"}'),
+        ("secret.yaml", "kind: Secret\ndata:\n  db: aHVudGVyMg==\n"),
+        ("secret.yaml", "api_key: abc\n"),
+        ("credentials.csv", "User name,Password\nann,hunter2\n"),
+        (".env.py", 'API_TOKEN = "abc"\n'),
+    ],
+)
+def test_what_holds_a_secret_stays_here_under_such_a_name(
+    tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    root = tree(tmp_path, {"train.py": "", name: ""})
+    (root / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    assert pack(root).files == ("train.py",)
+    left: list[str] = []
+    assert [file.relative for file in local_files(root, left)] == ["train.py"]
+    assert left == [name]
 
 
 def test_a_line_that_names_a_file_in_smlaunchignore_is_a_wish(tmp_path: Path) -> None:
