@@ -170,7 +170,7 @@ class Site:
             {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read() or b"null")
 
     def wait(self, what: str, look: Callable[[], Any], patience: float = 120) -> Any:
