@@ -159,11 +159,11 @@ def _faults(path: str | None) -> FaultPlan | None:
 
 def standing_endpoint(root: Path) -> EndpointInfo | None:
     """The endpoint that ``smlaunch local start`` left standing, if there is one."""
-    if not os.path.exists(root / "endpoint.json"):  # noqa: PTH110  Path.exists raises for a closed folder
-        return None
     from smlaunch.local import standing
 
-    return standing.status(root)
+    # Its file may have been removed; and a file may be there, of an endpoint in another's directory.
+    there = os.path.exists(root / "endpoint.json") or standing.is_held(root)  # noqa: PTH110  Path.exists raises
+    return standing.status(root) if there else None
 
 
 class _Stands:

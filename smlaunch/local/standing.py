@@ -1,7 +1,8 @@
 """A standing endpoint: one process of its own per state directory, for many clients and for longer.
 
-It holds ``standing.lock`` as long as it lives, so whether one is there never depends on a pid that may be
-another's by now. Its address stands in ``endpoint.json``. This is what its clients need, who
+It holds a lock on the folder ``s3`` as long as it lives, so whether one is there depends neither on a pid
+that may be another's by now, nor on a file that somebody may remove. Its address stands in ``endpoint.json``,
+its pid also in ``standing.lock``; it makes them anew when they are gone. This is what its clients need, who
 mostly ask where it is; the process itself is standing_process.py.
 """
 
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 _STOP_SLACK_SECONDS = 30.0
 """Beyond the jobs' own grace, for uploading what they left."""
+_ADDRESS_SECONDS = 10.0
+"""For a start, and for an endpoint that writes its address again, which it does each second."""
+ENDING = "ending"
+"""What follows the pid in the lock file once it takes no more work."""
 
 
 def start(
@@ -93,26 +99,48 @@ def start(
 
 
 def status(state_dir: Path | None = None) -> EndpointInfo | None:
-    """None when none stands there."""
+    """None when none stands there, or when it is ending. Raises EndpointError for one that lives and does not
+    say where."""
     state = _existing(state_dir)
-    if state is None or not _held(state):
-        return None
+    until = time.monotonic() + _ADDRESS_SECONDS
+    while state is not None and is_held(state.root):
+        there = _address(state)
+        if there is not None:
+            return there
+        pid, ending = _pid(state)
+        if ending:
+            return None
+        if time.monotonic() > until:
+            raise EndpointError(
+                f"an endpoint lives in {state.root}{f' (pid {pid})' if pid else ''} and has not written its "
+                f"address to {state.address} within {_ADDRESS_SECONDS:.0f} s: it is starting, or cannot "
+                f"write there; {_end_it(pid)}"
+            )
+        time.sleep(0.05)
+    return None
+
+
+def _address(state: StateDir) -> EndpointInfo | None:
+    """None while it is starting, and for a moment after the file was removed."""
     try:
         return EndpointInfo.from_json(state.address.read_bytes())
     except FileNotFoundError:
-        return None  # it is just starting
+        return None
     except PermissionError as error:
         raise forbidden(state.address) from error
     except (OSError, ValueError, TypeError) as error:
-        pid = _pid(state)
         raise unusable(
             state.address,
             f"is damaged ({error})",
             "the address of the endpoint that stands, which goes on serving",
-            f"stop it and its jobs, then start another: `kill {pid}`"
-            if pid
-            else "stop its process, smlaunch.local.standing_process, and start another",
+            _end_it(_pid(state)[0]),
         ) from None
+
+
+def _end_it(pid: int | None) -> str:
+    if pid is None:
+        return "stop its process, smlaunch.local.standing_process, and start another"
+    return f"stop it and its jobs, then start another: `kill {pid}`"
 
 
 def stop(state_dir: Path | None = None) -> EndpointInfo | None:
@@ -125,7 +153,7 @@ def stop(state_dir: Path | None = None) -> EndpointInfo | None:
         return None
     os.kill(there.pid, signal.SIGTERM)
     patience = Settings().close_grace_seconds + _STOP_SLACK_SECONDS
-    waiting = threading.Thread(target=_wait_until_gone, args=(StateDir(Path(there.home)),), daemon=True)
+    waiting = threading.Thread(target=_wait_until_gone, args=(Path(there.home),), daemon=True)
     waiting.start()
     waiting.join(patience)
     if waiting.is_alive():
@@ -142,23 +170,47 @@ def _existing(state_dir: Path | None) -> StateDir | None:
     return StateDir(root) if root.is_dir() else None
 
 
-def _pid(state: StateDir) -> int | None:
-    """Of the process that holds the lock, by what it wrote there."""
-    text = state.standing_lock.read_bytes().strip()
-    return int(text) if text.isdigit() else None
-
-
-def _held(state: StateDir) -> bool:
+def _pid(state: StateDir) -> tuple[int | None, bool]:
+    """Of the process that holds the lock, by what it wrote there, and whether it is ending."""
     try:
-        with state.standing_lock.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        number, _, ending = state.standing_lock.read_bytes().decode("ascii", "replace").strip().partition(" ")
+    except OSError:
+        return None, False
+    return int(number) if number.isdecimal() else None, ending == ENDING
+
+
+def is_held(root: Path) -> bool:
+    """Whether a standing endpoint lives there, whichever of its files are left. Makes nothing."""
+    return any(_is_locked(path) for path in lock_files(root))
+
+
+def lock_files(root: Path) -> tuple[Path, Path]:
+    """What a standing endpoint locks. The folder is private, and nothing works without it; but NFS locks no
+    folders, and the release before knows only the file."""
+    return root / "s3", root / "standing.lock"
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
     return False
 
 
-def _wait_until_gone(state: StateDir) -> None:
-    with state.standing_lock.open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+def _wait_until_gone(root: Path) -> None:
+    for path in lock_files(root):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            finally:
+                os.close(descriptor)

@@ -199,7 +199,7 @@ def test_an_address_that_is_damaged_says_how_to_end_the_endpoint(
         from smlaunch.local.state_dir import StateDir
 
         waiting = StateDir(home)
-        standing._wait_until_gone(waiting)
+        standing._wait_until_gone(waiting.root)
     shutil.rmtree(address, ignore_errors=True)
     assert say(capsys, "local", "status")[0] == 8
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.errors import EndpointError
+from smlaunch.cli.main import run_command
+from smlaunch.errors import EXIT_MACHINE, EndpointError
 from smlaunch.local import standing
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
@@ -213,6 +214,45 @@ def test_a_standing_endpoint_from_start_to_stop(home: Path) -> None:
     assert standing.status(home) is None
     assert sweep.marked(owner + "/") == []
     assert standing.stop(home) is None
+
+
+@pytest.mark.parametrize("names", [["endpoint.json"], ["standing.lock"], ["endpoint.json", "standing.lock"]])
+def test_a_standing_endpoint_is_found_and_ended_when_its_files_are_gone(
+    home: Path, names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_HOME", str(home))
+    info = standing.start(home, isolation="plain", settings=QUICK)
+    for name in names:
+        (home / name).unlink()
+    # At once, without the time in which it could write them again: nobody takes its place.
+    with pytest.raises(EndpointError, match=r"stands already|another endpoint has"):
+        standing.start(home, isolation="plain")
+    assert run_command(["local", "status"]) == 0
+    assert f"process {info.pid}" in capsys.readouterr().out
+    assert eventually(lambda: all((home / name).exists() for name in names))
+    for name in names:
+        assert (home / name).stat().st_mode & 0o777 == 0o600
+        (home / name).unlink()
+    assert run_command(["local", "stop"]) == 0
+    assert capsys.readouterr().out == "stopped\n"
+    assert not standing.is_held(home)
+    assert standing.status(home) is None
+
+
+def test_a_standing_endpoint_that_cannot_say_where_it_is_is_named(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_HOME", str(home))
+    monkeypatch.setattr(standing, "_ADDRESS_SECONDS", 0.5)
+    info = standing.start(home, isolation="plain", settings=QUICK)
+    os.kill(info.pid, signal.SIGSTOP)
+    try:
+        (home / "endpoint.json").unlink()
+        for word in ("status", "stop", "start"):
+            assert run_command(["local", word]) == EXIT_MACHINE
+            assert f"`kill {info.pid}`" in capsys.readouterr().err
+    finally:
+        os.kill(info.pid, signal.SIGCONT)
 
 
 def test_a_standing_endpoint_that_was_killed_is_not_there(home: Path) -> None:
