@@ -1,9 +1,9 @@
 """The checkpoint directory: S3 to every host before the start, then every change of a host back to S3.
 
 As on SageMaker (developer guide, model-checkpoints) all hosts share one prefix, a file deleted on a host is
-deleted in S3, and of two hosts that write the same name the last writer wins. A file is uploaded once two
-scans saw it the same and nobody has it open for writing; after the hosts have ended, everything is. Interval,
-order and loss are settings: a program must not depend on any of them.
+deleted in S3, and of two hosts that write the same name the last writer wins. While the hosts run a file is
+uploaded as ``patience`` says; after they have ended, everything is. Interval, order and loss are settings: a
+program must not depend on any of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,12 @@ from smlaunch.local.host_files import Opener, Refused, shown, walk, why
 from smlaunch.local.host_files import kind_of as kind
 from smlaunch.local.jobs import uploads
 from smlaunch.local.jobs.copying import copy_file
-from smlaunch.local.jobs.leases import nobody_writes
+from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.listing import DataError
+from smlaunch.local.jobs.patience import LATE, Patience, Way
 from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
-from smlaunch.local.jobs.uploads import HostFile, StillChanging
+from smlaunch.local.jobs.uploads import HostFile, Stamp, StillChanging, stamp_of
 from smlaunch.local.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,26 +42,24 @@ _LAST_TRIES = 2
 _AGAIN = " (every sync tries again)"
 
 
-class _Stamp(NamedTuple):
-    """Says whether a file is still the same."""
-
-    modified_ns: int
-    size: int
-    inode: int
+_TORN = Stamp(-1, -1, -1)
+"""Of what S3 has of a file that was written to while it was copied: the same as no other."""
 
 
 class _Change(NamedTuple):
     modified_ns: int
     label: str
     name: str
+    way: Way
 
 
 class _Look(NamedTuple):
     """What one look at a host's directory found. ``hidden``: files and directories that are there and could
-    not be looked at."""
+    not be looked at. ``fresh``: files that are newer than the look."""
 
-    files: dict[str, _Stamp]
+    files: dict[str, Stamp]
     hidden: list[str]
+    fresh: set[str]
 
     def hides(self, name: str) -> bool:
         return any(not other or name == other or name.startswith(f"{other}/") for other in self.hidden)
@@ -91,8 +91,8 @@ class CheckpointSync:
         self._note = note
         self._scratch = places[0].tree.parent
         self._folders: Mapping[str, HostFile] = {place.label: _folder(place, local_path) for place in places}
-        self._synced: dict[str, dict[str, _Stamp]] = {label: {} for label in self._folders}
-        self._seen: dict[str, dict[str, _Stamp]] = {label: {} for label in self._folders}
+        self._synced: dict[str, dict[str, Stamp]] = {label: {} for label in self._folders}
+        self._patience = {label: Patience() for label in self._folders}
         self._changes: Counter[tuple[str, str]] = Counter()
         self._noted: dict[tuple[str, str], set[str]] = {}
         self.missing: dict[tuple[str, str], str] = {}
@@ -135,14 +135,14 @@ class CheckpointSync:
                     continue
                 self._synced[label][relative] = self._fetch(key, folder.root / folder.name / relative, made)
 
-    def _fetch(self, key: str, target: Path, made: set[Path]) -> _Stamp:
+    def _fetch(self, key: str, target: Path, made: set[Path]) -> Stamp:
         """Before any program of the job has run: the directories are the endpoint's own. Raises DataError."""
         try:
             if target.parent not in made:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 made.add(target.parent)
             copy_file(self._objects.path(self._where.bucket, key), target)
-            return _stamp(target.stat())
+            return stamp_of(target.stat())
         except (OSError, KeyError) as error:
             cause = "it was deleted meanwhile" if isinstance(error, KeyError) else why(error)
             raise DataError(
@@ -189,17 +189,28 @@ class CheckpointSync:
         looks = {label: self._look(label, folder, final) for label, folder in self._folders.items()}
         there = {label: look.files for label, look in looks.items()}
         written = set()
-        for some in self._batches(self._ordered(self._ready(there, final)), there):
-            for label, name in self._upload(some, final):
-                self._synced[label][name] = there[label][name]
+        for some in self._batches(self._ordered(self._ready(looks, final)), there):
+            for _, label, name, way in self._upload(some, there, final):
+                self._stored(label, name, there[label][name], way)
                 written.add(name)
-                self._noted.pop((label, name), None)
         for label, synced in self._synced.items():
             for name in synced.keys() - there[label].keys():
                 # What cannot be looked at has not been deleted.
                 if not looks[label].hides(name) and self._delete(label, name, name in written):
                     del synced[name]
-        self._seen = there
+            self._patience[label].end(there[label])
+
+    def _stored(self, label: str, name: str, stamp: Stamp, way: Way) -> None:
+        self._patience[label].stored(name, stamp, way)
+        self._noted.pop((label, name), None)
+        self._synced[label][name] = _TORN if way == "torn" else stamp
+        if way == "torn":
+            text = f"{self._what} {shown(name)} was open for writing, or had changed, at each of {LATE} syncs"
+            self._tell(
+                label,
+                name,
+                f"{text}: what S3 has of it may be torn; it is stored again when its host has ended",
+            )
 
     def _delete(self, label: str, name: str, is_written: bool) -> bool:
         """False when it has to be tried again. ``is_written``: another host has written it since, which is
@@ -213,36 +224,38 @@ class CheckpointSync:
             return False
         return True
 
-    def _ready(self, there: Mapping[str, Mapping[str, _Stamp]], final: bool) -> Iterator[_Change]:
+    def _ready(self, looks: Mapping[str, _Look], final: bool) -> Iterator[_Change]:
         """What can be uploaded now: of the same name on several hosts the last one written."""
         latest: dict[str, _Change] = {}
         with Opener() as opener:
-            for label, files in there.items():
-                synced, seen = self._synced[label], self._seen[label]
-                for name, stamp in files.items():
+            for label, look in looks.items():
+                synced, patience = self._synced[label], self._patience[label]
+                for name, stamp in look.files.items():
                     if synced.get(name) == stamp:
                         continue
-                    if not final and (
-                        seen.get(name) != stamp or not self._is_left_alone(opener, label, name)
-                    ):
+                    closed = partial(self._is_closed, opener, label, name)
+                    way = "whole" if final else patience.choose(name, stamp, look.fresh, closed)
+                    if way is None:
                         continue
-                    change = _Change(stamp.modified_ns, label, name)
+                    change = _Change(stamp.modified_ns, label, name, way)
                     other = latest.get(name)
                     if other is not None:
                         loser = min(change, other)
-                        self._synced[loser.label][name] = there[loser.label][name]
+                        stamp = looks[loser.label].files[name]
+                        self._synced[loser.label][name] = stamp
+                        self._patience[loser.label].stored(name, stamp, "whole")
                     latest[name] = change if other is None else max(change, other)
         yield from latest.values()
 
-    def _is_left_alone(self, opener: Opener, label: str, name: str) -> bool:
+    def _is_closed(self, opener: Opener, label: str, name: str) -> bool | None:
         try:
-            descriptor = opener.open(*self._file(label, name))
+            descriptor = opener.open(*self._file(label, name)[:2])
         except FileNotFoundError:
             return False
         except OSError:
             return True  # the upload tells it
         try:
-            return nobody_writes(descriptor)
+            return is_closed(descriptor)
         finally:
             os.close(descriptor)
 
@@ -250,14 +263,12 @@ class CheckpointSync:
         folder = self._folders[label]
         return HostFile(folder.root, f"{folder.name}/{name}")
 
-    def _ordered(self, changes: Iterator[_Change]) -> list[tuple[str, str]]:
+    def _ordered(self, changes: Iterator[_Change]) -> list[_Change]:
         order = self._settings.checkpoint_sync_order
         if order == "shuffled":
-            ready = sorted(changes, key=lambda change: self._draw("order", change.label, change.name))
-        else:
-            # Oldest first: a COMMIT that was written last is uploaded last.
-            ready = sorted(changes, reverse=order == "newest-first")
-        return [(change.label, change.name) for change in ready]
+            return sorted(changes, key=lambda change: self._draw("order", change.label, change.name))
+        # Oldest first: a COMMIT that was written last is uploaded last.
+        return sorted(changes, reverse=order == "newest-first")
 
     def _is_lost(self, label: str, name: str) -> bool:
         loss = self._settings.checkpoint_sync_loss
@@ -272,44 +283,53 @@ class CheckpointSync:
         return random.Random(seed).random()  # noqa: S311 - a fault plan, not a secret
 
     def _batches(
-        self, changes: Sequence[tuple[str, str]], there: Mapping[str, Mapping[str, _Stamp]]
-    ) -> Iterator[list[tuple[str, str]]]:
+        self, changes: Sequence[_Change], there: Mapping[str, Mapping[str, Stamp]]
+    ) -> Iterator[list[_Change]]:
         """What becomes visible in S3 together: small files by the hundred. One by one where the order is to
         be seen."""
         limit = uploads.TOGETHER if self._settings.checkpoint_sync_order == "oldest-first" else 1
-        batch: list[tuple[str, str]] = []
+        batch: list[_Change] = []
         size = 0
-        for label, name in changes:
+        for change in changes:
             if batch and (len(batch) == limit or size > _TOGETHER_BYTES):
                 yield batch
                 batch, size = [], 0
-            batch.append((label, name))
-            size += there[label][name].size
+            batch.append(change)
+            size += there[change.label][change.name].size
         if batch:
             yield batch
 
-    def _upload(self, changes: Sequence[tuple[str, str]], final: bool) -> Iterator[tuple[str, str]]:
+    def _upload(
+        self, changes: Sequence[_Change], there: Mapping[str, Mapping[str, Stamp]], final: bool
+    ) -> Iterator[_Change]:
         """The ones that need not be looked at again: uploaded, or lost as the settings say."""
         files = {
-            self._where.below(_key(name)): (label, name)
-            for label, name in changes
-            if not self._is_lost(label, name)
+            self._where.below(_key(change.name)): change
+            for change in changes
+            if not self._is_lost(change.label, change.name)
         }
         failed: Mapping[str, Exception]
         try:
-            sources = {key: self._file(label, name) for key, (label, name) in files.items()}
+            sources = {
+                key: self._file(label, name)._replace(
+                    stamp=None if final or way == "torn" else there[label][name]
+                )
+                for key, (_, label, name, way) in files.items()
+            }
             failed = uploads.put(self._objects, self._where.bucket, sources, self._scratch, ended=final)
         except Exception as error:
             failed = dict.fromkeys(files, error)
         for key, reason in failed.items():
-            label, name = files[key]
             # One that was deleted meanwhile, or goes on changing, is seen by the next scan.
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
-                self._fail(label, name, f"could not be uploaded: {why(reason)}", _AGAIN)
-        yield from (change for change in changes if self._where.below(_key(change[1])) not in failed)
+                change = files[key]
+                self._fail(change.label, change.name, f"could not be uploaded: {why(reason)}", _AGAIN)
+        yield from (change for change in changes if self._where.below(_key(change.name)) not in failed)
 
     def _look(self, label: str, folder: HostFile, final: bool) -> _Look:
-        look = _Look({}, [])
+        look = _Look({}, [], set())
+        patience = self._patience[label]
+        patience.begin()
         for name, status, error in walk(folder.root, folder.name, self._refused, grant=final):
             if isinstance(error, FileNotFoundError):
                 continue  # a directory that vanished between two looks holds nothing
@@ -326,7 +346,9 @@ class CheckpointSync:
             elif status is None or stat.S_ISDIR(status.st_mode):
                 continue
             elif stat.S_ISREG(status.st_mode):
-                look.files[name] = _stamp(status)
+                look.files[name] = stamp_of(status)
+                if patience.is_fresh(status):
+                    look.fresh.add(name)
             else:
                 if stat.S_ISLNK(status.st_mode):
                     look.hidden.append(name)
@@ -377,10 +399,6 @@ def _key(name: str) -> str:
     """A file's name as a key's end, whatever character set this process takes names to be in. Raises
     UnicodeDecodeError for bytes that are no UTF-8."""
     return os.fsencode(name).decode()
-
-
-def _stamp(status: os.stat_result) -> _Stamp:
-    return _Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _is_plain(relative: str) -> bool:

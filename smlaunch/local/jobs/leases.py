@@ -7,10 +7,15 @@ import sys
 
 
 def nobody_writes(descriptor: int) -> bool:
+    """True also where that cannot be known."""
+    return is_closed(descriptor) is not False
+
+
+def is_closed(descriptor: int) -> bool | None:
     """``descriptor``: the file, open for reading. A read lease is granted only while no process has it open
-    for writing (Linux; true elsewhere)."""
+    for writing (Linux). None where that cannot be known."""
     if sys.platform != "linux":
-        return True
+        return None
     import fcntl
 
     try:
@@ -22,5 +27,5 @@ def nobody_writes(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # not our file, or a file system without leases: the two scans must do
+        return None  # not our file, or a file system without leases
     return True

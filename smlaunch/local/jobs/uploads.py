@@ -27,15 +27,25 @@ TOGETHER = 256
 _BODY_MODE = 0o644
 
 
+class Stamp(NamedTuple):
+    """Says whether a file is still the same."""
+
+    modified_ns: int
+    size: int
+    inode: int
+
+
 class HostFile(NamedTuple):
-    """``root``: a path of the endpoint's own; ``name``: relative to it, the job's."""
+    """``root``: a path of the endpoint's own; ``name``: relative to it, the job's. ``stamp``: the file is to
+    be this one still, and nobody may write to it while it is copied; None: as it is."""
 
     root: Path
     name: str
+    stamp: Stamp | None = None
 
 
 class StillChanging(OSError):
-    """Somebody wrote to the file while it was being copied."""
+    """Another file has come to its name, or somebody writes to it."""
 
     def __init__(self) -> None:
         super().__init__(errno.EAGAIN, "it changes all the time")
@@ -81,7 +91,7 @@ def _try(
                 body = f"{folder}/{number}"  # a word and no path yet: there may be ten thousand
                 try:
                     if not (ended and _link(file, Path(body))):
-                        _copy(opener, file, body, ended)
+                        _copy(opener, file, body)
                 except OSError as error:
                     failed[key] = error
                     continue
@@ -121,13 +131,20 @@ def _is_ours_alone(body: Path) -> bool:
         os.close(descriptor)
 
 
-def _copy(opener: Opener, file: HostFile, body: str, ended: bool) -> None:
+def _copy(opener: Opener, file: HostFile, body: str) -> None:
     reader = opener.open(file.root, file.name)
     try:
-        before = os.fstat(reader)
-        copy_open_file(reader, body, before.st_size)
-        after = os.fstat(reader)
-        if not ended and (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-            raise StillChanging
+        _check(reader, file.stamp)
+        copy_open_file(reader, body, os.fstat(reader).st_size)
+        _check(reader, file.stamp)
     finally:
         os.close(reader)
+
+
+def _check(reader: int, stamp: Stamp | None) -> None:
+    if stamp is not None and not (stamp_of(os.fstat(reader)) == stamp and nobody_writes(reader)):
+        raise StillChanging
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
