@@ -133,9 +133,15 @@ def _beginning(path: str) -> bytes:
         return file.read(LOOKED_AT)
 
 
+NAMED_IN_JSON = " (plan --json names all of them, in left_out)"
+
+WISH = "--include-secrets sends it all the same, or a line !{name} in .smlaunchignore"
+
+
 def secrets_stay(names: Iterable[str]) -> str:
     """The warning about files that are not sent, of a source and of an input alike."""
+    told = some(names, all_of_them=NAMED_IN_JSON)
     return (
-        f"not sent, for the secrets that they may hold: {some(names)}; --include-secrets (include_secrets: "
-        "true) sends them all, a line !NAME in .smlaunchignore that one"
+        f"not sent, for the secrets that they may hold: {told}; --include-secrets (include_secrets: true) "
+        "sends them all, a line !NAME in .smlaunchignore that one"
     )

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from smlaunch.ignoring import OWN_FILE
 from smlaunch.job import Channel, Job, parse_duration
-from smlaunch.local_files import local_files, secrets_stay
+from smlaunch.local_files import WISH, local_files, secrets_stay
 from smlaunch.planning.capabilities import lacks_signs
 from smlaunch.planning.carry import SHARD_FOLDER, SHARD_INDEX, shard_names
 from smlaunch.planning.quotas import LONGEST_RUN, wanted
@@ -354,7 +354,11 @@ def _local_input(uri: str, named: bool, include_secrets: bool) -> InputFacts:
         uri, "local", True, count, size, sha256=digest.hexdigest(), directory=path.is_dir(), problem=problem
     )
     if secrets:
-        facts = dataclasses.replace(facts, notes=(secrets_stay(secrets),))
+        facts = dataclasses.replace(
+            facts,
+            notes=(secrets_stay(secrets),),
+            left_out={name.rstrip("/"): f"may hold secrets; {WISH.format(name=name)}" for name in secrets},
+        )
     if not named:
         return facts
     index = path / SHARD_INDEX

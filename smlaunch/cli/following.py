@@ -19,8 +19,10 @@ import click
 from smlaunch.cli.display import Display, duration
 from smlaunch.cli.pipes import forget_stdout
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from smlaunch.masking import mask_text
 from smlaunch.place import Place
 from smlaunch.planning.orchestrated import words_for
+from smlaunch.runs.absent import with_hint
 from smlaunch.runs.outcome import JobOutcome, RunOutcome, headline_of
 from smlaunch.runs.run import Run, answers_of
 from smlaunch.runs.watch import Watch
@@ -68,6 +70,7 @@ def follow_to_end(
     """
     code, result = _follow(run, place, display, ours, whole)
     if result is not None:
+        result = with_hint(result, place.target)
         tell_outcome(result, place)
         try:
             if as_json:
@@ -157,6 +160,8 @@ def tell_outcome(result: RunOutcome, place: Place) -> None:
         if job.failure is not None and job.failure.traceback:
             click.echo(f"\n{job.failure.traceback}\n", err=True)
         click.echo(click.style("failed: ", fg="red", bold=True) + headline_of(result), err=True)
+        if result.hint:
+            click.echo(mask_text(result.hint), err=True)
         click.echo(f"exit code {result.exit_code}; {_next_step(result, job, place)}", err=True)
     elif result.exit_code is not None:
         colour = "green" if result.status == "Completed" else "yellow"

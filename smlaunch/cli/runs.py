@@ -54,11 +54,12 @@ def show(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.masking import mask_text
     from smlaunch.place import open_place
     from smlaunch.planning.orchestrated import words_for
+    from smlaunch.runs.absent import with_hint
     from smlaunch.runs.outcome import headline, headline_of
     from smlaunch.runs.run import Run
 
     with open_place(options, leaves_no_trace=True) as place:
-        result = Run.attach(run, place.target).glance()
+        result = with_hint(Run.attach(run, place.target).glance(), place.target)
         if as_json:
             click.echo(json.dumps(result.to_dict(), indent=2))
             return 0
@@ -78,6 +79,8 @@ def show(run: str, as_json: bool, **options: Any) -> int:
             rows.append(("checkpoint", f"step {result.step}"))
         if result.exit_code is not None:
             rows.append(("exit code", str(result.exit_code)))
+        if result.hint:
+            rows.append(("hint", result.hint))
         if len(jobs) > 1:
             rows.extend((each.name, headline(each)) for each in jobs)
         for line in aligned(rows):

@@ -305,9 +305,9 @@ def _check_surroundings(job: Job, surroundings: Surroundings, run_id: str, notes
     if source.problem is not None:
         notes.refuse("source", source.problem)
     if job.entry is not None and job.requirements is not None and not source.has_requirements:
-        notes.refuse(
-            "requirements", f"{job.requirements!r} is not in {source.root}; it is relative to the source"
-        )
+        why = source.left_out.get(job.requirements)
+        told = f"{job.requirements} {why}" if why else f"{job.requirements!r} is not in {source.root}; it is "
+        notes.refuse("requirements", told if why else f"{told}relative to the source")
     if surroundings.role is None:
         notes.refuse("role", surroundings.role_problem or "no execution role was found; give its ARN")
     elif not _ROLE_ARN.match(surroundings.role):

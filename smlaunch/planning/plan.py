@@ -204,6 +204,19 @@ class Plan:
         """What is sent, in order."""
         return [task.request for task in self.tasks]
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a file of the source or of a local input is not sent, a clause, by its name there."""
+        return {name: why for of in self.left_out_by_field.values() for name, why in of.items()}
+
+    @property
+    def left_out_by_field(self) -> dict[str, Mapping[str, str]]:
+        inputs = self.surroundings.inputs.items()
+        return {
+            **{f"inputs.{name}": facts.left_out for name, facts in inputs},
+            "source": self.surroundings.source.left_out,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """``plan --json``: plain types, by the keys of docs/planner.md. Secrets are masked; ``requests`` has
         them."""

@@ -33,11 +33,11 @@ def visible(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def some(names: Iterable[str], limit: int = 20) -> str:
-    """The first names, in their order, and how many more there are."""
+def some(names: Iterable[str], limit: int = 20, all_of_them: str = "") -> str:
+    """The first names, in their order, and how many more there are. ``all_of_them``: where they stand."""
     shown = sorted(names)
     more = len(shown) - limit
-    return ", ".join(map(visible, shown[:limit])) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(visible, shown[:limit])) + (f" and {more:,} more{all_of_them}" if more > 0 else "")
 
 
 def size(count: int) -> str:

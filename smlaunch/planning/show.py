@@ -51,6 +51,11 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "reasons": [{"rule": reason.rule, "because": reason.because} for reason in plan.reasons],
         "warnings": list(plan.warnings),
+        "left_out": [
+            {"field": where, "file": name, "because": why}
+            for where, files in plan.left_out_by_field.items()
+            for name, why in sorted(files.items())
+        ],
         "segments": [asdict(segment) for segment in plan.segments],
         "schedule": None if plan.schedule is None else asdict(plan.schedule),
         "checkpoints": None if plan.checkpoints is None else plan.checkpoints._asdict(),

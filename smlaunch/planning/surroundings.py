@@ -29,7 +29,8 @@ class InputFacts:
     ``files``: all of them in the order of their names, only looked at for a split by bytes, and None where
     they are too many. ``shards``: names of those that ``smlaunch data pack`` made, where it did. ``pending``:
     an earlier step of a pipeline will have left it when the job begins, so that nobody has looked. ``notes``:
-    what the user should know of it, such as files that are not sent.
+    what the user should know of it, such as files that are not sent; ``left_out``: why, a clause, by the name
+    of each of them.
     """
 
     uri: str
@@ -45,6 +46,7 @@ class InputFacts:
     shards: tuple[str, ...] | None = None
     pending: bool = False
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class SourceFacts:
     ``bytes``: how many files, and their size unpacked. ``has_requirements``: the job's ``requirements`` is
     one of those files. ``named``: JSON files among them that the job's options, args or hyperparameters name,
     by that name, and what is in them. ``notes``: what the user should know of it, such as files that are not
-    sent.
+    sent; ``left_out``: why, a clause, by its name.
     """
 
     root: str
@@ -67,6 +69,7 @@ class SourceFacts:
     problem: str | None = None
     named: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_SOURCE = SourceFacts("", "", "", 0, 0)

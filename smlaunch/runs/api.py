@@ -144,6 +144,7 @@ def _carry_out(prepared: Prepared, told: Told, watch: Watch | None) -> Run:
         there = None if prepared.fresh else existing(task, plan.job_hash, target.control)
         if there is None:
             stage(plan, prepared.source, target, told, watch)
+            folder.save_left_out(plan.left_out, target.storage)
         if chain is not None:
             # Before the first job: from then on any other machine can go on with the run. Again when it is
             # there: the same job may have been given other caps.
@@ -181,6 +182,7 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
             number = part_of(plan.run, part.run) or 0
             folder = RunFolder.of(bucket, part.run)
             folder.save(part.workflow, storage)
+            folder.save_left_out(plan.left_out, storage)
             chain = Chain(
                 part.workflow, folder, target, drives=True, patient=True, told=told_of(number, told)
             )
@@ -260,5 +262,6 @@ def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
         bytes=packed.size,
         has_requirements=job.requirements in packed.files,
         notes=packed.notes,
+        left_out=packed.left_out,
     )
     return facts, packed

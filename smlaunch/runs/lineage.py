@@ -31,6 +31,9 @@ CHAIN_FILE = "chain.json"
 PARTS_FILE = "parts.json"
 """In the folder of a run in parts: the names of the parts' runs."""
 
+LEFT_OUT_FILE = "left-out.json"
+"""What was not sent of the source and of local inputs, and why, for a run that fails for the lack of it."""
+
 STOP_FILE = "stop"
 """Its presence says that a person wants the run to start nothing more."""
 
@@ -83,6 +86,15 @@ class RunFolder:
         """None for a run that is not in parts."""
         content = retrying(lambda: storage.get_bytes(self.bucket, self.prefix + PARTS_FILE))
         return None if content is None else [str(run) for run in json.loads(content)["runs"]]
+
+    def save_left_out(self, files: Mapping[str, str], storage: ObjectStorage) -> None:
+        if files:
+            content = json.dumps({"version": "1.0", "files": dict(files)}) + "\n"
+            storage.put_bytes(self.bucket, self.prefix + LEFT_OUT_FILE, content.encode())
+
+    def load_left_out(self, storage: ObjectStorage) -> dict[str, str]:
+        content = storage.get_bytes(self.bucket, self.prefix + LEFT_OUT_FILE)
+        return {} if content is None else {str(k): str(v) for k, v in json.loads(content)["files"].items()}
 
     def stop_wanted(self, storage: ObjectStorage) -> bool:
         return retrying(lambda: storage.size(self.bucket, self.prefix + STOP_FILE)) is not None

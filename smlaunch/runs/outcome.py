@@ -95,6 +95,8 @@ class RunOutcome:
     verdict: Finish | None = None
     step: int | None = None
     driver: str | None = None
+    hint: str = ""
+    """Why a file that the failure speaks of was not there; empty where nobody looked, or nothing is known."""
 
     @property
     def last(self) -> JobOutcome:
@@ -141,6 +143,7 @@ class RunOutcome:
             "status": self.status,
             "exit_code": self.exit_code,
             "because": headline_of(self),
+            "hint": self.hint,
             "jobs": [job.to_dict() for job in self.jobs],
             "model_artifacts": self.model_artifacts,
             "checkpoints": self.last.checkpoints,
@@ -160,7 +163,8 @@ class RunOutcome:
             EXIT_LIMIT: LimitReached,
             EXIT_SERVICE: ServiceError,
         }
-        error = kinds.get(code, TrainingFailed)(f"run {self.run}: {headline_of(self)}")
+        more = f"; {self.hint}" if self.hint else ""
+        error = kinds.get(code, TrainingFailed)(f"run {self.run}: {headline_of(self)}{more}")
         error.exit_code = code
         return error
 

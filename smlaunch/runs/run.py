@@ -15,6 +15,7 @@ from smlaunch.planning.orchestrated import words_for
 from smlaunch.planning.reconcile import Finish
 from smlaunch.ports import CallError, JobSummary
 from smlaunch.protocol.names import TaskName, is_run_id, parse_task_name, task_of
+from smlaunch.runs.absent import with_hint
 from smlaunch.runs.chain import Chain, Wait
 from smlaunch.runs.follow import TERMINAL, Event, LogLine, host_count, host_of, log_group
 from smlaunch.runs.lineage import RunFolder, orchestrated_run
@@ -220,7 +221,7 @@ class Run:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
-        result = self.glance()
+        result = with_hint(self.glance(), self.target)
         error = result.error()
         if error is not None:
             raise error

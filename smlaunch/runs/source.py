@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.local_files import secrets_stay
+from smlaunch.local_files import NAMED_IN_JSON, WISH, secrets_stay
 from smlaunch.planning.prose import some
 from smlaunch.private_places import private_place
 from smlaunch.runs.source_walk import Entry, LeftOut, SourceTree
@@ -129,21 +129,21 @@ def _notes(root: Path, left_out: LeftOut) -> list[str]:
     if secrets := left_out.secrets:
         notes.append(f"source: {secrets_stay(f'{name} ({what})' for name, what in secrets.items())}")
     if links := left_out.links:
-        told = some(f"{name} (to {target})" for name, target in links.items())
+        told = some((f"{name} (to {target})" for name, target in links.items()), all_of_them=NAMED_IN_JSON)
         notes.append(
             f"source: not sent, as links out of {root} are not followed: {told}; copy into the folder what "
             "they lead to, or give it as --input"
         )
     if others := left_out.others:
-        notes.append(f"source: not sent: {some(f'{name} ({what})' for name, what in others.items())}")
+        told = some((f"{name} ({what})" for name, what in others.items()), all_of_them=NAMED_IN_JSON)
+        notes.append(f"source: not sent: {told}")
     return notes
 
 
 def _reasons(left_out: LeftOut) -> dict[str, str]:
-    wish = "--include-secrets sends it all the same, or a line !{name} in .smlaunchignore"
     return {
         **{
-            name.rstrip("/"): f"may hold secrets ({what}); {wish.format(name=name)}"
+            name.rstrip("/"): f"may hold secrets ({what}); {WISH.format(name=name)}"
             for name, what in left_out.secrets.items()
         },
         **{
@@ -151,6 +151,7 @@ def _reasons(left_out: LeftOut) -> dict[str, str]:
             "a folder that holds both"
             for name, target in left_out.links.items()
         },
+        **{name: f"is no file that can be sent: {what}" for name, what in left_out.others.items()},
     }
 
 

@@ -208,3 +208,51 @@ def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
         assert "TOKENIZER" not in warning
         written = "".join(path.read_text() for path in (standing.folder / f"out-{kind}").iterdir())
         assert "hunter2" in written
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "content"),
+    [
+        ("print(open('configs/auth.json').read())\n", "configs/auth.json", '{"api_key": "abc"}'),
+        ("import keys_fixture\n", "keys_fixture.py", f"KEY = '''{KEY}'''\n"),
+    ],
+)
+def test_a_run_that_fails_for_a_file_that_was_left_out_says_so(
+    shell: Shell, script: str, name: str, content: str
+) -> None:
+    (shell.folder / "train.py").write_text(script)
+    (shell.folder / name).parent.mkdir(exist_ok=True)
+    (shell.folder / name).write_text(content)
+    ran = shell("run", "train.py", "--local", "--strategy", "custom", "--name", "lacks-one")
+    assert ran.code == 1
+    sentence = f"{name} was not sent: it may hold secrets"
+    assert sentence in ran.err[ran.err.index("failed: ") :]
+    assert f"!{name} in .smlaunchignore" in ran.err
+    assert sentence in shell("show", "lacks-one", "--local").out
+    assert json.loads(shell("show", "lacks-one", "--local", "--json").out)["hint"].startswith(sentence)
+
+
+def test_what_is_left_out_is_named_in_full_in_json(shell: Shell) -> None:
+    names = sorted(f"{number:02}.pem" for number in range(30))
+    for name in names:
+        (shell.folder / name).write_text(KEY)
+    (shell.folder / "data").mkdir()
+    (shell.folder / "data" / "id_rsa").write_text(KEY)
+    (shell.folder / "data" / "a.txt").write_text("x")
+    asked = ("plan", "train.py", "--local", "--strategy", "custom", "--input", "train=data")
+    document = json.loads(shell(*asked, "--json").out)
+    rows = [(row["field"], row["file"]) for row in document["left_out"]]
+    assert rows == [
+        ("inputs.train", "id_rsa"),
+        *(("source", name) for name in names),
+        ("source", "data/id_rsa"),
+    ]
+    assert all("--include-secrets" in row["because"] for row in document["left_out"])
+    assert "and 11 more (plan --json names all of them, in left_out)" in " ".join(shell(*asked).out.split())
+
+
+def test_requirements_that_are_left_out_are_told_with_the_reason(shell: Shell) -> None:
+    (shell.folder / "requirements.env").write_text("API_TOKEN=abc\n")
+    ran = shell("plan", "train.py", "--local", "--requirements", "requirements.env")
+    assert ran.code == 2
+    assert "requirements: requirements.env may hold secrets (variables); --include-secrets" in ran.err

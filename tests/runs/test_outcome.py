@@ -77,6 +77,7 @@ def test_the_document_has_its_documented_keys() -> None:
         "status",
         "exit_code",
         "because",
+        "hint",
         "jobs",
         "model_artifacts",
         "checkpoints",
