@@ -144,7 +144,8 @@ def test_cleared_while_deferred_it_attaches_and_cleared_when_done_it_is_done_aga
     assert jobs(site, run) == dict.fromkeys(SEGMENT_JOBS[:2], "Completed")
     site.clear("cleared")
     site.wait("a run of its own", lambda: "t3-s1-a1" in jobs(site, run))
-    assert site.xcom("cleared", "run") == f"{run}-t3"
+    # The task tells its run's name once the job's creation was answered: a moment after the job is there.
+    site.wait("the name of that run", lambda: site.xcom("cleared", "run") == f"{run}-t3")
 
 
 def test_a_retry_goes_on_with_the_run_that_failed(site: Site) -> None:
