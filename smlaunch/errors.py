@@ -15,6 +15,7 @@ A command that was interrupted while its run goes on ends with 130.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,29 @@ class MachineError(SmlaunchError):
 
 class EndpointError(MachineError):
     """The local endpoint cannot be started or reached."""
+
+
+DISK_FULL = "the disk of this machine is full"
+"""How a sentence begins that says so, also after a job's FailureReason's class."""
+_SQLITE_FULL = "database or disk is full"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether it, or what led to it, is a disk or a quota without room."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return True
+        if str(seen).startswith(_SQLITE_FULL):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def disk_full(folder: object, said: object) -> str:
+    """``folder``: below which to make room."""
+    return f"{DISK_FULL} ({said}): make room below {folder}, then do it again"
 
 
 ERROR_NAMES: Mapping[int, str] = {

@@ -18,7 +18,7 @@ import click
 
 from smlaunch.cli.display import Display, duration
 from smlaunch.cli.pipes import forget_stdout
-from smlaunch.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED
 from smlaunch.masking import mask_text
 from smlaunch.place import Place
 from smlaunch.planning.orchestrated import words_for
@@ -192,6 +192,8 @@ def _next_step(result: RunOutcome, job: JobOutcome, place: Place) -> str:
         again = f"run it again where it is driven: {words_for(result.driver)}"
     elif result.chain:
         again = f"smlaunch resume {result.run}{place.flag} tries again from the newest checkpoint"
+    if job.exit_code == EXIT_MACHINE:
+        return f"make room, and {again}"
     if job.failure_reason.startswith("ClientError"):
         return f"correct what is named above, and {again}"
     if job.failure_reason.startswith("CapacityError"):

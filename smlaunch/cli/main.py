@@ -16,7 +16,16 @@ import click
 from smlaunch import __version__
 from smlaunch.cli.garbage import spare_start
 from smlaunch.cli.pipes import forget_stdout
-from smlaunch.errors import EXIT_BAD_JOB, EXIT_INTERRUPTED, EXIT_SERVICE, JobError, SmlaunchError
+from smlaunch.errors import (
+    DISK_FULL,
+    EXIT_BAD_JOB,
+    EXIT_INTERRUPTED,
+    EXIT_MACHINE,
+    EXIT_SERVICE,
+    JobError,
+    SmlaunchError,
+    is_disk_full,
+)
 
 COMPLETION_VARIABLE = "_SMLAUNCH_COMPLETE"
 """Set by the shell's completion script: click answers it and exits."""
@@ -144,7 +153,10 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:
         forget_stdout()
         return 0
-    except Exception:
+    except Exception as error:
+        if is_disk_full(error):
+            _complain(f"{DISK_FULL}: {error}; make room, then do it again")
+            return EXIT_MACHINE
         traceback.print_exc()
         _complain("this is a mistake in smlaunch itself; please report it with the lines above")
         return EXIT_SERVICE

@@ -9,6 +9,8 @@ from smlaunch.errors import EndpointError
 
 DAMAGED = "EndpointStateDamaged"
 """The code of the error that a client gets for it."""
+DISK_IS_FULL = "EndpointDiskFull"
+"""The same where the state directory's disk has no room. Its status is none that clients try again."""
 
 
 class StateDamaged(EndpointError):

@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS {_COUNTER} (n INTEGER NOT NULL);
 INSERT INTO {_COUNTER} SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM {_COUNTER});
 """  # noqa: S608
 _TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
+_LEAST_ROOM = 1 << 16
+"""Bytes. SQLite takes its -shm file in pieces of 32 KiB."""
 _PASSING = ("database or disk is full", "database is locked", "database table is locked", "interrupted")
 """Begins of SQLite's messages that say nothing about the file."""
 
@@ -212,6 +214,10 @@ class Database:
         except sqlite3.DatabaseError as error:
             if str(error).startswith(_PASSING):
                 raise
+            if _has_no_room(
+                self.path.parent
+            ):  # it has other words for that too: disk I/O error, unable to open
+                raise sqlite3.OperationalError(f"database or disk is full: {error}") from error
             if self.path.is_dir():
                 raise self.damaged("is a directory") from error
             for path in (self.path.parent, self.path):
@@ -262,6 +268,14 @@ def _move_away(path: Path, contents: Contents) -> str:
     folder = shlex.quote(str((contents.aside or path).parent))
     place = time.strftime("damaged-%Y%m%dT%H%M%S", time.gmtime())
     return f"`smlaunch local stop; cd {folder} && mkdir {place} && mv {files} {place}/`"
+
+
+def _has_no_room(folder: Path) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _LEAST_ROOM or found.f_files > 0 == found.f_favail
 
 
 def sync_folder(folder: str | Path) -> None:

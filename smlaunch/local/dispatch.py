@@ -15,13 +15,15 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
+from smlaunch.errors import disk_full, is_disk_full
 from smlaunch.local import sigv4
 from smlaunch.local.call_log import CallLog, error_code
 from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
-from smlaunch.local.damage import DAMAGED, StateDamaged
+from smlaunch.local.damage import DAMAGED, DISK_IS_FULL, StateDamaged
 from smlaunch.local.errors import ApiError
 from smlaunch.local.messages import Held, Payload, Request, Response
 from smlaunch.local.services.cbor_errors import CborErrors, is_cbor
@@ -49,7 +51,7 @@ class ErrorForm(Protocol):
 
 class Dispatch:
     """``services`` by the name that clients sign for; ``fallback`` answers for all others. ``calls`` records
-    what was answered. Call it with a request; it always gives a response."""
+    what was answered. ``home``: where it is all kept. Call it with a request; it always gives a response."""
 
     def __init__(
         self,
@@ -58,12 +60,14 @@ class Dispatch:
         fallback: Service | None = None,
         clock: Callable[[], float] = time.time,
         calls: CallLog | None = None,
+        home: Path = Path(),
     ) -> None:
         self._keyring = keyring
         self._services = dict(services)
         self._fallback = fallback
         self._clock = clock
         self._calls = calls
+        self._home = home
 
     def __call__(self, request: Request) -> Response:
         request_id = str(uuid.uuid4())
@@ -79,7 +83,10 @@ class Dispatch:
             response = form.error(ApiError(DAMAGED, str(error), 500), request_id)
         except (ConnectionError, TimeoutError):
             raise  # the client is gone: nobody to tell
-        except Exception:
+        except Exception as error:
+            if is_disk_full(error):
+                text = disk_full(self._home, error)
+                return form.error(ApiError(DISK_IS_FULL, text, 507), request_id)
             log.exception("request %s: %s %s", request_id, request.method, request.path)
             text = f"The local endpoint failed; its log has the cause under request {request_id}"
             response = form.error(ApiError("InternalFailure", text, 500), request_id)

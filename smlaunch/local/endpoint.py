@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smlaunch.errors import EndpointError
+from smlaunch.errors import EndpointError, disk_full, is_disk_full
 from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION, ROLE_ARN
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.faults import from_environment
@@ -53,7 +53,15 @@ class Endpoint:
 
     def start(self) -> EndpointInfo:
         """Serves when it returns. Raises EndpointError, for a state directory that cannot be used, an
-        isolation level that does not work here, or a port that is taken."""
+        isolation level that does not work here, a port that is taken, or a disk that is full."""
+        try:
+            return self._start()
+        except Exception as error:
+            if isinstance(error, EndpointError) or not is_disk_full(error):
+                raise
+            raise EndpointError(disk_full(self._home, error)) from error
+
+    def _start(self) -> EndpointInfo:
         from smlaunch.local.call_log import CallLog
         from smlaunch.local.credentials import Keyring
         from smlaunch.local.dispatch import Dispatch, Service
@@ -94,7 +102,9 @@ class Endpoint:
         script_environment: dict[str, str] = {}
         executor = chosen(owner, script_environment)
         rooms = Rooms(
-            store, objects, logs, metrics, executor, settings, script_environment, self._recover_others(state)
+            *(store, objects, logs, metrics, executor, settings, script_environment),
+            self._recover_others(state),
+            state.root,
         )
         jobs = JobManager(rooms, state, owner)
         keyring = Keyring(credentials)
@@ -113,7 +123,7 @@ class Endpoint:
         if settings.faults is not None and settings.faults.faults:
             services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
             others = Throttled("", others, settings.faults)
-        dispatch = Dispatch(keyring, services, others, calls=calls)
+        dispatch = Dispatch(keyring, services, others, calls=calls, home=state.root)
         self._jobs = jobs
         self._stores = (objects, store, metrics, pipelines)
         self._calls = calls

@@ -14,8 +14,10 @@ from enum import Enum
 from typing import Any
 
 from smlaunch.errors import (
+    DISK_FULL,
     EXIT_BAD_JOB,
     EXIT_LIMIT,
+    EXIT_MACHINE,
     EXIT_SERVICE,
     EXIT_STOPPED,
     EXIT_TRAINING_FAILED,
@@ -231,6 +233,8 @@ class Ending(str, Enum):
     SERVICE = "service"
     CLIENT = "client"
     """Data, permission, image: the job cannot work as written."""
+    MACHINE = "machine"
+    """The local endpoint's disk is full."""
     ALGORITHM = "algorithm"
     """The script failed."""
 
@@ -270,6 +274,7 @@ RULES: Mapping[Ending, Rule] = {
     Ending.CAPACITY: Rule(Remedy.RETRY, EXIT_SERVICE, first_wait=60.0, longest_wait=900.0),
     Ending.SERVICE: Rule(Remedy.RETRY, EXIT_SERVICE, first_wait=30.0, longest_wait=300.0),
     Ending.CLIENT: Rule(Remedy.GIVE_UP, EXIT_BAD_JOB),
+    Ending.MACHINE: Rule(Remedy.GIVE_UP, EXIT_MACHINE),
     Ending.ALGORITHM: Rule(Remedy.RESUME, EXIT_TRAINING_FAILED),
 }
 """Source of the classes: SecondaryStatus and FailureReason of DescribeTrainingJob (API reference); capacity
@@ -298,5 +303,7 @@ def ending_of(status: str, secondary: str, reason: str) -> Ending | None:
     if status == "Stopped":
         return STOP_CLASSES.get(secondary, Ending.STOPPED)
     if status == "Failed":
+        if reason.startswith(f"ClientError: {DISK_FULL}"):
+            return Ending.MACHINE
         return FAILURE_CLASSES.get(reason.partition(":")[0].strip(), Ending.ALGORITHM)
     return None

@@ -3,6 +3,7 @@
     Completed                                  0
     Failed, AlgorithmError                     1   the training failed
     Failed, ClientError                        2   data, image or artifact: the job cannot work as written
+    Failed, ClientError: the disk of this machine is full   8   the local endpoint's disk
     Failed, CapacityError, InternalServerError 4   no capacity, or a fault of the service
     Stopped                                    5   by a person
     Stopped, MaxRuntimeExceeded or MaxWaitTimeExceeded   6
@@ -19,9 +20,11 @@ from typing import Any
 
 from smlaunch.errors import (
     EXIT_LIMIT,
+    EXIT_MACHINE,
     EXIT_SERVICE,
     EXIT_STOPPED,
     LimitReached,
+    MachineError,
     ServiceError,
     SmlaunchError,
     StoppedByUser,
@@ -162,6 +165,7 @@ class RunOutcome:
             EXIT_STOPPED: StoppedByUser,
             EXIT_LIMIT: LimitReached,
             EXIT_SERVICE: ServiceError,
+            EXIT_MACHINE: MachineError,
         }
         more = f"; {self.hint}" if self.hint else ""
         error = kinds.get(code, TrainingFailed)(f"run {self.run}: {headline_of(self)}{more}")

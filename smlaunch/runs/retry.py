@@ -50,8 +50,12 @@ _DAMAGED = "EndpointStateDamaged"
 """The local endpoint's own word for a file that is not what it wrote there: no patience mends that."""
 
 
+_DISK_FULL = "EndpointDiskFull"
+"""The same of its disk: a person has to make room."""
+
+
 def is_transient(error: CallError) -> bool:
-    if error.code == _DAMAGED:
+    if error.code in (_DAMAGED, _DISK_FULL):
         return False
     return error.code in TRANSIENT or error.code in (UNREACHABLE, UNREADABLE) or error.status >= 500
 
@@ -129,7 +133,7 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
             f"{error.operation}: {said}, so that S3 has refused the request; name a bucket of your own, or, "
             "where it is meant to be another account's, that account by bucket_owner (--bucket-owner)"
         )
-    if code == _DAMAGED:
+    if code in (_DAMAGED, _DISK_FULL):
         return EndpointError(error.message)
     if is_transient(error):
         return ServiceError(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from smlaunch.errors import EXIT_COMPLETED
 from smlaunch.export.flow import ERRORS
 from smlaunch.export.machine_ends import followers
 from smlaunch.export.policies import REASONS, UNCALLED
@@ -53,6 +54,8 @@ def _errors() -> Iterator[str]:
     yield "| a job ended with | remedy | the execution's Error when there is none left |"
     yield "|---|---|---|"
     for ending, rule in RULES.items():
+        if rule.exit_code != EXIT_COMPLETED and rule.exit_code not in ERRORS:
+            continue  # of this machine alone
         yield f"| {ending.value} | {rule.remedy.value} | {_error(rule.exit_code)} |"
 
 

@@ -71,7 +71,7 @@ def driver_plays(job: str, *fates: Fate) -> Played:
 
 # ---- the same as the driver -----------------------------------------------------------------------------
 
-FAILURES = [ending for ending in Ending if ending not in (Ending.COMPLETED, Ending.TIME)]
+FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.MACHINE)]
 TIMES = st.integers(0, 90_000)
 WENT = st.builds(
     Fate,
@@ -136,7 +136,7 @@ def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
     assert "the highest step reported 63" in ended.cause
 
 
-@pytest.mark.parametrize("ending", Ending)
+@pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.MACHINE])
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
     told = ending in (Ending.COMPLETED, Ending.TIME)

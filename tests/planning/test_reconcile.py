@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.errors import JobError
+from smlaunch.errors import EXIT_MACHINE, JobError, disk_full
 from smlaunch.planning.reconcile import (
     OUTCOME_GRACE,
     Action,
@@ -185,6 +185,9 @@ class TestEndings:
         for word, ending in FAILURE_CLASSES.items():
             assert ending_of("Failed", "Failed", f"{word}: why") is ending
         assert ending_of("Failed", "Failed", "") is Ending.ALGORITHM
+        full = disk_full("/home", "No space left on device")
+        assert ending_of("Failed", "Failed", f"ClientError: {full}") is Ending.MACHINE
+        assert RULES[Ending.MACHINE].exit_code == EXIT_MACHINE
 
     def test_there_is_a_rule_for_each(self) -> None:
         assert set(RULES) == set(Ending)

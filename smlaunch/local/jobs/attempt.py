@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from smlaunch.local.bodies import TornObject
 from smlaunch.local.errors import ApiError
@@ -28,7 +29,7 @@ from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.output import OutputPump
 from smlaunch.local.jobs.pipes import Pipes
 from smlaunch.local.jobs.ports import Logs, Metrics, Objects
-from smlaunch.local.jobs.verdict import INTERNAL, HostReport, failure_reason
+from smlaunch.local.jobs.verdict import INTERNAL, HostReport, failure_reason, machines_own
 from smlaunch.local.jobs.watch import HostWatch
 from smlaunch.local.jobs.work import Outcome, Tools, Work
 from smlaunch.local.settings import Settings
@@ -38,7 +39,8 @@ from smlaunch.local.store import JobStore
 @dataclass(frozen=True)
 class Rooms:
     """What every job of an endpoint shares. ``credentials``: variables by which a script reaches it.
-    ``recover_others``: Executor.recover of executors that earlier endpoints may have had."""
+    ``recover_others``: Executor.recover of executors that earlier endpoints may have had. ``home``: the state
+    directory."""
 
     store: JobStore
     objects: Objects
@@ -48,6 +50,7 @@ class Rooms:
     settings: Settings
     credentials: Mapping[str, str]
     recover_others: Callable[[str], object] = lambda owner: None
+    home: Path = Path()
 
 
 class Attempt:
@@ -90,7 +93,7 @@ class Attempt:
             traceback.print_exc()
             outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
         self._output.finish()
-        return outcome
+        return replace(outcome, reason=machines_own(outcome.reason, self._rooms.home))
 
     def close(self) -> None:
         try:

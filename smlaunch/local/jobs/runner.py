@@ -24,7 +24,7 @@ from smlaunch.local.jobs.kinds import KINDS
 from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.spec import JobSpec
 from smlaunch.local.jobs.states import JobState, StopCause
-from smlaunch.local.jobs.verdict import INTERNAL
+from smlaunch.local.jobs.verdict import INTERNAL, machines_own
 from smlaunch.local.jobs.work import Outcome, Work
 from smlaunch.local.store import JobRecord
 
@@ -67,7 +67,8 @@ class JobRunner:
         except Exception as error:
             # The endpoint's own fault: the job must say so, and the endpoint must go on.
             traceback.print_exc()
-            outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
+            reason = machines_own(f"{INTERNAL}{type(error).__name__}: {error}", self._rooms.home)
+            outcome = Outcome(reason)
         try:
             try:
                 self._end(outcome)

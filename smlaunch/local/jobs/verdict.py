@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from smlaunch.errors import disk_full
 from smlaunch.local.executors.base import HostExit
 from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
 from smlaunch.protocol.failure import format_failure
@@ -14,6 +18,18 @@ _SILENT = "its first process, which left no word; often memory that ran out"
 INTERNAL = "InternalServerError: "
 """How the reasons begin that RetryStrategy retries: the host's supervisor died, or could not be started, and
 no program of the job has an exit code of its own to tell; or the endpoint itself failed."""
+
+
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
+
+def machines_own(reason: str | None, home: Path) -> str | None:
+    """The reason again, or, where the endpoint itself found its disk full, one that says so: such a job is
+    neither wrong as written nor worth trying again before there is room."""
+    kind, _, said = (reason or "").partition(": ")
+    if f"{kind}: " not in ("ClientError: ", INTERNAL) or not any(words in said for words in _FULL):
+        return reason
+    return f"ClientError: {disk_full(home, said)}"[:REASON_LIMIT]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""A disk that is full under the endpoint: it is said, with the folder, and nothing is half done."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from smlaunch.cli.main import run_command
+from smlaunch.errors import DISK_FULL, EXIT_MACHINE
+from smlaunch.local import bodies
+from smlaunch.local.database import Database
+from smlaunch.local.endpoint import Endpoint
+from tests.conftest import ROOT
+from tests.local.client import Client
+
+SCRIPT = """
+import os
+last = os.environ.get("SMLAUNCH_ML_ROOT", "/opt/ml") + "/checkpoints/last.json"
+print("goes on" if os.path.exists(last) else "begins", flush=True)
+open(last, "w").write("{}")
+print("smlaunch: progress step=1 steps=1", flush=True)
+"""
+CHAIN = "--name full --max-runtime 2m --segment 1m --checkpoints s3://sagemaker-us-east-1-000000000000/kept/"
+
+
+class Allowance:
+    """Of pages that a database may still take, for the connections that are opened from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used_up = False
+        self._connections: list[sqlite3.Connection] = []
+        connect = Database._connect
+
+        def counted(database: Database) -> sqlite3.Connection:
+            connection = connect(database)
+            self._connections.append(connection)
+            self._set(connection)
+            return connection
+
+        monkeypatch.setattr(Database, "_connect", counted)
+
+    def use_up(self, yes: bool = True) -> None:
+        self.used_up = yes
+        for connection in self._connections:
+            self._set(connection)
+
+    def _set(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA max_page_count = {1 if self.used_up else 1 << 30}")
+
+
+@pytest.fixture
+def allowance(monkeypatch: pytest.MonkeyPatch) -> Allowance:
+    return Allowance(monkeypatch)
+
+
+def test_an_upload_that_the_index_has_no_room_for(tmp_path: Path, allowance: Allowance) -> None:
+    with Endpoint(tmp_path / "home", isolation="plain") as info:
+        client = Client(info)
+        client.put("before", b"old")
+        allowance.use_up()
+        with pytest.raises(ClientError) as refused:
+            for number in range(2000):
+                client.put(f"new-{number}", bytes(10))
+        error = refused.value.response["Error"]
+        assert error["Code"] == "EndpointDiskFull"
+        assert error["Message"].startswith(DISK_FULL)
+        assert str(tmp_path / "home") in error["Message"]
+        assert refused.value.response["ResponseMetadata"]["RetryAttempts"] == 0
+        allowance.use_up(False)
+        client.put("after", b"x")
+        assert list((tmp_path / "home/s3/_store/incoming").iterdir()) == []
+
+
+def test_an_upload_whose_body_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full answers as such a disk does."""
+    with Endpoint(tmp_path / "home", isolation="plain") as info:
+        client = Client(info)
+        client.put("key", b"old")
+        full = os.open("/dev/full", os.O_WRONLY)
+        from smlaunch.local.services.s3 import transfer
+
+        monkeypatch.setattr(transfer, "write_all", lambda writer, block: bodies.write_all(full, block))
+        with pytest.raises(ClientError, match="EndpointDiskFull"):
+            client.put("key", b"new")
+        monkeypatch.undo()
+        os.close(full)
+        assert client.s3.get_object(Bucket="tests", Key="key")["Body"].read() == b"old"
+        assert list((tmp_path / "home/s3/_store/incoming").iterdir()) == []
+
+
+def test_a_job_whose_input_has_no_room_and_again_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chain: what cannot be written is the runtime, to the host."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SMLAUNCH_HOME", str(home))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    from smlaunch.local.jobs import copying
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    write = copying._write
+    monkeypatch.setattr(copying, "_write", lambda writer, block: write(full, block))
+    words = ["run", str(tmp_path / "train.py"), "--local", "--isolation", "plain", "--strategy", "custom"]
+    code = run_command([*words, *CHAIN.split()])
+    said = capsys.readouterr()
+    assert code == EXIT_MACHINE, said
+    assert DISK_FULL in said.err
+    assert str(home) in said.err
+    assert "Traceback" not in said.err
+    monkeypatch.setattr(copying, "_write", write)
+    os.close(full)
+    assert run_command(["resume", "full", "--local"]) == 0, capsys.readouterr()
+
+
+SMALL = """
+mount -t tmpfs -o size=4m tmpfs "$DISK" || exit 77
+smlaunch() { "$PYTHON" -m smlaunch.cli.main "$@"; echo "exit code $?"; }
+mkdir -m 700 "$SMLAUNCH_HOME"
+smlaunch ls --local
+head -c 8M /dev/zero > "$DISK/filler" 2>/dev/null
+smlaunch run "$SCRIPT" --local --strategy custom $CHAIN
+smlaunch ls --local
+rm "$DISK/filler"
+smlaunch run "$SCRIPT" --local --strategy custom $CHAIN
+"""
+
+
+@pytest.mark.root
+def test_a_small_disk(tmp_path: Path) -> None:
+    """A real one, filled to its last block."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {
+        **os.environ,
+        "DISK": str(tmp_path / "disk"),
+        "SMLAUNCH_HOME": str(tmp_path / "disk/home"),
+        "CHAIN": CHAIN,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SCRIPT": str(tmp_path / "train.py"),
+    }
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", SMALL],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    text = done.stdout + done.stderr
+    codes = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")]
+    assert codes == [0, EXIT_MACHINE, EXIT_MACHINE, 0], text
+    assert DISK_FULL in done.stderr
+    assert "Traceback" not in text
+    assert "mistake in smlaunch" not in text
