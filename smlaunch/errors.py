@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from smlaunch.masking import mask_text
+
 EXIT_COMPLETED = 0
 EXIT_TRAINING_FAILED = 1
 EXIT_BAD_JOB = 2
@@ -50,6 +52,10 @@ class SmlaunchError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is what the command line ends with."""
 
     exit_code = EXIT_SERVICE
+
+    def __init__(self, *args: Any) -> None:
+        """Whoever shows it, a notebook or a log: the secrets in what it quotes are masked."""
+        super().__init__(*(mask_text(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class JobError(SmlaunchError):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from smlaunch.masking import (
@@ -219,3 +221,105 @@ def test_the_fields_of_a_job_that_hold_secrets() -> None:
         "segments[1].hyperparameters.token",
     ]
     assert secret_fields({}) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "DB_PASS",
+            "PASS",
+            "dbPass",
+            "SMTP_PASS",
+            "CREDS",
+            "GCP_CREDS",
+            "db_cred",
+            "GITHUB_PAT",
+            "PAT",
+            "gh-pat",
+        ),
+        *(
+            "OPENAI_KEY",
+            "WANDB_KEY",
+            "kaggle-key",
+            "HF_KEY",
+            "anthropicKey",
+            "AZURE_STORAGE_KEY",
+            "DB_PASS_PROD",
+        ),
+    ],
+)
+def test_short_names_of_secrets(name: str) -> None:
+    assert masked(name, "ZZ1") == MASK
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (f"{kind}_key", "user_id")
+            for kind in ("primary", "sort", "index", "registry", "partition", "kms", "s3")
+        ),
+        *(
+            (name, "x")
+            for name in ("num_pass", "first_pass", "low_pass", "byPass", "file_pat", "pat", "pattern")
+        ),
+        *((name, "x") for name in ("sacred", "api_key_env", "signature", "passphrase_model", "path")),
+        *((f"{kind}_token", "cat") for kind in ("class", "prompt", "learned", "query", "register", "global")),
+        *(
+            (f"{kind}_token", "cat")
+            for kind in ("blank", "trigger", "target", "initializer", "language", "modality")
+        ),
+        *(("token", value) for value in ("[CLS]", "<s>", "<|endoftext|>")),
+        ("pass", 2),
+        ("include_secrets", "yes please"),
+    ],
+)
+def test_values_under_names_of_other_things_are_shown(name: str, value: object) -> None:
+    assert masked(name, value) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--api-key ZZ6 --lr 0.1", "--api-key **** --lr 0.1"),
+        ("run --token 'two words' -x", "run --token **** -x"),
+        ("a b hf_token: ZZ10", "a b hf_token: ****"),
+        ("X-Api-Key: ZZ10", "X-Api-Key: ****"),
+        ("https://hooks.slack.com/services/T0/B0/ZZ7XX", "https://hooks.slack.com/services/****"),
+        ("https://discord.com/api/webhooks/123/ZZ-x_y", "https://discord.com/api/webhooks/****"),
+        (
+            "https://acme.webhook.office.com/webhookb2/ZZ@1/x",
+            "https://acme.webhook.office.com/webhookb2/****",
+        ),
+        ("https://api.telegram.org/bot123:ZZ/send", "https://api.telegram.org/bot****"),
+        ("https://ZZ8abcdef@o1.ingest.sentry.io/1", "https://****@o1.ingest.sentry.io/1"),
+        ("https://0123456789abcdef0123@errors.example.com/1", "https://****@errors.example.com/1"),
+        ("https://h/x?Signature=ZZ&a=1", "https://h/x?Signature=****&a=1"),
+        ("ssh://git@github.com/a/b", "ssh://git@github.com/a/b"),
+        ("--include-secrets sends them all, --key k", "--include-secrets sends them all, --key k"),
+        ('no bucket "AKIA2OGYBAH6QGPTLSNQ:ZZERRbcdefghijklmnopqr@b"', 'no bucket "****@b"'),
+        ("https://example.com/services/a --lr 0.1", "https://example.com/services/a --lr 0.1"),
+    ],
+)
+def test_values_in_texts(text: str, shown: str) -> None:
+    assert masked("note", text) == shown
+    assert masked("note", shown) == shown
+    assert list(masked_words([text])) == [shown]
+
+
+def test_a_data_source_name_shows_nobody() -> None:
+    assert masked("ERRORS_DSN", "https://ZZ8@errors.example.com/1") == "https://****@errors.example.com/1"
+
+
+def test_the_fields_of_an_export_go_by_the_same_rule() -> None:
+    secrets = {"DB_PASS": "a", "OPTS": "--api-key a", "HOOK": "https://hooks.slack.com/services/a/b/c"}
+    assert secret_fields({"environment": {**secrets, "LR": "1"}}) == [
+        f"environment.{name}" for name in secrets
+    ]
+
+
+def test_a_long_word_is_read_once() -> None:
+    begun = time.process_time()
+    mask_text("=" + "a1" * 100_000)
+    assert time.process_time() - begun < 5

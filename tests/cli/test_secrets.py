@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tarfile
+import traceback
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -256,3 +258,27 @@ def test_requirements_that_are_left_out_are_told_with_the_reason(shell: Shell) -
     ran = shell("plan", "train.py", "--local", "--requirements", "requirements.env")
     assert ran.code == 2
     assert "requirements: requirements.env may hold secrets (variables); --include-secrets" in ran.err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"environment": "HF_TOKEN=ZZK2"},
+        {"environment": ["HF_TOKEN=ZZK2"]},
+        {"inputs": {"a": "https://u:ZZK10@h/x"}},
+        {"inputs": {"a": "s3://AKIA2OGYBAH6QGPTLSNQ:ZZERRbcdefghijklmnopqrstuvwxyz@bucket/x"}},
+    ],
+)
+def test_an_error_in_a_notebook_shows_no_secret(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(JobError) as caught:
+        plan(Job(entry=str(tmp_path / "train.py"), **wrong), fake_target())
+    assert "ZZ" not in "".join(traceback.format_exception(caught.value))
+    assert "ZZ" not in repr(caught.value)
+
+
+def test_an_address_with_keys_in_it_shows_neither(shell: Shell) -> None:
+    uri = "s3://AKIA2OGYBAH6QGPTLSNQ:ZZERRbcdefghijklmnopqrstuvwxyz123456789AB@bucket/x"
+    ran = shell("plan", "train.py", "--local", "--input", f"train={uri}")
+    assert ran.code == 2
+    assert "ZZ" not in ran.err + ran.out
