@@ -12,6 +12,7 @@ import errno
 import io
 import ipaddress
 import logging
+import select
 import selectors
 import socket
 import threading
@@ -35,7 +36,9 @@ _DRAINED = 4 << 20
 _PATIENCE = 60.0
 """Seconds from a request's first byte until its signature was found good."""
 _LINGER = 10.0
-"""Seconds for which a client may go on sending what nobody reads, so that it sees the answer."""
+"""Seconds that a client has to see the answer although it still sends."""
+_LINGER_BYTES = 32 << 20
+"""That are dropped of what it sends; no more are read."""
 _STALL = 300.0
 """Seconds that a peer may take over the next bytes of a request or answer it has begun."""
 
@@ -284,11 +287,16 @@ class _Connection(BaseHTTPRequestHandler):
     def _linger(self) -> None:
         """A line that is cut while the client still sends takes the answer with it."""
         self.server.connections.hurry(self._peer, _LINGER)
-        buffer = bytearray(1 << 16)
+        buffer, dropped = bytearray(1 << 16), 0
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            while self.connection.recv_into(buffer):
-                pass
+            while dropped < _LINGER_BYTES and (size := self.connection.recv_into(buffer)):
+                dropped += size
+            if dropped >= _LINGER_BYTES:
+                # To close now would take the answer away from a client that reads while it sends.
+                hung_up = select.poll()
+                hung_up.register(self.connection, 0)
+                hung_up.poll(1000 * _LINGER)
 
     def _body(self, headers: dict[str, str]) -> PlainBody | ChunkedBody:
         """Raises ValueError for a body whose end cannot be told for certain."""

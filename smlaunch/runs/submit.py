@@ -23,7 +23,7 @@ from smlaunch.runs.retry import is_done_perhaps, retrying
 
 
 class Submitted(NamedTuple):
-    """``attached``: the job was there already, created by an earlier attempt or another client."""
+    """``attached``: the job was there before it was asked for."""
 
     name: str
     arn: str
@@ -70,7 +70,7 @@ def submit(
             raise error from None
         if found is None:
             raise
-        return found
+        return found._replace(attached=False)  # nobody had it when this command began: most likely we made it
     return Submitted(task.name, arn, attached=False)
 
 

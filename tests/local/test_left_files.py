@@ -103,8 +103,10 @@ def test_a_failure_file_that_is_none_is_not_read(client: Client, place: Grounds)
         "above": "os.rename(ROOT + '/output', ROOT + '/away'); os.symlink(SECRET, ROOT + '/output')",
     }.items():
         job = client.run(name, f"SECRET = {str(secret)!r}\n{left}\nsys.exit(3)\n")
-        assert job["FailureReason"] == "AlgorithmError: , exit code: 3", name
         (note,) = notes(client, name, "/opt/ml/output/failure is not read: it is a ")
+        said = note[note.index("/opt/ml") :]
+        reason = f"AlgorithmError: algo-1 exited with code 3: {said}, exit code: 3"
+        assert job["FailureReason"] == reason, name
         assert note.endswith("FIFO" if name == "fifo" else "symbolic link")
 
 

@@ -108,7 +108,7 @@ def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None
     assert storage(target).puts == before, "what lies at the run's place belongs to the first job"
 
 
-def test_a_create_whose_answer_was_lost_attaches_to_what_it_made(
+def test_a_create_whose_answer_was_lost_has_made_its_job_all_the_same(
     job: Job, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -120,7 +120,7 @@ def test_a_create_whose_answer_was_lost_attaches_to_what_it_made(
 
     calls = iter([made_but_not_answered, plain, plain])
     control(target).create = lambda request: next(calls)(request)  # type: ignore
-    assert launch(job, target).attached
+    assert not launch(job, target).attached  # nobody had launched it before
     assert len(control(target).created) == 1
 
 

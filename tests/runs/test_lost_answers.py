@@ -180,6 +180,7 @@ def test_the_job_whose_answer_was_lost_is_found(proxy: Proxy, target: Target, jo
     name = f"lost-{next(_NUMBERS)}"
     proxy.spoil("CreateTrainingJob", WAYS[way])
     run = launch(prepare(job, target, name), target)
+    assert not run.attached  # it was launched here, by this very call
     assert run.wait().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 

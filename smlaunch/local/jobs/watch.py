@@ -139,7 +139,9 @@ class HostWatch:
         except FileNotFoundError:
             return report
         except OSError as error:
-            self.note(place.label, f"{path} is not read: {why(error)}")
-            return report
+            unread = f"{path} is not read: {why(error)}"
+            self.note(place.label, unread)
+            said = ended.code == 0 or ended.message or ended.signal
+            return report if said else replace(report, exit=replace(ended, message=unread))
         failure = text.decode("utf-8", "replace")[: states.REASON_LIMIT]
         return replace(report, failure=failure, failure_time=written)

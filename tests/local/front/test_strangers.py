@@ -127,9 +127,25 @@ def test_an_answer_comes_before_the_body(front: Front, kind: str, expect: bytes)
         assert answer.status == (413 if kind == "too long" else 403)
 
 
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+def test_a_strangers_body_is_not_read_to_its_end(front: Front, bucket: str, expect: bytes) -> None:
+    """What the kernel holds between the two comes on top of the 32 MB that are dropped."""
+    sent, block = 0, bytes(1 << 20)
+    with socket.create_connection(("127.0.0.1", front.port), timeout=1) as connection:
+        head = f"PUT /{bucket}/k HTTP/1.1\r\nContent-Length: {500 << 30}\r\n".encode()
+        connection.sendall(head + HOST + expect + b"\r\n")
+        with suppress(TimeoutError):
+            while sent < 200 << 20:
+                sent += connection.send(block)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 403
+    assert sent < 100 << 20, f"{sent >> 20} MB"
+
+
 def test_who_is_refused_in_the_middle_of_an_upload_sees_why(front: Front, bucket: str) -> None:
     client = http.client.HTTPConnection("127.0.0.1", front.port, timeout=10)
-    client.request("PUT", f"/{bucket}/k", bytes(64 << 20))
+    client.request("PUT", f"/{bucket}/k", bytes(30 << 20))
     answer = client.getresponse()
     assert (answer.status, answer.headers["Connection"]) == (403, "close")
     assert b"AccessDenied" in answer.read()
