@@ -15,6 +15,9 @@ _STATE_MARKS = frozenset(("jobs.sqlite", "owners", "s3"))
 """What lies in every state folder of the local endpoint (local/state_dir.py), wherever it is."""
 
 
+_FIRST_PERSON, _NOBODY = 1000, 65534
+
+
 class Identity(NamedTuple):
     """The same for one folder by all its names."""
 
@@ -39,6 +42,8 @@ def private_place(folder: Path) -> str | None:
     for above in _above_home():
         if above == here:
             return "holds your home folder, with keys, tokens and everything else in it"
+    if here in _above_others():
+        return "holds the home folders of this machine's users"
     if here == state_folder():
         return f"is where the local endpoint keeps its state ({STATE_VARIABLE})"
     return None
@@ -77,6 +82,12 @@ def _homes(owner: int) -> list[Identity]:
 
 def _above_home() -> list[Identity]:
     return _identities([str(above) for home in _own_homes() for above in Path(home).parents])
+
+
+def _above_others() -> list[Identity]:
+    """Above homes of people; services have theirs anywhere."""
+    people = [user.pw_dir for user in pwd.getpwall() if _FIRST_PERSON <= user.pw_uid < _NOBODY]
+    return _identities([str(Path(home).parent) for home in people if home.startswith(os.path.sep)])
 
 
 def _identities(folders: list[str]) -> list[Identity]:

@@ -16,17 +16,33 @@ from smlaunch.script_signs import signs
 from smlaunch.suggest import nearest
 
 
+def closed(path: Path) -> str | None:
+    """Why nobody can say what is there, as behind a folder that is shut; None where it is known."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
 def near_path(path: Path) -> str:
     """A clause naming the nearest thing in the deepest folder that does exist."""
     folder = path.parent
-    if not folder.is_dir():
-        return f" (nor does its folder {folder})"
-    match = nearest(path.name, (item.name for item in folder.iterdir()))
+    try:
+        if not folder.is_dir():
+            return f" (nor does its folder {folder})"
+        match = nearest(path.name, (item.name for item in folder.iterdir()))
+    except OSError:
+        return ""  # only a suggestion depends on it
     return f", did you mean {str(folder / match)!r}?" if match else ""
 
 
 def read_script(path: Path) -> ScriptFacts:
     """Parses the script, runs nothing. A shell script has no imports."""
+    if (shut := closed(path)) is not None:
+        return ScriptFacts(problem=shut)
     if not path.is_file():
         what = f"{path} is a folder; name the script in it" if path.is_dir() else f"{path} does not exist"
         return ScriptFacts(exists=False, problem=what + ("" if path.is_dir() else near_path(path)))

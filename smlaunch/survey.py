@@ -38,7 +38,7 @@ from smlaunch.planning.surroundings import (
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
 from smlaunch.private_places import private_place
 from smlaunch.protocol.checkpoint import parse_step
-from smlaunch.scripts import absent_packages, near_path, reached_imports, reached_signs
+from smlaunch.scripts import absent_packages, closed, near_path, reached_imports, reached_signs
 from smlaunch.scripts import read_script as read_script
 from smlaunch.sdk_images import resolved_image
 
@@ -332,6 +332,8 @@ def _shards_in_s3(
 
 def _local_input(uri: str, named: bool, include_secrets: bool) -> InputFacts:
     path = Path(uri).expanduser()
+    if (shut := closed(path)) is not None:
+        return InputFacts(uri, "local", problem=shut)
     if not path.exists():
         hint = near_path(path)
         return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")

@@ -5,6 +5,7 @@ Commands are imported when they are used: ``smlaunch --help`` loads click and th
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -26,6 +27,14 @@ from smlaunch.errors import (
     SmlaunchError,
     is_disk_full,
 )
+
+_OF_A_PATH = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        *(errno.ENAMETOOLONG, errno.EEXIST, errno.EROFS),
+    )
+)
+"""What a path of the user's may be met with, wherever it is first used."""
 
 COMPLETION_VARIABLE = "_SMLAUNCH_COMPLETE"
 """Set by the shell's completion script: click answers it and exits."""
@@ -157,6 +166,9 @@ def run_command(arguments: list[str]) -> int:
         if is_disk_full(error):
             _complain(f"{DISK_FULL}: {error}; make room, then do it again")
             return EXIT_MACHINE
+        if isinstance(error, OSError) and error.errno in _OF_A_PATH and error.filename is not None:
+            _complain(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}")
+            return EXIT_BAD_JOB
         traceback.print_exc()
         _complain("this is a mistake in smlaunch itself; please report it with the lines above")
         return EXIT_SERVICE

@@ -11,6 +11,7 @@ from smlaunch.data.workers import each
 from smlaunch.errors import JobError, Problem
 from smlaunch.local_files import local_files
 from smlaunch.ports import ObjectStorage, Parcel, StoredObject, Transfer
+from smlaunch.private_places import private_place
 from smlaunch.protocol.addresses import split_s3
 
 _AT_ONCE = 8
@@ -56,6 +57,8 @@ def pushing(storage: ObjectStorage, transfer: Transfer, folder: Path, uri: str) 
     bucket, prefix = address(uri)
     inside = prefix if not prefix or prefix.endswith("/") else prefix + "/"
     try:
+        if private := private_place(folder):
+            raise JobError([Problem("SRC", f"{folder} {private}; name the folder of the data itself")])
         files = list(local_files(folder))
     except OSError as error:
         raise JobError([Problem("SRC", f"it cannot be read: {error}")]) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smlaunch.errors import JobError, SmlaunchError
+from smlaunch.errors import JobError, Problem, SmlaunchError
 from smlaunch.job import Job
 from smlaunch.job_rest import rest_of
 from smlaunch.planning.bucket_owners import owners_of
@@ -73,6 +73,8 @@ def launch(
     """
     if isinstance(what, Job):
         prepared = prepare(what, target)
+    elif not isinstance(what, (Plan, Prepared)):
+        raise _no_job(what, "a Job or a Plan")
     elif isinstance(what, Plan):
         prepared = Prepared(what, _packed(what.job)[1], target or Target.region())
     else:
@@ -85,6 +87,8 @@ def prepare(
 ) -> Prepared:
     """As ``plan``, keeping the packed source for ``launch``. ``pending``: channels whose data is not there
     yet."""
+    if not isinstance(job, Job):
+        raise _no_job(job, "a Job")
     target = target or Target.region()
     facts, source = _packed(job)
     _name_owners(job, target)
@@ -207,6 +211,10 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
     return PartsRun(plan.run, target, parts, attached=all(there.values()))
 
 
+def _no_job(what: object, needed: str) -> JobError:
+    return JobError([Problem("", f"{needed} is needed, not {type(what).__name__}: Job(entry='train.py')")])
+
+
 def _name_owners(job: Job, target: Target) -> None:
     for bucket, account in owners_of(job).items():
         target.owners.name(bucket, account)
@@ -246,13 +254,13 @@ def _packed(job: Job) -> tuple[SourceFacts, PackedSource | None]:
 
     if inside.startswith("../"):
         return wrong(f"{entry} lies outside of the source folder {root}")
-    if not job.source and not entry.is_file():
+    if not job.source and not os.path.isfile(entry):  # noqa: PTH113  Path.is_file raises for a closed folder
         return wrong(None)  # said once, by the script's own facts
     try:
         packed = pack(root, job.include_secrets)
     except JobError as error:
         return wrong("; ".join(problem.message for problem in error.problems))
-    if entry.is_file() and inside not in packed.files:
+    if inside not in packed.files and os.path.isfile(entry):  # noqa: PTH113
         return wrong(packed.why_absent(inside))
     facts = SourceFacts(
         root=str(root),

@@ -43,6 +43,10 @@ _QUOTA = re.compile(
 
 
 _SOME_PATIENCE = Patience()
+_GONE_PATIENCE = Patience(first=0.5, longest=1.0, total=5.0)
+"""For an endpoint on this machine that nobody answers for: it is being started anew, or was stopped."""
+_GONE = re.compile(r"Could not connect to the endpoint URL: \"https?://(?:127\.|localhost|\[::1\])")
+"""botocore's words for a connection that was refused at once; where nobody listens, nobody begins to soon."""
 ROLE_PATIENCE = Patience(first=5.0, longest=15.0, total=60.0)
 
 
@@ -58,6 +62,10 @@ def is_transient(error: CallError) -> bool:
     if error.code in (_DAMAGED, _DISK_FULL):
         return False
     return error.code in TRANSIENT or error.code in (UNREACHABLE, UNREADABLE) or error.status >= 500
+
+
+def _is_gone(error: CallError) -> bool:
+    return error.code == UNREACHABLE and _GONE.match(error.message) is not None
 
 
 def is_done_perhaps(error: CallError) -> bool:
@@ -96,6 +104,7 @@ def retrying(
         except CallError as error:
             tries += 1
             if is_transient(error):
+                patience = _GONE_PATIENCE if _is_gone(error) else patience
                 delay = patience.delay(tries, waited, chance())
             elif is_young_role(error):
                 delay = ROLE_PATIENCE.delay(tries, waited, chance())
@@ -118,7 +127,8 @@ def refusal(error: CallError, where: str) -> SmlaunchError:
     if code == UNREACHABLE:
         if where.startswith("the local endpoint"):
             return EndpointError(
-                f"{where} does not answer ({said}); `smlaunch local status` says whether it runs"
+                f"{where} does not answer ({said}); `smlaunch local status` says whether it runs, "
+                "`smlaunch local start` starts it"
             )
         return ServiceError(
             f"{error.operation}: {where} does not answer: {said}; check the network and the region"

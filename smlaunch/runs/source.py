@@ -22,9 +22,10 @@ from smlaunch.local_files import NAMED_IN_JSON, WISH, secrets_stay
 from smlaunch.planning.prose import some
 from smlaunch.private_places import private_place
 from smlaunch.runs.source_walk import Entry, LeftOut, SourceTree
+from smlaunch.scripts import closed
 
-WARN_BYTES = 50 << 20
-LIMIT_BYTES = 500 << 20
+WARN_BYTES = 50_000_000
+LIMIT_BYTES = 500_000_000
 LIMIT_FILES = 20_000
 """A source tree past these holds data, which belongs into an input channel: refused, not slowly uploaded."""
 
@@ -67,6 +68,8 @@ class PackedSource:
 
 def pack(root: Path, include_secrets: bool = False) -> PackedSource:
     """Reads the folder and returns its archive. JobError for a folder that cannot be sent."""
+    if (shut := closed(root)) is not None:
+        raise JobError([Problem("source", shut)])
     if not root.is_dir():
         what = "is a file, a folder is needed" if root.exists() else "does not exist"
         raise JobError([Problem("source", f"{root} {what}")])
@@ -180,4 +183,4 @@ def _largest(entries: list[Entry]) -> str:
 
 
 def _megabytes(size: int) -> str:
-    return f"{size / (1 << 20):,.1f} MB"
+    return f"{size / 1_000_000:,.1f} MB"

@@ -257,12 +257,12 @@ def _rules_above(real_root: str) -> list[Rules]:
     """The rules of the folders above, nearest first, when the source lies inside a git repository."""
     rules: list[Rules] = []
     current, below = Path(real_root), ""
-    while not (current / ".git").exists():
+    while not os.path.lexists(current / ".git"):
         if current.parent == current:
             return []
         current, below = current.parent, f"{current.name}/{below}"
         ignore = current / ".gitignore"
-        if ignore.is_file():
+        if os.path.isfile(ignore):  # noqa: PTH113  Path.is_file raises for a closed folder
             with _usable():
                 above = Rules(read_spec(ignore), 0, below)
             # A folder that is itself ignored was named on purpose: its parent's rules would empty it.

@@ -128,7 +128,7 @@ def _stage_data(
     size = sum(parcel.size for parcel in missing)
     if size >= _WORTH_TELLING or len(missing) > _WORTH_COUNTING:
         kept = f" ({len(present):,} are there already)" if present else ""
-        told(f"uploading {len(missing):,} files, {size / (1 << 20):,.1f} MB{kept}")
+        told(f"uploading {len(missing):,} files, {size / 1_000_000:,.1f} MB{kept}")
     target.transfer.put(bucket, missing, Tally(len(missing), size, watch).add)
 
 

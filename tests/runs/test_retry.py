@@ -133,3 +133,17 @@ def test_an_endpoint_that_has_gone() -> None:
     )
     assert isinstance(error, EndpointError)
     assert "smlaunch local status" in str(error)
+
+
+def test_an_endpoint_of_this_machine_that_is_gone_is_waited_for_some_seconds() -> None:
+    waits: list[float] = []
+
+    def refused() -> None:
+        said = 'Could not connect to the endpoint URL: "http://127.0.0.1:1234/"'
+        raise CallError("DescribeTrainingJob", UNREACHABLE, said)
+
+    with pytest.raises(CallError) as caught:
+        retrying(refused, wait=waits.append, chance=lambda: 1.0)
+    assert sum(waits) == 5
+    told = str(refusal(caught.value, "the local endpoint at http://127.0.0.1:1234"))
+    assert "`smlaunch local start` starts it" in told
