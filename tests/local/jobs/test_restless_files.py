@@ -38,7 +38,7 @@ def load():
 def save(step):
     with open("partial", "w") as file: file.write("x")
     os.rename("partial", str(step))
-    if os.path.exists(str(step - 2)): os.remove(str(step - 2))
+    if os.path.exists(str(step - 1)): os.remove(str(step - 1))
 """
 
 DATABASE = """
@@ -90,6 +90,7 @@ def training(save: str, folder: Path) -> Iterator[Callable[[], None]]:
         time.sleep(_TICK)
 
     try:
+        assert output.readline() == b"begins at 0\n"
         yield step
     finally:
         process.send_signal(signal.SIGKILL)
