@@ -32,7 +32,8 @@ Seconds = float | tuple[float, float]
 @dataclass(frozen=True)
 class SpotInterruption:
     """Takes the hosts of a managed spot job away: SIGTERM, SIGKILL after the notice, Interrupted, and after
-    ``away`` seconds the next attempt. ``after`` counts from Training. Other jobs are not touched."""
+    ``away`` seconds the next attempt. A host that was killed has lost what was not in S3 by then. ``after``
+    counts from Training. Other jobs are not touched."""
 
     name: ClassVar = "spot-interruption"
     after: Seconds
@@ -44,7 +45,8 @@ class SpotInterruption:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host dies as a machine does, without an exit code: an InternalServerError. ``after`` as above."""
+    """A host dies as a machine does, without an exit code and with its disk, of which S3 gets nothing more: an
+    InternalServerError. ``after`` as above."""
 
     name: ClassVar = "host-lost"
     after: Seconds

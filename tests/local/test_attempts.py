@@ -33,6 +33,8 @@ FAULTS = {
         },
         {"fault": "spot-interruption", "jobs": "never-back", "after": 0.2, "away": 600},
         {"fault": "host-lost", "jobs": "lost-*", "hosts": "algo-2", "after": 0.3, "attempts": [1, 2]},
+        {"fault": "host-lost", "jobs": "disk-lost", "hosts": "algo-2", "after": 2},
+        {"fault": "spot-interruption", "jobs": "disk-taken", "after": 1, "away": 600},
         {"fault": "no-capacity", "jobs": "starved-*", "attempts": [1]},
         {"fault": "no-capacity", "jobs": "late-*", "seconds": 0.3},
         {"fault": "no-capacity", "jobs": "choosy", "instance_types": "ml.p5.*"},
@@ -62,7 +64,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     home = tmp_path_factory.mktemp("home")
     plan = home / "faults.json"
     plan.write_text(json.dumps(FAULTS))
-    settings = Settings(checkpoint_sync_seconds=0.1, close_grace_seconds=0.5, stop_grace_seconds=2)
+    settings = Settings(
+        checkpoint_sync_seconds=0.1, close_grace_seconds=0.5, stop_grace_seconds=2, spot_notice_seconds=1
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMLAUNCH_FAULTS", str(plan))
         with Endpoint(home / "state", isolation="plain", settings=settings) as info:
@@ -134,6 +138,34 @@ def test_a_lost_host_is_an_internal_error_and_is_retried(client: Client) -> None
     assert once["FailureReason"].startswith("InternalServerError: algo-2 failed: host algo-2 was lost")
     few = client.run("lost-few", "time.sleep(5)", hosts=2, RetryStrategy={"MaximumRetryAttempts": 1})
     assert (few["TrainingJobStatus"], statuses(few).count("Restarting")) == ("Failed", 1)
+
+
+# Nothing of it is stored before its host has ended.
+OPEN_ALL_THE_TIME = """
+name = json.load(open(ROOT + "/input/config/resourceconfig.json"))["current_host"]
+file = open(ROOT + "/checkpoints/" + name, "w")
+file.write("state"); file.flush()
+"""
+
+
+def test_the_disk_of_a_lost_host_is_lost_with_it(client: Client) -> None:
+    job = client.run(
+        "disk-lost",
+        OPEN_ALL_THE_TIME + "signal.pause()",
+        hosts=2,
+        CheckpointConfig={"S3Uri": "s3://tests/disk-lost"},
+    )
+    assert job["FailureReason"].startswith("InternalServerError: algo-2 failed: host algo-2 was lost")
+    assert len(client.keys("disk-lost/")) == 1, "the other host had time to leave"
+
+
+def test_the_disk_of_a_host_that_outstays_its_notice_is_lost_with_it(client: Client) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + OPEN_ALL_THE_TIME + "time.sleep(600)"
+    client.create("disk-taken", script, CheckpointConfig={"S3Uri": "s3://tests/disk-taken"}, **SPOT)
+    client.wait("disk-taken", "Interrupted")
+    assert client.keys("disk-taken/") == []
+    client.sagemaker.stop_training_job(TrainingJobName="disk-taken")
+    client.wait("disk-taken")
 
 
 def test_the_training_s_own_failure_is_not_retried(client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,7 +112,7 @@ class Attempt:
             spec.image,
             self._control.check,
         )
-        reports, interrupted = self._train(allocation)
+        reports, interrupted, lost = self._train(allocation)
         stopping = self._control.is_stopping
         if interrupted and not stopping:
             for place in allocation.places:
@@ -123,11 +123,12 @@ class Attempt:
         reason = None if stopping else failure_reason(reports)
         if reason is None:
             self._control.upload()
-        return self._work.finish(allocation.places, self._tools, reason, stopping)
+        places = [place for place in allocation.places if place.label not in lost]
+        return self._work.finish(places, self._tools, reason, stopping) if places else Outcome(reason)
 
-    def _train(self, allocation: Allocation) -> tuple[list[HostReport], bool]:
+    def _train(self, allocation: Allocation) -> tuple[list[HostReport], bool, Collection[str]]:
         """Data in, hosts up, until the last host has ended and its checkpoints are safe. Also whether the
-        hosts were taken away."""
+        hosts were taken away, and which of them were lost by the fault plan."""
         self._control.go("Downloading")
         places = allocation.places
         for line in (*self._remarks(), *self._made_buckets(), *allocation.offer.notes):
@@ -136,19 +137,24 @@ class Attempt:
         self._control.go("Training")
         try:
             pipes.start()
-            reports, interrupted = self._follow(allocation.start(programs), syncs)
+            reports, interrupted, lost = self._follow(allocation.start(programs), syncs)
         finally:
             pipes.finish()
         if self._control.broken is not None and not self._control.is_stopping:
             raise self._control.broken
-        return reports, interrupted
+        return reports, interrupted, lost
 
     def _follow(
         self, hosts: Sequence[HostProcess], syncs: Sequence[CheckpointSync]
-    ) -> tuple[list[HostReport], bool]:
+    ) -> tuple[list[HostReport], bool, Collection[str]]:
         self._output.start({host.place.label: host.output for host in hosts})
         for sync in syncs:
             sync.start()
+
+        def lose(label: str) -> None:
+            for sync in syncs:
+                sync.lose(label)
+
         watch = HostWatch(
             hosts,
             self._control,
@@ -157,6 +163,7 @@ class Attempt:
             self._faults if self._spec.spot else replace(self._faults, interrupted_after=None),
             self._explained,
             self._output.note,
+            lose,
             self._work.failure_file,
         )
         try:
@@ -164,7 +171,7 @@ class Attempt:
         finally:
             for sync in syncs:
                 sync.finish()
-        return reports, watch.interrupted
+        return reports, watch.interrupted, watch.lost
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
         spec, settings, places = self._spec, self._rooms.settings, allocation.places

@@ -96,6 +96,7 @@ class CheckpointSync:
         self._changes: Counter[tuple[str, str]] = Counter()
         self._noted: dict[tuple[str, str], set[str]] = {}
         self.missing: dict[tuple[str, str], str] = {}
+        self._lost: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
@@ -153,6 +154,10 @@ class CheckpointSync:
     def start(self) -> None:
         self._thread.start()
 
+    def lose(self, label: str) -> None:
+        """The host is gone with its disk: nothing that S3 does not have now comes there any more."""
+        self._lost.add(label)
+
     def finish(self) -> None:
         """The last sync: all that is there, whether it was seen twice or not. The hosts have ended before."""
         self._ended.set()
@@ -186,19 +191,23 @@ class CheckpointSync:
 
     def _scan(self, final: bool) -> None:
         self.missing = {}
-        looks = {label: self._look(label, folder, final) for label, folder in self._folders.items()}
+        looks = {label: self._look(label, folder, final) for label, folder in self._hosts()}
         there = {label: look.files for label, look in looks.items()}
         written = set()
         for some in self._batches(self._ordered(self._ready(looks, final)), there):
             for _, label, name, way in self._upload(some, there, final):
                 self._stored(label, name, there[label][name], way)
                 written.add(name)
-        for label, synced in self._synced.items():
+        for label in looks:
+            synced = self._synced[label]
             for name in synced.keys() - there[label].keys():
                 # What cannot be looked at has not been deleted.
                 if not looks[label].hides(name) and self._delete(label, name, name in written):
                     del synced[name]
             self._patience[label].end(there[label])
+
+    def _hosts(self) -> list[tuple[str, HostFile]]:
+        return [(label, folder) for label, folder in self._folders.items() if label not in self._lost]
 
     def _stored(self, label: str, name: str, stamp: Stamp, way: Way) -> None:
         self._patience[label].stored(name, stamp, way)

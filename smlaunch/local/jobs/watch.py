@@ -28,9 +28,10 @@ _FAILURE_BYTES = 4 * states.REASON_LIMIT
 @dataclass
 class HostWatch:
     """``runtime_end``: when MaxRuntime is over, on the monotonic clock. ``explain`` may add to how a host
-    ended. ``note(label, text)``: for a host's log. ``failure_file``: whether what a host leaves in
-    output/failure is its word on why it failed. After ``run``, ``interrupted`` says that the hosts were taken
-    away (managed spot)."""
+    ended. ``note(label, text)``: for a host's log. ``lose(label)``: the fault plan takes that host away, with
+    its disk. ``failure_file``: whether what a host leaves in output/failure is its word on why it failed.
+    After ``run``, ``interrupted`` says that the hosts were taken away (managed spot), and ``lost`` which were
+    lost by the plan."""
 
     hosts: Sequence[HostProcess]
     control: JobControl
@@ -39,12 +40,13 @@ class HostWatch:
     faults: AttemptFaults
     explain: Callable[[HostExit], HostExit]
     note: Callable[[str, str], None]
+    lose: Callable[[str], None]
     failure_file: bool = True
     interrupted: bool = False
     _reports: list[HostReport] = field(default_factory=list)
     _told: bool = False
     _kill_at: float | None = None
-    _lost: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
 
     def run(self) -> list[HostReport]:
         """How each host ended, in that order. The first that fails takes the others with it."""
@@ -88,7 +90,8 @@ class HostWatch:
         for label in [label for label, at in self._losses.items() if now >= at]:
             del self._losses[label]
             if label in self._left:
-                self._lost.add(label)
+                self.lost.add(label)
+                self.lose(label)
                 self._left[label].kill()
         if not self._told:
             if self.control.wait_end is not None and now >= self.control.wait_end:
@@ -105,7 +108,9 @@ class HostWatch:
                     host.terminate()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            for host in self._left.values():
+            for label, host in self._left.items():
+                if self.interrupted:
+                    self.lose(label)  # the notice is over
                 host.kill()
 
     def _grace(self, now: float) -> float | None:
@@ -124,8 +129,10 @@ class HostWatch:
     def _ended(self, host: HostProcess, ended: HostExit) -> None:
         label = host.place.label
         del self._left[label]
-        if label in self._lost:
+        if label in self.lost:
             ended = HostExit(ended.code, "lost", f"host {label} was lost, as the fault plan says")
+            self._reports.append(HostReport(label, ended, time.time(), self._told))
+            return
         self._reports.append(self._report(host.place, self.explain(ended)))
 
     def _report(self, place: Place, ended: HostExit) -> HostReport:
