@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import shutil
+import time
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 _COMPONENT_LIMIT = 255
 _PATH_LIMIT = 3800
+_ABANDONED = 86_400.0
+"""Seconds without a write after which a body in ``incoming`` is nobody's."""
 
 
 def can_be_a_path(key: str, root_length: int, folds_case: bool) -> bool:
@@ -22,6 +29,23 @@ def can_be_a_path(key: str, root_length: int, folds_case: bool) -> bool:
         return False  # such a disk takes `A` for `a`
     names = as_bytes.split(b"/")
     return all(name not in (b"", b".", b"..") and len(name) <= _COMPONENT_LIMIT for name in names)
+
+
+def odd_place(bucket: str, key: str) -> str:
+    """Where the body of any other key lies, relative to the store's root."""
+    return f"_store/odd/{hashlib.sha256(f'{bucket}/{key}'.encode()).hexdigest()}"
+
+
+def sweep(incoming: Path, root: Path, known: Collection[str]) -> None:
+    """Removes bodies that a killed process was writing long ago and that no upload knows. ``known``: relative
+    to the store's root."""
+    for path in incoming.iterdir():
+        with suppress(FileNotFoundError):
+            old = time.time() - path.stat().st_mtime > _ABANDONED
+            if old and path.is_dir():
+                shutil.rmtree(path)
+            elif old and str(path.relative_to(root)) not in known:
+                path.unlink()
 
 
 def rename_making_parents(source: str, target: str) -> bool:

@@ -45,8 +45,8 @@ class SpotInterruption:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host dies as a machine does, without an exit code and with its disk, of which S3 gets nothing more: an
-    InternalServerError. ``after`` as above."""
+    """A host dies as a machine does, without an exit code, and its disk with it: S3 gets nothing more of it.
+    It is an InternalServerError. ``after`` as above."""
 
     name: ClassVar = "host-lost"
     after: Seconds

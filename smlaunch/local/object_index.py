@@ -267,3 +267,10 @@ def after_prefix(prefix: bytes) -> bytes | None:
 
 def _as_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
     return Row(*values)
+
+
+def common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
+    if not delimiter:
+        return None
+    found = key.find(delimiter, len(prefix))
+    return None if found < 0 else key[: found + len(delimiter)]

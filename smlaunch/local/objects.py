@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from smlaunch.local.bodies import TornObject, copy_hashing, etag_of, has_etag, sync_file, sync_files, verdict
-from smlaunch.local.body_places import can_be_a_path, disk_folds_case, rename_making_parents
+from smlaunch.local.body_places import can_be_a_path, disk_folds_case, odd_place, rename_making_parents, sweep
 from smlaunch.local.database import sync_folder
 from smlaunch.local.errors import ApiError
 from smlaunch.local.object_index import (
@@ -45,6 +45,7 @@ from smlaunch.local.object_index import (
     ObjectInfo,
     Row,
     after_prefix,
+    common_prefix,
     find_bucket,
     find_row,
     remove_row,
@@ -61,8 +62,6 @@ KEY_LIMIT = 1024
 _BUCKET_NAME = re.compile(r"(?!xn--|\d+\.\d+\.\d+\.\d+$)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _AT_ONCE = 1000
 """Rows that one look at the index takes: writers wait no longer than that."""
-_ABANDONED = 86_400.0
-"""Seconds without a write after which a body in ``incoming`` is nobody's."""
 _FOLDERS_KNOWN = 10_000
 _LOOK_AGAIN = 20
 """How often a reader that raced with writers tries again before it believes the body over the row."""
@@ -186,7 +185,7 @@ class ObjectStore:
                     for row in rows:
                         if len(objects) + len(prefixes) == limit:
                             return Page(objects, prefixes, row.key)
-                        shared = _common_prefix(row.key, start, delimiter.encode())
+                        shared = common_prefix(row.key, start, delimiter.encode())
                         if shared is not None:
                             prefixes.append(shared.decode())
                             at = after_prefix(shared)
@@ -355,19 +354,35 @@ class ObjectStore:
             sync_files([body for _, body, _ in bodies])
             olds: list[tuple[str, str | None]] = []
             folders: set[str] = set()
-            with self.index.writing() as db:
-                for key, body, etag in bodies:
-                    try:
-                        olds.append((key, self._publish(db, folders, bucket, key, body, etag, {})[1]))
-                    except (ApiError, OSError) as error:
-                        failed[key] = error
-                for changed in folders:
-                    sync_folder(changed)
+            try:
+                with self.index.writing() as db:
+                    for key, body, etag in bodies:
+                        try:
+                            olds.append((key, self._publish(db, folders, bucket, key, body, etag, {})[1]))
+                        except (ApiError, OSError) as error:
+                            failed[key] = error
+                    for changed in folders:
+                        sync_folder(changed)
+            except Exception:
+                self._take_back(bucket, bodies)
+                raise
             for key, old in olds:
                 self._remove_old(bucket, key, old)
         finally:
             shutil.rmtree(folder)
         return failed
+
+    def _take_back(self, bucket: str, bodies: Sequence[tuple[str, str, str]]) -> None:
+        """After a transaction that failed (a full disk): bodies that no row names go back to where they were.
+        One that stands in for the body of an older row is that object now, as the body is believed."""
+        with suppress(OSError, sqlite3.Error), self.index.reading() as db:
+            for key, body, _ in bodies:
+                is_path = can_be_a_path(key, self._root_length, self._folds_case)
+                file = f"{bucket}/{key}" if is_path else odd_place(bucket, key)
+                if os.path.exists(body) or find_row(db, bucket, key) is not None:  # noqa: PTH110
+                    continue
+                os.replace(self.root / file, body)  # noqa: PTH105
+                self._remove(bucket, file)
 
     def change(self, bucket: str, key: str, change: Callable[[Attributes], Attributes]) -> ObjectInfo:
         """Replaces an object's attributes and leaves its body alone."""
@@ -398,16 +413,9 @@ class ObjectStore:
         return deleted
 
     def _sweep(self) -> None:
-        """Removes bodies that a killed process was writing long ago and that no upload knows."""
         with self.index.reading() as db:
             known = {file for (file,) in db.execute("SELECT file FROM parts")}
-        for path in (self._store / "incoming").iterdir():
-            with suppress(FileNotFoundError):
-                old = time.time() - path.stat().st_mtime > _ABANDONED
-                if old and path.is_dir():
-                    shutil.rmtree(path)
-                elif old and str(path.relative_to(self.root)) not in known:
-                    path.unlink()
+        sweep(self._store / "incoming", self.root, known)
 
     # Places
 
@@ -424,10 +432,10 @@ class ObjectStore:
             else:
                 self._note_folders(target, folders)
                 return f"{bucket}/{key}"
-        name = hashlib.sha256(f"{bucket}/{key}".encode()).hexdigest()
-        os.replace(body, self._store / "odd" / name)  # noqa: PTH105
+        file = odd_place(bucket, key)
+        os.replace(body, self.root / file)  # noqa: PTH105
         folders.add(str(self._store / "odd"))
-        return f"_store/odd/{name}"
+        return file
 
     def _note_folders(self, target: str, folders: set[str]) -> None:
         """The folder that holds ``target`` and, once, those above it: somebody has made them, and may have
@@ -490,10 +498,3 @@ class ObjectStore:
             text = json.dumps(attributes)
             modified = mtime_ns / 1e9
             write_row(db, Row(row.bucket, row.key, size, etag, modified, text, row.file, inode, mtime_ns))
-
-
-def _common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
-    if not delimiter:
-        return None
-    found = key.find(delimiter, len(prefix))
-    return None if found < 0 else key[: found + len(delimiter)]

@@ -8,6 +8,7 @@ metrics.sqlite           CloudWatch's numbers
 *.sqlite.made            that the database beside it was made: one that is gone is missed (database.py)
 hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
 hosts/probe-*/           a host that only tries out an isolation level
+unsaved/<prefix>/<host>/ files that a sync could not store; the next job of the S3 prefix does (jobs/unsaved)
 owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
 endpoint.json            where the standing endpoint listens (0600)
 moto.log                 what moto's process prints, where one was needed
@@ -53,6 +54,7 @@ class StateDir:
         self.logs = self.root / "logs"
         self.hosts = self.root / "hosts"
         self.owners = self.root / "owners"
+        self.unsaved = self.root / "unsaved"
         self.database = self.root / "jobs.sqlite"
         self.pipelines = self.root / "pipelines.sqlite"
         self.metrics = self.root / "metrics.sqlite"
@@ -66,7 +68,7 @@ class StateDir:
         user = os.geteuid() if user is None else user
         try:
             open_to_others = trust.walk(self.root, user, make=True).stat().st_mode & 0o011
-            for folder in (self.objects, self.logs, self.hosts, self.owners):
+            for folder in (self.objects, self.logs, self.hosts, self.owners, self.unsaved):
                 folder.mkdir(mode=0o700, exist_ok=True)
             for path in self._entries():
                 _make_private(path, user, bool(open_to_others))

@@ -71,6 +71,7 @@ class Attempt:
         self._faults = faults
         self._reader = reader
         self._allocation: Allocation | None = None
+        self._kept: list[Path] = []
         labels = [host.label for host in spec.hosts]
         self._output = OutputPump(
             spec.name, labels, rooms.logs, reader.feed if spec.metrics else None, work.log_group
@@ -93,7 +94,10 @@ class Attempt:
             traceback.print_exc()
             outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
         self._output.finish()
-        return replace(outcome, reason=machines_own(outcome.reason, self._rooms.home))
+        reason = machines_own(outcome.reason, self._rooms.home)
+        if reason is not None and self._kept:
+            reason += f"; files that could not be stored: {', '.join(map(str, self._kept))}"
+        return replace(outcome, reason=reason)
 
     def close(self) -> None:
         try:
@@ -171,6 +175,8 @@ class Attempt:
         finally:
             for sync in syncs:
                 sync.finish()
+                sync.keep()
+                self._kept += sync.kept.values()
         return reports, watch.interrupted, watch.lost
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:

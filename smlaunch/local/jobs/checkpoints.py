@@ -23,12 +23,12 @@ from typing import NamedTuple
 from smlaunch.local.executors.base import Place, View
 from smlaunch.local.host_files import Opener, Refused, shown, walk, why
 from smlaunch.local.host_files import kind_of as kind
-from smlaunch.local.jobs import uploads
+from smlaunch.local.jobs import unsaved, uploads
 from smlaunch.local.jobs.copying import copy_file
 from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.patience import LATE, Patience, Way
-from smlaunch.local.jobs.ports import Objects
+from smlaunch.local.jobs.ports import Objects, StoredObject
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
 from smlaunch.local.jobs.uploads import HostFile, Stamp, StillChanging, stamp_of
 from smlaunch.local.settings import Settings
@@ -39,6 +39,8 @@ _TOGETHER_BYTES = 64 << 20
 """At most so many bytes become visible in S3 at once."""
 _KEY_LIMIT = 1024
 _LAST_TRIES = 2
+_APART_NS = 1000
+"""A float of seconds since the epoch tells no nearer times apart."""
 _AGAIN = " (every sync tries again)"
 
 
@@ -68,7 +70,8 @@ class _Look(NamedTuple):
 class CheckpointSync:
     """``local_path`` is the host's. ``note(label, text)`` tells a host's log what a person should know, and
     calls a file a ``what``. ``mirror``: whether a file deleted on a host is deleted in S3. After ``finish``,
-    ``missing`` says, for a host and a name there, why it is not in S3."""
+    ``missing`` says, for a host and a name there, why it is not in S3, and after ``keep`` ``kept`` says where
+    a host's files lie that could not be stored."""
 
     def __init__(
         self,
@@ -96,6 +99,8 @@ class CheckpointSync:
         self._changes: Counter[tuple[str, str]] = Counter()
         self._noted: dict[tuple[str, str], set[str]] = {}
         self.missing: dict[tuple[str, str], str] = {}
+        self.kept: dict[str, Path] = {}
+        self._unsaved: set[tuple[str, str]] = set()
         self._lost: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -115,7 +120,8 @@ class CheckpointSync:
         """Everything below the prefix to every host; ``check`` raises to give up. Raises DataError."""
         prefix = self._where.below("")
         try:
-            found = [entry.key for entry in self._objects.list(self._where.bucket, prefix)]
+            self._store_unsaved()
+            found = list(_with_times(self._objects.list(self._where.bucket, prefix)))
         except KeyError:
             raise DataError(
                 f"the bucket of CheckpointConfig.S3Uri, {self._where.bucket}, does not exist"
@@ -123,7 +129,7 @@ class CheckpointSync:
         self.make_folders()
         for label, folder in self._folders.items():
             made: set[Path] = set()
-            for key in found:
+            for key, modified_ns in found:
                 check()
                 relative = key[len(prefix) :]
                 if not relative or relative.endswith("/"):
@@ -134,15 +140,24 @@ class CheckpointSync:
                     )
                     self._tell(label, relative, text)
                     continue
-                self._synced[label][relative] = self._fetch(key, folder.root / folder.name / relative, made)
+                target = folder.root / folder.name / relative
+                self._synced[label][relative] = self._fetch(key, target, modified_ns, made)
 
-    def _fetch(self, key: str, target: Path, made: set[Path]) -> Stamp:
+    def _store_unsaved(self) -> None:
+        """What an earlier job could not store. Where that is still so, a first host's log says it."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        for folder in unsaved.store(self._objects, self._where, self._scratch):
+            label = next(iter(self._folders))
+            self._note(label, f"files of an earlier job still cannot be stored, and stay in {folder}")
+
+    def _fetch(self, key: str, target: Path, modified_ns: int, made: set[Path]) -> Stamp:
         """Before any program of the job has run: the directories are the endpoint's own. Raises DataError."""
         try:
             if target.parent not in made:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 made.add(target.parent)
             copy_file(self._objects.path(self._where.bucket, key), target)
+            os.utime(target, ns=(modified_ns, modified_ns))
             return stamp_of(target.stat())
         except (OSError, KeyError) as error:
             cause = "it was deleted meanwhile" if isinstance(error, KeyError) else why(error)
@@ -173,6 +188,24 @@ class CheckpointSync:
             left = f"{count} of the files in {self._local_path}, which this log names, did not reach S3"
             self._note(label, f"after the last sync {left}")
 
+    def keep(self) -> None:
+        """After ``finish``, and before the hosts' trees are removed."""
+        for label, folder in self._hosts():
+            names = {name for of, name in self._unsaved if of == label}
+            if not names:
+                continue
+            try:
+                kept = unsaved.keep(self._objects, self._where, folder, label, names)
+            except OSError as error:
+                self._note(label, f"what did not reach S3 cannot be kept and is lost: {why(error)}")
+                continue
+            self.kept[label] = kept
+            self._note(
+                label,
+                f"{len(names)} files that could not be stored are kept in {kept}; the next job with "
+                f"s3://{self._where.bucket}/{self._where.below('')} stores them when it starts",
+            )
+
     def _run(self) -> None:
         # A clock and no event on purpose: SageMaker syncs by itself too, and inotify loses files.
         while not self._ended.wait(self._settings.checkpoint_sync_seconds):
@@ -190,7 +223,7 @@ class CheckpointSync:
                     log.exception(text)
 
     def _scan(self, final: bool) -> None:
-        self.missing = {}
+        self.missing, self._unsaved = {}, set()
         looks = {label: self._look(label, folder, final) for label, folder in self._hosts()}
         there = {label: look.files for label, look in looks.items()}
         written = set()
@@ -332,6 +365,7 @@ class CheckpointSync:
             # One that was deleted meanwhile, or goes on changing, is seen by the next scan.
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
                 change = files[key]
+                self._unsaved.add((change.label, change.name))
                 self._fail(change.label, change.name, f"could not be uploaded: {why(reason)}", _AGAIN)
         yield from (change for change in changes if self._where.below(_key(change.name)) not in failed)
 
@@ -408,6 +442,15 @@ def _key(name: str) -> str:
     """A file's name as a key's end, whatever character set this process takes names to be in. Raises
     UnicodeDecodeError for bytes that are no UTF-8."""
     return os.fsencode(name).decode()
+
+
+def _with_times(found: Iterator[StoredObject]) -> Iterator[tuple[str, int]]:
+    """Keys with times of modification in nanoseconds, oldest first and no two the same: a script may take the
+    newest file by its time. What SageMaker gives a file is not documented."""
+    latest = 0
+    for entry in sorted(found, key=lambda entry: (entry.modified, entry.key)):
+        latest = max(int(entry.modified * 1e9), latest + _APART_NS)
+        yield entry.key, latest
 
 
 def _is_plain(relative: str) -> bool:

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +400,44 @@ def test_a_path_outside_the_contract_is_shown_to_the_host(objects: ObjectStore, 
         assert view.shared
         assert not view.source.is_relative_to(place.tree)
         assert tree(view.source) == {"part": "one"}
+
+
+def test_downloaded_files_are_as_old_as_their_objects(objects: ObjectStore, places: list[Place]) -> None:
+    """A script may take the newest checkpoint by its time."""
+    names = ["z-first", "b", "a", "y", "m-last"]
+    for name in names:
+        objects.put_bytes("data", f"ckpt/{name}", b"x")
+    for folder in Bench(objects, places).folders:
+        times = {path.name: path.stat().st_mtime for path in folder.iterdir()}
+        assert len(set(times.values())) == len(names)
+        assert sorted(times, key=times.__getitem__) == names
+
+
+def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
+    objects: ObjectStore, places: list[Place], tmp_path: Path
+) -> None:
+    bench = Bench(objects, places[:1])
+    folder = bench.folders[0]
+    (folder / "stored").write_text("x")
+    bench.scan(2)
+    (folder / "step-2").mkdir()
+    (folder / "step-2" / "part").write_text("whole on the disk")
+    index = sqlite3.connect(objects.root / "_store" / "index.sqlite")
+    index.execute("CREATE TRIGGER t BEFORE INSERT ON objects BEGIN SELECT RAISE(ABORT, 'is full'); END")
+    index.commit()
+    bench.sync.finish()
+    bench.sync.keep()
+    kept = bench.sync.kept["algo-1"]
+    assert tree(kept) == {"step-2/part": "whole on the disk"}
+    assert any(str(kept) in note for note in bench.notes)
+    assert not (objects.root / "data" / "ckpt" / "step-2").exists(), "a body without a row is nobody's"
+
+    def again(number: int) -> Bench:
+        return Bench(objects, [replace(places[0], tree=tmp_path / f"again-{number}" / "ml")])
+
+    assert any(str(kept) in note for note in again(1).notes)
+    index.execute("DROP TRIGGER t")
+    index.commit()
+    index.close()
+    assert tree(again(2).folders[0]) == {"stored": "x", "step-2/part": "whole on the disk"}
+    assert not kept.exists()
