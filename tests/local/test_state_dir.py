@@ -27,7 +27,7 @@ from tests.local.grounds import grounds
 ME = os.geteuid()
 OTHER = ME + 1
 STRANGER = 1234
-FOLDERS = ("s3", "logs", "hosts", "owners")
+FOLDERS = ("s3", "logs", "hosts", "owners", "unsaved")
 DATABASES = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite")
 FILES = ("endpoint.json", "standing.lock", "standing.log", "moto.log", "levels.json", "engine.json")
 ENTRIES = (*FOLDERS, *DATABASES, *FILES, "credentials.json")
