@@ -233,9 +233,14 @@ class CheckpointSync:
                 written.add(name)
         for label in looks:
             synced = self._synced[label]
-            for name in synced.keys() - there[label].keys():
+            gone = synced.keys() - there[label].keys()
+            for name in gone:
                 # What cannot be looked at has not been deleted.
-                if not looks[label].hides(name) and self._delete(label, name, name in written):
+                if looks[label].hides(name) or not (
+                    final or self._patience[label].may_delete(name, synced.keys() - gone)
+                ):
+                    continue
+                if self._delete(label, name, name in written):
                     del synced[name]
             self._patience[label].end(there[label])
 

@@ -34,6 +34,7 @@ class Patience:
         self._torn: dict[str, Stamp] = {}
         self._behind = 0
         self._began = 0
+        self._successors: dict[str, set[str]] = {}
 
     def begin(self) -> None:
         self._waited, self._waits = self._waits, {}
@@ -69,7 +70,21 @@ class Patience:
         else:
             self._torn.pop(name, None)
 
+    def may_delete(self, name: str, synced: Collection[str]) -> bool:
+        """Whether S3 may forget a file that the host has deleted: once what the host had beside it, and S3
+        had not, is in S3 (``synced``). A program that keeps one checkpoint deletes it when the next one is
+        whole; S3 would have neither. What vanishes before it was stored hands its part to what came after."""
+        waiting = {other for other, looks in self._waits.items() if looks <= LATE}
+        before = self._successors.get(name, waiting)
+        vanished = any(other not in waiting and other not in synced for other in before)
+        self._successors[name] = waiting if vanished else before & waiting
+        if self._successors[name]:
+            return False
+        del self._successors[name]
+        return True
+
     def end(self, there: Mapping[str, Stamp]) -> None:
         self._seen = there
         self._torn = {name: stamp for name, stamp in self._torn.items() if name in there}
+        self._successors = {name: some for name, some in self._successors.items() if name not in there}
         self._behind = self._behind + 1 if self._waits else 0

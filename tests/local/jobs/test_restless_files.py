@@ -141,6 +141,23 @@ def test_a_file_that_is_replaced_before_each_look_is_stored_whole(bench_of_one: 
     assert bench_of_one.notes == []
 
 
+def test_s3_always_has_one_of_a_program_that_keeps_one(bench_of_one: Bench) -> None:
+    """It deletes the last one when the next one is whole: a job killed then would find neither in S3."""
+    folder = bench_of_one.folders[0]
+    (folder / "0").write_text("state")
+    bench_of_one.scan(2)
+    assert bench_of_one.stored() == {"ckpt/0": "state"}
+    for number in range(1, 4 * SOON):
+        (folder / str(number)).write_text("state")
+        (folder / str(number - 1)).unlink()
+        if number % 2:
+            time.sleep(_TICK)
+        bench_of_one.scan()
+        assert bench_of_one.stored()
+    bench_of_one.scan(2)
+    assert bench_of_one.stored() == {f"ckpt/{number}": "state"}, "and no more than it keeps"
+
+
 def test_a_file_open_for_writing_is_stored_late_and_the_log_says_that_it_may_be_torn(
     bench_of_one: Bench,
 ) -> None:
