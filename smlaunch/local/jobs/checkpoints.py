@@ -44,7 +44,7 @@ _APART_NS = 1000
 _AGAIN = " (every sync tries again)"
 
 
-_TORN = Stamp(-1, -1, -1)
+_TORN = Stamp(-1, -1, -1, -1)
 """Of what S3 has of a file that was written to while it was copied: the same as no other."""
 
 
@@ -158,7 +158,8 @@ class CheckpointSync:
                 made.add(target.parent)
             copy_file(self._objects.path(self._where.bucket, key), target)
             os.utime(target, ns=(modified_ns, modified_ns))
-            return stamp_of(target.stat())
+            # Its host may get another owner before the first look, which is no other content.
+            return stamp_of(target.stat())._replace(changed_ns=0)
         except (OSError, KeyError) as error:
             cause = "it was deleted meanwhile" if isinstance(error, KeyError) else why(error)
             raise DataError(
@@ -278,7 +279,9 @@ class CheckpointSync:
             for label, look in looks.items():
                 synced, patience = self._synced[label], self._patience[label]
                 for name, stamp in look.files.items():
-                    if synced.get(name) == stamp:
+                    known = synced.get(name)
+                    if known is not None and known in (stamp, stamp._replace(changed_ns=0)):
+                        synced[name] = stamp
                         continue
                     closed = partial(self._is_closed, opener, label, name)
                     way = "whole" if final else patience.choose(name, stamp, look.fresh, closed)

@@ -28,11 +28,13 @@ _BODY_MODE = 0o644
 
 
 class Stamp(NamedTuple):
-    """Says whether a file is still the same."""
+    """Says whether a file is still the same. ``changed_ns``: a program may set the time of modification, but
+    not this one; 0 where it is not known yet."""
 
     modified_ns: int
     size: int
     inode: int
+    changed_ns: int
 
 
 class HostFile(NamedTuple):
@@ -147,4 +149,4 @@ def _check(reader: int, stamp: Stamp | None) -> None:
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)

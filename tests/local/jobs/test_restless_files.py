@@ -141,6 +141,17 @@ def test_a_file_that_is_replaced_before_each_look_is_stored_whole(bench_of_one: 
     assert bench_of_one.notes == []
 
 
+def test_a_rewrite_that_sets_its_own_time_and_keeps_the_size_is_stored(bench_of_one: Bench) -> None:
+    path = bench_of_one.folders[0] / "fixed"
+    for text in ("00000020", "00000040", "00000060"):
+        with path.open("r+" if path.exists() else "w") as file:
+            file.write(text)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        time.sleep(_TICK)
+        bench_of_one.scan(2)
+        assert bench_of_one.stored() == {"ckpt/fixed": text}
+
+
 def test_s3_always_has_one_of_a_program_that_keeps_one(bench_of_one: Bench) -> None:
     """It deletes the last one when the next one is whole: a job killed then would find neither in S3."""
     folder = bench_of_one.folders[0]
