@@ -26,7 +26,15 @@ _ESCAPED = rb"(?<=\\[nrt])"
 
 _AWS_ID = re.compile(rb"(?:(?<![A-Za-z0-9])|" + _ESCAPED + rb")A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])")
 _AWS_SECRET = re.compile(rb"(?:(?<![A-Za-z0-9/+])|" + _ESCAPED + rb")[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
-_NEAR = 500
+_SPELLINGS = (
+    (
+        re.compile(rb"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)\[[0-9;]*m"),
+        b" ",
+    ),  # colours, of a log or a notebook
+    (re.compile(rb"\\/|\\u002[fF]|%2[fF]"), b"/"),
+    (re.compile(rb"\\u002[bB]|%2[bB]"), b"+"),
+)
+_NEAR = 4096
 """Bytes between an access key's id and its secret, at most."""
 
 _EXAMPLE = b"EXAMPLE"
@@ -66,6 +74,8 @@ def _private_key(content: bytes) -> bool:
 
 
 def _aws_key(content: bytes) -> bool:
+    for spelling, plain in _SPELLINGS:
+        content = spelling.sub(plain, content)
     for found in _AWS_ID.finditer(content):
         if found[0].endswith(_EXAMPLE):
             continue

@@ -62,6 +62,7 @@ SIGNS: tuple[Sign, ...] = (
     *_signs("passwords", _OWN, "etc/gshadow", ".my.cnf", ".mylogin.cnf", ".msmtprc", ".fetchmailrc"),
     *_signs("variables", _GITROB, ".env", ".env/"),
     *_signs("variables", _OWN, ".env.*", ".envrc"),
+    *_signs("variables", _OWN, ".env?*", holds=holds_values),  # .env copy, .env-prod, .env1
     *_signs("variables", _OWN, ".env.py", "*.env", holds=holds_values),
     *_signs("AWS credentials", _GITROB, ".aws/", ".s3cfg", ".boto"),
     *_signs("AWS credentials", _OWN, ".passwd-s3fs", "rootkey.csv", "*accesskeys.csv"),

@@ -97,6 +97,14 @@ def test_the_page_lists_every_pattern() -> None:
     assert named - EXAMPLES - {sign.pattern for sign in SIGNS} == {"folder/name"}
 
 
+@pytest.mark.parametrize("name", [".env copy", ".env (1)", ".env1", ".env-prod", ".env_prod"])
+def test_a_copy_of_variables_stays_here_if_it_holds_a_secret(tmp_path: Path, name: str) -> None:
+    root = tree(tmp_path, {"train.py": "", name: "HF_TOKEN=hf_" + "aB3d" * 9})
+    assert pack(root).files == ("train.py",)
+    (root / name).write_text("LR=0.1")
+    assert name in pack(root).files
+
+
 def test_every_pattern_finds_its_own_name() -> None:
     for sign in SIGNS:
         example = re.sub(r"\*", "x", sign.pattern)
@@ -145,6 +153,11 @@ SECRET_ID, SECRET = "AKIA2OGYBAH6QGPTLSNQ", "u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aG
         f"ID={SECRET_ID.replace('AKIA', 'ASIA')}\nSECRET={SECRET}\n",
         json.dumps({"text": [f"AWS_ACCESS_KEY_ID={SECRET_ID}\n", f"AWS_SECRET_ACCESS_KEY={SECRET}\n"]}),
         json.dumps({"text": f"the key\n{SECRET_ID}\nand\t{SECRET}\n"}),
+        f'{{"id": "{SECRET_ID}", "key": "{SECRET[:12]}\\/{SECRET[13:25]}\\u002b{SECRET[26:]}"}}',
+        f"s3://{SECRET_ID}:{SECRET[:7]}%2F{SECRET[8:20]}%2B{SECRET[21:]}@bucket/key\n",
+        f"\x1b[32m{SECRET_ID}\x1b[0m \x1b[1;31m{SECRET}\x1b[0m\n",
+        json.dumps({"text": f"\x1b[32m{SECRET_ID}\x1b[0m \x1b[1;31m{SECRET}\x1b[0m\n"}),
+        f"ID = '{SECRET_ID}'\n" + "#" * 3000 + f"\nKEY = '{SECRET}'\n",
     ],
 )
 def test_an_aws_key_is_known_in_whatever_spelling(text: str) -> None:
