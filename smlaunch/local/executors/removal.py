@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from smlaunch.local.host_files import OWN_FOLDER, open_folder_at
 
 _REMOVALS = 3
 _MEETINGS = 50
+_STEP_ASIDE = 0.002
+"""Seconds, more with each meeting: 2.5 in all."""
 
 
 def remove_tree(folder: Path) -> None:
@@ -33,6 +36,8 @@ def remove_tree(folder: Path) -> None:
             return
         if number >= (_MEETINGS if problem.errno == errno.ENOTEMPTY else _REMOVALS):
             raise problem
+        if problem.errno == errno.ENOTEMPTY:
+            time.sleep(_STEP_ASIDE * number)  # the other one may not run at all meanwhile
 
 
 def _empty(above: int, name: str) -> OSError | None:
