@@ -61,21 +61,31 @@ def read_script(path: Path) -> ScriptFacts:
         return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
     except ValueError as error:  # NUL bytes, or an encoding that is none
         return ScriptFacts(problem=f"{path} is not Python: {error}")
-    texts = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+    texts = _texts(tree)
     return ScriptFacts(
         imports=frozenset(_imports(tree)),
         reads_resource_config=any("resourceconfig.json" in text for text in texts),
-        names_checkpoints=any(word in text for text in texts for word in _CHECKPOINT_TEXTS),
+        names_checkpoints=_names_checkpoints(texts),
         signs=signs(tree, _bound(tree)),
     )
 
 
 _CHECKPOINT_TEXTS = (DEFAULT_CHECKPOINT_PATH, CHECKPOINTS)
 _MOST_MODULES = 500
+
+
+def _texts(tree: ast.Module) -> list[str]:
+    nodes = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [value for value in nodes if isinstance(value, str)]
+
+
+def _names_checkpoints(texts: Iterable[str]) -> bool:
+    return any(word in text for text in texts for word in _CHECKPOINT_TEXTS)
+
+
+def modules_name_checkpoints(entry: Path, root: Path) -> bool:
+    """Whether the script, or a module of the source that it imports, names the checkpoint directory."""
+    return any(_names_checkpoints(_texts(tree)) for _, tree in _reached(entry, root))
 
 
 def reached_imports(entry: Path, root: Path) -> frozenset[str]:

@@ -38,7 +38,14 @@ from smlaunch.planning.surroundings import (
 from smlaunch.ports import CallError, Identity, ObjectStorage, Quotas
 from smlaunch.private_places import private_place
 from smlaunch.protocol.checkpoint import parse_step
-from smlaunch.scripts import absent_packages, closed, near_path, reached_imports, reached_signs
+from smlaunch.scripts import (
+    absent_packages,
+    closed,
+    modules_name_checkpoints,
+    near_path,
+    reached_imports,
+    reached_signs,
+)
 from smlaunch.scripts import read_script as read_script
 from smlaunch.sdk_images import resolved_image
 
@@ -98,7 +105,12 @@ def survey(job: Job, place: Place, source: SourceFacts, pending: Collection[str]
     several = _may_take_several_jobs(job)
     splits = any(channel.split == "bytes" for channel in job.inputs.values())
     if job.entry is not None and (several or splits):
-        script = dataclasses.replace(script, reached=reached_imports(Path(job.entry), Path(source.root)))
+        entry, root = Path(job.entry), Path(source.root)
+        script = dataclasses.replace(
+            script,
+            reached=reached_imports(entry, root),
+            names_checkpoints=script.names_checkpoints or modules_name_checkpoints(entry, root),
+        )
     if several:
         kept = _kept(job, place.storage)
     if job.entry is not None:

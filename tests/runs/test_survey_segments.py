@@ -13,7 +13,7 @@ from smlaunch.planning.surroundings import CheckpointFacts, SourceFacts
 from smlaunch.ports import CallError
 from smlaunch.runs.aws import ServiceQuotas
 from smlaunch.runs.target import Target
-from smlaunch.scripts import reached_imports
+from smlaunch.scripts import modules_name_checkpoints, reached_imports
 from smlaunch.survey import survey
 from tests.runs.fakes import ROLE, FakeQuotas, fake_target
 
@@ -187,3 +187,11 @@ def test_a_relative_path_to_the_script_will_do(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "own.py").write_text("import smlaunch.train\n")
     monkeypatch.chdir(tmp_path)
     assert "smlaunch.train" in reached_imports(Path("train.py"), Path("."))
+
+
+def test_a_module_may_name_the_checkpoint_directory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from common import *\n")
+    (tmp_path / "common.py").write_text("CK = '/opt/ml/checkpoints'\n")
+    assert modules_name_checkpoints(tmp_path / "train.py", tmp_path)
+    (tmp_path / "common.py").write_text("CK = 'elsewhere'\n")
+    assert not modules_name_checkpoints(tmp_path / "train.py", tmp_path)
