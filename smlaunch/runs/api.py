@@ -74,7 +74,7 @@ def launch(
     if isinstance(what, Job):
         prepared = prepare(what, target)
     elif not isinstance(what, (Plan, Prepared)):
-        raise _no_job(what, "a Job or a Plan")
+        raise _unfit(what, "a Job or a Plan", "Job(entry='train.py')")
     elif isinstance(what, Plan):
         prepared = Prepared(what, _packed(what.job)[1], target or Target.region())
     else:
@@ -88,7 +88,9 @@ def prepare(
     """As ``plan``, keeping the packed source for ``launch``. ``pending``: channels whose data is not there
     yet."""
     if not isinstance(job, Job):
-        raise _no_job(job, "a Job")
+        raise _unfit(job, "a Job", "Job(entry='train.py')")
+    if target is not None and not isinstance(target, Target):
+        raise _unfit(target, "a Target", "local_target()")
     target = target or Target.region()
     facts, source = _packed(job)
     _name_owners(job, target)
@@ -211,8 +213,8 @@ def _carry_out_parts(prepared: Prepared, told: Told, watch: Watch | None) -> Run
     return PartsRun(plan.run, target, parts, attached=all(there.values()))
 
 
-def _no_job(what: object, needed: str) -> JobError:
-    return JobError([Problem("", f"{needed} is needed, not {type(what).__name__}: Job(entry='train.py')")])
+def _unfit(what: object, needed: str, example: str) -> JobError:
+    return JobError([Problem("", f"{needed} is needed, not {type(what).__name__}: {example}")])
 
 
 def _name_owners(job: Job, target: Target) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch import JobError, launch, plan
+from smlaunch import Job, JobError, launch, plan
 from smlaunch.cli import main
 from smlaunch.data.mirror import pushing
 from smlaunch.runs.source import pack
@@ -52,3 +52,8 @@ def test_what_is_no_job_is_told_so(what: object) -> None:
     for function in (plan, launch):
         with pytest.raises(JobError, match=r"a Job .*is needed, not|a Job or a Plan is needed, not"):
             function(what, fake_target())  # type: ignore[operator]
+
+
+def test_a_target_of_another_type_is_named() -> None:
+    with pytest.raises(JobError, match="a Target is needed, not str"):
+        plan(Job(entry=__file__), "local")  # type: ignore[arg-type]
