@@ -22,7 +22,7 @@ from harness import interleave, report
 
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.executors.levels import LEVELS, probe
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 
 BYTES = 100
 FOLDERS = 100

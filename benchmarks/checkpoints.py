@@ -19,7 +19,7 @@ from harness import interleave, report
 from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.spec import S3Location
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
 
 BYTES = 1000

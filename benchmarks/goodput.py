@@ -18,16 +18,16 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from smlaunch.job import Job
+from smlaunch.connection.connect import endpoint_target
+from smlaunch.contract.progress import parse_line
+from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from smlaunch.place import target_of
-from smlaunch.planning.simulate import Chain, replay
-from smlaunch.protocol.progress import parse_line
+from smlaunch.planner.simulate import ChainModel, simulate_run
 from smlaunch.runs.api import launch, prepare
-from smlaunch.runs.follow import Event, LogLine, StateChange
+from smlaunch.runs.job_poller import Event, LogLine, StateChange
 from smlaunch.runs.target import Target
-from smlaunch.runs.verify.killing import kill_rank
+from smlaunch.verify.kill import kill_rank
 
 GOAL = 0.03
 STEPS, STEP_SECONDS, SAVE_EVERY = 1400, 0.05, 10
@@ -135,12 +135,12 @@ def main() -> None:
         (folder / "source" / "train.py").write_text(SCRIPT)
         settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
         with Endpoint(folder / "home", settings=settings) as info:
-            target = target_of(info)
+            target = endpoint_target(info)
             real = run(target, folder / "source", "goodput", _kills(2))
     start, restart, gap, end = figures(real)
     step = real.step_seconds()
     print(f"measured: start {start:.2f} s, restart {restart:.2f} s, gap {gap:.2f} s, end {end:.2f} s")
-    chain = Chain(
+    chain = ChainModel(
         work=STEPS * step,
         segment=real.stop_after,
         start=start,
@@ -150,7 +150,7 @@ def main() -> None:
         mtbf=20.0,
         gap=gap,
     )
-    foretold = replay(chain, real.kills)
+    foretold = simulate_run(chain, real.kills)
     makespan = foretold.makespan + end
     ratio = real.makespan / makespan
     goodput = STEPS * STEP_SECONDS / real.makespan

@@ -72,12 +72,12 @@ def serve(count: int, wait: float, ready: Queue[int]) -> None:
 
 
 def ours(url: str, count: int, out: Path) -> float:
-    from smlaunch.data.listing import list_prefix
-    from smlaunch.runs.pages import S3Pages
+    from smlaunch.aws.s3_list import S3Pager
+    from smlaunch.data.parallel_listing import list_prefix
     from smlaunch.runs.target import Target
 
     began = time.monotonic()
-    pages = S3Pages(Target.endpoint(url, "us-east-1", "a", "b").client("s3"))
+    pages = S3Pager(Target.endpoint(url, "us-east-1", "a", "b").client("s3"))
     counts = list_prefix(pages, "bucket", "", out)
     seconds = time.monotonic() - began
     if counts.objects != count:

@@ -36,12 +36,12 @@ from typing import TYPE_CHECKING
 
 from harness import Figure, interleave, report
 
-from smlaunch.cli.garbage import spare_start
-from smlaunch.data.pack import Engine, FolderSource, Wanted, pack
-from smlaunch.data.pack_place import FolderPlace
+from smlaunch.cli.garbage_collection import defer_garbage_collection
+from smlaunch.data.pack import FolderSource, PackEngine, PackOptions, pack
+from smlaunch.data.pack_destination import FolderDestination
 
 if TYPE_CHECKING:
-    from smlaunch.data.tar_writer import Checksum
+    from smlaunch.data.tar_writer import ChecksumKind
 
 TAR = [
     *("tar", "--create", "--format=ustar", "--no-recursion", "--owner=0", "--group=0", "--numeric-owner"),
@@ -130,7 +130,7 @@ def main() -> None:
         "--cpu", action="store_true", help="processor time instead of wall time, where others are at work too"
     )
     options = parser.parse_args()
-    spare_start()  # as the command has it
+    defer_garbage_collection()  # as the command has it
     with (
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-") as source,
         tempfile.TemporaryDirectory(prefix="smlaunch-bench-", dir=options.folder) as folder,
@@ -151,9 +151,9 @@ def main() -> None:
 
             return timed
 
-        def ours(engine: Engine, checksum: Checksum = "crc32") -> Callable[[], float]:
-            wanted = Wanted(count=CORES, checksum=checksum)
-            return measure(lambda: pack(FolderSource(src, engine=engine), FolderPlace(dst), wanted))
+        def ours(engine: PackEngine, checksum: ChecksumKind = "crc32") -> Callable[[], float]:
+            wanted = PackOptions(shard_count=CORES, checksum=checksum)
+            return measure(lambda: pack(FolderSource(src, engine=engine), FolderDestination(dst), wanted))
 
         figures = interleave(
             {

@@ -1,5 +1,6 @@
 """The same skewed data over four hosts of the local endpoint, split by count and by bytes in each of the ways
-it can be carried: wall-clock of the whole command, bytes per host, and whether every record came once.
+its files can be distributed: wall-clock of the whole command, bytes per host, and whether every record came
+once.
 
 Hosts get through 0.25 MB a second each, whatever else this machine does: four of them share its cores. Goal:
 each way at most 0.9 times the time of the split by count, and every record once.
@@ -27,8 +28,8 @@ from harness import interleave, report
 ROOT = Path(__file__).resolve().parent.parent
 SMLAUNCH = str(Path(sys.executable).parent / "smlaunch")
 HOSTS, FILES, RATE, GOAL = 4, 240, 0.25, 0.9
-WAYS = {"count": ("data", "split=key"), "shards": ("packed", "split=bytes,carry=shards")}
-WAYS |= {way: ("data", f"split=bytes,carry={way}") for way in ("lists", "jobs")}
+WAYS = {"count": ("data", "split=key"), "shards": ("packed", "split=bytes,split_via=shards")}
+WAYS |= {way: ("data", f"split=bytes,split_via={way}") for way in ("lists", "jobs")}
 
 _PART = re.compile(r"part: files=\d+ bytes=(\d+) records=(\d+)")
 

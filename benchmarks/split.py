@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from harness import interleave, report
 
 from smlaunch.data.inventory import ROW_GROUP, Inventory
-from smlaunch.data.split import BLOCK, split, split_blocks
+from smlaunch.data.split import BLOCK_ROWS, split, split_blocks
 
 ASSIGNED, DECODED, WHOLE, MOST_MB, EVEN = 0.1, 5.0, 5.0, 700, 1.0001
 
@@ -135,13 +135,13 @@ def decode(path: Path, hosts: int) -> float:
 
 
 def whole(path: Path, hosts: int) -> float:
-    from smlaunch.data.lists import write_lists
-    from smlaunch.data.parting import part
+    from smlaunch.data.inventory_split import split_inventory
+    from smlaunch.data.split_files import write_split
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         began = time.perf_counter()
-        found = part(Inventory(path), hosts)
-        write_lists(found.keys, found.split, Path(folder, "out"), found.summary)
+        found = split_inventory(Inventory(path), hosts)
+        write_split(found.keys, found.host_split, Path(folder, "out"), found.summary)
         return time.perf_counter() - began
 
 
@@ -150,9 +150,9 @@ def stream(path: Path, hosts: int) -> float:
     count = int(path.name)
 
     def blocks() -> Iterator[Any]:
-        for start in range(0, count, BLOCK):
+        for start in range(0, count, BLOCK_ROWS):
             draw = np.random.default_rng(start)
-            yield draw.integers(1, 1 << 16, min(BLOCK, count - start)) ** 2
+            yield draw.integers(1, 1 << 16, min(BLOCK_ROWS, count - start)) ** 2
 
     began = time.perf_counter()
     found = split_blocks(blocks, count, hosts)

@@ -35,11 +35,11 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 from harness import Figure, interleave, report
 
-from smlaunch.data.contents import PART, digest_of
-from smlaunch.data.transfer import Transfers
-from smlaunch.data.transfer_obstore import by_obstore
-from smlaunch.ports import Check, Parcel
-from smlaunch.runs.aws_parts import S3Parts
+from smlaunch.aws.interfaces import ObjectChecksum, TransferItem
+from smlaunch.aws.s3_multipart import S3Multipart
+from smlaunch.data.checksums import MIN_PART_BYTES, file_digest
+from smlaunch.data.transfer import S3Transfer
+from smlaunch.data.transfer_obstore import open_obstore
 from smlaunch.runs.target import Target
 
 BUCKET = "bench"
@@ -109,15 +109,15 @@ def rclone(work: Path) -> Iterator[str]:
 # ---- clients ---------------------------------------------------------------------------------------------
 
 
-class Knowing(S3Parts):
+class Knowing(S3Multipart):
     """Asks the loopback server as it would ask S3, which would know the digests that this server does not."""
 
-    def __init__(self, client: Any, known: Mapping[str, Check]) -> None:
+    def __init__(self, client: Any, known: Mapping[str, ObjectChecksum]) -> None:
         super().__init__(client)
         self._known = known
 
-    def check(self, bucket: str, key: str) -> Check:
-        found = super().check(bucket, key)
+    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
+        found = super().object_checksum(bucket, key)
         return self._known.get(key, found)
 
 
@@ -131,30 +131,30 @@ class Boto3:
             aws_secret_access_key=KEYS[1],
         )
 
-    def put(self, parcels: Sequence[Parcel]) -> None:
+    def put(self, parcels: Sequence[TransferItem]) -> None:
         with boto3.s3.transfer.create_transfer_manager(self._client, TransferConfig()) as manager:
             for sent in [manager.upload(str(parcel.path), BUCKET, parcel.key) for parcel in parcels]:
                 sent.result()
 
-    def get(self, parcels: Sequence[Parcel]) -> None:
+    def get(self, parcels: Sequence[TransferItem]) -> None:
         with boto3.s3.transfer.create_transfer_manager(self._client, TransferConfig()) as manager:
             for got in [manager.download(BUCKET, parcel.key, str(parcel.path)) for parcel in parcels]:
                 got.result()
 
 
 class Smlaunch:
-    def __init__(self, url: str, quick: bool, known: Mapping[str, Check] | None) -> None:
+    def __init__(self, url: str, quick: bool, known: Mapping[str, ObjectChecksum] | None) -> None:
         target = Target.endpoint(url, "us-east-1", *KEYS)
         client = target.client("s3")
-        parts = S3Parts(client) if known is None else Knowing(client, known)
-        self._transfers = Transfers(
-            target.storage, parts, lambda: by_obstore(client, target.clients) if quick else None
+        parts = S3Multipart(client) if known is None else Knowing(client, known)
+        self._transfers = S3Transfer(
+            target.storage, parts, lambda: open_obstore(client, target.session) if quick else None
         )
 
-    def put(self, parcels: Sequence[Parcel]) -> None:
+    def put(self, parcels: Sequence[TransferItem]) -> None:
         self._transfers.put(BUCKET, parcels, lambda size, files: None)
 
-    def get(self, parcels: Sequence[Parcel]) -> None:
+    def get(self, parcels: Sequence[TransferItem]) -> None:
         self._transfers.get(BUCKET, parcels, lambda size, files: None)
 
 
@@ -164,8 +164,8 @@ class Sockets:
     def __init__(self, url: str) -> None:
         self._address = ("127.0.0.1", int(url.rpartition(":")[2]))
 
-    def put(self, parcels: Sequence[Parcel]) -> None:
-        def send(connection: socket.socket, parcel: Parcel) -> None:
+    def put(self, parcels: Sequence[TransferItem]) -> None:
+        def send(connection: socket.socket, parcel: TransferItem) -> None:
             head = f"PUT /{BUCKET}/{parcel.key} HTTP/1.1\r\nContent-Length: {parcel.size}\r\n\r\n"
             connection.sendall(head.encode(), socket.MSG_MORE)
             with parcel.path.open("rb") as stream:
@@ -176,8 +176,8 @@ class Sockets:
 
         self._each(parcels, send)
 
-    def get(self, parcels: Sequence[Parcel]) -> None:
-        def fetch(connection: socket.socket, parcel: Parcel) -> None:
+    def get(self, parcels: Sequence[TransferItem]) -> None:
+        def fetch(connection: socket.socket, parcel: TransferItem) -> None:
             connection.sendall(f"GET /{BUCKET}/{parcel.key} HTTP/1.1\r\n\r\n".encode())
             buffer = bytearray(1 << 20)
             got = connection.recv_into(buffer)
@@ -187,8 +187,10 @@ class Sockets:
 
         self._each(parcels, fetch)
 
-    def _each(self, parcels: Sequence[Parcel], action: Callable[[socket.socket, Parcel], None]) -> None:
-        def work(own: Sequence[Parcel]) -> None:
+    def _each(
+        self, parcels: Sequence[TransferItem], action: Callable[[socket.socket, TransferItem], None]
+    ) -> None:
+        def work(own: Sequence[TransferItem]) -> None:
             with socket.create_connection(self._address) as connection:
                 for parcel in own:
                     action(connection, parcel)
@@ -203,32 +205,34 @@ class Sockets:
 # ---- measuring -------------------------------------------------------------------------------------------
 
 
-def made(case: Case, folder: Path) -> list[Parcel]:
+def made(case: Case, folder: Path) -> list[TransferItem]:
     folder.mkdir()
-    parcels: list[Parcel] = []
+    parcels: list[TransferItem] = []
     for number in range(case.files):
         path = folder / f"{number:04}"
         block = os.urandom(min(case.size, 1 << 20))
         path.write_bytes(block * (case.size // len(block)))
-        parcels.append(Parcel(f"{folder.name}/{number:04}", path, case.size))
+        parcels.append(TransferItem(f"{folder.name}/{number:04}", path, case.size))
     return parcels
 
 
-def returned(parcels: Sequence[Parcel], folder: Path) -> list[Parcel]:
+def returned(parcels: Sequence[TransferItem], folder: Path) -> list[TransferItem]:
     """With the ETags that a listing has of objects put whole."""
     folder.mkdir()
     return [
-        Parcel(
+        TransferItem(
             parcel.key,
             folder / parcel.path.name,
             parcel.size,
-            hashlib.md5(parcel.path.read_bytes()).hexdigest() if parcel.size < PART else None,
+            hashlib.md5(parcel.path.read_bytes()).hexdigest() if parcel.size < MIN_PART_BYTES else None,
         )
         for parcel in parcels
     ]
 
 
-def timed(action: Callable[[Sequence[Parcel]], None], parcels: Sequence[Parcel]) -> Callable[[], float]:
+def timed(
+    action: Callable[[Sequence[TransferItem]], None], parcels: Sequence[TransferItem]
+) -> Callable[[], float]:
     def measure() -> float:
         started = time.perf_counter()
         action(parcels)
@@ -249,7 +253,7 @@ def run(server: str, url: str, work: Path, rounds: int) -> bool:
             measured = {
                 name: timed(getattr(client, way), parcels)
                 for name, client in clients.items()
-                if name not in (BY_CRC32, UNCHECKED) or (way == "get" and case.size >= PART)
+                if name not in (BY_CRC32, UNCHECKED) or (way == "get" and case.size >= MIN_PART_BYTES)
             }
             figures = interleave(measured, rounds)
             ours = UNCHECKED if UNCHECKED in figures else CHECKED
@@ -264,14 +268,22 @@ def run(server: str, url: str, work: Path, rounds: int) -> bool:
     return reached
 
 
-def clients_for(url: str, known: Sequence[Parcel] | None) -> dict[str, Any]:
+def clients_for(url: str, known: Sequence[TransferItem] | None) -> dict[str, Any]:
     """``known``: what the loopback server will have, whose digests it does not know."""
     clients: dict[str, Any] = {BOTO3: Boto3(url)}
     if known is None:
         return {**clients, CHECKED: Smlaunch(url, True, None), PLAIN: Smlaunch(url, False, None)}
-    checks = {parcel.key: Check(PART, digest_of(parcel.path, "sha256", PART), None) for parcel in known}
-    crc32 = {parcel.key: Check(PART, None, None, digest_of(parcel.path, "crc32", PART)) for parcel in known}
-    nothing = {parcel.key: Check(None, None, None) for parcel in known}
+    checks = {
+        parcel.key: ObjectChecksum(MIN_PART_BYTES, file_digest(parcel.path, "sha256", MIN_PART_BYTES), None)
+        for parcel in known
+    }
+    crc32 = {
+        parcel.key: ObjectChecksum(
+            MIN_PART_BYTES, None, None, file_digest(parcel.path, "crc32", MIN_PART_BYTES)
+        )
+        for parcel in known
+    }
+    nothing = {parcel.key: ObjectChecksum(None, None, None) for parcel in known}
     return {
         **clients,
         CHECKED: Smlaunch(url, True, checks),

@@ -52,7 +52,7 @@ def main() -> None:
             figures = interleave(
                 {
                     "torchrun --standalone": lambda: first_line(torchrun, dict(os.environ)),
-                    "smlaunch run --local, standing endpoint": lambda: first_line(run, standing),
+                    "smlaunch run --local, background endpoint": lambda: first_line(run, standing),
                     "smlaunch run --local, embedded endpoint": lambda: first_line(run, embedded),
                 },
                 rounds,
@@ -62,7 +62,7 @@ def main() -> None:
     met = report(
         figures,
         "torchrun --standalone",
-        {"smlaunch run --local, standing endpoint": 0.4, "smlaunch run --local, embedded endpoint": 0.8},
+        {"smlaunch run --local, background endpoint": 0.4, "smlaunch run --local, embedded endpoint": 0.8},
     )
     sys.exit(not met)
 

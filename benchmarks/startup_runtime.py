@@ -21,8 +21,8 @@ from pathlib import Path
 
 from harness import first_line, interleave, report
 
-from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref
-from smlaunch.protocol.paths import (
+from smlaunch.contract.launch_spec import LaunchSpec, RankSpec, Ref
+from smlaunch.contract.paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,
@@ -31,7 +31,7 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
-from smlaunch.runs.bundle import build_runtime
+from smlaunch.runs.runtime_archive import build_runtime_archive
 
 # In one write: torchrun's ranks share one pipe, and print() may write word by word.
 SCRIPT = b"import os, time; t = time.time(); os.write(1, b'FIRST-LINE %.6f\\n' % t)\n"
@@ -41,13 +41,13 @@ BIN = Path(sys.executable).parent
 def make_host(root: Path, script: bytes, ranks: int, hyperparameters: dict[str, str]) -> list[str]:
     """The tree a one-host job finds; returns the command that SageMaker would run there."""
     paths = Paths(str(root))
-    launch, source = Path(paths.channel(RUNTIME_CHANNEL)), Path(paths.channel(SOURCE_CHANNEL))
+    launch, source = Path(paths.channel_dir(RUNTIME_CHANNEL)), Path(paths.channel_dir(SOURCE_CHANNEL))
     for folder in (launch, source, Path(paths.config)):
         folder.mkdir(parents=True)
     words = (Ref("python"), Ref("source", suffix="/hello.py"), Ref("hyperparameters"))
-    spec = LaunchSpec(Ranks(words, per_host=ranks), source=SOURCE_ARCHIVE)
+    spec = LaunchSpec(RankSpec(words, per_host=ranks), source=SOURCE_ARCHIVE)
     (launch / LAUNCH_FILE).write_text(spec.to_json())
-    (launch / RUNTIME_ARCHIVE).write_bytes(build_runtime())
+    (launch / RUNTIME_ARCHIVE).write_bytes(build_runtime_archive())
     with tarfile.open(source / SOURCE_ARCHIVE, "w:gz") as archive:
         member = tarfile.TarInfo("hello.py")
         member.size = len(script)

@@ -29,25 +29,25 @@ def main() -> None:
     for path in sorted(args.sales.glob("*.csv")):
         counts[path.name] = clean(path, args.out / path.name, args.least)
     host = os.environ.get("SM_CURRENT_HOST", "localhost")
-    summary = {name: {"rows": rows, "kept": kept} for name, (rows, kept) in counts.items()}
+    summary = {name: {"rows": rows, "kept": kept_rows} for name, (rows, kept_rows) in counts.items()}
     (args.out / f"summary-{host}.json").write_text(json.dumps(summary, indent=2) + "\n")
-    rows, kept = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
-    print(f"host {host}: {kept} of {rows} rows kept, {len(counts)} files", flush=True)
+    rows, kept_rows = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
+    print(f"host {host}: {kept_rows} of {rows} rows kept, {len(counts)} files", flush=True)
 
 
-def clean(source: Path, target: Path, least: int) -> tuple[int, int]:
+def clean(source: Path, target: Path, min_cents: int) -> tuple[int, int]:
     """How many rows there were, and how many are kept."""
-    rows = kept = 0
-    with source.open(newline="") as given, target.open("w", newline="") as out:
-        reader = csv.DictReader(given)
-        writer = csv.DictWriter(out, reader.fieldnames or ())
+    rows = kept_rows = 0
+    with source.open(newline="") as source_file, target.open("w", newline="") as target_file:
+        reader = csv.DictReader(source_file)
+        writer = csv.DictWriter(target_file, reader.fieldnames or ())
         writer.writeheader()
         for row in reader:
             rows += 1
-            if int(row["cents"]) >= least:
+            if int(row["cents"]) >= min_cents:
                 writer.writerow(row)
-                kept += 1
-    return rows, kept
+                kept_rows += 1
+    return rows, kept_rows
 
 
 if __name__ == "__main__":

@@ -55,23 +55,25 @@ def main() -> None:
     args = parser.parse_args()
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)
-    bare = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+    network = nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1)
+    )
     torch.manual_seed(1 + accelerator.process_index)  # dropout differs from rank to rank
     waves = Waves(args.samples)
     order = ResumableOrder(len(waves), batch_size=args.batch_size, seed=0)
-    order.place(accelerator.process_index, accelerator.num_processes)
-    optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-2)
+    order.set_rank(accelerator.process_index, accelerator.num_processes)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     # Prepared, it takes a step for every rank with every step of the training.
-    total = args.epochs * order.steps_per_epoch * accelerator.num_processes
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
-    model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
+    total_steps = args.epochs * order.steps_per_epoch * accelerator.num_processes
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total_steps)
+    model, optimizer, schedule = accelerator.prepare(network, optimizer, schedule)
     loader = order.loader(waves, num_workers=args.workers)
     with Checkpointer(
         model=model, optimizer=optimizer, scheduler=schedule, order=order, every_steps=args.every_steps
     ) as run:
-        for inputs, wanted in run.batches(loader, epochs=args.epochs):
-            found = model(inputs.to(accelerator.device))
-            loss = nn.functional.mse_loss(found, wanted.to(accelerator.device))
+        for inputs, targets in run.batches(loader, epochs=args.epochs):
+            predictions = model(inputs.to(accelerator.device))
+            loss = nn.functional.mse_loss(predictions, targets.to(accelerator.device))
             optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
@@ -79,8 +81,8 @@ def main() -> None:
             run.step(loss=loss)
     if run.finished and accelerator.is_main_process:
         args.model_dir.mkdir(parents=True, exist_ok=True)
-        torch.save(bare.state_dict(), args.model_dir / "model.pt")
-        print(f"weights sha256 {weights_hash(bare)}", flush=True)
+        torch.save(network.state_dict(), args.model_dir / "model.pt")
+        print(f"weights sha256 {weights_hash(network)}", flush=True)
     del model
     accelerator.end_training()
 

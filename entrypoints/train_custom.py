@@ -64,11 +64,11 @@ class Sum:
             return
         if self.rank == 0:
             server = socket.create_server((current, PORT))
-            found: dict[int, socket.socket] = {}
-            while len(found) < len(hosts) - 1:
+            connection_by_rank: dict[int, socket.socket] = {}
+            while len(connection_by_rank) < len(hosts) - 1:
                 connection, _ = server.accept()
-                found[struct.unpack("!I", receive(connection, 4))[0]] = connection
-            self.peers = [found[rank] for rank in sorted(found)]
+                connection_by_rank[struct.unpack("!I", receive(connection, 4))[0]] = connection
+            self.peers = [connection_by_rank[rank] for rank in sorted(connection_by_rank)]
         else:
             connection = connect(hosts[0], PORT)
             connection.sendall(struct.pack("!I", self.rank))
@@ -111,12 +111,14 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def load(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    parts = [np.load(path) for path in sorted(Path(folder).glob("*.npz"))]
-    if not parts:
+    archives = [np.load(path) for path in sorted(Path(folder).glob("*.npz"))]
+    if not archives:
         raise FileNotFoundError(f"no .npz files in {folder}: run entrypoints/prepare_digits.py first")
-    images = np.concatenate([part["images"] for part in parts]).astype(np.float64)
+    images = np.concatenate([archive["images"] for archive in archives]).astype(np.float64)
     flat = images.reshape(len(images), -1)
-    return np.hstack([flat, np.ones((len(flat), 1))]), np.concatenate([part["labels"] for part in parts])
+    return np.hstack([flat, np.ones((len(flat), 1))]), np.concatenate(
+        [archive["labels"] for archive in archives]
+    )
 
 
 def main() -> None:
@@ -125,24 +127,24 @@ def main() -> None:
     add_up = Sum(hosts, current)
     features, labels = load(args.train)
     features, labels = features[add_up.rank :: len(hosts)], labels[add_up.rank :: len(hosts)]
-    wanted = np.eye(10)[labels]
+    one_hot = np.eye(10)[labels]
     count = add_up(np.array([float(len(labels))]))[0]
 
     weights = np.zeros((features.shape[1], 10))
     for step in range(1, args.steps + 1):
         scores = features @ weights
-        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
-        chances /= chances.sum(axis=1, keepdims=True)
-        weights = weights - args.lr * add_up(features.T @ (chances - wanted)) / count
+        probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        weights = weights - args.lr * add_up(features.T @ (probabilities - one_hot)) / count
         if add_up.rank == 0 and step % 50 == 0:
-            loss = -np.log(chances[np.arange(len(labels)), labels]).mean()
+            loss = -np.log(probabilities[np.arange(len(labels)), labels]).mean()
             print(f"smlaunch: progress step={step} steps={args.steps} loss={loss:.4f}", flush=True)
 
     digest = hashlib.sha256(weights.tobytes()).hexdigest()
     print(f"host {current} of {hosts}: weights sha256 {digest}", flush=True)
     if add_up.rank == 0:
-        images, answers = load(args.test)
-        accuracy = float(((images @ weights).argmax(axis=1) == answers).mean())
+        images, test_labels = load(args.test)
+        accuracy = float(((images @ weights).argmax(axis=1) == test_labels).mean())
         args.model_dir.mkdir(parents=True, exist_ok=True)
         np.save(args.model_dir / "weights.npy", weights)
         print(f"smlaunch: metric held_out_accuracy={accuracy:.4f}")

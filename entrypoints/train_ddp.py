@@ -7,7 +7,8 @@ The same file runs
     torchrun --nproc-per-node 4 entrypoints/train_ddp.py --train demo-data/train --test demo-data/test
     python entrypoints/train_ddp.py --train demo-data/train --test demo-data/test
 
-and, for the same seed and number of ranks, ends with the same weights however the ranks lie on hosts.
+and, for the same seed, number of ranks and threads per rank (OMP_NUM_THREADS), ends with the same weights
+however the ranks lie on hosts of one kind of processor.
 Input: ``*.npz`` files as prepare_digits.py writes them, ``images`` float32 (n, 8, 8), ``labels`` int64 (n,).
 """
 

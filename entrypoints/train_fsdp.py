@@ -40,14 +40,18 @@ def main() -> None:
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    whole = sum(weight.numel() for weight in model.parameters())
-    mine = sum(weight.to_local().numel() for weight in model.parameters())
+    total_weights = sum(weight.numel() for weight in model.parameters())
+    local_weights = sum(weight.to_local().numel() for weight in model.parameters())
     fit(model, args, device, rank, world_size)
 
     state: dict[str, Tensor] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     gathered = network().to(device)
     gathered.load_state_dict(state)
-    print(f"rank {rank} kept {mine} of {whole} weights; weights sha256 {weights_hash(gathered)}", flush=True)
+    print(
+        f"rank {rank} kept {local_weights} of {total_weights} weights; weights sha256 "
+        f"{weights_hash(gathered)}",
+        flush=True,
+    )
     if rank == 0:
         finish(gathered, args, device)
     dist.barrier()

@@ -77,16 +77,16 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        mixed = self.queries_keys_values(self.before_attention(x))
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        mixed = self.queries_keys_values(self.before_attention(hidden))
         query, key, value = (
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in mixed.split(width, dim=2)
         )
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.feed(self.before_feed(x))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.joined(attended.transpose(1, 2).reshape(batch, length, width))
+        return hidden + self.feed(self.before_feed(hidden))
 
 
 class GPT(nn.Module):
@@ -105,9 +105,9 @@ class GPT(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.places(places))
-        return self.next_byte(self.last(self.blocks(x)))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.dropout(self.tokens(tokens) + self.places(positions))
+        return self.next_byte(self.last(self.blocks(hidden)))
 
 
 def learning_rate(step: int, steps: int, warm_up: int = 50) -> float:
@@ -132,14 +132,14 @@ def held_out_loss(model: nn.Module, context: int, device: torch.device) -> float
 
 
 @torch.no_grad()
-def write_on(model: nn.Module, start: str, length: int, context: int, device: torch.device) -> str:
+def continue_text(model: nn.Module, start: str, length: int, context: int, device: torch.device) -> str:
     """What the model makes of a beginning; always the same for the same weights."""
     generator = torch.Generator().manual_seed(0)
-    text = list(start.encode())
+    tokens = list(start.encode())
     for _ in range(length):
-        logits = model(torch.tensor([text[-context:]], device=device))[0, -1].float().cpu()
-        text.append(int(torch.multinomial((logits / 0.8).softmax(0), 1, generator=generator)))
-    return bytes(text).decode("utf-8", "replace")
+        logits = model(torch.tensor([tokens[-context:]], device=device))[0, -1].float().cpu()
+        tokens.append(int(torch.multinomial((logits / 0.8).softmax(0), 1, generator=generator)))
+    return bytes(tokens).decode("utf-8", "replace")
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -160,8 +160,8 @@ def main() -> None:
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(args.seed)
-    bare = GPT(args.context, args.width, args.layers, args.heads).to(device)
-    model = DistributedDataParallel(bare) if world_size > 1 else bare
+    network = GPT(args.context, args.width, args.layers, args.heads).to(device)
+    model = DistributedDataParallel(network) if world_size > 1 else network
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))
     windows = Windows(args.context, held_out=False)
@@ -179,11 +179,11 @@ def main() -> None:
     del model  # DDP must be gone before the process group is
     if run.finished and rank == 0:
         args.model_dir.mkdir(parents=True, exist_ok=True)
-        torch.save(bare.state_dict(), args.model_dir / "model.pt")
-        loss_there = held_out_loss(bare, args.context, device)
-        print(f"smlaunch: metric held_out_loss={loss_there:.4f}")
-        print(f"weights sha256 {weights_hash(bare)}")
-        print(write_on(bare, "The statement", 200, args.context, device), flush=True)
+        torch.save(network.state_dict(), args.model_dir / "model.pt")
+        test_loss = held_out_loss(network, args.context, device)
+        print(f"smlaunch: metric held_out_loss={test_loss:.4f}")
+        print(f"weights sha256 {weights_hash(network)}")
+        print(continue_text(network, "The statement", 200, args.context, device), flush=True)
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()

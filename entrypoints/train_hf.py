@@ -25,7 +25,7 @@ from transformers import (
     set_seed,
 )
 
-from smlaunch.train.transformers import Resume, Seeded
+from smlaunch.train.transformers import Resume, SeededDataset
 
 SYMBOLS = "0123456789+= "
 
@@ -99,7 +99,7 @@ def main() -> None:
     trainer = Trainer(
         GPT2LMHeadModel(config),
         settings,
-        train_dataset=Seeded(Sums(args.samples, seed=0, swap=True)),
+        train_dataset=SeededDataset(Sums(args.samples, seed=0, swap=True)),
         eval_dataset=Sums(args.samples // 8, seed=1, swap=False),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=5)],
     )

@@ -30,15 +30,17 @@ def arguments() -> argparse.Namespace:
 
 
 def load(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    parts = [np.load(path) for path in sorted(Path(folder).glob("*.npz"))]
-    if not parts:
+    archives = [np.load(path) for path in sorted(Path(folder).glob("*.npz"))]
+    if not archives:
         raise FileNotFoundError(f"no .npz files in {folder}: run entrypoints/prepare_digits.py first")
-    images = np.concatenate([part["images"] for part in parts]).astype(np.float64)
+    images = np.concatenate([archive["images"] for archive in archives]).astype(np.float64)
     flat = images.reshape(len(images), -1)
-    return np.hstack([flat, np.ones((len(flat), 1))]), np.concatenate([part["labels"] for part in parts])
+    return np.hstack([flat, np.ones((len(flat), 1))]), np.concatenate(
+        [archive["labels"] for archive in archives]
+    )
 
 
-def chances_of(scores: np.ndarray) -> np.ndarray:
+def softmax(scores: np.ndarray) -> np.ndarray:
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
@@ -49,25 +51,25 @@ def main() -> None:
     rank, size = world.Get_rank(), world.Get_size()
     features, labels = load(args.train)
     features, labels = features[rank::size], labels[rank::size]
-    wanted = np.eye(10)[labels]
+    one_hot = np.eye(10)[labels]
     count = world.allreduce(len(labels))
 
     weights = np.zeros((features.shape[1], 10))
     total = np.empty_like(weights)
     for step in range(1, args.steps + 1):
-        chances = chances_of(features @ weights)
-        world.Allreduce(features.T @ (chances - wanted), total, op=MPI.SUM)
+        probabilities = softmax(features @ weights)
+        world.Allreduce(features.T @ (probabilities - one_hot), total, op=MPI.SUM)
         weights -= args.lr * total / count
         if step % 50 == 0:
-            loss = world.allreduce(-np.log(chances[np.arange(len(labels)), labels]).sum()) / count
+            loss = world.allreduce(-np.log(probabilities[np.arange(len(labels)), labels]).sum()) / count
             if rank == 0:
                 print(f"smlaunch: progress step={step} steps={args.steps} loss={loss:.4f}", flush=True)
 
     digest = hashlib.sha256(weights.tobytes()).hexdigest()
     print(f"rank {rank} of {size} on {MPI.Get_processor_name()}: weights sha256 {digest}", flush=True)
     if rank == 0:
-        images, answers = load(args.test)
-        accuracy = float(((images @ weights).argmax(axis=1) == answers).mean())
+        images, test_labels = load(args.test)
+        accuracy = float(((images @ weights).argmax(axis=1) == test_labels).mean())
         args.model_dir.mkdir(parents=True, exist_ok=True)
         np.save(args.model_dir / "weights.npy", weights)
         print(f"smlaunch: metric held_out_accuracy={accuracy:.4f}")

@@ -80,26 +80,28 @@ def main() -> None:
     args = arguments()
     ray.init()  # RAY_ADDRESS says where the cluster is; without it Ray starts one here
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    on = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-    visited = ray.get([where.options(scheduling_strategy=place).remote() for place in on.values()])
+    placement_by_node = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
+    visited = ray.get(
+        [where.options(scheduling_strategy=placement).remote() for placement in placement_by_node.values()]
+    )
     workers = [
-        Worker.options(scheduling_strategy=place).remote(args.train, index, len(nodes))
-        for index, place in enumerate(on.values())
+        Worker.options(scheduling_strategy=placement).remote(args.train, index, len(nodes))
+        for index, placement in enumerate(placement_by_node.values())
     ]
-    homes = ray.get([worker.node.remote() for worker in workers])
-    rows = dict(zip(homes, ray.get([worker.rows.remote() for worker in workers]), strict=True))
+    worker_nodes = ray.get([worker.node.remote() for worker in workers])
+    rows = dict(zip(worker_nodes, ray.get([worker.rows.remote() for worker in workers]), strict=True))
     total = sum(rows.values())
     weights = np.zeros((65, 10))
     for step in range(args.steps):
         shared = ray.put(weights)
-        parts = ray.get([worker.gradient.remote(shared) for worker in workers])
-        weights = weights - args.lr / total * np.sum(parts, axis=0)
+        gradients = ray.get([worker.gradient.remote(shared) for worker in workers])
+        weights = weights - args.lr / total * np.sum(gradients, axis=0)
         if (step + 1) % 50 == 0:
             print(f"smlaunch: progress step={step + 1} steps={args.steps}", flush=True)
-    alone = train_alone(args)
-    difference = float(np.abs(weights - alone).max())
+    reference = train_alone(args)
+    difference = float(np.abs(weights - reference).max())
     if visited != list(nodes) or rows.keys() != nodes.keys():
-        raise RuntimeError(f"of the nodes {list(nodes)} tasks ran on {visited}, actors on {homes}")
+        raise RuntimeError(f"of the nodes {list(nodes)} tasks ran on {visited}, actors on {worker_nodes}")
     if difference > TOLERANCE:
         raise RuntimeError(f"not what one process learns: off by {difference:.2e}")
     pixels, labels = load(args.test)

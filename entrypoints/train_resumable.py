@@ -99,8 +99,8 @@ def weights_hash(model: nn.Module) -> str:
 def accuracy(model: nn.Module, digits: Digits) -> float:
     model.eval()
     images, labels = zip(*(digits[index] for index in range(len(digits))), strict=True)
-    found = model(torch.stack(images)).argmax(1)
-    return float((found == torch.tensor(labels)).float().mean())
+    predictions = model(torch.stack(images)).argmax(1)
+    return float((predictions == torch.tensor(labels)).float().mean())
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     digits = Digits(args.train, augment=True)
     order = ResumableOrder(len(digits), batch_size=args.batch_size, seed=args.seed)
-    order.place(rank, world_size)
+    order.set_rank(rank, world_size)
     steps = args.epochs * order.steps_per_epoch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=steps)
     with Checkpointer(

@@ -55,11 +55,11 @@ class Network(tf.Module):
         self.momenta = [tf.Variable(tf.zeros(shape), trainable=False) for shape in shapes]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        a, b, c, d, e, f, g, h = self.weights
-        out = tf.nn.relu(tf.nn.conv2d(images, a, 1, "SAME") + b)
-        out = tf.nn.relu(tf.nn.conv2d(out, c, 1, "SAME") + d)
+        conv1, conv1_bias, conv2, conv2_bias, dense1, dense1_bias, dense2, dense2_bias = self.weights
+        out = tf.nn.relu(tf.nn.conv2d(images, conv1, 1, "SAME") + conv1_bias)
+        out = tf.nn.relu(tf.nn.conv2d(out, conv2, 1, "SAME") + conv2_bias)
         out = tf.reshape(tf.nn.max_pool2d(out, 2, 2, "VALID"), (-1, 512))
-        return tf.nn.relu(out @ e + f) @ g + h
+        return tf.nn.relu(out @ dense1 + dense1_bias) @ dense2 + dense2_bias
 
 
 def scale(shape: tuple[int, ...]) -> float:
@@ -88,10 +88,10 @@ def main() -> None:
     def train_step(images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         def replica(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            mine = tf.range(context.replica_id_in_sync_group, len(images), workers)
+            own_rows = tf.range(context.replica_id_in_sync_group, len(images), workers)
             with tf.GradientTape() as tape:
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                    tf.gather(labels, mine), network(tf.gather(images, mine))
+                    tf.gather(labels, own_rows), network(tf.gather(images, own_rows))
                 )
                 loss = tf.reduce_sum(losses) / len(images)
             gradients = context.all_reduce("sum", tape.gradient(loss, network.weights))
@@ -107,16 +107,16 @@ def main() -> None:
         order = np.random.default_rng((args.seed, epoch)).permutation(len(labels))
         for step in range(steps):
             rows = order[step * args.batch_size : (step + 1) * args.batch_size]
-            done = (epoch * steps + step) / (args.epochs * steps)
-            rate = tf.constant(args.lr * 0.5 * (1 + np.cos(np.pi * done)), tf.float32)
+            progress = (epoch * steps + step) / (args.epochs * steps)
+            rate = tf.constant(args.lr * 0.5 * (1 + np.cos(np.pi * progress)), tf.float32)
             loss = train_step(tf.constant(images[rows]), tf.constant(labels[rows]), rate)
         if task["index"] == 0:
             counts = f"step={(epoch + 1) * steps} steps={args.epochs * steps} epoch={epoch + 1}"
             print(f"smlaunch: progress {counts} loss={float(loss):.4f}", flush=True)
 
-    told = weights_hash(network)
-    check_all_have(told, strategy)
-    print(f"worker {task['index']} of {workers}: weights sha256 {told}", flush=True)
+    digest = weights_hash(network)
+    check_all_have(digest, strategy)
+    print(f"worker {task['index']} of {workers}: weights sha256 {digest}", flush=True)
     if task["index"] == 0:
         test_images, test_labels = load(args.test)
         accuracy = float((network(test_images).numpy().argmax(axis=1) == test_labels).mean())
@@ -127,9 +127,9 @@ def main() -> None:
         print(f"held-out accuracy {accuracy:.4f}", flush=True)
 
 
-def check_all_have(told: str, strategy: tf.distribute.Strategy) -> None:
+def check_all_have(digest: str, strategy: tf.distribute.Strategy) -> None:
     """Raises RuntimeError where another worker has other weights."""
-    mine = tf.constant([int(told[:15], 16)], tf.int64)
+    mine = tf.constant([int(digest[:15], 16)], tf.int64)
     everyones = strategy.gather(strategy.run(lambda: tf.identity(mine)), axis=0)
     if len(set(everyones.numpy())) != 1:
         raise RuntimeError(f"the workers' weights differ: {everyones.numpy().tolist()}")

@@ -73,32 +73,34 @@ def main() -> None:
 
     @tf.function
     def step(iterator: tf.data.Iterator) -> tf.Tensor:
-        images, wanted = next(iterator)
+        images, targets = next(iterator)
         with tf.GradientTape() as tape:
             scores = images @ weights + bias
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, scores))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, scores))
         for variable, gradient in zip((weights, bias), tape.gradient(loss, (weights, bias)), strict=True):
             variable.assign_sub(args.lr * gradient)
         steps.assign_add(1)
         return loss
 
     iterator = iter(coordinator.create_per_worker_dataset(batches))
-    for begun in range(0, args.steps, 100):
+    for first_step in range(0, args.steps, 100):
         for _ in range(100):
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
-        print(f"smlaunch: progress step={begun + 100} steps={args.steps}", flush=True)
+        print(f"smlaunch: progress step={first_step + 100} steps={args.steps}", flush=True)
 
-    taken = int(steps.numpy())
+    steps_taken = int(steps.numpy())
     test_pixels, test_labels = load(args.test)
-    found = (test_pixels @ weights.numpy() + bias.numpy()).argmax(axis=1)
-    accuracy = float((found == test_labels).mean())
-    if taken != args.steps or accuracy < args.least:
-        raise RuntimeError(f"{taken} of {args.steps} steps were taken; held-out accuracy {accuracy:.4f}")
+    predictions = (test_pixels @ weights.numpy() + bias.numpy()).argmax(axis=1)
+    accuracy = float((predictions == test_labels).mean())
+    if steps_taken != args.steps or accuracy < args.least:
+        raise RuntimeError(
+            f"{steps_taken} of {args.steps} steps were taken; held-out accuracy {accuracy:.4f}"
+        )
     args.model_dir.mkdir(parents=True, exist_ok=True)
     np.savez(args.model_dir / "model.npz", weights=weights.numpy(), bias=bias.numpy())
     (args.model_dir / "metrics.json").write_text(json.dumps({"held_out_accuracy": accuracy}) + "\n")
-    print(f"{taken} steps by {workers} workers, weights on {weights.device}")
+    print(f"{steps_taken} steps by {workers} workers, weights on {weights.device}")
     print(f"smlaunch: metric held_out_accuracy={accuracy:.4f}")
     print(f"held-out accuracy {accuracy:.4f}", flush=True)
 

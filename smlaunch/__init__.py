@@ -10,35 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
+_MODULE_BY_NAME = {
     "AccountError": "smlaunch.errors",
-    "Channel": "smlaunch.job",
-    "Checkpoints": "smlaunch.job",
-    "Compute": "smlaunch.job",
+    "Channel": "smlaunch.job.model",
+    "Checkpoints": "smlaunch.job.model",
+    "Compute": "smlaunch.job.model",
     "EndpointError": "smlaunch.errors",
-    "Job": "smlaunch.job",
+    "Job": "smlaunch.job.model",
     "JobError": "smlaunch.errors",
+    "JobOutcome": "smlaunch.runs.outcome",
     "LimitReached": "smlaunch.errors",
+    "Limits": "smlaunch.job.model",
+    "LogLine": "smlaunch.runs.job_poller",
     "MachineError": "smlaunch.errors",
-    "Limits": "smlaunch.job",
-    "Plan": "smlaunch.planning.plan",
+    "Plan": "smlaunch.planner.plan",
+    "PollWarning": "smlaunch.runs.job_poller",
     "Run": "smlaunch.runs.run",
-    "SegmentChange": "smlaunch.job",
-    "SegmentCompute": "smlaunch.job",
+    "RunOutcome": "smlaunch.runs.outcome",
+    "SegmentChange": "smlaunch.job.model",
+    "SegmentCompute": "smlaunch.job.model",
     "ServiceError": "smlaunch.errors",
     "SmlaunchError": "smlaunch.errors",
+    "StateChange": "smlaunch.runs.job_poller",
     "StoppedByUser": "smlaunch.errors",
     "Target": "smlaunch.runs.target",
     "TrainingFailed": "smlaunch.errors",
-    "Workload": "smlaunch.job",
+    "TransferProgress": "smlaunch.data.transfer_progress",
+    "Workload": "smlaunch.job.model",
     "launch": "smlaunch.runs.api",
-    "local_target": "smlaunch.place",
+    "local_target": "smlaunch.connection.connect",
     "plan": "smlaunch.runs.api",
 }
 
-__all__ = ["__version__", *sorted(_PUBLIC)]
+__all__ = ["__version__", *sorted(_MODULE_BY_NAME)]
 
 if TYPE_CHECKING:
+    from smlaunch.connection.connect import local_target as local_target
+    from smlaunch.data.transfer_progress import TransferProgress as TransferProgress
     from smlaunch.errors import AccountError as AccountError
     from smlaunch.errors import EndpointError as EndpointError
     from smlaunch.errors import JobError as JobError
@@ -48,25 +56,29 @@ if TYPE_CHECKING:
     from smlaunch.errors import SmlaunchError as SmlaunchError
     from smlaunch.errors import StoppedByUser as StoppedByUser
     from smlaunch.errors import TrainingFailed as TrainingFailed
-    from smlaunch.job import Channel as Channel
-    from smlaunch.job import Checkpoints as Checkpoints
-    from smlaunch.job import Compute as Compute
-    from smlaunch.job import Job as Job
-    from smlaunch.job import Limits as Limits
-    from smlaunch.job import SegmentChange as SegmentChange
-    from smlaunch.job import SegmentCompute as SegmentCompute
-    from smlaunch.job import Workload as Workload
-    from smlaunch.place import local_target as local_target
-    from smlaunch.planning.plan import Plan as Plan
+    from smlaunch.job.model import Channel as Channel
+    from smlaunch.job.model import Checkpoints as Checkpoints
+    from smlaunch.job.model import Compute as Compute
+    from smlaunch.job.model import Job as Job
+    from smlaunch.job.model import Limits as Limits
+    from smlaunch.job.model import SegmentChange as SegmentChange
+    from smlaunch.job.model import SegmentCompute as SegmentCompute
+    from smlaunch.job.model import Workload as Workload
+    from smlaunch.planner.plan import Plan as Plan
     from smlaunch.runs.api import launch as launch
     from smlaunch.runs.api import plan as plan
+    from smlaunch.runs.job_poller import LogLine as LogLine
+    from smlaunch.runs.job_poller import PollWarning as PollWarning
+    from smlaunch.runs.job_poller import StateChange as StateChange
+    from smlaunch.runs.outcome import JobOutcome as JobOutcome
+    from smlaunch.runs.outcome import RunOutcome as RunOutcome
     from smlaunch.runs.run import Run as Run
     from smlaunch.runs.target import Target as Target
 
 
 def __getattr__(name: str) -> Any:
     try:
-        module = _PUBLIC[name]
+        module = _MODULE_BY_NAME[name]
     except KeyError:
         raise AttributeError(f"module 'smlaunch' has no attribute {name!r}") from None
     value = getattr(import_module(module), name)
@@ -75,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted(__all__)

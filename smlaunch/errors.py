@@ -1,7 +1,7 @@
-"""Everything smlaunch raises, and the exit code each error ends a command with.
+"""All exceptions that smlaunch raises, and the exit code of each.
 
     SmlaunchError
-    ├── JobError            2   the job cannot work as written; carries every problem found
+    ├── JobError            2   the job cannot work as written; has every problem found
     ├── AccountError        3   refused by the account: role, permission, quota, a cap reached before start
     ├── ServiceError        4   no capacity, or the service failed after retries
     ├── TrainingFailed      1   the training itself failed
@@ -10,7 +10,7 @@
     └── MachineError        8   this machine cannot: a full disk, a damaged or foreign state directory
         └── EndpointError   8   the local endpoint cannot be started or reached
 
-A command that was interrupted while its run goes on ends with 130.
+A command that is interrupted while its run goes on ends with 130.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.masking import mask_text
+from smlaunch.secrets.masking import mask_text
 
 EXIT_COMPLETED = 0
 EXIT_TRAINING_FAILED = 1
@@ -35,13 +35,10 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to do about it.
-
-    ``path`` names the field as the user wrote it (``inputs.train.mode``); it may be empty when the
-    problem belongs to the job as a whole.
-    """
+    """One mistake: where it is, what it is, and what to do about it."""
 
     path: str
+    """The field as the user wrote it (``inputs.train.mode``); empty for a problem of the whole job."""
     message: str
 
     def __str__(self) -> str:
@@ -49,27 +46,25 @@ class Problem:
 
 
 class SmlaunchError(Exception):
-    """Base of all errors raised on purpose. ``exit_code`` is what the command line ends with."""
+    """Base of all errors that smlaunch raises on purpose. ``exit_code`` is the command line's exit code."""
 
     exit_code = EXIT_SERVICE
 
     def __init__(self, *args: Any) -> None:
-        """Whoever shows it, a notebook or a log: the secrets in what it quotes are masked."""
+        """Secrets in the arguments are masked, because a notebook or a log may show them."""
         super().__init__(*(mask_text(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class JobError(SmlaunchError):
-    """The job, the command or a planner's rule makes this impossible. Lists every problem at once.
-
-    ``mapping``: the job as it was written, where some of its fields could not be read, so that the others can
-    still be looked at (``smlaunch.job_rest``).
-    """
+    """The job, the command or a planner's rule makes the run impossible. Lists every problem at once."""
 
     exit_code = EXIT_BAD_JOB
 
-    def __init__(self, problems: Iterable[Problem], mapping: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem], job_mapping: Mapping[str, Any] | None = None) -> None:
         self.problems = tuple(problems)
-        self.mapping = mapping
+        self.job_mapping = job_mapping
+        """The job as it was written, where some fields are invalid, so that the others can be checked too
+        (``smlaunch.job.partial``)."""
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -94,7 +89,8 @@ class LimitReached(SmlaunchError):
 
 
 class MachineError(SmlaunchError):
-    """This machine cannot do it, whatever the job and the account are: its disk, its files, its rights."""
+    """This machine cannot do it, whatever the job and the account are: its disk, its files, its
+    permissions."""
 
     exit_code = EXIT_MACHINE
 
@@ -104,30 +100,30 @@ class EndpointError(MachineError):
 
 
 DISK_FULL = "the disk of this machine is full"
-"""How a sentence begins that says so, also after a job's FailureReason's class."""
-_SQLITE_FULL = "database or disk is full"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Beginning of a message about a full disk, also after the class in a job's FailureReason."""
+_SQLITE_DISK_FULL = "database or disk is full"
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether it, or what led to it, is a disk or a quota without room."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
+    """Return whether the error, or an error that caused it, is a full disk or disk quota."""
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, OSError) and current.errno in _DISK_FULL_ERRNOS:
             return True
-        if str(seen).startswith(_SQLITE_FULL):
+        if str(current).startswith(_SQLITE_DISK_FULL):
             return True
-        seen = seen.__cause__ or seen.__context__
+        current = current.__cause__ or current.__context__
     return False
 
 
-def disk_full(folder: object, said: object) -> str:
-    """``folder``: below which to make room."""
-    return f"{DISK_FULL} ({said}): make room below {folder}, then do it again"
+def disk_full_message(folder: object, reason: object) -> str:
+    """Return the message. ``folder`` is where the user can free space."""
+    return f"{DISK_FULL} ({reason}): free space below {folder}, then run the command again"
 
 
 ERROR_NAMES: Mapping[int, str] = {
     error.exit_code: f"smlaunch.{error.__name__}"
     for error in (TrainingFailed, JobError, AccountError, ServiceError, StoppedByUser, LimitReached)
 }
-"""The name under which a run that ended with an exit code fails in an orchestrator."""
+"""Name of the error with which an exported run fails in an orchestrator, by exit code."""

@@ -1,4 +1,4 @@
-"""Shared by all tests: what may be skipped, and an endpoint with a home of its own."""
+"""Shared by all tests: their tiers, what may be skipped, and an endpoint with a home of its own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,51 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import tiers
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+
+_guard = tiers.Guard()
+
+# How long one example takes says more of the machine's load than of the code.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in tiers.MEANING.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tiers.tier_of(item, TESTS))
+    if tiers.CHAOS not in config.option.markexpr:
+        chaos = [item for item in items if item.get_closest_marker(tiers.CHAOS)]
+        config.hook.pytest_deselected(items=chaos)
+        items[:] = [item for item in items if item not in set(chaos)]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Nobody opens a socket or starts a process in a unit test, its fixtures included."""
+    if item.get_closest_marker(tiers.UNIT):
+        _guard.start(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _guard.stop()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and not IS_ROOT:
         pytest.skip("needs root: isolation level full")
-    if item.get_closest_marker("chaos") and not os.environ.get("SMLAUNCH_CHAOS"):
-        pytest.skip("long; run by `make chaos`")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -25,7 +59,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a skipped test is a failure: nobody would notice that a part was not shown."""
     report = yield
-    if report.skipped and os.environ.get("CI") == "true" and not item.get_closest_marker("chaos"):
+    if report.skipped and os.environ.get("CI") == "true":
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smlaunch.contract.launch_spec import LAUNCHERS, MPI
+from smlaunch.contract.segment import UPLOAD_MODES
 from smlaunch.errors import JobError
-from smlaunch.job import (
-    CarrierName,
+from smlaunch.job.model import (
     Channel,
     Checkpoints,
     Compute,
@@ -21,14 +23,14 @@ from smlaunch.job import (
     Limits,
     SegmentChange,
     SegmentCompute,
+    UploadName,
     format_duration,
     parse_duration,
 )
-from smlaunch.job_file import merged, parse_mapping
-from smlaunch.protocol.launch_spec import LAUNCHERS, MPI
-from smlaunch.protocol.segment import CARRIERS
-from smlaunch.strategies import load
-from smlaunch.strategy_names import BUILT_IN
+from smlaunch.job.yaml_file import merge_mappings, parse_job_yaml
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
+from tests.tables import table
 
 
 def problems(mapping: Any) -> list[str]:
@@ -39,8 +41,8 @@ def problems(mapping: Any) -> list[str]:
 
 def test_strategy_names_are_those_of_the_registry() -> None:
     assert {*get_args(LauncherName), MPI} == set(LAUNCHERS)
-    assert get_args(CarrierName) == CARRIERS
-    assert all(load(name).name == name for name in BUILT_IN)
+    assert get_args(UploadName) == UPLOAD_MODES
+    assert all(load_strategy(name).name == name for name in BUILT_IN_STRATEGIES)
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"limits": {"segment": 3600}}, "limits.segment: a duration with its unit is needed, such as 3600s"),
     ({"limits": {"attempts": 0}}, "limits.attempts: 0 is too small: at least 1"),
     ({"checkpoints": {"keep": 2}}, "checkpoints.keep: 2 is too small: at least 3"),
-    ({"checkpoints": {"carrier": "mail"}}, "checkpoints.carrier: 'mail' is unknown; known: sync, direct"),
+    ({"checkpoints": {"upload": "mail"}}, "checkpoints.upload: 'mail' is unknown; known: sync, direct"),
     ({"checkpoints": {"intervall": "5m"}}, "checkpoints.intervall: unknown key, did you mean 'interval'?"),
     ({"segments": {"length": "5m"}}, "segments: a list is needed"),
     ({"segments": [{"length": "5"}]}, "segments[0].length: '5' is not a duration"),
@@ -92,7 +94,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"train": ""}}, "inputs.train.uri: it is empty"),
     (
         {"inputs": {"train": None}},
-        "inputs.train: a mapping is needed (keys: uri, mode, split, carry, content_type, bucket_owner)",
+        "inputs.train: a mapping is needed (keys: uri, mode, split, split_via, content_type, bucket_owner)",
     ),
     ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
     ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),
@@ -105,7 +107,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
         {"limits": {"max_runtime": "soon"}},
         "limits.max_runtime: 'soon' is not a duration; write a number with",
     ),
-    ({"limits": {"max_runtime": "0h"}}, "limits.max_runtime: '0h' is no time at all"),
+    ({"limits": {"max_runtime": "0h"}}, "limits.max_runtime: '0h' is zero"),
     ({"limits": {"max_cost": -1}}, "limits.max_cost: -1 is too small: more than 0"),
     ({"args": "--lr 1"}, "args: a list is needed, not '--lr 1'"),
     ({"args": ["--lr", 0.10]}, "args[1]: text is needed, not 0.1; write it in quotes: '0.1'"),
@@ -119,22 +121,23 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"hyperparameters": {"a": {"b": [{3: 1}]}}}, "hyperparameters.a: key 3 inside it is not text"),
     ({"hyperparameters": {"a": object}}, "hyperparameters.a: a type cannot be written as JSON"),
     ({"hyperparameters": {"a": "\0"}}, "hyperparameters.a: a NUL character"),
-    ({"hyperparameters": {"": 1}}, "hyperparameters: key '' will not do: it is empty"),
-    ({"inputs": {"my data": "s3://b/x"}}, "inputs: key 'my data' will not do: a channel's name is 1 to 64"),
-    ({"environment": {"a-b": "x"}}, "environment: key 'a-b' will not do: a variable's name is letters"),
+    ({"hyperparameters": {"": 1}}, "hyperparameters: key '' is invalid: it is empty"),
+    ({"inputs": {"..": "s3://b/x"}}, "inputs: key '..' is invalid: '..' cannot name a channel"),
+    ({"inputs": {"my data": "s3://b/x"}}, "inputs: key 'my data' is invalid: a channel's name is 1 to 64"),
+    ({"environment": {"a-b": "x"}}, "environment: key 'a-b' is invalid: a variable's name is letters"),
     ({"tags": None}, "tags: a mapping is needed, not nothing"),
     ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
     ({"entry": "train.ipynb"}, "entry: 'train.ipynb' is no program; name a .py or .sh script"),
 ]
 
 
-@pytest.mark.parametrize(("mistake", "said"), ONE_MISTAKE, ids=[said[:40] for _, said in ONE_MISTAKE])
+@table(("mistake", "said"), ONE_MISTAKE)
 def test_one_mistake_is_one_line_with_its_path(mistake: dict[str, Any], said: str) -> None:
     (line,) = problems({"entry": "train.py", **mistake})
     assert line.startswith(said)
 
 
-def test_five_mistakes_are_told_at_once() -> None:
+def test_five_mistakes_are_reported_at_once() -> None:
     lines = problems(
         {
             "strategy": "dpp",
@@ -154,19 +157,19 @@ def test_five_mistakes_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], "train.py", 3])
-def test_a_job_that_is_no_mapping(value: Any) -> None:
+def test_a_job_must_be_a_mapping(value: Any) -> None:
     (line,) = problems(value)
     assert "a mapping with the key 'entry' is needed" in line
 
 
-def test_a_value_within_itself_is_refused() -> None:
+def test_recursive_values_are_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     (line,) = problems({"entry": "a.py", "hyperparameters": {"x": loop}})
     assert line.startswith("hyperparameters.x: nested more than")
 
 
-def test_python_objects_say_the_same() -> None:
+def test_python_objects_report_the_same_mistakes() -> None:
     with pytest.raises(JobError, match="mode: 'file' is unknown, did you mean 'File'"):
         Channel("s3://b/x", mode="file")  # type: ignore[arg-type]
     with pytest.raises(JobError, match="hosts: 0 is too small"):
@@ -210,12 +213,12 @@ def test_durations(text: str, seconds: int, shortest: str) -> None:
 
 
 @given(st.integers(1, 10**9))
-def test_durations_come_back(seconds: int) -> None:
+def test_durations_round_trip(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "5", "-5h", "5 h", "1.5h", "5H", "5m1h", "٣h", "5h\n"])
-def test_what_is_no_duration(text: str) -> None:
+@table("text", ["", "h", "5", "-5h", "5 h", "1.5h", "5H", "5m1h", "٣h", "5h\n"])
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
@@ -251,7 +254,7 @@ def test_a_job_file(tmp_path: Path) -> None:
     assert job.environment == {"OMP_NUM_THREADS": "4"}
 
 
-def test_changes_lie_over_the_file_and_keep_their_own_paths(tmp_path: Path) -> None:
+def test_changes_override_the_file_and_keep_their_paths(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("entry: train.py\ncompute: {hosts: 2, spot: true}\ninputs: {a: x, b: y}\n")
     job = Job.from_file(file, {"compute": {"hosts": 4}, "inputs": {"b": "here"}, "args": ["--fast"]})
@@ -267,13 +270,13 @@ def test_an_interval_of_the_command_line_joins_the_address_of_the_file(tmp_path:
     assert job.checkpoints == Checkpoints("s3://b/c/", interval="5m")
 
 
-def test_merging_changes_nothing_it_was_handed() -> None:
+def test_merge_does_not_modify_its_arguments() -> None:
     base, changes = {"a": {"b": 1}}, {"a": {"c": 2}}
-    assert merged(base, changes) == {"a": {"b": 1, "c": 2}}
+    assert merge_mappings(base, changes) == {"a": {"b": 1, "c": 2}}
     assert (base, changes) == ({"a": {"b": 1}}, {"a": {"c": 2}})
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "place", "said"),
     [
         ("entry: a.py\nargs: [a, b\n", ":3:1: ", "while parsing a flow sequence"),
@@ -289,7 +292,7 @@ def test_merging_changes_nothing_it_was_handed() -> None:
         ("entry: a.py\nargs: [" + "9" * 5000 + "]\n", ": ", "cannot be read"),
     ],
 )
-def test_yaml_mistakes_have_a_place(tmp_path: Path, text: str, place: str, said: str) -> None:
+def test_yaml_errors_have_line_and_column(tmp_path: Path, text: str, place: str, said: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
     with pytest.raises(JobError) as caught:
@@ -299,12 +302,12 @@ def test_yaml_mistakes_have_a_place(tmp_path: Path, text: str, place: str, said:
     assert said in problem.message
 
 
-def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_job_file(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be read: No such file"):
         Job.from_file(tmp_path / "job.yaml")
 
 
-def test_a_job_file_in_no_known_encoding(tmp_path: Path) -> None:
+def test_a_job_file_in_an_unknown_encoding(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"entry: \xff\xfe\xff.py\n")
     with pytest.raises(JobError, match="not YAML text"):
@@ -365,7 +368,7 @@ checkpoints = st.builds(
     local_path=filled,
     interval=st.sampled_from([None, "5m"]),
     keep=st.integers(3, 9),
-    carrier=st.sampled_from([None, "sync", "direct"]),
+    upload=st.sampled_from([None, "sync", "direct"]),
 )
 segments = st.builds(
     SegmentChange,
@@ -401,8 +404,8 @@ jobs = st.builds(
 @given(jobs)
 def test_yaml_gives_the_same_job_back(job: Job) -> None:
     text = job.to_yaml()
-    assert Job.from_mapping(parse_mapping(text)) == job
-    assert Job.from_mapping(parse_mapping(text.encode())) == job
+    assert Job.from_mapping(parse_job_yaml(text)) == job
+    assert Job.from_mapping(parse_job_yaml(text.encode())) == job
 
 
 @settings(max_examples=60, deadline=None)
@@ -432,3 +435,10 @@ def test_the_schema_can_be_printed() -> None:
     schema = Job.model_json_schema()
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(Job.model_fields)
+
+
+def test_what_may_be_given_by_position_stands_first_in_a_signature() -> None:
+    """Editors and notebooks show it. A job is given by names alone, all of which are listed."""
+    assert str(signature(Channel)).startswith("(uri: 'str | os.PathLike[str]', *, mode: ")
+    assert str(signature(Checkpoints)).startswith("(uri: 'str | None' = None, *, local_path: ")
+    assert list(signature(Job).parameters) == list(Job.model_fields)

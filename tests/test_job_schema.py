@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from smlaunch.job import Job
-from smlaunch.job_file import read_mapping
-from smlaunch.job_schema import job_schema
-from smlaunch.strategy_names import BUILT_IN
+from smlaunch.job.json_schema import job_schema
+from smlaunch.job.model import Job
+from smlaunch.job.yaml_file import read_job_file
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.test_job import ONE_MISTAKE
 
 SCHEMA = job_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
-JOBS = Path(__file__).parent / "planning" / "workloads"
+JOBS = Path(__file__).parent / "planner" / "workloads"
 
 RIGHT: list[dict[str, Any]] = [
     {"entry": "train.py"},
@@ -33,20 +33,20 @@ NOT_SEEN_BY_A_SCHEMA = {
 }
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_valid() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert set(SCHEMA["properties"]) == set(Job.model_fields)
 
 
 @pytest.mark.parametrize("mapping", RIGHT, ids=str)
-def test_jobs_that_are_right_pass(mapping: dict[str, Any]) -> None:
+def test_valid_jobs_pass(mapping: dict[str, Any]) -> None:
     Job.from_mapping(mapping)
     assert not list(VALIDATOR.iter_errors(mapping))
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: str(path.stem))
 def test_job_files_of_the_described_workloads_pass(path: Path) -> None:
-    document = read_mapping(path)
+    document = read_job_file(path)
     assert not list(VALIDATOR.iter_errors(document.get("job", document)))
 
 
@@ -64,11 +64,11 @@ def test_job_files_of_the_described_workloads_pass(path: Path) -> None:
     ],
     ids=str,
 )
-def test_mistakes_that_can_be_seen_are(mapping: dict[str, Any]) -> None:
+def test_visible_mistakes_are_rejected(mapping: dict[str, Any]) -> None:
     assert list(VALIDATOR.iter_errors(mapping))
 
 
-def test_most_of_the_mistakes_that_the_job_names_are_seen() -> None:
+def test_most_mistakes_are_rejected() -> None:
     """Not all: a schema knows nothing of surrogates, or of what two fields mean together."""
     seen = [
         bool(list(VALIDATOR.iter_errors({"entry": "train.py", **mistake})))
@@ -89,4 +89,4 @@ def test_every_field_is_described() -> None:
 
 
 def test_strategies_are_named() -> None:
-    assert set(BUILT_IN) <= set(SCHEMA["properties"]["strategy"]["anyOf"][0]["enum"])
+    assert set(BUILT_IN_STRATEGIES) <= set(SCHEMA["properties"]["strategy"]["anyOf"][0]["enum"])

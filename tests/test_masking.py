@@ -4,16 +4,17 @@ import time
 
 import pytest
 
-from smlaunch.masking import (
+from smlaunch.secrets.masking import (
     MASK,
-    mask,
+    fields_with_secrets,
+    is_secret_name,
+    mask_argument,
+    mask_arguments,
+    mask_document,
+    mask_named_value,
     mask_text,
-    masked,
-    masked_word,
-    masked_words,
-    secret_fields,
-    secret_name,
 )
+from tests.tables import table
 
 FORMS = (
     "AKIA2OGYBAH6QGPTLSNQ",
@@ -27,7 +28,7 @@ FORMS = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         *(
@@ -70,10 +71,10 @@ FORMS = (
     ],
 )
 def test_names_of_secrets(name: str) -> None:
-    assert secret_name(name)
+    assert is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         *(
@@ -120,15 +121,15 @@ def test_names_of_secrets(name: str) -> None:
     ],
 )
 def test_names_of_other_things(name: str) -> None:
-    assert not secret_name(name)
+    assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize("secret", FORMS)
-def test_a_secrets_form_is_masked_under_any_name(secret: str) -> None:
-    assert masked("note", secret) == MASK
+def test_secret_formats_are_masked_under_any_name(secret: str) -> None:
+    assert mask_named_value("note", secret) == MASK
     shown = mask_text(f"it was {secret}, they said")
     assert shown == f"it was {MASK}, they said"
-    assert secret not in str(mask({"a": [{"b": f"x {secret}"}]}))
+    assert secret not in str(mask_document({"a": [{"b": f"x {secret}"}]}))
 
 
 @pytest.mark.parametrize(
@@ -155,17 +156,17 @@ def test_texts(text: str, shown: str) -> None:
     assert mask_text(shown) == shown
 
 
-def test_values_that_are_switches_or_numbers_stay() -> None:
-    assert masked("use_auth_token", "true") == "true"
-    assert masked("token", "512") == "512"
-    assert masked("token", 512) == 512
-    assert masked("use_auth_token", True) is True
-    assert masked("token", "") == ""
-    assert masked("password", "123456") == masked("password", 123456) == MASK
-    assert masked("password", ["a"]) == MASK
+def test_switches_and_numbers_are_not_masked() -> None:
+    assert mask_named_value("use_auth_token", "true") == "true"
+    assert mask_named_value("token", "512") == "512"
+    assert mask_named_value("token", 512) == 512
+    assert mask_named_value("use_auth_token", True) is True
+    assert mask_named_value("token", "") == ""
+    assert mask_named_value("password", "123456") == mask_named_value("password", 123456) == MASK
+    assert mask_named_value("password", ["a"]) == MASK
 
 
-def test_words_of_a_command() -> None:
+def test_arguments_of_a_command() -> None:
     words = [
         "--api-key",
         "X",
@@ -179,7 +180,7 @@ def test_words_of_a_command() -> None:
         "--next",
         "n",
     ]
-    assert list(masked_words(words)) == [
+    assert list(mask_arguments(words)) == [
         *("--api-key", MASK, "--lr", "0.1", f"--password={MASK}", "-token", MASK, f"API_KEY={MASK}"),
         *("--hub-token", "--next", "n"),
     ]
@@ -193,7 +194,7 @@ def test_documents() -> None:
         "argv": ["train.py", "--password", "x", {"ref": "a"}],
     }
     before = repr(document)
-    assert mask(document) == {
+    assert mask_document(document) == {
         "Environment": {"HF_TOKEN": MASK, "LR": "1"},
         "HyperParameters": {"config": '{"api_key": "****", "lr": 1}', "list": '["a", 1]'},
         "Tags": [{"Key": "API_TOKEN", "Value": MASK}, {"Key": "team", "Value": "y"}],
@@ -202,11 +203,11 @@ def test_documents() -> None:
     assert repr(document) == before
 
 
-def test_what_cannot_be_taken_apart_shows_nothing_behind_the_name() -> None:
-    assert masked_word("HF_TOKEN:abc") == "HF_TOKEN****"
-    assert masked_word("HF_TOKEN abc") == "HF_TOKEN****"
-    assert masked_word("HF_TOKEN") == "HF_TOKEN"
-    assert masked_word("lr:1") == "lr:1"
+def test_unsplittable_arguments_are_masked_after_the_name() -> None:
+    assert mask_argument("HF_TOKEN:abc") == "HF_TOKEN****"
+    assert mask_argument("HF_TOKEN abc") == "HF_TOKEN****"
+    assert mask_argument("HF_TOKEN") == "HF_TOKEN"
+    assert mask_argument("lr:1") == "lr:1"
 
 
 def test_the_fields_of_a_job_that_hold_secrets() -> None:
@@ -216,14 +217,14 @@ def test_the_fields_of_a_job_that_hold_secrets() -> None:
         "args": ["--password", "x"],
         "segments": [{}, {"hyperparameters": {"token": "abc"}}],
     }
-    assert secret_fields(job) == [
+    assert fields_with_secrets(job) == [
         *("environment.HF_TOKEN", "environment.URL", "hyperparameters.api_key", "args"),
         "segments[1].hyperparameters.token",
     ]
-    assert secret_fields({}) == []
+    assert fields_with_secrets({}) == []
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         *(
@@ -250,10 +251,10 @@ def test_the_fields_of_a_job_that_hold_secrets() -> None:
     ],
 )
 def test_short_names_of_secrets(name: str) -> None:
-    assert masked(name, "ZZ1") == MASK
+    assert mask_named_value(name, "ZZ1") == MASK
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "value"),
     [
         *(
@@ -276,10 +277,10 @@ def test_short_names_of_secrets(name: str) -> None:
     ],
 )
 def test_values_under_names_of_other_things_are_shown(name: str, value: object) -> None:
-    assert masked(name, value) == value
+    assert mask_named_value(name, value) == value
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "shown"),
     [
         ("--api-key ZZ6 --lr 0.1", "--api-key **** --lr 0.1"),
@@ -303,18 +304,21 @@ def test_values_under_names_of_other_things_are_shown(name: str, value: object) 
     ],
 )
 def test_values_in_texts(text: str, shown: str) -> None:
-    assert masked("note", text) == shown
-    assert masked("note", shown) == shown
-    assert list(masked_words([text])) == [shown]
+    assert mask_named_value("note", text) == shown
+    assert mask_named_value("note", shown) == shown
+    assert list(mask_arguments([text])) == [shown]
 
 
-def test_a_data_source_name_shows_nobody() -> None:
-    assert masked("ERRORS_DSN", "https://ZZ8@errors.example.com/1") == "https://****@errors.example.com/1"
+def test_a_data_source_name_is_masked() -> None:
+    assert (
+        mask_named_value("ERRORS_DSN", "https://ZZ8@errors.example.com/1")
+        == "https://****@errors.example.com/1"
+    )
 
 
 def test_the_fields_of_an_export_go_by_the_same_rule() -> None:
     secrets = {"DB_PASS": "a", "OPTS": "--api-key a", "HOOK": "https://hooks.slack.com/services/a/b/c"}
-    assert secret_fields({"environment": {**secrets, "LR": "1"}}) == [
+    assert fields_with_secrets({"environment": {**secrets, "LR": "1"}}) == [
         f"environment.{name}" for name in secrets
     ]
 

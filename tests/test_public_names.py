@@ -41,7 +41,7 @@ for module in pkgutil.walk_packages(smlaunch.__path__, "smlaunch."):
         else:
             imported += 1
 assert imported > 300, imported
-for name, module in smlaunch._PUBLIC.items():
+for name, module in smlaunch._MODULE_BY_NAME.items():
     value = getattr(smlaunch, name)
     assert value is getattr(importlib.import_module(module), name) and callable(value), (name, value)
 """
@@ -49,6 +49,24 @@ for name, module in smlaunch._PUBLIC.items():
 
 def test_public_names_stay_what_they_are_once_every_module_is_imported() -> None:
     subprocess.run([sys.executable, "-c", ALL_MODULES], check=True, timeout=60)
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    code = (
+        "import smlaunch\n"
+        "assert dir(smlaunch) == sorted(smlaunch.__all__)\n"
+        "smlaunch.Job\n"
+        "assert dir(smlaunch) == sorted(smlaunch.__all__)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    expected = {"Job", "Run", "RunOutcome", "LogLine", "TransferProgress", "TrainingFailed"}
+    assert expected <= set(smlaunch.__all__)
+
+
+def test_the_command_line_is_a_module_too() -> None:
+    command = [sys.executable, "-m", "smlaunch", "--version"]
+    result = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert smlaunch.__version__ in result.stdout
 
 
 def test_no_module_is_called_like_a_name_that_its_package_offers() -> None:

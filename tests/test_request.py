@@ -6,15 +6,15 @@ import dataclasses
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.request import InputChannel, TrainingTask, create_training_job, hyperparameter_text
-from smlaunch.runtime.arguments import decode
-from smlaunch.validate import check
+from smlaunch.api.request import InputChannel, JobParameters, create_training_job, hyperparameter_text
+from smlaunch.api.validation import check_request
+from smlaunch.runtime.hyperparameters import decode_hyperparameters
+from tests.tables import table
 
-SMALL = TrainingTask(
+SMALL = JobParameters(
     name="digits-s1-a1",
     role="arn:aws:iam::123456789012:role/SageMaker",
     image="123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
@@ -25,7 +25,7 @@ SMALL = TrainingTask(
     instance_type="ml.m5.xlarge",
     hosts=2,
     volume_gb=30,
-    max_runtime=3600,
+    max_runtime_seconds=3600,
 )
 
 
@@ -42,7 +42,7 @@ def test_the_least_request_has_no_empty_member() -> None:
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
     }
-    assert check("CreateTrainingJob", create_training_job(SMALL)) == []
+    assert check_request("CreateTrainingJob", create_training_job(SMALL)) == []
 
 
 def test_every_field_has_its_member() -> None:
@@ -50,11 +50,11 @@ def test_every_field_has_its_member() -> None:
         SMALL,
         hyperparameters={"lr": 0.1},
         channels=(
-            InputChannel("train", "s3://bucket/a/", "FastFile", sharded=True, content_type="text/csv"),
+            InputChannel("train", "s3://bucket/a/", "FastFile", is_sharded=True, content_type="text/csv"),
             InputChannel("code", "s3://bucket/b/"),
         ),
         spot=True,
-        max_wait=7200,
+        max_wait_seconds=7200,
         checkpoints=("s3://bucket/ckpt/", "/opt/ml/checkpoints"),
         environment={"A": "1"},
         network_isolation=True,
@@ -64,7 +64,7 @@ def test_every_field_has_its_member() -> None:
         tags={"team": "vision"},
     )
     request = create_training_job(task)
-    assert check("CreateTrainingJob", request) == []
+    assert check_request("CreateTrainingJob", request) == []
     for member, value in create_training_job(SMALL).items():
         if member != "StoppingCondition":
             assert request.pop(member) == value
@@ -109,7 +109,7 @@ def test_every_field_has_its_member() -> None:
 # ---- hyperparameters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "text"),
     [
         ("adam", "adam"),
@@ -167,9 +167,9 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
 @given(st.dictionaries(keys, texts, max_size=4))
 def test_text_reaches_the_script_exactly_and_passes_the_service(sent: dict[str, str]) -> None:
     request = create_training_job(dataclasses.replace(SMALL, hyperparameters=sent))
-    assert check("CreateTrainingJob", request) == []
+    assert check_request("CreateTrainingJob", request) == []
     wire = json.loads(json.dumps(request.get("HyperParameters", {})))
-    words = decode(wire).words()
+    words = decode_hyperparameters(wire).to_args()
     assert dict(zip(words[::2], words[1::2], strict=True)) == {
         ("--" if len(key) > 1 else "-") + key: value for key, value in sent.items()
     }
@@ -187,7 +187,7 @@ values = st.recursive(
 @settings(deadline=None)
 @given(values)
 def test_values_keep_their_meaning(value: Any) -> None:
-    decoded = decode({"x": hyperparameter_text(value)}).values["x"]
+    decoded = decode_hyperparameters({"x": hyperparameter_text(value)}).values["x"]
     if isinstance(value, str) and not isinstance(decoded, str):
         # A number that was written as text reaches the script as that text (the test above) and may be
         # read as a number in SM_HPS.

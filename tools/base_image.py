@@ -20,7 +20,7 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_engine
-from smlaunch.local.executors.containers_words import Engine
+from smlaunch.local.executors.container_cli import Engine
 
 IMAGE = "localhost/smlaunch-base:bookworm"
 SUITE = "bookworm"

@@ -1,4 +1,5 @@
-"""Writes smlaunch/catalog/api_limits.json: what the API model says about requests, for smlaunch.validate.
+"""Writes smlaunch/catalog/api_limits.json: what the API model says about requests, for
+smlaunch.api.validation.
 
     python tools/generate_api_limits.py [--check] [--date YYYY-MM-DD]
 

@@ -1,10 +1,10 @@
-"""Writes the table of docs/isolation.md anew from smlaunch/local/executors/differences.py."""
+"""Writes the table of docs/isolation.md anew from smlaunch/local/executors/isolation_matrix.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from smlaunch.local.executors.differences import BEGIN, END, table
+from smlaunch.local.executors.isolation_matrix import BEGIN, END, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "isolation.md"
 

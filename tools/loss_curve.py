@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smlaunch.protocol.names import parse_task_name
-from smlaunch.protocol.progress import parse_line
-from smlaunch.runs.evidence import split_rank
+from smlaunch.contract.names import parse_job_name
+from smlaunch.contract.progress import parse_line
+from smlaunch.runs.log_tail import split_rank_prefix
 
 SMLAUNCH = Path(sys.executable).parent / "smlaunch"
 
@@ -33,7 +33,7 @@ def points(lines: Iterable[dict[str, Any]], metric: str = "loss") -> list[Point]
     found = []
     for line in lines:
         progress = parse_line(line["text"])
-        if progress is None or split_rank(line["text"])[0] not in (None, 0):
+        if progress is None or split_rank_prefix(line["text"])[0] not in (None, 0):
             continue
         step, loss = progress.values.get("step"), progress.values.get(metric)
         if isinstance(step, int) and isinstance(loss, (int, float)):
@@ -64,7 +64,7 @@ def draw(found: Sequence[Point], out: Path, title: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
     for job in dict.fromkeys(point.job for point in found):
-        task = parse_task_name(job)
+        task = parse_job_name(job)
         label = f"segment {task.segment}, attempt {task.attempt}" if task else job
         mine = [point for point in found if point.job == job]
         axes.plot([point.step for point in mine], [point.loss for point in mine], label=label, linewidth=1.2)

@@ -1,4 +1,5 @@
-"""``@task.smlaunch``: the function returns the job, as a mapping, a Job, or the path of a job file."""
+"""``@task.smlaunch``: a task whose function returns the job, as a mapping, a Job, or the path of a job
+file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SmlaunchDecoratedOperator(DecoratedOperator, SmlaunchOperator):
-    """What ``@task.smlaunch`` makes of a function."""
+    """The operator of a function with ``@task.smlaunch``."""
 
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *SmlaunchOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {
@@ -55,7 +56,7 @@ class SmlaunchDecoratedOperator(DecoratedOperator, SmlaunchOperator):
 
 
 def smlaunch_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
-    """``kwargs``: those of SmlaunchOperator, without ``job``."""
+    """Return the ``@task.smlaunch`` decorator. ``kwargs`` are those of SmlaunchOperator, without ``job``."""
     return task_decorator_factory(
         python_callable=python_callable, decorated_operator_class=SmlaunchDecoratedOperator, **kwargs
     )

@@ -1,4 +1,4 @@
-"""SmlaunchOperator: a job, or a chain of them, as one task."""
+"""SmlaunchOperator: a job, or a chain of jobs, as one task."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator, conf
 
-from smlaunch.airflow.driving import (
-    Begun,
-    Try,
-    advance,
-    again,
-    begin_try,
-    follow,
-    lines_of,
-    result_of,
-    sentence,
+from smlaunch.airflow.connection_ref import ConnectionRef
+from smlaunch.airflow.run_ids import base_run_id, validate_run_id
+from smlaunch.airflow.start_action import tries_before_clear
+from smlaunch.airflow.task_runs import (
+    StartedRun,
+    TaskTry,
+    fetch_outcome,
+    follow_run,
+    format_event,
+    read_log_lines,
+    reattach,
+    start_or_reattach,
+    submit_due_jobs,
 )
-from smlaunch.airflow.names import base_of, given_base
-from smlaunch.airflow.reach import Reach
-from smlaunch.airflow.tries import cleared_at
 from smlaunch.airflow.triggers import SmlaunchTrigger
 from smlaunch.errors import (
     EXIT_BAD_JOB,
@@ -32,8 +32,8 @@ from smlaunch.errors import (
     EXIT_STOPPED,
     SmlaunchError,
 )
-from smlaunch.job import Job
-from smlaunch.runs.follow import Event, LogLine, Trouble
+from smlaunch.job.model import Job
+from smlaunch.runs.job_poller import Event, LogLine, PollWarning
 from smlaunch.runs.run import Run
 from smlaunch.runs.target import Target
 
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
     from airflow.providers.common.compat.sdk import Context
 
-FINAL = frozenset((EXIT_BAD_JOB, EXIT_REFUSED, EXIT_STOPPED, EXIT_LIMIT))
+NON_RETRYABLE_EXIT_CODES = frozenset((EXIT_BAD_JOB, EXIT_REFUSED, EXIT_STOPPED, EXIT_LIMIT))
 """A retry would meet the same refusal or the same cap, or undo a person's stop."""
 
 
 class SmlaunchOperator(BaseOperator):
-    """Launches a job and sees it to its end; a chain with all its segments.
+    """Launches a job and follows it to its end; a chain with all its segments.
 
     :param job: a Job, a mapping with the keys of a job file, or the path of a job file (templated).
     :param run: the run's id (templated); by default made of DAG, task, DAG run and map index. A later run of
         the same task instance is called ``<run>-t<try>``.
     :param deferrable: free the worker while a job runs.
-    :param aws_conn_id: an Airflow connection to AWS; None leaves it to boto3.
+    :param aws_conn_id: an Airflow connection to AWS; None uses boto3's own credentials.
     :param region_name: an AWS region, by default the connection's.
     :param endpoint_url: a local endpoint on the worker's machine, by default the connection's, else
         AWS_ENDPOINT_URL.
-    :param local: the standing endpoint of the worker's SMLAUNCH_HOME.
-    :param follow_logs: bring the job's log into the task's log.
-    :param poll_interval: seconds between two looks of the trigger; by default 30, on a local endpoint 1.
+    :param local: the background endpoint of the worker's SMLAUNCH_HOME.
+    :param follow_logs: copy the job's log into the task's log.
+    :param poll_interval: seconds between two polls of the trigger; by default 30, on a local endpoint 1.
     """
 
     template_fields: Sequence[str] = ("job", "run", "aws_conn_id", "region_name", "endpoint_url")
@@ -90,80 +90,87 @@ class SmlaunchOperator(BaseOperator):
         self.local = local
         self.follow_logs = follow_logs
         self.poll_interval = poll_interval
-        self._killed = False
-        self._under_way: Run | None = None
+        self._is_killed = False
+        self._active_run: Run | None = None
 
     @property
-    def reach(self) -> Reach:
-        return Reach(self.aws_conn_id, self.region_name, self.endpoint_url, self.local)
+    def connection(self) -> ConnectionRef:
+        return ConnectionRef(self.aws_conn_id, self.region_name, self.endpoint_url, self.local)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        with _told_to_airflow():
-            target = self.reach.target()
-            begun = begin_try(self._try(context), self._job, target, self._tell)
-            self._under_way = begun.run
-            context["ti"].xcom_push(key="run", value=begun.run.name)
-            if self._killed:
-                begun.run.stop()
-            elif self.deferrable and not begun.over:
-                return self._step(context, begun)
-            elif not begun.over:
-                follow(begun.run, self._hear)
-            return self._result(context, begun.run.name, target)
+        with _translate_errors():
+            target = self.connection.open_target()
+            started_run = start_or_reattach(
+                self._task_try(context), self._load_job, target, self._log_message
+            )
+            self._active_run = started_run.run
+            context["ti"].xcom_push(key="run", value=started_run.run.name)
+            if self._is_killed:
+                started_run.run.stop()
+            elif self.deferrable and not started_run.is_finished:
+                return self._advance_or_defer(context, started_run)
+            elif not started_run.is_finished:
+                follow_run(started_run.run, self._log_event)
+            return self._report_outcome(context, started_run.run.name, target)
 
-    def go_on(
+    def execute_complete(
         self, context: Context, event: dict[str, Any] | None = None, resuming: bool = False
     ) -> dict[str, Any]:
-        """Where a deferred task comes back: the trigger has seen a job end, or something is due."""
-        with _told_to_airflow():
-            seen = event or {}
-            name = str(seen["run"])
-            run = again(name, self.reach.target(), self._tell, resuming=resuming)
-            self._under_way = run
-            left = self._time_left(context)
-            if left is not None and left <= 0:
+        """Continue a deferred task: the trigger has seen a job end, or an action is due."""
+        with _translate_errors():
+            trigger_event = event or {}
+            name = str(trigger_event["run"])
+            run = reattach(name, self.connection.open_target(), self._log_message, resume=resuming)
+            self._active_run = run
+            remaining_seconds = self._remaining_seconds(context)
+            if remaining_seconds is not None and remaining_seconds <= 0:
                 run.stop()
                 raise AirflowException(f"{name} did not end within execution_timeout; it is being stopped")
-            return self._step(context, Begun(run, resuming), seen.get("jobs", ()))
+            return self._advance_or_defer(context, StartedRun(run, resuming), trigger_event.get("jobs", ()))
 
     def on_kill(self) -> None:
-        """Stops the run at a checkpoint. A later try goes on from there."""
-        # Called between any two instructions of the task: what those hold (connections, locks) is left alone.
-        self._killed = True
-        run = self._under_way
+        """Stop the run at a checkpoint. A later try resumes it from there."""
+        # Called between any two instructions of the task, so that it uses none of their connections or locks.
+        self._is_killed = True
+        run = self._active_run
         if run is not None:
-            Run.attach(run.name, self.reach.target()).stop()
+            Run.attach(run.name, self.connection.open_target()).stop()
 
-    def _step(self, context: Context, begun: Begun, watched: Iterable[str] = ()) -> dict[str, Any]:
-        """``watched``: the jobs that the trigger before had."""
-        run = begun.run
-        standing = advance(run)
-        if standing.ended:
-            return self._result(context, run.name, run.target)
-        # A triggerer begins a try's log file anew with each trigger (Airflow 3.3.2), and what the one before
-        # told of these jobs is gone then.
-        for job in watched if self.follow_logs else ():
-            if job not in standing.jobs:
-                self._retell(run, job)
-        left = self._time_left(context)
-        ends = None if left is None else time.time() + left
+    def _advance_or_defer(
+        self, context: Context, started_run: StartedRun, previous_jobs: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Submit due jobs and defer, or report the outcome. ``previous_jobs`` are those of the trigger
+        before."""
+        run = started_run.run
+        wait_condition = submit_due_jobs(run)
+        if wait_condition.run_has_ended:
+            return self._report_outcome(context, run.name, run.target)
+        # A triggerer overwrites a try's log file with each trigger (Airflow 3.3.2), so that the lines of the
+        # trigger before are lost.
+        for job in previous_jobs if self.follow_logs else ():
+            if job not in wait_condition.running_jobs:
+                self._log_lines_again(run, job)
+        remaining_seconds = self._remaining_seconds(context)
+        deadline = None if remaining_seconds is None else time.time() + remaining_seconds
         self.defer(
             trigger=SmlaunchTrigger(
                 run=run.name,
-                jobs=list(standing.jobs),
-                wake_at=min((at for at in (standing.wake_at, ends) if at is not None), default=None),
-                reach=self.reach.to_dict(),
+                jobs=list(wait_condition.running_jobs),
+                wake_at=min(
+                    (at for at in (wait_condition.wake_at, deadline) if at is not None), default=None
+                ),
+                connection=self.connection.to_dict(),
                 follow_logs=self.follow_logs,
                 poll_interval=self.poll_interval,
             ),
-            method_name="go_on",
-            # Whatever it was resumed from is past once there is another job.
-            kwargs={"resuming": begun.resumed and not standing.jobs},
+            method_name="execute_complete",
+            # The resume is done once another job runs.
+            kwargs={"resuming": started_run.was_resumed and not wait_condition.running_jobs},
         )
         raise AssertionError("defer returned")
 
-    def _result(self, context: Context, name: str, target: Target) -> dict[str, Any]:
-        outcome = result_of(name, target)
+    def _report_outcome(self, context: Context, name: str, target: Target) -> dict[str, Any]:
+        outcome = fetch_outcome(name, target)
         document = outcome.to_dict()
         error = outcome.error()
         if error is None:
@@ -172,47 +179,47 @@ class SmlaunchOperator(BaseOperator):
         context["ti"].xcom_push(key="result", value=document)
         raise error
 
-    def _time_left(self, context: Context) -> float | None:
-        """Seconds until execution_timeout, which counts deferred time too; None without one."""
-        began = context["ti"].start_date
-        if self.execution_timeout is None or began is None:
+    def _remaining_seconds(self, context: Context) -> float | None:
+        """Return the seconds until execution_timeout, which counts deferred time too; None without one."""
+        started_at = context["ti"].start_date
+        if self.execution_timeout is None or started_at is None:
             return None
-        return float(self.execution_timeout.total_seconds() - (time.time() - began.timestamp()))
+        return float(self.execution_timeout.total_seconds() - (time.time() - started_at.timestamp()))
 
-    def _try(self, context: Context) -> Try:
+    def _task_try(self, context: Context) -> TaskTry:
         ti = context["ti"]
-        cleared = cleared_at(ti.max_tries, self.retries or 0)
+        tries_before = tries_before_clear(ti.max_tries, self.retries or 0)
         if self.run:
-            return Try(given_base(self.run), ti.try_number, cleared, own=False)
+            return TaskTry(validate_run_id(self.run), ti.try_number, tries_before, has_generated_id=False)
         map_index = -1 if ti.map_index is None else ti.map_index
-        return Try(base_of(ti.dag_id, ti.task_id, ti.run_id, map_index), ti.try_number, cleared)
+        return TaskTry(base_run_id(ti.dag_id, ti.task_id, ti.run_id, map_index), ti.try_number, tries_before)
 
-    def _job(self) -> Job:
+    def _load_job(self) -> Job:
         if isinstance(self.job, Job):
             return self.job
         if isinstance(self.job, Mapping):
             return Job.from_mapping(self.job)
         return Job.from_file(fspath(self.job))
 
-    def _retell(self, run: Run, job: str) -> None:
-        for line in lines_of(job, run.target):
-            self._hear(line)
+    def _log_lines_again(self, run: Run, job: str) -> None:
+        for line in read_log_lines(job, run.target):
+            self._log_event(line)
 
-    def _tell(self, text: str) -> None:
+    def _log_message(self, text: str) -> None:
         self.log.info("%s", text)
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, Trouble):
-            self.log.warning("%s", sentence(event))
+    def _log_event(self, event: Event) -> None:
+        if isinstance(event, PollWarning):
+            self.log.warning("%s", format_event(event))
         elif self.follow_logs or not isinstance(event, LogLine):
-            self.log.info("%s", sentence(event))
+            self.log.info("%s", format_event(event))
 
 
 @contextmanager
-def _told_to_airflow() -> Iterator[None]:
-    """Fails the task for good where another try could not help."""
+def _translate_errors() -> Iterator[None]:
+    """Raise smlaunch's errors as Airflow's, and fail the task for good where a retry cannot help."""
     try:
         yield
     except SmlaunchError as error:
-        kind = AirflowFailException if error.exit_code in FINAL else AirflowException
-        raise kind(str(error)) from None  # the message is whole; where it was raised helps nobody
+        kind = AirflowFailException if error.exit_code in NON_RETRYABLE_EXIT_CODES else AirflowException
+        raise kind(str(error)) from None  # the message is complete without a traceback

@@ -1,4 +1,4 @@
-"""What Airflow's provider manager asks for (entry point ``apache_airflow_provider``)."""
+"""Information for Airflow's provider manager (entry point ``apache_airflow_provider``)."""
 
 from __future__ import annotations
 

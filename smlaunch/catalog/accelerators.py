@@ -1,7 +1,7 @@
-"""How fast accelerators are against each other, and what of it several of them keep: rough, and said to be.
+"""Relative speed of accelerators, and how well several of them scale: rough estimates.
 
-accelerators.json is written by hand. Two figures of every accelerator, peak arithmetic and memory bandwidth,
-bound what a training may gain on it: a large model in 16 bits follows the first, small kernels the second.
+accelerators.json is maintained by hand. Two figures per accelerator, peak arithmetic and memory bandwidth,
+bound the speed ratio of a training: a large model in 16 bits follows the first, small kernels the second.
 """
 
 from __future__ import annotations
@@ -9,68 +9,77 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from smlaunch.catalog.data import load
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.catalog.storage import Figure, network
+from smlaunch.catalog.storage import Figure, find_network
+from smlaunch.catalog.tables import load_table
 
-SLOW, STEADY, FAST = "slow-network", "network", "fast-network"
+SLOW_NETWORK, STEADY_NETWORK, FAST_NETWORK = "slow-network", "network", "fast-network"
 
 _STEADY_RATE = 25e9 / 8
 _FAST_RATE = 100e9 / 8
 
 
-class Ratio(NamedTuple):
-    """Times as fast, at least and at most."""
+class SpeedRatio(NamedTuple):
+    """Factor of speed, from lowest to highest."""
 
     low: float
     high: float
 
-    def times(self, other: Ratio) -> Ratio:
-        return Ratio(self.low * other.low, self.high * other.high)
+    def multiply(self, other: SpeedRatio) -> SpeedRatio:
+        return SpeedRatio(self.low * other.low, self.high * other.high)
 
-    def by(self, factor: float) -> Ratio:
-        return Ratio(self.low * factor, self.high * factor)
+    def scale(self, factor: float) -> SpeedRatio:
+        return SpeedRatio(self.low * factor, self.high * factor)
 
 
-def relative_speed(of: InstanceType, to: InstanceType) -> Ratio | None:
-    """One accelerator of ``of`` against one of ``to``; None where a figure is missing."""
-    if of.accelerator == to.accelerator and of.accelerator_memory_gib == to.accelerator_memory_gib:
-        return Ratio(1.0, 1.0)
-    one, other = _peaks(of), _peaks(to)
-    if one is None or other is None:
+def relative_speed(instance: InstanceType, reference: InstanceType) -> SpeedRatio | None:
+    """Speed of one accelerator of ``instance`` relative to one of ``reference``; None if a figure is
+    missing."""
+    if (
+        instance.accelerator == reference.accelerator
+        and instance.accelerator_memory_gib == reference.accelerator_memory_gib
+    ):
+        return SpeedRatio(1.0, 1.0)
+    peaks, reference_peaks = _peak_figures(instance), _peak_figures(reference)
+    if peaks is None or reference_peaks is None:
         return None
-    ratios = [mine / theirs for mine, theirs in zip(one, other, strict=True)]
-    return Ratio(min(ratios), max(ratios))
+    ratios = [
+        figure / reference_figure for figure, reference_figure in zip(peaks, reference_peaks, strict=True)
+    ]
+    return SpeedRatio(min(ratios), max(ratios))
 
 
-def efficiency(name: str) -> Figure:
-    """What of linear speed-up is kept; the names are those of accelerators.json."""
+def scaling_efficiency(name: str) -> Figure:
+    """Share of linear speed-up, by a name in accelerators.json."""
     return _efficiencies()[name]
 
 
-def inside(instance: InstanceType) -> Figure:
-    """Among the accelerators of one instance."""
+def intra_host_efficiency(instance: InstanceType) -> Figure:
+    """Scaling efficiency among the accelerators of one instance."""
     if instance.accelerators < 2:
-        return efficiency("one-accelerator")
-    return efficiency("nvlink" if instance.name.split(".")[1].startswith(("p", "trn")) else "pcie")
+        return scaling_efficiency("one-accelerator")
+    return scaling_efficiency("nvlink" if instance.name.split(".")[1].startswith(("p", "trn")) else "pcie")
 
 
-def between(instance: InstanceType) -> Figure:
-    """Among hosts of this type."""
-    known = network(instance.name)
-    if known is None or known.burst or known.bytes_per_second < _STEADY_RATE:
-        return efficiency(SLOW)
-    return efficiency(FAST if known.bytes_per_second >= _FAST_RATE else STEADY)
+def inter_host_efficiency(instance: InstanceType) -> Figure:
+    """Scaling efficiency among hosts of this type."""
+    instance_network = find_network(instance.name)
+    if instance_network is None or instance_network.burst or instance_network.bytes_per_second < _STEADY_RATE:
+        return scaling_efficiency(SLOW_NETWORK)
+    return scaling_efficiency(
+        FAST_NETWORK if instance_network.bytes_per_second >= _FAST_RATE else STEADY_NETWORK
+    )
 
 
 @cache
 def _efficiencies() -> dict[str, Figure]:
-    rows = load("accelerators")["efficiency"]
+    rows = load_table("accelerators")["efficiency"]
     return {name: Figure(name, unit="share", **row) for name, row in rows.items()}
 
 
-def _peaks(instance: InstanceType) -> tuple[float, float] | None:
-    table = load("accelerators")["accelerators"]
+def _peak_figures(instance: InstanceType) -> tuple[float, float] | None:
+    """Arithmetic and memory bandwidth of an accelerator; None if unknown."""
+    table = load_table("accelerators")["accelerators"]
     memory = instance.accelerator_memory_gib or 0
     row = table.get(f"{instance.accelerator} {memory:g} GiB") or table.get(instance.accelerator or "")
     return None if row is None else (row["tflops"], row["gb_per_second"])

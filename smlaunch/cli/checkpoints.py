@@ -1,4 +1,4 @@
-"""``smlaunch checkpoints ls | verify``: what a run has kept, and whether it could be loaded."""
+"""``smlaunch checkpoints ls | verify``: list the checkpoints of a run and verify their hashes."""
 
 from __future__ import annotations
 
@@ -10,161 +10,190 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
+from smlaunch.cli.console import echo
 from smlaunch.cli.main import LazyGroup
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
-from smlaunch.cli.owners import bucket_owner_option, name_owner
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.errors import EXIT_TRAINING_FAILED, JobError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from smlaunch.runs.checkpoints import Checkpoints, Step
+    from smlaunch.runs.checkpoints import CheckpointStep, RunCheckpoints
     from smlaunch.runs.target import Target
 
-_HERE = "smlaunch.cli.checkpoints"
+_MODULE = "smlaunch.cli.checkpoints"
 
 checkpoints = LazyGroup(
     {
-        "ls": (_HERE, "ls", "List checkpoints, newest first."),
-        "verify": (_HERE, "verify", "Download checkpoints and compare every part with its hash."),
+        "ls": (_MODULE, "ls", "List checkpoints, newest first."),
+        "verify": (_MODULE, "verify", "Download checkpoints and compare every shard with its hash."),
     },
     name="checkpoints",
-    help="""The checkpoints of a run, or those below an S3 address.
+    help="""List and verify the checkpoints of a run, or those below an S3 address.
 
-    A run goes on from the newest whole one. One that is not whole is never loaded: it is still on its way, or
-    the job that wrote it was killed.""",
+    A run continues from its newest complete checkpoint. An incomplete checkpoint is never loaded: it is still
+    being uploaded, or the job that wrote it was killed.""",
 )
 
 
 @click.command(cls=GroupedCommand, short_help="List checkpoints, newest first.")
-@click.argument("where", metavar="RUN|S3URI")
-@bucket_owner_option("S3URI; without it, you do")
-@place_options
+@click.argument("run_or_uri", metavar="RUN|S3URI")
+@bucket_owner_option("S3URI; default: your account")
+@connection_options
 @json_option
-def ls(where: str, as_json: bool, **options: Any) -> int:
-    """List the checkpoints of a run or below an S3 address, newest first: which are whole, and how the last
-    segment ended. Reads names, sizes and manifests; `verify` reads everything."""
-    from smlaunch.cli.runs import aligned
-    from smlaunch.place import open_place
-    from smlaunch.planning.prose import size
-    from smlaunch.runs.run import answers_of
+def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
+    """List the checkpoints of a run or below an S3 address, newest first: which are complete, and how the
+    last segment ended. Reads names, sizes and manifests; `verify` reads all data."""
+    from smlaunch.cli.runs import align_columns
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.runs.run import translate_call_errors
+    from smlaunch.text.format import format_size
 
-    with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        name_owner(place.target, where, options)
-        found = _find(where, place.target)
-        steps, outcome = found.steps(), found.outcome()
+    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+        set_bucket_owner(connection.target, run_or_uri, options)
+        run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
+        steps, outcome = run_checkpoints.list_steps(), run_checkpoints.read_outcome()
     if as_json:
         document = {
-            "uri": found.uri,
+            "uri": run_checkpoints.uri,
             "checkpoints": [step.to_dict() for step in steps],
             "outcome": outcome._asdict() if outcome is not None else None,
         }
         click.echo(json.dumps(document, indent=2))
         return 0
     if outcome is not None:
-        after = f" at step {outcome.step}" if outcome.step is not None else ""
-        click.echo(f"{outcome.job or 'the last segment'}: {outcome.result}{after}", err=True)
+        step_text = f" at step {outcome.step}" if outcome.step is not None else ""
+        echo(f"{outcome.job or 'the last segment'}: {outcome.result}{step_text}", err=True)
     if not steps:
-        click.echo(f"no checkpoints below {found.uri}", err=True)
+        click.echo(f"no checkpoints below {run_checkpoints.uri}", err=True)
         return 0
     table: list[tuple[str, ...]] = [("STEP", "RANKS", "SIZE", "SAMPLES", "JOB", "STATE")]
     for step in steps:
-        made = step.manifest
-        ranks, samples, job = (made.world_size, made.samples, made.job) if made else (None, None, None)
-        words = (step.step, ranks, size(step.size), samples, job, _state(step))
-        table.append(tuple("-" if word is None else str(word) for word in words))
-    for line in aligned(table):
-        click.echo(line)
+        manifest = step.manifest
+        ranks, samples, job = (
+            (manifest.world_size, manifest.samples, manifest.job) if manifest else (None, None, None)
+        )
+        cells = (step.step, ranks, format_size(step.size_bytes), samples, job, _describe_state(step))
+        table.append(tuple("-" if cell is None else str(cell) for cell in cells))
+    for line in align_columns(table):
+        echo(line)
     return 0
 
 
-@click.command(cls=GroupedCommand, short_help="Download checkpoints and compare every part with its hash.")
-@click.argument("where", metavar="RUN|S3URI")
-@option("Which", "--step", type=click.IntRange(0), help="Only this one; default: all that are committed.")
-@bucket_owner_option("S3URI; without it, you do")
-@place_options
+@click.command(cls=GroupedCommand, short_help="Download checkpoints and compare every shard with its hash.")
+@click.argument("run_or_uri", metavar="RUN|S3URI")
+@grouped_option(
+    "Selection",
+    "--step",
+    type=click.IntRange(0),
+    help="Step of one checkpoint; default: all committed checkpoints.",
+)
+@bucket_owner_option("S3URI; default: your account")
+@connection_options
 @json_option
-def verify(where: str, step: int | None, as_json: bool, **options: Any) -> int:
-    """Download checkpoints and compare every part with its hash. Exit code 1 when one that is committed could
-    not be loaded; while a job runs, the newest may still be on its way."""
-    from smlaunch.place import open_place
-    from smlaunch.runs.run import answers_of
+def verify(run_or_uri: str, step: int | None, as_json: bool, **options: Any) -> int:
+    """Download checkpoints and compare every shard with its hash. The exit code is 1 when a committed
+    checkpoint cannot be loaded; while a job runs, the newest one may still be uploading."""
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.runs.run import translate_call_errors
 
-    with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        name_owner(place.target, where, options)
-        found = _find(where, place.target)
-        wanted = _wanted(found, step)
-        total = sum(one.size for one in wanted if one.whole)
-        with _progress(total, as_json) as heard:
-            checked = [one._replace(problems=found.verify(one, heard)) for one in wanted]
-    bad = [one for one in checked if one.committed and not one.whole]
+    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+        set_bucket_owner(connection.target, run_or_uri, options)
+        run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
+        steps = _select_steps(run_checkpoints, step)
+        total_bytes = sum(checkpoint.size_bytes for checkpoint in steps if checkpoint.is_complete)
+        with _verify_progress(total_bytes, as_json) as on_progress:
+            verified_steps = [
+                checkpoint._replace(problems=run_checkpoints.verify_hashes(checkpoint, on_progress))
+                for checkpoint in steps
+            ]
+    broken_steps = [
+        checkpoint for checkpoint in verified_steps if checkpoint.is_committed and not checkpoint.is_complete
+    ]
     if as_json:
-        document = {"uri": found.uri, "checkpoints": [one.to_dict() for one in checked]}
+        document = {
+            "uri": run_checkpoints.uri,
+            "checkpoints": [checkpoint.to_dict() for checkpoint in verified_steps],
+        }
         click.echo(json.dumps(document, indent=2))
-        return EXIT_TRAINING_FAILED if bad else 0
-    for one in checked:
-        click.echo(f"step {one.step}: {_state(one, 'verified')}")
-        for problem in one.problems[1:]:
-            click.echo(f"  {problem}")
-    if not checked:
-        click.echo(f"no checkpoints below {found.uri}", err=True)
-    return EXIT_TRAINING_FAILED if bad else 0
+        return EXIT_TRAINING_FAILED if broken_steps else 0
+    for checkpoint in verified_steps:
+        echo(f"step {checkpoint.step}: {_describe_state(checkpoint, 'verified')}")
+        for problem in checkpoint.problems[1:]:
+            echo(f"  {problem}")
+    if not verified_steps:
+        click.echo(f"no checkpoints below {run_checkpoints.uri}", err=True)
+    return EXIT_TRAINING_FAILED if broken_steps else 0
 
 
-def _find(where: str, target: Target) -> Checkpoints:
-    from smlaunch.runs.checkpoints import Checkpoints
+def _find_checkpoints(run_or_uri: str, target: Target) -> RunCheckpoints:
+    from smlaunch.runs.checkpoints import RunCheckpoints
     from smlaunch.runs.run import Run
 
-    if "/" in where:
-        return Checkpoints(where, target.storage)
-    run = Run.attach(where, target)
-    chain = run.chain
-    uri = chain.workflow.checkpoints if chain is not None else run.describe().last.checkpoints
+    if "/" in run_or_uri:
+        return RunCheckpoints(run_or_uri, target.storage)
+    run = Run.attach(run_or_uri, target)
+    chain = run.chain_driver
+    uri = chain.workflow.checkpoints if chain is not None else run.describe().last_job.checkpoints_uri
     if uri is None:
-        raise JobError([Problem("checkpoints", f"{where} keeps none; give their S3 address if you know it")])
-    return Checkpoints(uri, target.storage)
+        raise JobError(
+            [
+                Problem(
+                    "checkpoints",
+                    f"{run_or_uri} saves no checkpoints; if there are any, give their S3 address",
+                )
+            ]
+        )
+    return RunCheckpoints(uri, target.storage)
 
 
-def _wanted(found: Checkpoints, step: int | None) -> Sequence[Step]:
-    steps = found.steps()
+def _select_steps(run_checkpoints: RunCheckpoints, step: int | None) -> Sequence[CheckpointStep]:
+    steps = run_checkpoints.list_steps()
     if step is None:
-        return [one for one in steps if one.committed]
-    chosen = [one for one in steps if one.step == step]
-    if not chosen:
-        there = ", ".join(str(one.step) for one in steps) or "none"
-        raise JobError([Problem("--step", f"{step} is not below {found.uri}; there are: {there}")])
-    return chosen
+        return [candidate for candidate in steps if candidate.is_committed]
+    selected = [candidate for candidate in steps if candidate.step == step]
+    if not selected:
+        known_steps = ", ".join(str(candidate.step) for candidate in steps) or "none"
+        raise JobError(
+            [Problem("--step", f"{step} is not below {run_checkpoints.uri}; steps there: {known_steps}")]
+        )
+    return selected
 
 
-def _state(step: Step, good: str = "whole") -> str:
-    if step.whole:
-        return good
-    more = f" (and {len(step.problems) - 1} more)" if len(step.problems) > 1 else ""
-    return f"{step.problems[0]}{more}" if not step.committed else f"not whole: {step.problems[0]}{more}"
+def _describe_state(step: CheckpointStep, complete_text: str = "complete") -> str:
+    if step.is_complete:
+        return complete_text
+    more_text = f" (and {len(step.problems) - 1} more)" if len(step.problems) > 1 else ""
+    return (
+        f"{step.problems[0]}{more_text}"
+        if not step.is_committed
+        else f"incomplete: {step.problems[0]}{more_text}"
+    )
 
 
-def _progress(total: int, as_json: bool) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar on stderr, for a person who waits."""
-    if as_json or not total or not sys.stderr.isatty():
+def _verify_progress(total_bytes: int, as_json: bool) -> AbstractContextManager[Callable[[int], None]]:
+    """Progress bar on stderr, where stderr is a terminal and there is something to download."""
+    if as_json or not total_bytes or not sys.stderr.isatty():
         return nullcontext(lambda count: None)
-    return _Bar(total)
+    return _ProgressBar(total_bytes)
 
 
-class _Bar:
-    """``click``'s bar, told from several threads."""
+class _ProgressBar:
+    """``click``'s progress bar, updated by several threads."""
 
-    def __init__(self, total: int) -> None:
-        self._bar = click.progressbar(length=total, label="verifying", file=sys.stderr)
+    def __init__(self, total_bytes: int) -> None:
+        self._bar = click.progressbar(length=total_bytes, label="verifying", file=sys.stderr)
         self._lock = Lock()
 
     def __enter__(self) -> Callable[[int], None]:
         self._bar.__enter__()
-        return self._heard
+        return self._update
 
     def __exit__(self, *raised: Any) -> None:
         self._bar.__exit__(*raised)
 
-    def _heard(self, count: int) -> None:
+    def _update(self, byte_count: int) -> None:
         with self._lock:
-            self._bar.update(count)
+            self._bar.update(byte_count)

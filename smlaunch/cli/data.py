@@ -10,26 +10,26 @@ from smlaunch.cli.main import LazyGroup
 
 
 class _DataGroup(LazyGroup):
-    """Says what to install where the extra ``data`` is absent, for every command below it."""
+    """Reports a missing extra ``data`` for all of its commands."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from smlaunch.data import extra
+        from smlaunch.data import require_data_extra
 
-        with extra():
+        with require_data_extra():
             return super().invoke(ctx)
 
 
 data = _DataGroup(
     {
-        "inventory": ("smlaunch.cli.data_inventory", "inventory", "List a prefix once, into a Parquet file."),
-        "split": ("smlaunch.cli.data_split", "split", "Give every host the same share of the bytes."),
+        "inventory": ("smlaunch.cli.data_inventory", "inventory", "List a prefix into a Parquet file."),
+        "split": ("smlaunch.cli.data_split", "split", "Split keys over hosts by bytes."),
         "pack": ("smlaunch.cli.data_pack", "pack", "Pack many small files into tar shards."),
-        "push": ("smlaunch.cli.data_push", "push", "Send a folder to a prefix."),
-        "pull": ("smlaunch.cli.data_pull", "pull", "Fetch a prefix into a folder."),
-        "advise": ("smlaunch.cli.data_advise", "advise", "Say how a job had best read its data, and why."),
+        "push": ("smlaunch.cli.data_push", "push", "Upload a folder to a prefix."),
+        "pull": ("smlaunch.cli.data_pull", "pull", "Download a prefix into a folder."),
+        "advise": ("smlaunch.cli.data_advise", "advise", "Recommend how a job should read its data."),
     },
     name="data",
-    help="""Data before a job: list it, split it by bytes, pack it, move it, choose how it is read.
+    help="""Prepare data for a job: list, split by bytes, pack, upload and download it; choose an input mode.
 
-    Needs the extra: pip install 'smlaunch[data]'.""",
+    Requires the extra `data`: pip install 'smlaunch[data]'.""",
 )

@@ -1,4 +1,4 @@
-"""``smlaunch data advise``: how a job had best read its data, and why."""
+"""``smlaunch data advise``: recommend how a job should read its data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ from typing import Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.errors import JobError, Problem
 
-_JOB = "The job"
+_JOB = "Job"
 
 
-@click.command(cls=GroupedCommand, short_help="Say how a job had best read its data, and why.")
+@click.command(cls=GroupedCommand, short_help="Recommend how a job should read its data.")
 @click.argument("source", metavar="KEYS.parquet|S3URI|DIR")
-@option(_JOB, "--instance-type", metavar="TYPE", help="Such as ml.g5.12xlarge: its memory, disk and network.")
-@option(
+@grouped_option(
+    _JOB, "--instance-type", metavar="TYPE", help="Instance type: its memory, disk and network are used."
+)
+@grouped_option(
     _JOB,
     "--hosts",
     metavar="N",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How many machines.",
+    help="Number of hosts.",
 )
-@option(_JOB, "--split", is_flag=True, help="Each host reads its part only; default: all of it.")
-@option(_JOB, "--epochs", metavar="E", type=click.IntRange(1), help="How often everything is read.")
-@option(_JOB, "--random-access", is_flag=True, help="Samples are read in random order inside of files.")
-@option(_JOB, "--processing", is_flag=True, help="It is a processing job, which has no FastFile.")
-@option(_JOB, "--slurm", is_flag=True, help="The job runs on a Slurm cluster's own storage.")
-@place_options
+@grouped_option(_JOB, "--split", is_flag=True, help="Each host reads only its own shard; default: all data.")
+@grouped_option(
+    _JOB, "--epochs", metavar="E", type=click.IntRange(1), help="How many times all data is read."
+)
+@grouped_option(
+    _JOB, "--random-access", is_flag=True, help="Samples inside of files are read in random order."
+)
+@grouped_option(
+    _JOB, "--processing", is_flag=True, help="The job is a processing job, which has no FastFile mode."
+)
+@grouped_option(_JOB, "--slurm", is_flag=True, help="The job reads the storage of a Slurm cluster.")
+@connection_options
 @json_option
 def advise(
     source: str,
@@ -44,37 +52,38 @@ def advise(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Say how a job had best read its data: from memory, by mode File, FastFile or Pipe, packed into shards
-    first, from FSx for Lustre or S3 Express, or prepared by EMR or Glue; with reasons, and with times as
-    ranges whose sources are told."""
+    """Recommend how a job should read its data: from memory, with input mode File, FastFile or Pipe, packed
+    into shards first, from FSx for Lustre or S3 Express, or prepared by EMR or Glue. Gives reasons, and
+    estimated times as ranges with their sources."""
     from smlaunch.catalog import instances
-    from smlaunch.cli.data_inventory import opened
-    from smlaunch.planning.advice import Needs, Place
-    from smlaunch.planning.advice import advise as decide
-    from smlaunch.planning.advice_text import as_text
-    from smlaunch.planning.io_times import Machine
+    from smlaunch.cli.data_inventory import open_inventory
+    from smlaunch.planner.storage_advice import AccessPattern, Platform, advise_storage
+    from smlaunch.planner.storage_advice_text import as_text
+    from smlaunch.planner.throughput import HostProfile
 
-    instance = None if instance_type is None else instances.find(instance_type)
+    instance = None if instance_type is None else instances.find_instance_type(instance_type)
     if instance_type is not None and instance is None:
-        from smlaunch.suggest import did_you_mean
+        from smlaunch.text.did_you_mean import did_you_mean
 
-        near = did_you_mean(instance_type, instances.known_types())
-        raise JobError([Problem("--instance-type", f"{instance_type!r} is not in the catalog{near}")])
+        suggestion = did_you_mean(instance_type, instances.known_types())
+        raise JobError([Problem("--instance-type", f"{instance_type!r} is not in the catalog{suggestion}")])
     if slurm and processing:
-        raise JobError([Problem("--processing", "is a job of SageMaker; leave out --slurm, or this")])
-    with opened(source, options) as inventory:
-        from smlaunch.data.sizes import census
+        raise JobError(
+            [Problem("--processing", "a processing job runs on SageMaker; leave out --slurm or --processing")]
+        )
+    with open_inventory(source, options) as inventory:
+        from smlaunch.data.size_stats import summarize_inventory
 
-        data = census(inventory)
+        data = summarize_inventory(inventory)
         if inventory.bucket:
             where = f"s3://{inventory.bucket}/{inventory.prefix}"
         else:
             where = inventory.prefix or source
     if not data.files:
-        raise JobError([Problem("source", f"{source} has no files; there is nothing to advise on")])
-    place: Place = "slurm" if slurm else "processing" if processing else "training"
-    needs = Needs(epochs, random_access, split, place)
-    advice = decide(data, needs, Machine(instance, hosts))
+        raise JobError([Problem("source", f"{source} has no files")])
+    platform: Platform = "slurm" if slurm else "processing" if processing else "training"
+    access = AccessPattern(epochs, random_access, split, platform)
+    advice = advise_storage(data, access, HostProfile(instance, hosts))
     if as_json:
         click.echo(json.dumps({"source": where, **advice.to_dict()}, indent=2))
     else:

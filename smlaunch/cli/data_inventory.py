@@ -1,4 +1,4 @@
-"""``smlaunch data inventory``: list a prefix once, and where the other commands of data get theirs from."""
+"""``smlaunch data inventory``, and the inventories that the other ``data`` commands read."""
 
 from __future__ import annotations
 
@@ -13,207 +13,256 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem
-from smlaunch.protocol.addresses import split_s3
 
 if TYPE_CHECKING:
     from smlaunch.data.inventory import Inventory
 
-_PLAIN_EVERY = 5.0
-"""Seconds between two progress lines where there is no terminal."""
+_PLAIN_LINE_SECONDS = 5.0
+"""Seconds between two progress lines where stderr is not a terminal."""
 
 
-@click.command(cls=GroupedCommand, short_help="List a prefix once, into a Parquet file.")
-@click.argument("where", metavar="S3URI|DIR", required=False)
-@option("What", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file.")
-@option(
-    "What", "--from-s3-inventory", metavar="S3URI", help="Read an S3 Inventory report: its manifest.json."
+@click.command(cls=GroupedCommand, short_help="List a prefix into a Parquet file.")
+@click.argument("source", metavar="S3URI|DIR", required=False)
+@grouped_option(
+    "Listing",
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The Parquet file to write.",
 )
-@option("What", "--resume", is_flag=True, help="Go on with what an earlier command has left unfinished.")
-@place_options
+@grouped_option(
+    "Listing",
+    "--from-s3-inventory",
+    metavar="S3URI",
+    help="Read an S3 Inventory report: the URI of its manifest.json.",
+)
+@grouped_option("Listing", "--resume", is_flag=True, help="Continue a listing that was interrupted.")
+@connection_options
 @json_option
 def inventory(
-    where: str | None, out: Path, from_s3_inventory: str | None, resume: bool, as_json: bool, **options: Any
+    source: str | None, out: Path, from_s3_inventory: str | None, resume: bool, as_json: bool, **options: Any
 ) -> int:
-    """List what lies below an S3 prefix (or in a folder) once, on several connections, into a Parquet file:
-    one row for each object with its key, size, ETag and time, in key order. The other `data` commands take
-    the file where they take a prefix.
+    """List the objects below an S3 prefix (or the files of a folder) into a Parquet file: one row for each
+    object with its key, size, ETag and time, in key order. Uses several connections. The other `data`
+    commands accept the file instead of a prefix.
 
-    `--from-s3-inventory` lists nothing: it reads the report that S3 has made, of the objects below S3URI
-    where one is given."""
-    began = time.monotonic()
-    with _kept_on_interrupt(out, where), Told(as_json) as told:
+    `--from-s3-inventory` does not list: it reads a report of S3 Inventory. S3URI then limits it to a
+    prefix."""
+    started_at = time.monotonic()
+    with _resume_hint_on_interrupt(out, source), ListingDisplay(as_json) as display:
         if from_s3_inventory is not None:
-            facts = _from_report(where, out, from_s3_inventory, resume, options, told)
-        elif where is not None:
-            facts = _write(where, out, resume, options, told)
+            summary = _write_from_report(source, out, from_s3_inventory, resume, options, display)
+        elif source is not None:
+            summary = _write_inventory(source, out, resume, options, display)
         else:
-            raise JobError([Problem("S3URI", "say what to list, or give --from-s3-inventory")])
-    facts = {"path": str(out), **facts, "seconds": round(time.monotonic() - began, 2)}
+            raise JobError([Problem("S3URI", "give what to list, or --from-s3-inventory")])
+    summary = {"path": str(out), **summary, "seconds": round(time.monotonic() - started_at, 2)}
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(json.dumps(summary, indent=2))
         return 0
-    from smlaunch.planning.prose import size
+    from smlaunch.text.format import format_size
 
-    others = f"; left out: {facts['left_out']:,} links and the like" if facts.get("left_out") else ""
-    by = f" ({facts['requests']:,} requests)" if facts.get("requests") else ""
-    found = f"{facts['objects']:,} objects, {size(facts['bytes'])}"
-    click.echo(f"{out}: {found}, in {facts['seconds']:.1f} s{by}{others}")
-    if not facts["objects"]:
-        click.echo(f"warning: nothing lies below {where or from_s3_inventory}", err=True)
+    skipped_text = (
+        f"; skipped: {summary['left_out']:,} links and special files" if summary.get("left_out") else ""
+    )
+    requests_text = f" ({summary['requests']:,} requests)" if summary.get("requests") else ""
+    objects_text = f"{summary['objects']:,} objects, {format_size(summary['bytes'])}"
+    click.echo(f"{out}: {objects_text}, in {summary['seconds']:.1f} s{requests_text}{skipped_text}")
+    if not summary["objects"]:
+        click.echo(f"warning: there are no objects below {source or from_s3_inventory}", err=True)
     return 0
 
 
 @contextmanager
-def opened(what: str, options: dict[str, Any]) -> Iterator[Inventory]:
-    """The inventory of an S3 prefix or a folder, made for the time of the ``with`` block, or the file itself.
+def open_inventory(what: str, options: dict[str, Any]) -> Iterator[Inventory]:
+    """Open an inventory file, or list an S3 prefix or a folder into a temporary one.
 
-    ``options``: as ``open_place`` takes them. Raises JobError, AccountError and ServiceError.
+    ``options``: those of ``open_connection``. Raises JobError, AccountError and ServiceError.
     """
     from smlaunch.data.inventory import Inventory
 
     if not what.startswith("s3://") and not Path(what).is_dir():
         if not Path(what).exists():
-            raise JobError([Problem(what, "is not there; give an inventory file, a folder or s3://...")])
+            raise JobError([Problem(what, "does not exist; give an inventory file, a folder or s3://...")])
         yield Inventory(what)
         return
     with TemporaryDirectory(prefix="smlaunch-") as folder:
         out = Path(folder, "keys.parquet")
-        with Told(quiet=False) as told:
-            _write(what, out, False, options, told)
+        with ListingDisplay(quiet=False) as display:
+            _write_inventory(what, out, False, options, display)
         yield Inventory(out)
 
 
-def _write(where: str, out: Path, resume: bool, options: dict[str, Any], told: Told) -> dict[str, Any]:
-    if where.startswith("s3://"):
-        return _list(where, out, resume, options, told)
-    from smlaunch.data.folder import list_folder
+def _write_inventory(
+    source: str, out: Path, resume: bool, options: dict[str, Any], display: ListingDisplay
+) -> dict[str, Any]:
+    if source.startswith("s3://"):
+        return _list_prefix(source, out, resume, options, display)
+    from smlaunch.data.folder_inventory import list_folder
 
-    folder = Path(where)
+    folder = Path(source)
     if not folder.is_dir():
-        raise JobError([Problem(where, "is neither s3://bucket/prefix nor a folder")])
+        raise JobError([Problem(source, "is neither s3://bucket/prefix nor a folder")])
     if resume:
-        raise JobError([Problem("--resume", "a folder is listed anew; it goes with s3://...")])
-    found = list_folder(folder, out)
+        raise JobError(
+            [Problem("--resume", "a folder is always listed from the beginning; --resume is for s3://...")]
+        )
+    listing = list_folder(folder, out)
     return {
         "bucket": "",
         "prefix": str(folder.resolve()),
-        "objects": found.objects,
-        "bytes": found.bytes,
-        "left_out": found.others,
+        "objects": listing.objects,
+        "bytes": listing.bytes,
+        "left_out": listing.skipped,
     }
 
 
-def _list(where: str, out: Path, resume: bool, options: dict[str, Any], told: Told) -> dict[str, Any]:
-    from smlaunch.data.listing import Counts, list_prefix
-    from smlaunch.place import open_place
-    from smlaunch.runs.pages import S3Pages
-    from smlaunch.runs.run import answers_of
+def _list_prefix(
+    source: str, out: Path, resume: bool, options: dict[str, Any], display: ListingDisplay
+) -> dict[str, Any]:
+    from smlaunch.aws.s3_list import S3Pager
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.data.parallel_listing import ListingProgress, list_prefix
+    from smlaunch.runs.run import translate_call_errors
 
-    bucket, prefix = _address("S3URI", where)
+    bucket, prefix = _parse_uri("S3URI", source)
 
-    def heard(counts: Counts) -> None:
-        told.say(counts.objects, counts.bytes, None, f"{counts.workers} connections")
+    def on_progress(progress: ListingProgress) -> None:
+        display.update(progress.objects, progress.bytes, None, f"{progress.active_workers} connections")
 
-    with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        pages = S3Pages(place.target.s3(anyones=True))
-        counts = list_prefix(pages, bucket, prefix, out, resume=resume, heard=heard, every=Told.EVERY)
+    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+        pager = S3Pager(connection.target.s3(allow_unknown_owner=True))
+        progress = list_prefix(
+            pager,
+            bucket,
+            prefix,
+            out,
+            resume=resume,
+            on_progress=on_progress,
+            interval_seconds=ListingDisplay.REDRAW_SECONDS,
+        )
     return {
         "bucket": bucket,
         "prefix": prefix,
-        "objects": counts.objects,
-        "bytes": counts.bytes,
-        "requests": counts.requests,
+        "objects": progress.objects,
+        "bytes": progress.bytes,
+        "requests": progress.requests,
     }
 
 
-def _from_report(
-    where: str | None, out: Path, report: str, resume: bool, options: dict[str, Any], told: Told
+def _write_from_report(
+    source: str | None, out: Path, report: str, resume: bool, options: dict[str, Any], display: ListingDisplay
 ) -> dict[str, Any]:
-    from smlaunch.data.s3_inventory import Progress, from_report, read_report
-    from smlaunch.place import open_place
-    from smlaunch.runs.run import answers_of
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.data.s3_inventory import ReportProgress, inventory_from_report, read_report
+    from smlaunch.runs.run import translate_call_errors
 
-    bucket, key = _address("--from-s3-inventory", report)
-    asked = _address("S3URI", where) if where is not None else None
+    bucket, key = _parse_uri("--from-s3-inventory", report)
+    requested = _parse_uri("S3URI", source) if source is not None else None
 
-    def heard(done: Progress) -> None:
-        told.say(done.objects, done.bytes, done.read / done.whole if done.whole else None, "")
+    def on_progress(report_progress: ReportProgress) -> None:
+        display.update(
+            report_progress.objects,
+            report_progress.bytes,
+            report_progress.read_bytes / report_progress.total_bytes if report_progress.total_bytes else None,
+            "",
+        )
 
-    with open_place(options, leaves_no_trace=True) as place, answers_of(place.target):
-        found = read_report(place.target.inputs, bucket, key)
-        if asked is not None and asked[0] != found.source:
-            message = f"the report is of the bucket {found.source!r}, not of {asked[0]!r}"
+    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+        inventory_report = read_report(connection.target.inputs, bucket, key)
+        if requested is not None and requested[0] != inventory_report.source_bucket:
+            message = (
+                f"the report is of the bucket {inventory_report.source_bucket!r}, not of {requested[0]!r}"
+            )
             raise JobError([Problem("--from-s3-inventory", message)])
-        prefix = asked[1] if asked is not None else ""
-        done = from_report(place.target.inputs, found, prefix, out, resume=resume, heard=heard)
-    return {"bucket": found.source, "prefix": prefix, "objects": done.objects, "bytes": done.bytes}
+        prefix = requested[1] if requested is not None else ""
+        report_progress = inventory_from_report(
+            connection.target.inputs, inventory_report, prefix, out, resume=resume, on_progress=on_progress
+        )
+    return {
+        "bucket": inventory_report.source_bucket,
+        "prefix": prefix,
+        "objects": report_progress.objects,
+        "bytes": report_progress.bytes,
+    }
 
 
-def _address(field: str, uri: str) -> tuple[str, str]:
-    found = split_s3(uri)
-    if found is None:
+def _parse_uri(field: str, uri: str) -> tuple[str, str]:
+    bucket_and_prefix = split_s3_uri(uri)
+    if bucket_and_prefix is None:
         raise JobError([Problem(field, f"{uri!r} is not s3://bucket/prefix")])
-    return found
+    return bucket_and_prefix
 
 
 @contextmanager
-def _kept_on_interrupt(out: Path, where: str | None) -> Iterator[None]:
+def _resume_hint_on_interrupt(out: Path, source: str | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if where is None or where.startswith("s3://"):
+        if source is None or source.startswith("s3://"):
             click.echo(
-                f"what was read is kept beside {out}: the same command with --resume goes on", err=True
+                f"the listing so far is saved beside {out}: the same command with --resume continues it",
+                err=True,
             )
         raise
 
 
-class Told:
-    """How far it is, on stderr: a line that moves on a terminal, now and then a line elsewhere."""
+class ListingDisplay:
+    """Progress of a listing on stderr: one moving line on a terminal, otherwise a line every few seconds."""
 
-    EVERY = 0.2
+    REDRAW_SECONDS = 0.2
 
     def __init__(self, quiet: bool) -> None:
         self._live = sys.stderr.isatty() and not quiet
         self._quiet = quiet
         self._began: tuple[float, int, float | None] | None = None
-        self._told_at = time.monotonic()
+        self._last_report_time = time.monotonic()
         self._drawn = False
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> ListingDisplay:
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._drawn:
             click.echo("\r\x1b[2K", err=True, nl=False)
 
-    def say(self, objects: int, size: int, share: float | None, more: str) -> None:
-        """``share``: of all there is, where that is known."""
+    def update(self, objects: int, size_bytes: int, fraction_done: float | None, suffix: str) -> None:
+        """``fraction_done``: of all objects; None where their number is unknown."""
         now = time.monotonic()
         if self._began is None:
-            # What a resumed command has not read itself says nothing of its rate.
-            self._began = now, objects, share
-        if self._quiet or now - self._told_at < (self.EVERY if self._live else _PLAIN_EVERY):
+            # Objects of an earlier, interrupted command do not count for the rate.
+            self._began = now, objects, fraction_done
+        if self._quiet or now - self._last_report_time < (
+            self.REDRAW_SECONDS if self._live else _PLAIN_LINE_SECONDS
+        ):
             return
-        self._told_at = now
-        text = self._text(now, objects, size, share, more)
+        self._last_report_time = now
+        text = self._text(now, objects, size_bytes, fraction_done, suffix)
         if self._live:
             click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
             self._drawn = True
         else:
             click.echo(text, err=True)
 
-    def _text(self, now: float, objects: int, size: int, share: float | None, more: str) -> str:
-        from smlaunch.cli.display import duration
-        from smlaunch.planning import prose
+    def _text(
+        self, now: float, objects: int, size_bytes: int, fraction_done: float | None, suffix: str
+    ) -> str:
+        from smlaunch.cli.display import format_duration
+        from smlaunch.text import format
 
-        began, first, first_share = self._began or (now, objects, share)
-        seconds = max(now - began, 1e-9)
-        facts = [f"{objects:,} objects", prose.size(size), f"{(objects - first) / seconds:,.0f}/s"]
-        if share is not None and first_share is not None:
-            facts.append(f"{share:.0%}")
-            if share > first_share:
-                facts.append(f"{duration(round((1 - share) / (share - first_share) * seconds))} left")
-        return "  ".join([*facts, *([more] if more else [])])
+        started_at, first_objects, first_fraction = self._began or (now, objects, fraction_done)
+        seconds = max(now - started_at, 1e-9)
+        facts = [
+            f"{objects:,} objects",
+            format.format_size(size_bytes),
+            f"{(objects - first_objects) / seconds:,.0f}/s",
+        ]
+        if fraction_done is not None and first_fraction is not None:
+            facts.append(f"{fraction_done:.0%}")
+            if fraction_done > first_fraction:
+                remaining_seconds = (1 - fraction_done) / (fraction_done - first_fraction) * seconds
+                facts.append(f"{format_duration(round(remaining_seconds))} left")
+        return "  ".join([*facts, *([suffix] if suffix else [])])

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
-from smlaunch.cli.owners import bucket_owner_option, name_owner
+from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem
-from smlaunch.protocol.addresses import split_s3
 
 if TYPE_CHECKING:
-    from smlaunch.data.pack import Source, Wanted
-    from smlaunch.data.pack_place import Place
+    from smlaunch.data.pack import PackOptions, PackSource
+    from smlaunch.data.pack_destination import PackDestination
     from smlaunch.runs.target import Target
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?)B?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SMALLEST = 1_000_000
+_MIN_SHARD_BYTES = 1_000_000
 
 _SHARDS = "Shards"
 
@@ -32,46 +32,56 @@ _SHARDS = "Shards"
 @click.command(cls=GroupedCommand, short_help="Pack many small files into tar shards.")
 @click.argument("src", metavar="SRC")
 @click.argument("dst", metavar="DST")
-@option(_SHARDS, "--shard-size", metavar="SIZE", help="Of one shard, about; default: 150MB.")
-@option(_SHARDS, "--shards", type=click.IntRange(1), metavar="N", help="How many, instead of a size.")
-@option(
+@grouped_option(
+    _SHARDS, "--shard-size", metavar="SIZE", help="Approximate size of one shard; default: 150MB."
+)
+@grouped_option(
+    _SHARDS, "--shards", type=click.IntRange(1), metavar="N", help="Number of shards, instead of their size."
+)
+@grouped_option(
     _SHARDS,
     "--hosts",
     type=click.IntRange(1),
     default=1,
     metavar="N",
-    help="Make their number a multiple of this: each host gets as many.",
+    help="Number of hosts: the number of shards becomes a multiple of it.",
 )
-@option(
+@grouped_option(
     _SHARDS,
     "--group",
     type=click.Choice(["basename", "none"]),
     default="basename",
-    help="What is never parted: files with one name before the first dot, or nothing.",
+    help="Files that stay in one shard: those with the same name before the first dot, or none.",
 )
-@option("Work", "--resume", is_flag=True, help="Go on with a pack that was killed; finished shards are kept.")
-@option(
-    "Work", "--follow-links", is_flag=True, help="Pack the file that a link names; else links are refused."
+@grouped_option(
+    "Packing", "--resume", is_flag=True, help="Continue an interrupted command; finished shards are reused."
 )
-@option(
-    "Work", "--workers", type=click.IntRange(1), metavar="N", help="Shards at once; default: one per core."
+@grouped_option(
+    "Packing", "--follow-links", is_flag=True, help="Pack the target of a link; default: links are an error."
 )
-@option(
-    "Work",
+@grouped_option(
+    "Packing",
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of shards written at once; default: one per core.",
+)
+@grouped_option(
+    "Packing",
     "--engine",
     type=click.Choice(["python", "tar"]),
     default="python",
-    help="Who writes shards from a folder: ours, or GNU tar; the bytes are the same.",
+    help="Writer for a folder: Python or GNU tar; both write the same bytes.",
 )
-@option(
-    "Work",
+@grouped_option(
+    "Packing",
     "--checksum",
     type=click.Choice(["crc32", "sha256"]),
     default="crc32",
-    help="Of each shard, in the index: against accidents, or against tampering too, which takes longer.",
+    help="Checksum of each shard in the index: crc32 detects accidents, sha256 (slower) tampering too.",
 )
-@bucket_owner_option("DST; without it, you do")
-@place_options
+@bucket_owner_option("DST; default: your account")
+@connection_options
 @json_option
 def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     """Pack the files of SRC into tar shards of equal size in DST; each is a directory or an s3:// prefix.
@@ -81,68 +91,75 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     DST/shards/shard-*.tar  give this folder to a job, split by key: every host gets the same share
 
     The same files give the same bytes. Samples (the files of a folder with one name before the first dot, as
-    WebDataset reads them) are never parted. A file that changes or goes meanwhile is told, and no index is
-    written."""
-    from smlaunch.data import pack as packing
-    from smlaunch.planning.prose import size
+    WebDataset reads them) stay in one shard. If a file changes or disappears meanwhile, it is reported and no
+    index is written."""
+    from smlaunch.data import pack as pack_module
+    from smlaunch.text.format import format_size
 
-    wanted = _wanted(options)
-    began = time.monotonic()
+    pack_options = _pack_options(options)
+    started_at = time.monotonic()
     if src.startswith("s3://") or dst.startswith("s3://"):
-        from smlaunch.place import open_place
-        from smlaunch.runs.run import answers_of
+        from smlaunch.connection.connect import open_connection
+        from smlaunch.runs.run import translate_call_errors
 
-        with open_place(options) as opened, answers_of(opened.target):
-            name_owner(opened.target, dst, options)
-            source, place = _source(src, options, opened.target), _place(dst, opened.target)
-            with _progress(as_json) as heard:
-                packed = packing.pack(source, place, wanted, heard)
+        with open_connection(options) as connection, translate_call_errors(connection.target):
+            set_bucket_owner(connection.target, dst, options)
+            source = _pack_source(src, options, connection.target)
+            destination = _pack_destination(dst, connection.target)
+            with _pack_display(as_json) as on_progress:
+                packed = pack_module.pack(source, destination, pack_options, on_progress)
     else:
-        _apart(Path(src), Path(dst))
-        with _progress(as_json) as heard:
-            packed = packing.pack(_source(src, options, None), _place(dst, None), wanted, heard)
-    seconds = time.monotonic() - began
+        _check_not_nested(Path(src), Path(dst))
+        with _pack_display(as_json) as on_progress:
+            packed = pack_module.pack(
+                _pack_source(src, options, None), _pack_destination(dst, None), pack_options, on_progress
+            )
+    seconds = time.monotonic() - started_at
     for note in packed.notes:
         click.echo(f"note: {note}", err=True)
     index = packed.index
     if as_json:
-        document = {**index.to_dict(), "destination": dst, "kept": packed.kept, "seconds": round(seconds, 3)}
+        document = {
+            **index.to_dict(),
+            "destination": dst,
+            "kept": packed.reused_shards,
+            "seconds": round(seconds, 3),
+        }
         click.echo(json.dumps(document, indent=2))
         return 0
-    there = f" ({packed.kept} were there)" if packed.kept else ""
+    reused_text = f" ({packed.reused_shards} reused)" if packed.reused_shards else ""
     click.echo(
-        f"{index.files:,} files, {index.samples:,} samples, {size(index.bytes)} in {len(index.shards)} shards"
-        f"{there}: {dst.rstrip('/')}/{index.to_dict()['prefix']}"
+        f"{index.files:,} files, {index.samples:,} samples, {format_size(index.bytes)} in "
+        f"{len(index.shards)} shards"
+        f"{reused_text}: {dst.rstrip('/')}/{index.to_dict()['prefix']}"
     )
     return 0
 
 
 def parse_size(text: str) -> int:
-    """Bytes in ``150MB`` (powers of 1,000) or ``64MiB``. Raises ValueError with what is wrong."""
+    """Return the bytes of ``150MB`` (powers of 1,000) or ``64MiB``. Raises ValueError for other texts."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write a number with its unit, such as 150MB or 1GB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _wanted(options: dict[str, Any]) -> Wanted:
-    from smlaunch.data.pack import SHARD_SIZE, Wanted
+def _pack_options(options: dict[str, Any]) -> PackOptions:
+    from smlaunch.data.pack import DEFAULT_SHARD_BYTES, PackOptions
 
     text, count = options["shard_size"], options["shards"]
     problems = []
     if text is not None and count is not None:
-        problems.append(Problem("--shards", "is given and --shard-size too; leave one of them out"))
+        problems.append(Problem("--shards", "give either --shards or --shard-size"))
     try:
-        size = SHARD_SIZE if text is None else parse_size(text)
-        if size < _SMALLEST:
-            problems.append(
-                Problem("--shard-size", f"{text} is less than a shard is worth; 1MB is the least")
-            )
+        size = DEFAULT_SHARD_BYTES if text is None else parse_size(text)
+        if size < _MIN_SHARD_BYTES:
+            problems.append(Problem("--shard-size", f"{text} is too small; the minimum is 1MB"))
     except ValueError as error:
         problems.append(Problem("--shard-size", str(error)))
     if problems:
         raise JobError(problems)
-    return Wanted(
+    return PackOptions(
         size,
         count,
         options["hosts"],
@@ -153,7 +170,7 @@ def _wanted(options: dict[str, Any]) -> Wanted:
     )
 
 
-def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:
+def _pack_source(src: str, options: dict[str, Any], target: Target | None) -> PackSource:
     from smlaunch.data.pack import FolderSource
 
     if target is None or not src.startswith("s3://"):
@@ -163,46 +180,48 @@ def _source(src: str, options: dict[str, Any], target: Target | None) -> Source:
             follow_links=options["follow_links"],
             workers=options["workers"],
         )
-    from smlaunch.data.pack_s3 import S3Source, quick_fetch
-    from smlaunch.data.transfer_obstore import by_obstore
+    from smlaunch.data.pack_s3 import S3PackSource, obstore_fetch
+    from smlaunch.data.transfer_obstore import open_obstore
 
-    bucket, prefix = _address(src, "SRC")
-    quick = by_obstore(target.s3(anyones=True), target.clients, target.owner_for(anyones=True))
-    fetch = quick_fetch(quick, target.inputs, bucket) if quick is not None else None
-    return S3Source(target.inputs, bucket, prefix, fetch)
+    bucket, prefix = _parse_uri(src, "SRC")
+    obstore = open_obstore(
+        target.s3(allow_unknown_owner=True), target.session, target.owner_for(allow_unknown_owner=True)
+    )
+    fetch = obstore_fetch(obstore, target.inputs, bucket) if obstore is not None else None
+    return S3PackSource(target.inputs, bucket, prefix, fetch)
 
 
-def _place(dst: str, target: Target | None) -> Place:
+def _pack_destination(dst: str, target: Target | None) -> PackDestination:
     if target is None or not dst.startswith("s3://"):
-        from smlaunch.data.pack_place import FolderPlace
+        from smlaunch.data.pack_destination import FolderDestination
 
-        return FolderPlace(Path(dst))
-    from smlaunch.data.pack_s3 import S3Place
+        return FolderDestination(Path(dst))
+    from smlaunch.data.pack_s3 import S3Destination
 
-    return S3Place(target.storage, *_address(dst, "DST"), target.transfer)
-
-
-def _address(uri: str, what: str) -> tuple[str, str]:
-    found = split_s3(uri)
-    if found is None:
-        raise JobError([Problem(what, f"{uri} names no bucket")])
-    return found
+    return S3Destination(target.storage, *_parse_uri(dst, "DST"), target.transfer)
 
 
-def _apart(src: Path, dst: Path) -> None:
+def _parse_uri(uri: str, argument: str) -> tuple[str, str]:
+    bucket_and_prefix = split_s3_uri(uri)
+    if bucket_and_prefix is None:
+        raise JobError([Problem(argument, f"{uri} is not s3://bucket/prefix")])
+    return bucket_and_prefix
+
+
+def _check_not_nested(src: Path, dst: Path) -> None:
     inner, outer = dst.resolve(), src.resolve()
     if inner == outer or outer in inner.parents:
-        raise JobError([Problem("DST", f"{dst} lies in SRC: the shards would be packed too")])
+        raise JobError([Problem("DST", f"{dst} is inside of SRC: the shards would be packed too")])
 
 
-class _Progress:
-    """Shards done: a bar on a terminal, else a line now and then, so that a build log does not fill."""
+class _PackDisplay:
+    """Progress of packing on stderr: one moving line on a terminal, otherwise a line every few seconds."""
 
     def __init__(self) -> None:
-        self._began = self._told = time.monotonic()
+        self._began = self._last_report_time = time.monotonic()
         self._live = sys.stderr.isatty()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _PackDisplay:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -211,20 +230,23 @@ class _Progress:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if not self._live and now - self._told < _PLAIN_EVERY:
+        if not self._live and now - self._last_report_time < _PLAIN_LINE_SECONDS:
             return
-        from smlaunch.cli.display import duration
-        from smlaunch.planning.prose import size
+        from smlaunch.cli.display import format_duration
+        from smlaunch.text.format import format_size
 
-        self._told = now
+        self._last_report_time = now
         rate = done / max(now - self._began, 0.001)
-        left = f", {duration(round((total - done) / rate))} left" if done < total else ""
-        text = f"packing {done / total:.0%}: {size(done)} of {size(total)}, {size(int(rate))}/s{left}"
+        remaining_text = f", {format_duration(round((total - done) / rate))} left" if done < total else ""
+        text = (
+            f"packing {done / total:.0%}: {format_size(done)} of {format_size(total)}, "
+            f"{format_size(int(rate))}/s{remaining_text}"
+        )
         click.echo(f"\r\x1b[2K{text}" if self._live else text, err=True, nl=not self._live)
 
 
-_PLAIN_EVERY = 5.0
+_PLAIN_LINE_SECONDS = 5.0
 
 
-def _progress(as_json: bool) -> Any:
-    return nullcontext(lambda done, total: None) if as_json else _Progress()
+def _pack_display(as_json: bool) -> Any:
+    return nullcontext(lambda done, total: None) if as_json else _PackDisplay()

@@ -7,28 +7,31 @@ from typing import Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, place_options
-from smlaunch.cli.owners import bucket_owner_option, name_owner
+from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
+from smlaunch.cli.options import GroupedCommand, connection_options, json_option
 
 
-@click.command(cls=GroupedCommand, short_help="Fetch a prefix into a folder.")
+@click.command(cls=GroupedCommand, short_help="Download a prefix into a folder.")
 @click.argument("src", metavar="SRC")
 @click.argument("dst", metavar="DST")
-@bucket_owner_option("SRC; without it, SRC is read whosever it is")
-@place_options
+@bucket_owner_option("SRC; default: any account")
+@connection_options
 @json_option
 def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
-    """Fetch the objects of SRC (s3://bucket/prefix/, or one object) into the folder DST.
+    """Download the objects of SRC (s3://bucket/prefix/, or one object) into the folder DST.
 
-    What is there with the right content stays; so the same command goes on after a break. Every file is
-    checked by what S3 knows its object by, and appears when it is whole. Nothing is deleted."""
-    from smlaunch.cli.moving import move
-    from smlaunch.data.mirror import pulling
-    from smlaunch.place import open_place
-    from smlaunch.runs.run import answers_of
+    Existing files with the same content are not downloaded again, so the same command continues an
+    interrupted one. Every file is compared with the checksum or ETag of its object, and gets its name when it
+    is complete. No file is deleted."""
+    from smlaunch.cli.transfer_display import transfer_files
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.data.folder_sync import plan_pull
+    from smlaunch.runs.run import translate_call_errors
 
-    with open_place(options) as place, answers_of(place.target):
-        name_owner(place.target, src, options)
-        found = pulling(place.target.inputs, place.target.inputs_transfer, src, Path(dst))
-        move(place.target.inputs_transfer.get, found, ("fetching", "fetched"), as_json)
+    with open_connection(options) as connection, translate_call_errors(connection.target):
+        set_bucket_owner(connection.target, src, options)
+        sync_plan = plan_pull(connection.target.inputs, connection.target.inputs_transfer, src, Path(dst))
+        transfer_files(
+            connection.target.inputs_transfer.get, sync_plan, ("downloading", "downloaded"), as_json
+        )
     return 0

@@ -7,28 +7,29 @@ from typing import Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, place_options
-from smlaunch.cli.owners import bucket_owner_option, name_owner
+from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
+from smlaunch.cli.options import GroupedCommand, connection_options, json_option
 
 
-@click.command(cls=GroupedCommand, short_help="Send a folder to a prefix.")
+@click.command(cls=GroupedCommand, short_help="Upload a folder to a prefix.")
 @click.argument("src", metavar="SRC", type=click.Path(exists=True))
 @click.argument("dst", metavar="DST")
-@bucket_owner_option("DST; without it, you do")
-@place_options
+@bucket_owner_option("DST; default: your account")
+@connection_options
 @json_option
 def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
-    """Send the files of SRC, but for what .smlaunchignore leaves out, below DST (s3://bucket/prefix/).
+    """Upload the files of SRC below DST (s3://bucket/prefix/), except those that .smlaunchignore excludes.
 
-    What is there with the right content stays; so the same command goes on after a break, also in the middle
-    of a large file. S3 checks everything by its SHA-256. Nothing is deleted."""
-    from smlaunch.cli.moving import move
-    from smlaunch.data.mirror import pushing
-    from smlaunch.place import open_place
-    from smlaunch.runs.run import answers_of
+    Existing objects with the same content are not uploaded again, so the same command continues an
+    interrupted one, also in the middle of a large file. S3 verifies the SHA-256 of everything. No object is
+    deleted."""
+    from smlaunch.cli.transfer_display import transfer_files
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.data.folder_sync import plan_push
+    from smlaunch.runs.run import translate_call_errors
 
-    with open_place(options) as place, answers_of(place.target):
-        name_owner(place.target, dst, options)
-        found = pushing(place.target.storage, place.target.transfer, Path(src), dst)
-        move(place.target.transfer.put, found, ("sending", "sent"), as_json)
+    with open_connection(options) as connection, translate_call_errors(connection.target):
+        set_bucket_owner(connection.target, dst, options)
+        sync_plan = plan_push(connection.target.storage, connection.target.transfer, Path(src), dst)
+        transfer_files(connection.target.transfer.put, sync_plan, ("uploading", "uploaded"), as_json)
     return 0

@@ -1,4 +1,4 @@
-"""``smlaunch data split``: which host gets which keys, so that all have about the same to do."""
+"""``smlaunch data split``: assign keys to hosts so that all hosts read about as many bytes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,37 @@ from typing import Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 
-_SHOWN = 16
-"""Hosts whose parts a person sees."""
+_MAX_HOST_ROWS = 16
+"""Hosts in the printed table; --json has all."""
 
-_PARTS = "Parts"
+_SPLIT = "Split"
 
 
-@click.command(cls=GroupedCommand, short_help="Give every host the same share of the bytes.")
+@click.command(cls=GroupedCommand, short_help="Split keys over hosts by bytes.")
 @click.argument("source", metavar="KEYS.parquet|S3URI|DIR")
-@option(_PARTS, "--hosts", metavar="N", type=click.IntRange(1, 65_534), required=True, help="How many parts.")
-@option(_PARTS, "--weight", metavar="COLUMN", default="size", help="What is to be even; default: bytes.")
-@option(_PARTS, "--out", metavar="DIR", type=click.Path(path_type=Path), help="Write lists and manifests.")
-@option(
-    _PARTS,
+@grouped_option(
+    _SPLIT, "--hosts", metavar="N", type=click.IntRange(1, 65_534), required=True, help="Number of hosts."
+)
+@grouped_option(
+    _SPLIT, "--weight", metavar="COLUMN", default="size", help="Column to balance; default: size in bytes."
+)
+@grouped_option(
+    _SPLIT,
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for the lists and manifests.",
+)
+@grouped_option(
+    _SPLIT,
     "--previous",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An earlier --out: keys stay with their host as far as parts are even.",
+    help="Folder of an earlier --out: keys stay on their host where that keeps the balance.",
 )
-@place_options
+@connection_options
 @json_option
 def split(
     source: str,
@@ -40,50 +50,58 @@ def split(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Share the keys of an inventory, of a prefix or of a folder out over hosts, so that each gets about the
-    same number of bytes (or of another column of the inventory, such as samples). Never worse than by count.
+    """Assign the keys of an inventory, a prefix or a folder to hosts, so that each host gets about the same
+    number of bytes (or of another column of the inventory, such as samples). Never worse than a split by
+    number of keys.
 
-    With --out: lists/ has each host's keys as JSON lines, manifests/ a manifest for SageMaker, split.json
-    what is printed with --json.
+    With --out: lists/ has the keys of each host as JSON lines, manifests/ manifests for SageMaker, and
+    split.json the output of --json.
     """
-    from smlaunch.cli.data_inventory import opened
+    from smlaunch.cli.data_inventory import open_inventory
 
-    with opened(source, options) as inventory:
-        from smlaunch.data.lists import described, write_lists
-        from smlaunch.data.parting import part
+    with open_inventory(source, options) as inventory:
+        from smlaunch.data.inventory_split import split_inventory
+        from smlaunch.data.split_files import summary_with_files, write_split
 
-        found = part(inventory, hosts, weight=weight, previous=previous)
-        summary = found.summary
+        inventory_split = split_inventory(inventory, hosts, weight=weight, previous=previous)
+        summary = inventory_split.summary
         if out is not None:
-            summary = described(summary, write_lists(found.keys, found.split, out, summary))
+            summary = summary_with_files(
+                summary, write_split(inventory_split.keys, inventory_split.host_split, out, summary)
+            )
     if as_json:
         click.echo(json.dumps(summary, indent=2))
         return 0
-    for line in _lines(summary):
+    for line in _summary_lines(summary):
         click.echo(line)
     for warning in summary["warnings"]:
         click.echo(click.style("warning: ", fg="yellow") + warning, err=True)
     return 0
 
 
-def _lines(summary: dict[str, Any]) -> Iterator[str]:
-    """For a person."""
-    from smlaunch.cli.runs import aligned
-    from smlaunch.planning.prose import size
+def _summary_lines(summary: dict[str, Any]) -> Iterator[str]:
+    """Summary of a split as text."""
+    from smlaunch.cli.runs import align_columns
+    from smlaunch.text.format import format_size
 
-    held = f"{summary['keys']:,} keys, {size(summary['bytes'])}"
-    yield f"{held} over {summary['hosts']} hosts: {summary['method']}"
-    best, by_count = summary["imbalance"], summary["by_count"]["imbalance"]
-    yield f"the fullest host has {best:.6f} of the least it can have; by count {by_count:.4f}"
-    moved = summary["stability"].get("moved_keys")
-    if moved is not None:
-        yield f"{moved:,} keys have another host than before"
+    total_text = f"{summary['keys']:,} keys, {format_size(summary['bytes'])}"
+    yield f"{total_text} over {summary['hosts']} hosts: {summary['method']}"
+    byte_imbalance, count_imbalance = summary["imbalance"], summary["by_count"]["imbalance"]
+    yield (
+        f"largest host: {byte_imbalance:.6f} of the smallest possible maximum (split by number of keys: "
+        f"{count_imbalance:.4f})"
+    )
+    moved_keys = summary["stability"].get("moved_keys")
+    if moved_keys is not None:
+        yield f"{moved_keys:,} keys moved to another host"
     weight = summary["weight"]
-    others = [] if weight == "size" else [weight]
-    table: list[tuple[str, ...]] = [("HOST", "KEYS", "BYTES", *(name.upper() for name in others))]
-    for part in summary["parts"][:_SHOWN]:
-        numbers = [f"{part[name]:,}" for name in others]
-        table.append((str(part["host"]), f"{part['keys']:,}", size(part["bytes"]), *numbers))
-    yield from aligned(table)
-    if len(summary["parts"]) > _SHOWN:
-        yield f"... and {len(summary['parts']) - _SHOWN} more (--json has all)"
+    weight_columns = [] if weight == "size" else [weight]
+    table: list[tuple[str, ...]] = [("HOST", "KEYS", "BYTES", *(name.upper() for name in weight_columns))]
+    for host_row in summary["parts"][:_MAX_HOST_ROWS]:
+        weight_cells = [f"{host_row[name]:,}" for name in weight_columns]
+        table.append(
+            (str(host_row["host"]), f"{host_row['keys']:,}", format_size(host_row["bytes"]), *weight_cells)
+        )
+    yield from align_columns(table)
+    if len(summary["parts"]) > _MAX_HOST_ROWS:
+        yield f"... and {len(summary['parts']) - _MAX_HOST_ROWS} more (--json has all)"

@@ -1,7 +1,7 @@
-"""What a person sees while a run goes on: its states, its log and, on a terminal, a line that moves.
+"""The display of a running run: its states, its log and its progress.
 
-The training's own output goes to ``out``, everything else to ``err``. Progress lines become the moving line,
-or, where there is no terminal, a plain line now and then.
+The output of the training goes to ``out``, everything else to ``err``. Progress is one moving line on a
+terminal, otherwise a line every few seconds.
 """
 
 from __future__ import annotations
@@ -15,186 +15,210 @@ from typing import TextIO
 
 import click
 
-from smlaunch.cli.pipes import forget_stdout
-from smlaunch.protocol.progress import MARK, PROGRESS, parse_line
-from smlaunch.runs.evidence import split_rank
-from smlaunch.runs.follow import Event, LogLine, StateChange
-from smlaunch.runs.progress import Standing
+from smlaunch.cli.console import echo, escape_controls
+from smlaunch.cli.stdio import discard_stdout
+from smlaunch.contract.progress import LINE_PREFIX, PROGRESS_KIND, parse_line
+from smlaunch.runs.job_follower import JobFollower
+from smlaunch.runs.job_poller import Event, LogLine, StateChange
+from smlaunch.runs.log_tail import split_rank_prefix
+from smlaunch.runs.progress import ProgressEstimate
 from smlaunch.runs.run import Run
-from smlaunch.runs.watch import Watch
 
-_REDRAW = 0.1
-"""Seconds between two drawings of the moving line."""
+_REDRAW_SECONDS = 0.1
+"""Seconds between two updates of the moving line."""
 
-_PLAIN_EVERY = 5.0
-"""Seconds between two progress lines where there is no terminal: a build log must not fill with them."""
+_PLAIN_LINE_SECONDS = 5.0
+"""Seconds between two progress lines where stderr is not a terminal, such as a build log."""
 
-_BAR = 24
+_BAR_WIDTH = 24
+"""Characters."""
 
 _ENDPOINT_MARK = "[smlaunch] "
-"""Begins the lines that the endpoint itself writes into a host's log: not the training's output."""
+"""Prefix of the lines that the local endpoint writes into the log of a host."""
 
 
 @dataclass
 class Display:
-    """``hosts`` decides whether lines name theirs. ``lines``: show the log, or only states and progress.
-    ``host``: show only this host's lines. ``outlives_reader``: go on when nobody reads ``out`` any more, for
-    a command whose work is the run rather than the log."""
+    """Prints the events of a run while it is followed."""
 
-    hosts: int
-    lines: bool = True
-    host: str | None = None
-    outlives_reader: bool = False
+    host_count: int
+    """With several hosts, each log line begins with the name of its host."""
+
+    show_log: bool = True
+    """False: show only states and progress."""
+
+    only_host: str | None = None
+    """Show only the log lines of this host."""
+
+    ignore_closed_stdout: bool = False
+    """Continue when ``out`` is closed: for a command that drives the run, not just prints its log."""
+
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
-    _segment: str = ""
+    _segment_label: str = ""
     _state: str = "Submitted"
-    _since: float = field(default_factory=time.monotonic)
+    _state_since: float = field(default_factory=time.monotonic)
     _drawn_at: float = 0.0
-    _drawn: bool = False
-    _told_step: int | None = None
-    _told_at: float = 0.0
+    _is_line_drawn: bool = False
+    _last_printed_step: int | None = None
+    _last_printed_at: float = 0.0
 
     @property
-    def _live(self) -> bool:
+    def _is_terminal(self) -> bool:
         return self.err.isatty()
 
-    def begin(self, watch: Watch, run: Run) -> None:
-        """From here on it is about this job of the run."""
-        found = run.segment_of(watch.job)
-        self._state, self._since = "Submitted", time.monotonic()
-        if found is None:
+    def start_job(self, follower: JobFollower, run: Run) -> None:
+        """Begin the display of the next job of the run."""
+        segment = run.segment_of(follower.job)
+        self._state, self._state_since = "Submitted", time.monotonic()
+        if segment is None:
             return
-        name, planned = found
-        of_all = f"/{planned}" if planned is not None and planned >= name.segment else ""
-        again = f" attempt {name.attempt}" if name.attempt > 1 else ""
-        self._segment = f"segment {name.segment}{of_all}{again}"
+        task, planned = segment
+        total_text = f"/{planned}" if planned is not None and planned >= task.segment else ""
+        attempt_text = f" attempt {task.attempt}" if task.attempt > 1 else ""
+        self._segment_label = f"segment {task.segment}{total_text}{attempt_text}"
 
-    def show(self, events: Sequence[Event], watch: Watch) -> None:
-        """One round of events, and the moving line under them."""
+    def show_events(self, events: Sequence[Event], follower: JobFollower) -> None:
+        """Print a batch of events, then update the progress."""
         output: list[str] = []
         for event in events:
             if isinstance(event, LogLine):
-                if not self.lines or self.host not in (None, event.host) or _is_progress(event.text):
+                if not self.show_log or self.only_host not in (None, event.host) or _is_progress(event.text):
                     continue
-                if event.text.startswith(_ENDPOINT_MARK):
-                    self._flush(output)
-                    self._say(self._log_line(event))
+                if is_endpoint_line(event.text):
+                    self._write_log(output)
+                    self._print_note(event.text if self._is_one_host() else f"{event.host} {event.text}")
                 else:
-                    output.append(self._log_line(event))
+                    output.append(self._format_log_line(event))
                 continue
-            self._flush(output)
-            self._say(_state_line(event) if isinstance(event, StateChange) else f"warning: {event.message}")
+            self._write_log(output)
+            self._print_note(
+                _format_state(event) if isinstance(event, StateChange) else f"warning: {event.message}"
+            )
             if isinstance(event, StateChange):
-                self._state, self._since = event.state, time.monotonic()
-        self._flush(output)
-        if self._live:
-            self._draw(watch)
+                self._state, self._state_since = event.state, time.monotonic()
+        self._write_log(output)
+        if self._is_terminal:
+            self._draw_line(follower)
         else:
-            self._progress_line(watch)
+            self._print_progress(follower)
 
     def close(self) -> None:
-        self._clear()
+        self._clear_line()
 
-    def _log_line(self, line: LogLine) -> str:
-        if self.hosts == 1 or self.host is not None:
+    def _format_log_line(self, line: LogLine) -> str:
+        if self._is_one_host():
             return line.text
         return f"{click.style(line.host, dim=True) if self.out.isatty() else line.host} {line.text}"
 
-    def _flush(self, output: list[str]) -> None:
+    def _is_one_host(self) -> bool:
+        return self.host_count == 1 or self.only_host is not None
+
+    def _write_log(self, output: list[str]) -> None:
         if not output:
             return
-        self._clear()
+        self._clear_line()
         try:
             self.out.write("\n".join(output) + "\n")
             self.out.flush()
         except BrokenPipeError:
-            if not self.outlives_reader:
+            if not self.ignore_closed_stdout:
                 raise
-            forget_stdout()
+            discard_stdout()
         output.clear()
 
-    def _say(self, text: str) -> None:
-        self._clear()
-        click.echo(click.style(text, dim=True), file=self.err)
+    def _print_note(self, text: str) -> None:
+        self._clear_line()
+        echo(text, file=self.err, dim=True)
 
-    # ---- the moving line ---------------------------------------------------------------------------------
+    # ---- progress ----------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
-        if self._drawn:
+    def _clear_line(self) -> None:
+        if self._is_line_drawn:
             self.err.write("\r\x1b[2K")
             self.err.flush()
-            self._drawn = False
+            self._is_line_drawn = False
 
-    def _draw(self, watch: Watch) -> None:
+    def _draw_line(self, follower: JobFollower) -> None:
         now = time.monotonic()
-        if self._drawn and now - self._drawn_at < _REDRAW:
+        if self._is_line_drawn and now - self._drawn_at < _REDRAW_SECONDS:
             return
         self._drawn_at = now
         width = shutil.get_terminal_size().columns - 1
-        elapsed = duration(int(now - self._since))
-        standing = watch.progress.standing(time.time())
-        where = f"{self._segment}  " if self._segment else ""
-        text = f"{where}{self._state} {elapsed}" + (f"  {_moving(standing)}" if standing else "")
-        self.err.write("\r\x1b[2K" + text[:width])
+        elapsed = format_duration(int(now - self._state_since))
+        estimate = follower.progress.estimate(time.time())
+        segment_prefix = f"{self._segment_label}  " if self._segment_label else ""
+        text = f"{segment_prefix}{self._state} {elapsed}" + (
+            f"  {_progress_text(estimate)}" if estimate else ""
+        )
+        self.err.write("\r\x1b[2K" + escape_controls(text)[:width])
         self.err.flush()
-        self._drawn = True
+        self._is_line_drawn = True
 
-    def _progress_line(self, watch: Watch) -> None:
-        standing = watch.progress.standing()
+    def _print_progress(self, follower: JobFollower) -> None:
+        estimate = follower.progress.estimate()
         now = time.monotonic()
-        if standing is None or standing.step == self._told_step:
+        if estimate is None or estimate.step == self._last_printed_step:
             return
-        if standing.share != 1.0 and now - self._told_at < _PLAIN_EVERY:
+        if estimate.fraction_done != 1.0 and now - self._last_printed_at < _PLAIN_LINE_SECONDS:
             return
-        self._told_step, self._told_at = standing.step, now
-        where = f"{self._segment}, " if self._segment else ""
-        click.echo("progress " + where + ", ".join(_facts(standing)), file=self.err)
+        self._last_printed_step, self._last_printed_at = estimate.step, now
+        segment_prefix = f"{self._segment_label}, " if self._segment_label else ""
+        echo("progress " + segment_prefix + ", ".join(_progress_facts(estimate)), file=self.err)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """``0.4 s``, ``7 s``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 and seconds != int(seconds) else f"{seconds:.0f} s"
-    whole = int(seconds)
-    minutes, second = divmod(whole, 60)
+    total_seconds = int(seconds)
+    minutes, second = divmod(total_seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     clock = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
     return f"{days}d {clock}" if days else clock
 
 
-def _moving(standing: Standing) -> str:
+def _progress_text(estimate: ProgressEstimate) -> str:
     bar = ""
-    if standing.share is not None:
-        full = int(standing.share * _BAR)
-        bar = "━" * full + "╌" * (_BAR - full) + "  "
-    return bar + "  ".join(_facts(standing))
+    if estimate.fraction_done is not None:
+        full = int(estimate.fraction_done * _BAR_WIDTH)
+        bar = "━" * full + "╌" * (_BAR_WIDTH - full) + "  "
+    return bar + "  ".join(_progress_facts(estimate))
 
 
-def _facts(standing: Standing) -> list[str]:
+def _progress_facts(estimate: ProgressEstimate) -> list[str]:
     facts: list[str] = []
-    if standing.step is not None:
-        of_all = f"/{standing.steps}" if standing.steps else ""
-        percent = f" ({standing.share:.0%})" if standing.share is not None else ""
-        facts.append(f"step {standing.step}{of_all}{percent}")
-    if standing.rate:
+    if estimate.step is not None:
+        total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""
+        percent = f" ({estimate.fraction_done:.0%})" if estimate.fraction_done is not None else ""
+        facts.append(f"step {estimate.step}{total_text}{percent}")
+    if estimate.steps_per_second:
         facts.append(
-            f"{standing.rate:.3g} steps/s" if standing.rate >= 1 else f"{1 / standing.rate:.3g} s/step"
+            f"{estimate.steps_per_second:.3g} steps/s"
+            if estimate.steps_per_second >= 1
+            else f"{1 / estimate.steps_per_second:.3g} s/step"
         )
-    facts.extend(f"{name} {value:.4g}" for name, value in standing.metrics.items())
-    if standing.eta:
-        facts.append(f"{duration(round(standing.eta))} left")
+    facts.extend(f"{task} {value:.4g}" for task, value in estimate.metrics.items())
+    if estimate.eta_seconds:
+        facts.append(f"{format_duration(round(estimate.eta_seconds))} left")
     return facts
 
 
+def is_endpoint_line(text: str) -> bool:
+    """Whether the local endpoint, and not the training, wrote a log line."""
+    return text.startswith(_ENDPOINT_MARK)
+
+
 def _is_progress(text: str) -> bool:
-    if MARK not in text:
+    if LINE_PREFIX not in text:
         return False
     line = parse_line(text)
-    return line is not None and line.kind == PROGRESS and split_rank(text)[1].startswith(MARK)
+    return (
+        line is not None and line.kind == PROGRESS_KIND and split_rank_prefix(text)[1].startswith(LINE_PREFIX)
+    )
 
 
-def _state_line(change: StateChange) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(change.at))
+def _format_state(change: StateChange) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(change.timestamp))
     return f"{at} {change.state:<12} {change.message}".rstrip()

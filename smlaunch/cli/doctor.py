@@ -1,4 +1,4 @@
-"""``smlaunch doctor``: what works here, and why not what does not."""
+"""``smlaunch doctor``: check what works on this machine."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from smlaunch import __version__
-from smlaunch.cli.options import GroupedCommand, json_option, option
+from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
 from smlaunch.errors import EXIT_REFUSED, EndpointError, SmlaunchError
 
 if TYPE_CHECKING:
-    from smlaunch.local.executors.containers_words import Engine
+    from smlaunch.local.executors.container_cli import Engine
 
-_LITTLE_DISK = 2 << 30
+_LOW_DISK_BYTES = 2 << 30
 
 
 class Check(NamedTuple):
-    """``verdict``: ``ok``; ``note`` (works, but know this); ``missing`` (does not work)."""
+    """One check. ``verdict``: ``ok``; ``note`` (works with a limitation); ``missing`` (does not work)."""
 
     name: str
     verdict: Literal["ok", "note", "missing"]
     text: str
 
 
-@click.command(cls=GroupedCommand, short_help="Say what works here, and why not what does not.")
-@option("Where", "--region", metavar="REGION", help="Check credentials and role for this region too.")
-@option("Where", "--profile", metavar="NAME", help="AWS profile for that.")
+@click.command(cls=GroupedCommand, short_help="Check what works on this machine.")
+@grouped_option(
+    "Target", "--region", metavar="REGION", help="Also check credentials and role for this region."
+)
+@grouped_option("Target", "--profile", metavar="NAME", help="AWS profile for this check.")
 @json_option
 def doctor(region: str | None, profile: str | None, as_json: bool) -> int:
-    """Say what works here, and why not what does not. Starts nothing; asks AWS only with --region."""
-    checks = [*_this_machine(), *_local()]
+    """Check what works on this machine, and explain what does not. Starts nothing; calls AWS only with
+    --region or --profile."""
+    checks = [*_machine_checks(), *_endpoint_checks()]
     if region or profile:
-        checks.extend(_region(region, profile))
+        checks.extend(_region_checks(region, profile))
     if as_json:
         click.echo(json.dumps({"checks": [check._asdict() for check in checks]}, indent=2))
     else:
@@ -58,65 +61,73 @@ _MARKS = {
 }
 
 
-def _this_machine() -> Iterator[Check]:
+def _machine_checks() -> Iterator[Check]:
     yield Check("smlaunch", "ok", f"{__version__} at {Path(__file__).parent.parent}")
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield Check("boto3", "ok", f"{version('boto3')}, botocore {version('botocore')}")
-    # Found, not imported: torch takes a second to load, and doctor is asked when things are broken.
+    # Not imported: torch takes a second to load, and the installation may be broken.
     if find_spec("torch") is None:
         yield Check(
             "torch", "note", "not installed in this Python; scripts that import it cannot run --local"
         )
     else:
-        yield Check("torch", "ok", _version_of("torch"))
+        yield Check("torch", "ok", _installed_version("torch"))
 
 
-def _version_of(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
         return "installed without metadata"
 
 
-def _local() -> Iterator[Check]:
-    from smlaunch.local import trust
+def _endpoint_checks() -> Iterator[Check]:
+    from smlaunch.connection.connect import background_endpoint
+    from smlaunch.local import path_ownership
     from smlaunch.local.executors.containers_engine import engines
     from smlaunch.local.executors.levels import levels
     from smlaunch.local.state_dir import default_root
-    from smlaunch.place import standing_endpoint
 
     root = default_root()
-    folder = next(path for path in (root, *root.parents) if path.exists())
-    free = shutil.disk_usage(folder).free
-    verdict: Literal["ok", "note"] = "ok" if free > _LITTLE_DISK else "note"
-    yield Check("disk", verdict, f"{free / (1 << 30):.1f} GB free for {root}")
+    existing_dir = next(path for path in (root, *root.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing_dir).free
+    verdict: Literal["ok", "note"] = "ok" if free_bytes > _LOW_DISK_BYTES else "note"
+    yield Check("disk", verdict, f"{free_bytes / (1 << 30):.1f} GB free for {root}")
     for level in levels():
         yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.why_not or "works")
-    for found in engines():
-        text = found.why_not if found.engine is None else f"{found.engine.version}{_remedy(found.engine)}"
-        yield Check(f"containers by {found.name}", "note" if found.engine is None else "ok", text)
+    for engine_status in engines():
+        text = (
+            engine_status.why_not
+            if engine_status.engine is None
+            else f"{engine_status.engine.version}{_workaround_flags(engine_status.engine)}"
+        )
+        yield Check(
+            f"containers by {engine_status.name}", "note" if engine_status.engine is None else "ok", text
+        )
     try:
-        trust.walk(root.absolute(), os.geteuid())
-        info = standing_endpoint(root)
-    except (trust.Untrusted, EndpointError, OSError) as error:
+        path_ownership.resolve_trusted(root.absolute(), os.geteuid())
+        info = background_endpoint(root)
+    except (path_ownership.UntrustedPath, EndpointError, OSError) as error:
         yield Check("state directory", "missing", str(error))
         return
     yield Check(
-        "endpoint", "ok", f"standing at {info.url}" if info else "none standing (run --local brings its own)"
+        "endpoint",
+        "ok",
+        f"running at {info.url}" if info else "no background endpoint (run --local starts its own)",
     )
 
 
-def _remedy(engine: Engine) -> str:
-    """What is said to the engine here because its own settings do not work."""
-    words = [*engine.flags, *engine.create_flags]
-    return f", with {' '.join(words)} (its own settings do not work here)" if words else ""
+def _workaround_flags(engine: Engine) -> str:
+    """Flags that smlaunch passes to the container engine because its default settings do not work here."""
+    flags = [*engine.flags, *engine.create_flags]
+    return f", with {' '.join(flags)} (its default settings do not work here)" if flags else ""
 
 
-def _region(region: str | None, profile: str | None) -> Iterator[Check]:
-    from smlaunch.ports import CallError
-    from smlaunch.runs.retry import refusal
+def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
+    from smlaunch.aws.interfaces import CallError
+    from smlaunch.aws.retry import user_error
+    from smlaunch.discovery.gather import find_role
     from smlaunch.runs.target import Target
-    from smlaunch.survey import find_role
 
     try:
         target = Target.region(region, profile)
@@ -125,7 +136,7 @@ def _region(region: str | None, profile: str | None) -> Iterator[Check]:
         yield Check("credentials", "missing", str(error))
         return
     except CallError as error:
-        yield Check("credentials", "missing", str(refusal(error, region or "AWS")))
+        yield Check("credentials", "missing", str(user_error(error, region or "AWS")))
         return
     yield Check("credentials", "ok", f"{arn} (account {account}) in {target.region_name}")
     role, problem = find_role(None, target)

@@ -1,4 +1,4 @@
-"""``smlaunch export``: a job in the words of an orchestrator that a team has already."""
+"""``smlaunch export``: write a job as a definition for an orchestrator."""
 
 from __future__ import annotations
 
@@ -9,274 +9,308 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.export_files import written
+from smlaunch.cli.console import print_message
+from smlaunch.cli.export_files import write_export_files
+from smlaunch.cli.job_loader import load_job
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
+    grouped_option,
     job_options,
     json_option,
-    launch_place_options,
-    option,
+    launch_options,
 )
-from smlaunch.cli.telling import tell
-from smlaunch.cli.whole_job import whole_job
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.place import Place
-    from smlaunch.runs.api import Prepared
+    from smlaunch.connection.connect import Connection
+    from smlaunch.runs.api import PreparedRun
 
-_EXPORT = "The export"
+_EXPORT = "Export"
 
-out_option = option(
-    _EXPORT, "--out", metavar="DIR", type=click.Path(file_okay=False), help="Writes its files there."
+out_option = grouped_option(
+    _EXPORT,
+    "--out",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Folder for the files; default: print the definition.",
 )
-called_option = option(
-    _EXPORT, "--called", metavar="NAME", help="What it is called there; default: after the script."
+name_option = grouped_option(
+    _EXPORT, "--called", metavar="NAME", help="Name in the orchestrator; default: from the script."
 )
-no_stage_option = option(
-    _EXPORT, "--no-stage", is_flag=True, help="Upload nothing: source and job file are there already."
+no_stage_option = grouped_option(
+    _EXPORT, "--no-stage", is_flag=True, help="Upload nothing; source and runtime were uploaded before."
 )
 
 
 @click.group(short_help="Write a job for Step Functions, Airflow or Pipelines.")
 def export() -> None:
-    """Write a job for an orchestrator that drives it without smlaunch.
+    """Write a job for an orchestrator, which then runs it without smlaunch.
 
-    What the jobs read (source, runtime, data) is uploaded as `run` does it. With --name the run has that
-    name; without, every execution is a run of its own name.
+    Source, runtime and local data are uploaded as by `smlaunch run`. With --name, the run has this name;
+    otherwise every execution is a new run, named after the execution.
     """
 
 
-@export.command("step-functions", cls=JobCommand, short_help="A state machine, and policies for its role.")
+@export.command("step-functions", cls=JobCommand, short_help="A state machine and the policies of its role.")
 @job_options
-@launch_place_options
+@launch_options
 @out_option
-@called_option
-@option(
+@name_option
+@grouped_option(
     _EXPORT,
     "--embed",
     type=click.Choice(("machine", "task")),
     default="machine",
-    help="task: with a Task state that starts the machine from a flow of your own.",
+    help="task: also write a Task state that starts the machine from another state machine.",
 )
 @no_stage_option
-@option(_EXPORT, "--deploy", is_flag=True, help="Create the state machine, or update it.")
-@option(_EXPORT, "--machine-role", metavar="ARN", help="With --deploy: what its executions run under.")
+@grouped_option(_EXPORT, "--deploy", is_flag=True, help="Create or update the state machine.")
+@grouped_option(_EXPORT, "--machine-role", metavar="ARN", help="With --deploy: the role of its executions.")
 @json_option
 @click.pass_context
 def step_functions(
     ctx: click.Context,
     /,
-    what: str | None,
+    job_path: str | None,
     embed: str,
     deploy: bool,
     machine_role: str | None,
     **options: Any,
 ) -> int:
-    """Write a Step Functions state machine that drives the run as `smlaunch run` does.
+    """Write a Step Functions state machine that drives the run like `smlaunch run`.
 
-    Prints the definition; with --out, writes it with the policies of its role; with --deploy, prints the
-    state machine's ARN.
+    Prints the definition. With --out, writes it together with the policies of its role. With --deploy, prints
+    the ARN of the state machine.
     """
     if deploy and machine_role is None:
-        raise JobError([Problem("--deploy", _NO_ROLE)])
+        raise JobError([Problem("--deploy", _MACHINE_ROLE_MISSING)])
     if machine_role is not None and not deploy:
-        raise JobError([Problem("--machine-role", "it is used with --deploy only; the files name no role")])
-    wishes = Wishes(
+        raise JobError(
+            [Problem("--machine-role", "is used with --deploy only; the written files contain no role")]
+        )
+    export_options = ExportOptions(
         options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
     )
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.export.step_functions import FILE, export_step_functions, staged
-    from smlaunch.place import open_place
-    from smlaunch.runs.api import prepare_export, stem_of
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions, with_items_upload
+    from smlaunch.runs.api import prepare_export, run_name_stem
 
-    with open_place(options, leaves_no_trace=not wishes.stages) as place:
-        if deploy and place.embedded:
-            raise JobError([Problem("--deploy", _NOT_STANDING)])
-        prepared = prepare_export(job, place.target)
+    with open_connection(options, read_only=not export_options.uploads) as connection:
+        if deploy and connection.is_embedded:
+            raise JobError([Problem("--deploy", _DEPLOY_NEEDS_BACKGROUND)])
+        prepared = prepare_export(job, connection.target)
         if machine_role is not None:
             _check_role(machine_role, prepared)
-        name = wishes.called or stem_of(job.program)
-        run, pace = job.name, place.target.cadence.pace
-        files = export_step_functions(prepared.plan, name, run=run, embed=embed, pace=pace)
-        prepared = replace(prepared, plan=staged(prepared.plan, files))
-        deliver(wishes, files, FILE, [prepared], place)
+        name = export_options.name or run_name_stem(job.program)
+        run, time_scale = job.name, connection.target.polling.time_scale
+        files = export_step_functions(prepared.plan, name, run=run, embed=embed, time_scale=time_scale)
+        prepared = replace(prepared, plan=with_items_upload(prepared.plan, files))
+        upload_and_write(export_options, files, DEFINITION_FILE, [prepared], connection)
         if machine_role is not None:
-            deploy_machine(wishes, prepared, name, files[FILE], machine_role)
-    wishes.tell()
+            deploy_and_report(export_options, prepared, name, files[DEFINITION_FILE], machine_role)
+    export_options.print_json()
     return 0
 
 
-@export.command("pipeline", cls=JobCommand, short_help="A SageMaker pipeline, of one job or several.")
+@export.command("pipeline", cls=JobCommand, short_help="A SageMaker pipeline of one or several jobs.")
 @job_options
-@launch_place_options
+@launch_options
 @out_option
-@option(
-    _EXPORT, "--called", metavar="NAME", help="What it is called there; default: by its file, or the script."
+@grouped_option(
+    _EXPORT, "--called", metavar="NAME", help="Name of the pipeline; default: from its file or the script."
 )
 @no_stage_option
-@option(_EXPORT, "--deploy", is_flag=True, help="Create the pipeline, or update it; its role is the job's.")
+@grouped_option(
+    _EXPORT, "--deploy", is_flag=True, help="Create or update the pipeline; its role is that of the job."
+)
 @json_option
 @click.pass_context
-def pipeline(ctx: click.Context, /, what: str | None, deploy: bool, **options: Any) -> int:
-    """Write a SageMaker pipeline whose steps are the run's segments. The file may also be one of a pipeline
-    with several jobs (docs/pipelines.md).
+def pipeline(ctx: click.Context, /, job_path: str | None, deploy: bool, **options: Any) -> int:
+    """Write a SageMaker pipeline whose steps are the segments of the run. A pipeline file with several jobs
+    is accepted too (docs/pipelines.md).
 
-    Prints the definition; with --out, writes it; with --deploy, prints the pipeline's ARN. Each execution is
-    a run of its own, named by the service.
+    Prints the definition. With --out, writes it. With --deploy, prints the ARN of the pipeline. Every
+    execution is a new run, named by the service.
     """
-    wishes = Wishes(
+    export_options = ExportOptions(
         options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
     )
-    from smlaunch.cli.export_pipeline import deploy_steps, prepared_steps, role_of, steps_of
-    from smlaunch.export.pipeline import FILE
-    from smlaunch.place import open_place
+    from smlaunch.cli.export_pipeline import deploy_and_report, load_steps, pipeline_role, prepare_steps
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.export.pipeline import DEFINITION_FILE
 
-    wanted = steps_of(ctx, what, options)
-    with open_place(options, leaves_no_trace=not wishes.stages) as place:
-        if deploy and place.embedded:
-            raise JobError([Problem("--deploy", _NOT_STANDING)])
-        jobs, files = prepared_steps(wanted, place.target)
-        name = wishes.called or wanted.name
-        role = role_of(jobs, name) if deploy else None
-        deliver(wishes, files, FILE, jobs, place)
+    pipeline_file = load_steps(ctx, job_path, options)
+    with open_connection(options, read_only=not export_options.uploads) as connection:
+        if deploy and connection.is_embedded:
+            raise JobError([Problem("--deploy", _DEPLOY_NEEDS_BACKGROUND)])
+        jobs, files = prepare_steps(pipeline_file, connection.target)
+        name = export_options.name or pipeline_file.name
+        role = pipeline_role(jobs, name) if deploy else None
+        upload_and_write(export_options, files, DEFINITION_FILE, jobs, connection)
         if role is not None:
-            wishes.document |= deploy_steps(place.target, name, files[FILE], role)
-            if not wishes.as_json:
-                click.echo(wishes.document["pipeline"])
-    wishes.tell()
+            export_options.document |= deploy_and_report(
+                connection.target, name, files[DEFINITION_FILE], role
+            )
+            if not export_options.as_json:
+                click.echo(export_options.document["pipeline"])
+    export_options.print_json()
     return 0
 
 
-@export.command("airflow", cls=JobCommand, short_help="An Airflow DAG of the Amazon provider's operators.")
+@export.command("airflow", cls=JobCommand, short_help="An Airflow DAG with operators of the Amazon provider.")
 @job_options
-@launch_place_options
+@launch_options
 @out_option
-@called_option
+@name_option
 @no_stage_option
 @json_option
 @click.pass_context
-def airflow(ctx: click.Context, /, what: str | None, **options: Any) -> int:
-    """Write a plain DAG file that needs nothing of smlaunch: the Amazon provider's own training operator, a
-    chain unrolled. Where smlaunch may be installed in Airflow, SmlaunchOperator does more.
+def airflow(ctx: click.Context, /, job_path: str | None, **options: Any) -> int:
+    """Write a DAG file that does not need smlaunch: it uses the training operator of the Amazon provider,
+    with one task for each segment of a chain. Where smlaunch can be installed in Airflow, SmlaunchOperator
+    does more.
 
-    Prints the file; with --out, writes it.
+    Prints the file. With --out, writes it.
     """
-    wishes = Wishes(
+    export_options = ExportOptions(
         options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"]
     )
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
+    from smlaunch.connection.connect import open_connection
     from smlaunch.export.airflow import export_airflow
-    from smlaunch.place import open_place
-    from smlaunch.runs.api import prepare_export, stem_of
+    from smlaunch.runs.api import prepare_export, run_name_stem
 
-    with open_place(options, leaves_no_trace=not wishes.stages) as place:
-        prepared = prepare_export(job, place.target)
-        name = wishes.called or stem_of(job.program)
-        files = export_airflow(prepared.plan, name, run=job.name, pace=place.target.cadence.pace)
-        deliver(wishes, files, f"{name}.py", [prepared], place)
-    wishes.tell()
+    with open_connection(options, read_only=not export_options.uploads) as connection:
+        prepared = prepare_export(job, connection.target)
+        name = export_options.name or run_name_stem(job.program)
+        files = export_airflow(
+            prepared.plan, name, run=job.name, time_scale=connection.target.polling.time_scale
+        )
+        upload_and_write(export_options, files, f"{name}.py", [prepared], connection)
+    export_options.print_json()
     return 0
 
 
-_NO_ROLE = (
-    "the state machine needs a role: make one of trust.json and permissions.json (--out DIR writes them) and "
-    "give its ARN with --machine-role"
+_MACHINE_ROLE_MISSING = (
+    "the state machine needs a role: create one from trust.json and permissions.json (--out DIR writes them) "
+    "and give its ARN with --machine-role"
 )
-_NOT_STANDING = (
-    "the local endpoint would end with this command, and what is deployed there with it; keep one standing: "
-    "`smlaunch local start`"
+_DEPLOY_NEEDS_BACKGROUND = (
+    "the local endpoint of this command ends with the command, and the deployment with it; start a "
+    "background endpoint first: `smlaunch local start`"
 )
 
 
 @dataclass
-class Wishes:
-    """What was asked for; ``document`` is what --json prints. ``deploys``: what is made of the export is
-    its result then, and its text is for --out alone."""
+class ExportOptions:
+    """Options of an export command, and the document that it prints."""
 
-    out: str | None
-    called: str | None
-    stages: bool
+    out_dir: str | None
+    """Folder for the files; None: print the definition."""
+
+    name: str | None
+    """Name in the orchestrator; None: from the script or the pipeline file."""
+
+    uploads: bool
+    """Whether source, runtime and data are uploaded."""
+
     as_json: bool
     deploys: bool = False
-    document: dict[str, Any] = field(default_factory=dict)
+    """Whether the definition is deployed; it is then not printed."""
 
-    def tell(self) -> None:
+    document: dict[str, Any] = field(default_factory=dict)
+    """Output of --json."""
+
+    def print_json(self) -> None:
         if self.as_json:
             click.echo(json.dumps(self.document, indent=2))
 
 
-def deliver(wishes: Wishes, files: dict[str, str], main: str, jobs: Sequence[Prepared], place: Place) -> None:
-    """Stages what the export refers to, and writes its files, or prints ``main``."""
+def upload_and_write(
+    export_options: ExportOptions,
+    files: dict[str, str],
+    main_file: str,
+    jobs: Sequence[PreparedRun],
+    connection: Connection,
+) -> None:
+    """Upload what the jobs read, then write the files of the export, or print ``main_file``."""
     roots = [prepared.source.root for prepared in jobs if prepared.source is not None]
-    with written(wishes.out, files, roots) as paths:
+    with write_export_files(export_options.out_dir, files, roots) as paths:
         try:
-            stage_all(wishes, jobs, place)
+            upload_jobs(export_options, jobs, connection)
         except KeyboardInterrupt:
-            click.echo("nothing was written; what is uploaded is not sent again by the next export", err=True)
+            click.echo(
+                "nothing was written; the next export does not upload again what is uploaded already",
+                err=True,
+            )
             raise
     run = jobs[0].plan.job.name if len(jobs) == 1 else None
-    wishes.document |= {"run": run, "staged": wishes.stages, "files": paths}
-    if wishes.as_json:
-        if wishes.out is None and not wishes.deploys:
-            wishes.document |= {"files": sorted(files), "contents": files}
-    elif wishes.out is not None:
+    export_options.document |= {"run": run, "staged": export_options.uploads, "files": paths}
+    if export_options.as_json:
+        if export_options.out_dir is None and not export_options.deploys:
+            export_options.document |= {"files": sorted(files), "contents": files}
+    elif export_options.out_dir is not None:
         click.echo("\n".join(paths))
-    elif not wishes.deploys:
-        click.echo(files[main], nl=False)
+    elif not export_options.deploys:
+        click.echo(files[main_file], nl=False)
 
 
-def stage_all(wishes: Wishes, jobs: Sequence[Prepared], place: Place) -> None:
-    from smlaunch.runs.run import answers_of
+def upload_jobs(export_options: ExportOptions, jobs: Sequence[PreparedRun], connection: Connection) -> None:
+    from smlaunch.runs.run import translate_call_errors
     from smlaunch.runs.stage import stage
 
     for prepared in jobs:
-        if wishes.stages:
-            with answers_of(place.target):
-                stage(prepared.plan, prepared.source, place.target, lambda text: click.echo(text, err=True))
-        of = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
-        for warning in (*prepared.plan.warnings, *_written_secrets(prepared)):
-            tell(f"warning: {of}{warning}")
+        if export_options.uploads:
+            with translate_call_errors(connection.target):
+                stage(
+                    prepared.plan, prepared.source, connection.target, lambda text: click.echo(text, err=True)
+                )
+        prefix = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
+        for warning in (*prepared.plan.warnings, *_secret_warnings(prepared)):
+            print_message(f"warning: {prefix}{warning}")
 
 
-def _written_secrets(prepared: Prepared) -> Iterator[str]:
-    """An orchestrator has to know the true values: there is nothing to mask."""
-    from smlaunch.masking import secret_fields
+def _secret_warnings(prepared: PreparedRun) -> Iterator[str]:
+    """Warn of secrets in the export: an orchestrator needs their values, so they are not masked."""
+    from smlaunch.secrets.masking import fields_with_secrets
 
-    if fields := secret_fields(prepared.plan.job.to_mapping()):
+    if fields := fields_with_secrets(prepared.plan.job.to_mapping()):
         values = "the value" if len(fields) == 1 else "the values"
         yield (
-            f"the export holds {values} of {', '.join(fields)} for all who may read it; give secrets through "
+            f"the export contains {values} of {', '.join(fields)} in plain text; pass secrets through "
             "AWS Secrets Manager"
         )
 
 
-def _check_role(role: str, prepared: Prepared) -> None:
-    """Before anything is uploaded."""
-    from smlaunch.runs.deploy import machine_role_problems
+def _check_role(role: str, prepared: PreparedRun) -> None:
+    """Raise JobError for a role that state machines of the account cannot use."""
+    from smlaunch.runs.deploy import state_machine_role_problems
 
-    if problems := machine_role_problems(role, prepared.plan.surroundings.account):
+    if problems := state_machine_role_problems(role, prepared.plan.facts.account):
         raise JobError(problems)
 
 
-def deploy_machine(wishes: Wishes, prepared: Prepared, name: str, definition: str, role: str) -> None:
-    """Its ARN goes to stdout, what was done with it to stderr."""
+def deploy_and_report(
+    export_options: ExportOptions, prepared: PreparedRun, name: str, definition: str, role: str
+) -> None:
+    """Create or update the state machine. Prints its ARN to stdout and the change to stderr."""
+    from smlaunch.aws.interfaces import CallError
     from smlaunch.export.step_functions import machine_arn
-    from smlaunch.ports import CallError
     from smlaunch.runs.deploy import deploy_state_machine
-    from smlaunch.runs.run import answers_of
+    from smlaunch.runs.run import translate_call_errors
 
-    def told(error: CallError, seconds: float) -> None:
-        click.echo(f"{error.operation}: {error.message}; trying again in {seconds:.0f} s", err=True)
+    def on_retry(error: CallError, seconds: float) -> None:
+        click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)
 
-    with answers_of(prepared.target):
-        arn = machine_arn(prepared.plan.surroundings, name)
-        made = deploy_state_machine(prepared.target, arn, definition, role, told)
-    wishes.document |= {"state_machine": made.arn, "change": made.change}
-    start = f"aws stepfunctions start-execution --state-machine-arn {made.arn}"
-    click.echo(f"{made.change}; every execution is a run: {start}", err=True)
-    if not wishes.as_json:
-        click.echo(made.arn)
+    with translate_call_errors(prepared.target):
+        arn = machine_arn(prepared.plan.facts, name)
+        deployment = deploy_state_machine(prepared.target, arn, definition, role, on_retry)
+    export_options.document |= {"state_machine": deployment.arn, "change": deployment.change}
+    start_command = f"aws stepfunctions start-execution --state-machine-arn {deployment.arn}"
+    click.echo(f"{deployment.change}; each execution is a run: {start_command}", err=True)
+    if not export_options.as_json:
+        click.echo(deployment.arn)

@@ -1,4 +1,4 @@
-"""An export's files: whole or not at all, and known to be writable before anything is uploaded."""
+"""Write the files of an export: all or none, and only after a test that they can be written."""
 
 from __future__ import annotations
 
@@ -13,46 +13,53 @@ _IGNORED = "# Written by smlaunch export: no part of the source.\n"
 
 
 @contextmanager
-def written(out: str | None, files: Mapping[str, str], sources: Iterable[Path]) -> Iterator[list[str]]:
-    """Gives the files' paths. They have their names when the context is left, and are gone if that is by an
-    exception. ``sources``: roots of what is staged. Raises JobError when they cannot be written; without
-    ``out`` nothing is."""
+def write_export_files(
+    out: str | None, files: Mapping[str, str], sources: Iterable[Path]
+) -> Iterator[list[str]]:
+    """Write drafts of the files, yield the final paths, and rename the drafts when the block ends.
+
+    An exception in the block removes the drafts. ``sources``: root folders of the uploaded sources. Without
+    ``out`` nothing is written. Raises JobError when the files cannot be written.
+    """
     if out is None:
         yield []
         return
     folder = Path(out)
-    drafts = {folder / f"{name}{_DRAFT}": folder / name for name in sorted(files)}
+    final_path_by_draft = {folder / f"{name}{_DRAFT}": folder / name for name in sorted(files)}
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for draft, path in drafts.items():
+            for draft, path in final_path_by_draft.items():
                 draft.write_text(files[path.name], encoding="utf-8")
             if any(folder.resolve().is_relative_to(root.resolve()) for root in sources):
-                _keep_out_of_the_source(folder, files)
+                _ignore_in_source(folder, files)
         except OSError as error:
-            raise _unwritable(folder, error) from None
-        yield [str(path) for path in drafts.values()]
+            raise _write_error(folder, error) from None
+        yield [str(path) for path in final_path_by_draft.values()]
         try:
-            for draft, path in drafts.items():
+            for draft, path in final_path_by_draft.items():
                 draft.replace(path)
         except OSError as error:
-            raise _unwritable(folder, error) from None
+            raise _write_error(folder, error) from None
     finally:
-        for draft in drafts:
-            with suppress(OSError):  # the folder may be one in which nothing can be
+        for draft in final_path_by_draft:
+            with suppress(OSError):  # the folder may not be writable
                 draft.unlink()
 
 
-def _unwritable(folder: Path, error: OSError) -> JobError:
+def _write_error(folder: Path, error: OSError) -> JobError:
     return JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")])
 
 
-def _keep_out_of_the_source(folder: Path, files: Iterable[str]) -> None:
-    """Or the next export's source would have this one in it, and be another. What a person wrote stays."""
-    from smlaunch.ignoring import OWN_FILE
+def _ignore_in_source(folder: Path, files: Iterable[str]) -> None:
+    """Add the files to the folder's .smlaunchignore: otherwise they change the source of the next export.
 
-    ignore = folder / OWN_FILE
-    before = ignore.read_text(encoding="utf-8") if ignore.exists() else _IGNORED
-    if before.startswith(_IGNORED):
-        lines = {*before.splitlines()[1:], *(f"/{name}" for name in (OWN_FILE, *files))}
+    An ignore file that a user wrote is not changed.
+    """
+    from smlaunch.discovery.gitignore import SMLAUNCHIGNORE
+
+    ignore = folder / SMLAUNCHIGNORE
+    existing = ignore.read_text(encoding="utf-8") if ignore.exists() else _IGNORED
+    if existing.startswith(_IGNORED):
+        lines = {*existing.splitlines()[1:], *(f"/{name}" for name in (SMLAUNCHIGNORE, *files))}
         ignore.write_text(_IGNORED + "".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``smlaunch export pipeline``: the jobs of a pipeline's file, or the one of a job file or script."""
+"""``smlaunch export pipeline``: the jobs of a pipeline file, or the single job of a job file or script."""
 
 from __future__ import annotations
 
@@ -7,99 +7,121 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import SCRIPT_ARGUMENTS, Grouped
-from smlaunch.cli.whole_job import whole_job
+from smlaunch.cli.job_loader import load_job
+from smlaunch.cli.options import SCRIPT_ARGUMENTS, GroupedOption
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.export.pipeline_file import PipelineFile
-    from smlaunch.runs.api import Prepared
+    from smlaunch.runs.api import PreparedRun
     from smlaunch.runs.target import Target
 
-_OF_A_JOB = frozenset({"The job", "Hosts", "Data", "Limits"})
-"""The headings of the help under which a job is described."""
+_JOB_HEADINGS = frozenset({"Job", "Hosts", "Data", "Limits"})
+"""Headings of the options that describe a job."""
 
 
-def steps_of(ctx: click.Context, what: str | None, options: dict[str, Any]) -> PipelineFile:
-    """One job alone is a pipeline of one step, which has no name. Raises JobError with all that is wrong with
-    a job as such; what else is wrong stands in ``problems``."""
-    from smlaunch.export.pipeline_file import OWN_NAMES, PipelineFile, Step, is_pipeline, read_pipeline
-    from smlaunch.runs.api import stem_of
+def load_steps(ctx: click.Context, job_path: str | None, options: dict[str, Any]) -> PipelineFile:
+    """Load a pipeline file; a single job becomes a pipeline of one unnamed step.
 
-    if what is not None and is_pipeline(what):
-        if given := list(_given_for_a_job(ctx)):
-            raise JobError(given)
-        found = read_pipeline(what, options["role"])
-        return PipelineFile(found.name or stem_of(what), found.steps, found.problems)
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
-    problems = () if job.name is None else (Problem("name", OWN_NAMES),)
-    return PipelineFile(stem_of(job.program), (Step(job=job.model_copy(update={"name": None})),), problems)
+    Raises JobError for problems of a job itself; other problems are in ``PipelineFile.problems``.
+    """
+    from smlaunch.export.pipeline_file import (
+        NAME_NOT_ALLOWED,
+        PipelineFile,
+        PipelineStep,
+        is_pipeline_file,
+        read_pipeline_file,
+    )
+    from smlaunch.runs.api import run_name_stem
+
+    if job_path is not None and is_pipeline_file(job_path):
+        if problems_of_options := list(_job_option_problems(ctx)):
+            raise JobError(problems_of_options)
+        pipeline_file = read_pipeline_file(job_path, options["role"])
+        return PipelineFile(
+            pipeline_file.name or run_name_stem(job_path), pipeline_file.steps, pipeline_file.problems
+        )
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    problems = () if job.name is None else (Problem("name", NAME_NOT_ALLOWED),)
+    return PipelineFile(
+        run_name_stem(job.program), (PipelineStep(job=job.model_copy(update={"name": None})),), problems
+    )
 
 
-def _given_for_a_job(ctx: click.Context) -> Iterator[Problem]:
-    why = "each job of a pipeline's file is described there; write it there"
+def _job_option_problems(ctx: click.Context) -> Iterator[Problem]:
+    explanation = "a pipeline file describes its jobs itself; write it there"
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and isinstance(parameter, Grouped) and parameter.group in _OF_A_JOB:
-            yield Problem(parameter.opts[0], why)
+        is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if is_given and isinstance(parameter, GroupedOption) and parameter.heading in _JOB_HEADINGS:
+            yield Problem(parameter.opts[0], explanation)
     if ctx.meta.get(SCRIPT_ARGUMENTS) is not None:
-        yield Problem("--", why)
+        yield Problem("--", explanation)
 
 
-def prepared_steps(wanted: PipelineFile, target: Target) -> tuple[list[Prepared], dict[str, str]]:
-    """Every job, ready to be staged, and the files of the export. Raises JobError with all that is wrong with
-    any of them, by the places in the file."""
+def prepare_steps(pipeline: PipelineFile, target: Target) -> tuple[list[PreparedRun], dict[str, str]]:
+    """Prepare every job for upload, and build the files of the export.
+
+    Raises JobError with the problems of all jobs, each by its path in the pipeline file.
+    """
     from smlaunch.export.pipeline import export_steps
     from smlaunch.export.pipeline_file import is_step_name
     from smlaunch.runs.api import prepare_export
 
-    problems = list(wanted.problems)
-    prepared: list[Prepared] = []
-    planned = []
-    for step in wanted.steps:
-        name = step.name if is_step_name(step.name) else None  # another one is among the problems already
+    problems = list(pipeline.problems)
+    prepared_runs: list[PreparedRun] = []
+    planned_steps = []
+    for step in pipeline.steps:
+        name = step.name if is_step_name(step.name) else None  # an invalid name is in problems already
         try:
-            one = prepare_export(step.job, target, step=name, pending=frozenset(step.inputs))
+            prepared_run = prepare_export(
+                step.job, target, step=name, pending_channels=frozenset(step.inputs)
+            )
         except JobError as error:
-            problems += [step.problem_of_job(problem) for problem in error.problems]
+            problems += [step.job_problem(problem) for problem in error.problems]
         else:
-            prepared.append(one)
-            planned.append((step, one.plan))
-    title = wanted.name if len(wanted.steps) != 1 or wanted.steps[0].name else wanted.steps[0].job.program
-    files = export_steps(planned, title or "", others=problems, pace=target.cadence.pace)
-    return prepared, files
+            prepared_runs.append(prepared_run)
+            planned_steps.append((step, prepared_run.plan))
+    title = (
+        pipeline.name if len(pipeline.steps) != 1 or pipeline.steps[0].name else pipeline.steps[0].job.program
+    )
+    files = export_steps(
+        planned_steps, title or "", other_problems=problems, time_scale=target.polling.time_scale
+    )
+    return prepared_runs, files
 
 
-def role_of(jobs: Sequence[Prepared], name: str | None) -> str:
-    """What the pipeline's executions run under. Raises JobError where its jobs have several, and for what
-    cannot be a pipeline's ``name``: before anything is uploaded."""
+def pipeline_role(jobs: Sequence[PreparedRun], name: str | None) -> str:
+    """Return the role of the pipeline's executions, before anything is uploaded.
+
+    Raises JobError where the jobs have different roles, and for an invalid pipeline ``name``.
+    """
     from smlaunch.export.pipeline_file import PIPELINE_NAME
 
     problems = []
     if name is None or not PIPELINE_NAME.fullmatch(name):
-        text = f"{name!r} is no name of a pipeline: letters, digits and dashes between them"
+        text = f"{name!r} is not a valid pipeline name: letters, digits and dashes between them"
         problems.append(Problem("--called", text))
-    roles = sorted({job.plan.surroundings.role or "" for job in jobs})
+    roles = sorted({job.plan.facts.role or "" for job in jobs})
     if len(roles) > 1:
-        text = f"the jobs have several ({', '.join(roles)}), and a pipeline runs under one: give it here"
+        text = f"the jobs have different roles ({', '.join(roles)}), and a pipeline has one: give --role"
         problems.append(Problem("--role", text))
     if problems:
         raise JobError(problems)
     return roles[0]
 
 
-def deploy_steps(target: Target, name: str | None, definition: str, role: str) -> dict[str, str]:
-    """What --json tells of it; what was done goes to stderr."""
-    from smlaunch.ports import CallError
+def deploy_and_report(target: Target, name: str | None, definition: str, role: str) -> dict[str, str]:
+    """Create or update the pipeline; return its members of the JSON output. Prints the change to stderr."""
+    from smlaunch.aws.interfaces import CallError
     from smlaunch.runs.deploy_pipelines import deploy_pipeline
-    from smlaunch.runs.run import answers_of
+    from smlaunch.runs.run import translate_call_errors
 
-    def told(error: CallError, seconds: float) -> None:
-        click.echo(f"{error.operation}: {error.message}; trying again in {seconds:.0f} s", err=True)
+    def on_retry(error: CallError, seconds: float) -> None:
+        click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)
 
-    with answers_of(target):
-        made = deploy_pipeline(target, name or "", definition, role, told)
-    start = f"aws sagemaker start-pipeline-execution --pipeline-name {name}"
-    click.echo(f"{made.change}; every execution is a run: {start}", err=True)
-    return {"pipeline": made.arn, "change": made.change}
+    with translate_call_errors(target):
+        deployment = deploy_pipeline(target, name or "", definition, role, on_retry)
+    start_command = f"aws sagemaker start-pipeline-execution --pipeline-name {name}"
+    click.echo(f"{deployment.change}; each execution is a run: {start_command}", err=True)
+    return {"pipeline": deployment.arn, "change": deployment.change}

@@ -7,80 +7,80 @@ from pathlib import Path
 
 import click
 
-from smlaunch.cli.options import json_option, strategies_from
+from smlaunch.cli.options import complete_strategies, json_option
 from smlaunch.errors import JobError, Problem
 
 
 @click.command(short_help="Write a first job for a strategy.")
-@click.argument("strategy", required=False, shell_complete=strategies_from)
+@click.argument("strategy", required=False, shell_complete=complete_strategies)
 @click.argument("folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def init(strategy: str | None, folder: Path, as_json: bool) -> int:
-    """Write a first job for a strategy into a folder: job.yaml and its script. Overwrites nothing.
+    """Write a first job for a strategy into a folder: job.yaml and its script. Overwrites no file.
 
-    What runs on this machine runs as it is written. Of the others, the job file says what is still yours: the
-    script's own lines for neuron, smp and horovod, the bucket of a built-in algorithm.
+    Jobs that can run on this machine run without changes. For the others, comments in the job file say what
+    to add: lines of the script for neuron, smp and horovod, the bucket for a built-in algorithm.
 
-    Without a strategy it lists those there are.
+    Without a strategy, lists all strategies.
     """
-    from smlaunch.starters import STARTERS, write
-    from smlaunch.strategy_names import known
-    from smlaunch.suggest import did_you_mean
+    from smlaunch.cli.templates import TEMPLATES, write_template
+    from smlaunch.strategies.registry import known_strategies
+    from smlaunch.text.did_you_mean import did_you_mean
 
     if strategy is None:
-        rows = {name: _summary(name) for name in known()}
+        rows = {name: _strategy_summary(name) for name in known_strategies()}
         if as_json:
             click.echo(json.dumps({"strategies": rows}, indent=2))
             return 0
         width = max(map(len, rows))
         for name, summary in rows.items():
             click.echo(f"{name:{width}}  {summary}")
-        click.echo("\nwrite a first job: smlaunch init STRATEGY [FOLDER]")
+        click.echo("\nto write a first job: smlaunch init STRATEGY [FOLDER]")
         return 0
-    if strategy not in STARTERS:
-        reason = "comes from another package, which has no job to begin with"
-        if strategy not in known():
-            reason = f"is unknown{did_you_mean(strategy, STARTERS)}"
+    if strategy not in TEMPLATES:
+        reason = "comes from another package, which provides no first job"
+        if strategy not in known_strategies():
+            reason = f"is unknown{did_you_mean(strategy, TEMPLATES)}"
         raise JobError([Problem("STRATEGY", f"{strategy!r} {reason}")])
     try:
-        written = write(strategy, folder)
+        written_files = write_template(strategy, folder)
     except FileExistsError as error:
-        raise JobError([Problem("FOLDER", f"{error} is there already; nothing was written")]) from None
+        raise JobError([Problem("FOLDER", f"{error} exists already; nothing was written")]) from None
     except OSError as error:
         raise JobError([Problem("FOLDER", f"{folder} cannot be written: {error.strerror}")]) from None
-    steps = _steps(strategy, folder)
+    steps = _next_commands(strategy, folder)
     if as_json:
-        click.echo(json.dumps({"written": list(map(str, written)), "next": steps}, indent=2))
+        click.echo(json.dumps({"written": list(map(str, written_files)), "next": steps}, indent=2))
         return 0
-    click.echo("wrote " + ", ".join(map(str, written)) + "\n")
+    click.echo("wrote " + ", ".join(map(str, written_files)) + "\n")
     for step in steps:
         click.echo(f"  {step}")
     return 0
 
 
-def _summary(name: str) -> str:
-    """Also of one that another package brings, and that does not work: the others do."""
-    from smlaunch.strategies import load
+def _strategy_summary(name: str) -> str:
+    """One-line summary of a strategy, or the error message where it cannot be loaded."""
+    from smlaunch.strategies import load_strategy
 
     try:
-        return load(name).summary
+        return load_strategy(name).summary
     except JobError as error:
         return error.problems[0].message
 
 
-def _steps(strategy: str, folder: Path) -> list[str]:
-    """The commands that come next, as they are to be typed."""
-    from smlaunch.starters import STARTERS
+def _next_commands(strategy: str, folder: Path) -> list[str]:
+    """Commands to type next."""
+    from smlaunch.cli.templates import TEMPLATES
 
-    starter = STARTERS[strategy]
-    steps = [] if folder == Path() else [f"cd {folder}"]
-    packages = starter.packages if starter.local else starter.make_packages
+    template = TEMPLATES[strategy]
+    commands = [] if folder == Path() else [f"cd {folder}"]
+    packages = template.required_packages if template.runs_locally else template.prepare_packages
     if packages:
-        steps.append(f"pip install {packages}")
-    if starter.make is not None:
-        steps.append(starter.make)
-    place = "--local" if starter.local else "--region us-east-1"
-    steps.append(f"smlaunch plan job.yaml {place}")
-    if starter.local:
-        steps.append("smlaunch run job.yaml --local")
-    return steps
+        commands.append(f"pip install {packages}")
+    if template.prepare_command is not None:
+        commands.append(template.prepare_command)
+    target_option = "--local" if template.runs_locally else "--region us-east-1"
+    commands.append(f"smlaunch plan job.yaml {target_option}")
+    if template.runs_locally:
+        commands.append("smlaunch run job.yaml --local")
+    return commands

@@ -1,7 +1,7 @@
-"""The options that describe a job, shared by ``run`` and ``plan``, and how they are laid over a job file.
+"""Options that describe a job, shared by ``run``, ``plan`` and ``export``; they override a job file.
 
-Values are handed to ``Job`` as they were typed where they cannot be read, so that it reports every mistake of
-the command line and of the file together, each by the job's own field name.
+A value that cannot be parsed goes to ``Job`` as it was typed, so that ``Job`` reports all mistakes of the
+command line and of the file together, each by the job's own field name.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.masking import masked_word
+from smlaunch.secrets.masking import mask_argument
 
 if TYPE_CHECKING:
-    from smlaunch.job import Job
+    from smlaunch.job.model import Job
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 SCRIPT_ARGUMENTS = "smlaunch.script-arguments"
 
 
-class Grouped(click.Option):
-    """An option that knows under which heading of the help it stands."""
+class GroupedOption(click.Option):
+    """An option with its heading in the help text."""
 
-    def __init__(self, *names: Any, group: str = "Options", **settings: Any) -> None:
+    def __init__(self, *names: Any, heading: str = "Options", **settings: Any) -> None:
         super().__init__(*names, **settings)
-        self.group = group
+        self.heading = heading
 
 
 class GroupedCommand(click.Command):
-    """Help with the options under headings, all in one column."""
+    """A command whose help lists its options under headings, aligned in one column."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                groups.setdefault(getattr(parameter, "group", _LAST), []).append(record)
-        groups[_LAST] = groups.pop(_LAST)
-        column = max(len(names) for records in groups.values() for names, _ in records)
+            help_record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if help_record is not None:
+                groups.setdefault(getattr(parameter, "heading", _DEFAULT_HEADING), []).append(help_record)
+        groups[_DEFAULT_HEADING] = groups.pop(_DEFAULT_HEADING)
+        column_width = max(len(option_names) for records in groups.values() for option_names, _ in records)
         for title, records in groups.items():
             with formatter.section(title):
-                formatter.write_dl([(names.ljust(column), text) for names, text in records], col_max=column)
+                formatter.write_dl(
+                    [(option_names.ljust(column_width), text) for option_names, text in records],
+                    col_max=column_width,
+                )
 
 
 class JobCommand(GroupedCommand):
-    """A command about a job to be: words after ``--`` are the script's and are never looked at."""
+    """A command that describes a job. Arguments after ``--`` belong to the script and are not parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
-            cut = args.index("--")
-            ctx.meta[SCRIPT_ARGUMENTS] = args[cut + 1 :]
-            args = args[:cut]
+            separator = args.index("--")
+            ctx.meta[SCRIPT_ARGUMENTS] = args[separator + 1 :]
+            args = args[:separator]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -67,20 +70,26 @@ class JobCommand(GroupedCommand):
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT ARGUMENTS]"]
 
 
-_LAST = "Options"
+_DEFAULT_HEADING = "Options"
 
 
-def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
-    return click.option(*names, cls=Grouped, group=group, **settings)
+def grouped_option(
+    heading: str, *names: str, **settings: Any
+) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(*names, cls=GroupedOption, heading=heading, **settings)
 
 
-def executor_option(group: str, text: str) -> Callable[[Function], Function]:
+def executor_option(heading: str, help_text: str) -> Callable[[CommandFunction], CommandFunction]:
     names = ("processes", "containers")
-    return option(group, "--executor", type=click.Choice(names), help=f"{text} Default: processes.")
+    return grouped_option(
+        heading, "--executor", type=click.Choice(names), help=f"{help_text} Default: processes."
+    )
 
 
-def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function], Function]:
-    def apply(function: Function) -> Function:
+def _combine_decorators(
+    decorators: Iterable[Callable[[Any], Any]],
+) -> Callable[[CommandFunction], CommandFunction]:
+    def apply(function: CommandFunction) -> CommandFunction:
         for decorator in reversed(list(decorators)):
             function = decorator(function)
         return function
@@ -88,90 +97,117 @@ def _stacked(decorators: Iterable[Callable[[Any], Any]]) -> Callable[[Function],
     return apply
 
 
-def strategies_from(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    from smlaunch.strategy_names import known
+def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of strategies for shell completion."""
+    from smlaunch.strategies.registry import known_strategies
 
-    return [name for name in known() if name.startswith(incomplete)]
+    return [name for name in known_strategies() if name.startswith(incomplete)]
 
 
-def _algorithms_from(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def _complete_algorithms(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from smlaunch.catalog.algorithms import known_algorithms
 
     return [name for name in known_algorithms() if name.startswith(incomplete)]
 
 
-_JOB, _HOSTS, _DATA, _LIMITS, _WHERE = "The job", "Hosts", "Data", "Limits", "Where"
+_JOB, _HOSTS, _DATA, _LIMITS, _TARGET = "Job", "Hosts", "Data", "Limits", "Target"
 
-job_options = _stacked(
+job_options = _combine_decorators(
     (
-        click.argument("what", metavar="[SCRIPT|JOB.yaml]", type=click.Path(), required=False),
-        option(
+        click.argument("job_path", metavar="[SCRIPT|JOB.yaml]", type=click.Path(), required=False),
+        grouped_option(
             _JOB,
             "--strategy",
             metavar="NAME",
-            shell_complete=strategies_from,
-            help="How to run it; default: chosen. `smlaunch init` lists them.",
+            shell_complete=complete_strategies,
+            help="How the program is distributed; default: detected. `smlaunch init` lists the strategies.",
         ),
-        option(
+        grouped_option(
             _JOB,
             "--option",
             "strategy_options",
             metavar="K=V",
             multiple=True,
-            help="What the strategy can be told; repeatable.",
+            help="An option of the strategy; repeatable.",
         ),
-        option(
+        grouped_option(
             _JOB,
             "--algorithm",
             metavar="NAME",
-            shell_complete=_algorithms_from,
-            help="A built-in algorithm, instead of a script.",
+            shell_complete=_complete_algorithms,
+            help="A built-in algorithm instead of a script.",
         ),
-        option(_JOB, "--launcher", metavar="NAME", help="Who starts ranks: runtime (ours) or torchrun."),
-        option(_JOB, "--source", metavar="DIR", help="What is sent; default: the script's folder."),
-        option(
+        grouped_option(
+            _JOB,
+            "--launcher",
+            metavar="NAME",
+            help="What starts the ranks: runtime (smlaunch's own) or torchrun.",
+        ),
+        grouped_option(
+            _JOB,
+            "--source",
+            metavar="DIR",
+            help="Source folder to upload; default: the folder of the script.",
+        ),
+        grouped_option(
             _JOB,
             "--include-secrets",
             is_flag=True,
             default=None,
-            help="Send also files that look like secrets.",
+            help="Upload files that look like secrets too.",
         ),
-        option(_JOB, "--requirements", metavar="FILE", help="pip requirements, relative to the source."),
-        option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter, as text; repeatable."),
-        option(_JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."),
-        option(_JOB, "--image", metavar="URI", help="Container image; default: AWS's PyTorch image."),
-        option(
+        grouped_option(
+            _JOB,
+            "--requirements",
+            metavar="FILE",
+            help="pip requirements file, relative to the source folder.",
+        ),
+        grouped_option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter; repeatable."),
+        grouped_option(
+            _JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."
+        ),
+        grouped_option(_JOB, "--image", metavar="URI", help="Container image; default: AWS's PyTorch image."),
+        grouped_option(
             _JOB,
             "--deterministic",
             is_flag=True,
             default=None,
-            help="Ask smlaunch.train for the same bits every time.",
+            help="Bitwise reproducible training with smlaunch.train.",
         ),
-        option(_JOB, "--name", metavar="NAME", help="The run's id; the same job and name attach to the run."),
-        option(_HOSTS, "--hosts", metavar="N", help="How many machines."),
-        option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks on each; a number or auto."),
-        option(_HOSTS, "--instance-type", metavar="TYPE", help="Such as ml.g5.12xlarge."),
-        option(
+        grouped_option(
+            _JOB,
+            "--name",
+            metavar="NAME",
+            help="Run id; the same job under the same name attaches to the run.",
+        ),
+        grouped_option(_HOSTS, "--hosts", metavar="N", help="Number of hosts."),
+        grouped_option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks per host: a number or auto."),
+        grouped_option(
+            _HOSTS, "--instance-type", metavar="TYPE", help="Instance type, such as ml.g5.12xlarge."
+        ),
+        grouped_option(
             _HOSTS,
             "--instance-preference",
             "instance_preferences",
             metavar="TYPE",
             multiple=True,
-            help="In place of a type: the first that there is capacity for; repeatable, up to 5.",
+            help="Instead of --instance-type: the first type with capacity is used; repeatable, up to 5.",
         ),
-        option(_HOSTS, "--spot", is_flag=True, default=None, help="Managed spot capacity."),
-        option(
+        grouped_option(_HOSTS, "--spot", is_flag=True, default=None, help="Use managed spot capacity."),
+        grouped_option(
             _HOSTS,
             "--on-demand-fallback",
             is_flag=True,
             default=None,
-            help="On demand, where spot capacity does not come.",
+            help="Use on-demand capacity when there is no spot capacity.",
         ),
-        option(
-            _HOSTS, "--keep-alive", metavar="TIME", help="Hosts wait so long for a next job: a warm pool."
+        grouped_option(
+            _HOSTS,
+            "--keep-alive",
+            metavar="TIME",
+            help="How long hosts are kept for the next job (warm pool).",
         ),
-        option(
+        grouped_option(
             _DATA,
             "--input",
             "inputs",
@@ -180,110 +216,143 @@ job_options = _stacked(
             help="A channel: s3://... or a local path. May end in ,mode=File|FastFile|Pipe and "
             ",split=key|bytes; repeatable.",
         ),
-        option(_DATA, "--checkpoints", metavar="S3URI", help="Where checkpoints are kept."),
-        option(_DATA, "--checkpoint-interval", metavar="TIME", help="Between two; default: by their cost."),
-        option(_DATA, "--output", metavar="S3URI", help="Where model and output are written."),
-        option(_LIMITS, "--max-runtime", metavar="TIME", help="Training time in all: 90m, 24h, 60d."),
-        option(_LIMITS, "--segment", metavar="TIME", help="Of one job; a longer run is a chain of them."),
-        option(_LIMITS, "--attempts", metavar="N", help="Jobs tried per segment without progress."),
-        option(_LIMITS, "--max-pending", metavar="TIME", help="Waiting for capacity with accelerators."),
-        option(_LIMITS, "--max-wait", metavar="TIME", help="With --spot: running and waiting together."),
-        option(
-            _LIMITS, "--hang", metavar="TIME", help="Fail, with every rank's stack, when silent and idle."
+        grouped_option(_DATA, "--checkpoints", metavar="S3URI", help="S3 prefix of the checkpoints."),
+        grouped_option(
+            _DATA,
+            "--checkpoint-interval",
+            metavar="TIME",
+            help="Time between two checkpoints; default: from their cost.",
         ),
-        option(_LIMITS, "--max-cost", metavar="USD", help="Refuse one job, or end a chain, that costs more."),
+        grouped_option(_DATA, "--output", metavar="S3URI", help="S3 prefix of the model and other output."),
+        grouped_option(_LIMITS, "--max-runtime", metavar="TIME", help="Total training time: 90m, 24h, 60d."),
+        grouped_option(
+            _LIMITS,
+            "--segment",
+            metavar="TIME",
+            help="Length of one segment; a longer run is a chain of segments.",
+        ),
+        grouped_option(_LIMITS, "--attempts", metavar="N", help="Attempts per segment without progress."),
+        grouped_option(
+            _LIMITS, "--max-pending", metavar="TIME", help="Longest wait for capacity with accelerators."
+        ),
+        grouped_option(
+            _LIMITS,
+            "--max-wait",
+            metavar="TIME",
+            help="With --spot: limit of waiting and running time together.",
+        ),
+        grouped_option(
+            _LIMITS,
+            "--hang",
+            metavar="TIME",
+            help="Fail a job that is silent and idle for this long; prints the stack of every rank.",
+        ),
+        grouped_option(
+            _LIMITS,
+            "--max-cost",
+            metavar="USD",
+            help="Cost limit: a job that may exceed it is refused, a chain is ended.",
+        ),
     )
 )
 
-place_options = _stacked(
+connection_options = _combine_decorators(
     (
-        option(
-            _WHERE, "--local", is_flag=True, envvar="SMLAUNCH_LOCAL", help="On this machine, without AWS."
+        grouped_option(
+            _TARGET,
+            "--local",
+            is_flag=True,
+            envvar="SMLAUNCH_LOCAL",
+            help="Run on this machine, without AWS.",
         ),
-        option(_WHERE, "--region", metavar="REGION", help="AWS region; default: the usual AWS settings."),
-        option(_WHERE, "--profile", metavar="NAME", help="AWS profile."),
+        grouped_option(
+            _TARGET, "--region", metavar="REGION", help="AWS region; default: from the AWS configuration."
+        ),
+        grouped_option(_TARGET, "--profile", metavar="NAME", help="AWS profile."),
     )
 )
 
-launch_place_options = _stacked(
+launch_options = _combine_decorators(
     (
-        place_options,
-        option(_WHERE, "--role", metavar="ARN", help="Execution role; default: found as the SDK does."),
-        option(
-            _WHERE,
+        connection_options,
+        grouped_option(
+            _TARGET, "--role", metavar="ARN", help="Execution role; default: as the SageMaker SDK finds it."
+        ),
+        grouped_option(
+            _TARGET,
             "--isolation",
             type=click.Choice(("full", "user", "plain")),
-            help="With --local: how hosts are kept apart; default: the best there is.",
+            help="With --local: isolation level of the hosts; default: the strongest that works.",
         ),
-        executor_option(_WHERE, "With --local: what hosts are; containers run the job's real image."),
+        executor_option(_TARGET, "With --local: hosts are processes, or containers of the job's image."),
     )
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 
-def read_job(what: str | None, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
-    """The job of the file or script with the options laid over it. Raises JobError with every mistake."""
-    if what is None and not options["algorithm"] and not options["image"]:
+def read_job(job_path: str | None, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
+    """Return the job of a job file or script, changed by the options. Raises JobError with all problems."""
+    if job_path is None and not options["algorithm"] and not options["image"]:
         raise click.UsageError(
             "Missing argument 'SCRIPT|JOB.yaml' (or --algorithm NAME, or --image URI with its own program)",
             click.get_current_context(),
         )
     problems: list[Problem] = []
-    changes = _changes(options, problems)
+    changes = _job_changes(options, problems)
     if script_arguments is not None:
         changes["args"] = script_arguments
-    with _without_pydantic_plugins():
-        from smlaunch.job import Job
+    with _pydantic_plugins_disabled():
+        from smlaunch.job.model import Job
 
     try:
-        if what is not None and what.endswith((".yaml", ".yml")):
-            job = Job.from_file(what, changes)
+        if job_path is not None and job_path.endswith((".yaml", ".yml")):
+            job = Job.from_file(job_path, changes)
         else:
-            job = Job.from_mapping(changes if what is None else {"entry": what, **changes})
+            job = Job.from_mapping(changes if job_path is None else {"entry": job_path, **changes})
     except JobError as error:
-        if what is not None and (other := _of_a_pipeline(what)):
-            raise JobError([other]) from None
-        raise JobError([*problems, *error.problems], error.mapping) from None
+        if job_path is not None and (pipeline_problem := _pipeline_file_problem(job_path)):
+            raise JobError([pipeline_problem]) from None
+        raise JobError([*problems, *error.problems], error.job_mapping) from None
     if problems:
         raise JobError(problems, job.to_mapping())
     return job
 
 
-def _of_a_pipeline(file: str) -> Problem | None:
-    """What to do with a file that is none of a job."""
-    from smlaunch.export.pipeline_file import is_pipeline
+def _pipeline_file_problem(path: str) -> Problem | None:
+    """Return the problem to report when the given job file is a pipeline file."""
+    from smlaunch.export.pipeline_file import is_pipeline_file
 
-    if not is_pipeline(file):
+    if not is_pipeline_file(path):
         return None
     text = (
-        f"{file} is a pipeline's file, of several jobs: `smlaunch export pipeline {file}`; or name one job's"
+        f"{path} is a pipeline file with several jobs: `smlaunch export pipeline {path}`; or give a job file"
     )
     return Problem("", text)
 
 
 @contextmanager
-def _without_pydantic_plugins() -> Iterator[None]:
-    """Looking for some reads the metadata of all installed distributions: 20 ms and more, for nothing."""
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    before = os.environ.get(name)
-    os.environ[name] = "__all__"
+def _pydantic_plugins_disabled() -> Iterator[None]:
+    """pydantic reads the metadata of all installed distributions to find plugins: 20 ms or more."""
+    variable = "PYDANTIC_DISABLE_PLUGINS"
+    previous = os.environ.get(variable)
+    os.environ[variable] = "__all__"
     try:
         yield
     finally:
         # Hosts of an embedded endpoint inherit this process's variables.
-        if before is None:
-            del os.environ[name]
+        if previous is None:
+            del os.environ[variable]
         else:
-            os.environ[name] = before
+            os.environ[variable] = previous
 
 
-def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """What was given on the command line, in the job file's shape."""
+def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """Return the options of the command line as a mapping with the structure of a job file."""
     changes: dict[str, Any] = {
         "compute": {
-            "hosts": _number(options["hosts"]),
-            "processes_per_host": _number(options["processes_per_host"]),
+            "hosts": _parse_number(options["hosts"]),
+            "processes_per_host": _parse_number(options["processes_per_host"]),
             "instance_type": options["instance_type"],
             "spot": options["spot"],
             "on_demand_fallback": options["on_demand_fallback"],
@@ -294,18 +363,18 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
         "limits": {
             "max_runtime": options["max_runtime"],
             "segment": options["segment"],
-            "attempts": _number(options["attempts"]),
+            "attempts": _parse_number(options["attempts"]),
             "max_wait": options["max_wait"],
             "max_pending": options["max_pending"],
             "hang": options["hang"],
-            "max_cost": _number(options["max_cost"]),
+            "max_cost": _parse_number(options["max_cost"]),
         },
-        "hyperparameters": _pairs("--hp", options["hp"], problems),
-        "options": _values("--option", options["strategy_options"], problems),
-        "environment": _pairs("--env", options["env"], problems),
-        "inputs": _inputs(options["inputs"], problems),
+        "hyperparameters": _parse_pairs("--hp", options["hp"], problems),
+        "options": _parse_yaml_values("--option", options["strategy_options"], problems),
+        "environment": _parse_pairs("--env", options["env"], problems),
+        "inputs": _parse_inputs(options["inputs"], problems),
     }
-    plain = (
+    top_level_fields = (
         "strategy",
         "algorithm",
         "launcher",
@@ -318,17 +387,17 @@ def _changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]
         "output",
         "role",
     )
-    changes.update({key: options[key] for key in plain})
-    return _given(changes)
+    changes.update({key: options[key] for key in top_level_fields})
+    return _without_unset(changes)
 
 
-def _given(value: dict[str, Any]) -> dict[str, Any]:
-    cleaned = {key: _given(item) if isinstance(item, dict) else item for key, item in value.items()}
+def _without_unset(value: dict[str, Any]) -> dict[str, Any]:
+    cleaned = {key: _without_unset(item) if isinstance(item, dict) else item for key, item in value.items()}
     return {key: item for key, item in cleaned.items() if item is not None and item != {}}
 
 
-def _number(text: str | None) -> int | float | str | None:
-    """A number where it is one; the job complains about the rest under the field's name."""
+def _parse_number(text: str | None) -> int | float | str | None:
+    """Return a number where the text is one. ``Job`` reports any other text under the field's name."""
     for kind in (int, float):
         try:
             return kind(text) if text is not None else None
@@ -337,9 +406,9 @@ def _number(text: str | None) -> int | float | str | None:
     return text
 
 
-def _values(name: str, given: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
-    """As YAML reads a value: numbers, true and false, lists in brackets; the rest is text."""
-    pairs = _pairs(name, given, problems)
+def _parse_yaml_values(option_name: str, arguments: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
+    """Parse KEY=VALUE arguments whose values are YAML: numbers, true and false, lists, or text."""
+    pairs = _parse_pairs(option_name, arguments, problems)
     if not pairs:
         return {}
     import yaml
@@ -353,46 +422,49 @@ def _values(name: str, given: Iterable[str], problems: list[Problem]) -> dict[st
     return values
 
 
-def _pairs(name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:
+def _parse_pairs(option_name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for value in values:
-        key, equals, text = value.partition("=")
-        if not equals or not key:
-            problems.append(Problem(name, f"{masked_word(value)!r} is not KEY=VALUE"))
+        key, separator, pair_value = value.partition("=")
+        if not separator or not key:
+            problems.append(Problem(option_name, f"{mask_argument(value)!r} is not KEY=VALUE"))
         elif key in pairs:
-            problems.append(Problem(name, f"{key!r} is given twice"))
+            problems.append(Problem(option_name, f"{key!r} is given twice"))
         else:
-            pairs[key] = text
+            pairs[key] = pair_value
     return pairs
 
 
-_CHANNEL_KEYS = ("mode", "split", "carry", "content_type", "bucket_owner")
+_CHANNEL_KEYS = ("mode", "split", "split_via", "content_type", "bucket_owner")
 
 
-def _inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
-    """``train=s3://b/p/,mode=FastFile,split=key``. A comma that no key follows belongs to the address."""
+def _parse_inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
+    """Parse channels such as ``train=s3://b/p/,mode=FastFile,split=key``.
+
+    A comma that is not followed by a known key belongs to the address.
+    """
     channels: dict[str, Any] = {}
     for value in values:
-        name, equals, rest = value.partition("=")
-        if not equals or not name or not rest:
+        name, equals, value_text = value.partition("=")
+        if not equals or not name or not value_text:
             problems.append(Problem("--input", f"{value!r} is not NAME=URI, such as train=s3://bucket/data/"))
             continue
         if name in channels:
             problems.append(Problem("--input", f"channel {name!r} is given twice"))
             continue
-        words = rest.split(",")
+        parts = value_text.split(",")
         channel: dict[str, str] = {}
-        while len(words) > 1:
-            key, equals, text = words[-1].partition("=")
-            if not equals or (key not in _CHANNEL_KEYS and "/" in words[-1]):
+        while len(parts) > 1:
+            key, equals, text = parts[-1].partition("=")
+            if not equals or (key not in _CHANNEL_KEYS and "/" in parts[-1]):
                 break
             if key not in _CHANNEL_KEYS:
-                from smlaunch.suggest import did_you_mean
+                from smlaunch.text.did_you_mean import did_you_mean
 
                 hint = did_you_mean(key, _CHANNEL_KEYS)
                 problems.append(Problem("--input", f"{name}: {key!r} is unknown{hint}"))
             else:
                 channel[key] = text
-            words.pop()
-        channels[name] = {"uri": ",".join(words), **channel}
+            parts.pop()
+        channels[name] = {"uri": ",".join(parts), **channel}
     return channels

@@ -7,45 +7,54 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.job_loader import load_job
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
+    grouped_option,
     job_options,
     json_option,
-    launch_place_options,
-    option,
+    launch_options,
 )
-from smlaunch.cli.whole_job import whole_job
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.planning.plan import Plan
-    from smlaunch.planning.simulate import Simulation
+    from smlaunch.planner.plan import Plan
+    from smlaunch.planner.simulate import Simulation
 
-_WHAT = "What to say"
+_OUTPUT = "Output"
 
 
-@click.command(cls=JobCommand, short_help="Decide and explain; changes nothing anywhere.")
+@click.command(cls=JobCommand, short_help="Show what would run, and why; change nothing.")
 @job_options
-@launch_place_options
-@option(_WHAT, "--simulate", "simulated", is_flag=True, help="Play a chain through under random failures.")
-@option(_WHAT, "--seed", type=int, default=0, show_default=True, help="Of --simulate's failures.")
+@launch_options
+@grouped_option(
+    _OUTPUT, "--simulate", "simulated", is_flag=True, help="Simulate a chain with random failures."
+)
+@grouped_option(
+    _OUTPUT,
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the random failures of --simulate.",
+)
 @json_option
 @click.pass_context
 def plan(
-    ctx: click.Context, /, what: str | None, simulated: bool, seed: int, as_json: bool, **options: Any
+    ctx: click.Context, /, job_path: str | None, simulated: bool, seed: int, as_json: bool, **options: Any
 ) -> int:
-    """Decide everything about a run and say why: strategy, hosts, image, cost, and the exact request.
+    """Show what would run, and why: strategy, hosts, image, cost, and the exact request.
 
-    Looks at the script, the data and the account; writes nothing anywhere.
+    Reads the script, the data and the account; writes nothing.
     """
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.place import open_place
+    from smlaunch.connection.connect import open_connection
     from smlaunch.runs.api import prepare
 
-    with open_place(options, leaves_no_trace=True) as place:
-        prepared = prepare(job, place.target)
+    with open_connection(options, read_only=True) as connection:
+        prepared = prepare(job, connection.target)
     simulation = _simulate(prepared.plan, seed) if simulated else None
     if as_json:
         document = prepared.plan.to_dict()
@@ -53,9 +62,9 @@ def plan(
             document["simulation"] = simulation.to_dict()
         click.echo(json.dumps(document, indent=2))
         return 0
-    from smlaunch.planning.show import as_text
+    from smlaunch.planner.render_text import as_text
 
-    # Away from a terminal click leaves the colours out.
+    # click removes the colours where stdout is not a terminal.
     click.echo(as_text(prepared.plan, _paint))
     if simulation is not None:
         click.echo(f"\n{simulation}")
@@ -74,21 +83,17 @@ def _paint(kind: str, text: str) -> str:
 
 
 def _simulate(plan: Plan, seed: int) -> Simulation:
-    """Raises JobError for a plan that has nothing to play through."""
+    """Simulate the chain of a plan. Raises JobError for a plan of a single job."""
     import random
 
-    from smlaunch.planning.simulate import Chain, simulate
+    from smlaunch.planner.simulate import ChainModel, simulate
 
     expected = plan.schedule
     if expected is None:
         raise JobError(
-            [
-                Problem(
-                    "--simulate", "the run is one job; with --segment TIME it is a chain, which has segments"
-                )
-            ]
+            [Problem("--simulate", "the run is a single job; --segment TIME makes it a chain of segments")]
         )
-    chain = Chain(
+    chain = ChainModel(
         work=expected.total * expected.goodput,
         segment=expected.segment,
         start=expected.start,
@@ -98,4 +103,4 @@ def _simulate(plan: Plan, seed: int) -> Simulation:
         mtbf=expected.mtbf,
         gap=expected.gap,
     )
-    return simulate(chain, random.Random(seed).random)  # noqa: S311  no secret is made of it
+    return simulate(chain, random.Random(seed).random)  # noqa: S311  not used for secrets

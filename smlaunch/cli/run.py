@@ -8,31 +8,33 @@ from typing import Any
 
 import click
 
+from smlaunch.cli.job_loader import load_job
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
+    grouped_option,
     job_options,
     json_option,
-    launch_place_options,
-    option,
+    launch_options,
 )
-from smlaunch.cli.whole_job import whole_job
 
-_ACT = "What to do"
+_ACTIONS = "Actions"
 
 
 @click.command(cls=JobCommand, short_help="Plan, launch and follow a training job.")
 @job_options
-@launch_place_options
-@option(_ACT, "--dry-run", is_flag=True, help="Print the request, secrets as ****; send nothing.")
-@option(_ACT, "--detach", is_flag=True, help="Return once the (first) job is created.")
-@option(_ACT, "--faults", metavar="FILE", help="With --local: what is to go wrong on purpose (JSON).")
+@launch_options
+@grouped_option(
+    _ACTIONS, "--dry-run", is_flag=True, help="Print the request with secrets masked; submit nothing."
+)
+@grouped_option(_ACTIONS, "--detach", is_flag=True, help="Return as soon as the first job is created.")
+@grouped_option(_ACTIONS, "--faults", metavar="FILE", help="With --local: a JSON file of faults to inject.")
 @json_option
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
-    what: str | None,
+    job_path: str | None,
     dry_run: bool,
     detach: bool,
     faults: str | None,
@@ -41,54 +43,58 @@ def run(
 ) -> int:
     """Plan, launch and follow a training job.
 
-    The script's own output goes to stdout, states and progress to stderr. Arguments for the script go after
+    The output of the script goes to stdout, states and progress to stderr. Arguments for the script follow
     a double dash: smlaunch run train.py --hosts 2 -- --epochs 3
 
-    A run of several segments is driven to its end: each is submitted when the one before has left its
-    checkpoint. Whatever becomes of this command, smlaunch resume goes on from there.
+    A chain of segments is driven to its end: each segment is submitted when the one before has ended with a
+    checkpoint. If this command is interrupted, `smlaunch resume` continues the run.
 
-    Ctrl-C leaves a run that has a home of its own (exit code 130); with --local and no standing endpoint it
-    stops the run, and a second one kills it.
+    Ctrl-C detaches from the run, which continues (exit code 130). With --local and no background endpoint,
+    the first Ctrl-C stops the run and the second one kills it.
     """
-    job = whole_job(what, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
+    from smlaunch.cli.console import print_labeled, print_message, print_plan_summary, upload_display
     from smlaunch.cli.display import Display
-    from smlaunch.cli.following import follow_to_end
-    from smlaunch.cli.telling import introduce, tell, uploading
+    from smlaunch.cli.follow import follow_to_end
+    from smlaunch.connection.connect import open_connection
     from smlaunch.errors import JobError, Problem
-    from smlaunch.masking import mask
-    from smlaunch.place import open_place
     from smlaunch.runs.api import launch, prepare
+    from smlaunch.secrets.masking import mask_document
 
-    with open_place(options, leaves_no_trace=dry_run, faults=faults) as place:
-        if detach and place.embedded and not dry_run:
-            raise JobError([Problem("--detach", _NO_HOME)])
-        prepared = prepare(job, place.target)
+    with open_connection(options, read_only=dry_run, faults_file=faults) as connection:
+        if detach and connection.is_embedded and not dry_run:
+            raise JobError([Problem("--detach", _DETACH_NEEDS_BACKGROUND)])
+        prepared = prepare(job, connection.target)
         if dry_run:
-            requests = [mask(request) for request in prepared.plan.requests]
+            requests = [mask_document(request) for request in prepared.plan.requests]
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
         name = prepared.plan.run
-        tell(click.style(f"run {name}", bold=True) + f" on {place.words}")
-        introduce(prepared)
-        started = launch(prepared, told=tell, watch=uploading())
-        if started.attached:
-            tell(f"{name} was launched before with this very job: following it, nothing new was started")
+        print_labeled(f"run {name}", f" on {connection.description}", bold=True)
+        print_plan_summary(prepared)
+        launched_run = launch(prepared, on_message=print_message, on_progress=upload_display())
+        if launched_run.attached:
+            print_message(f"{name} exists already with the same job: following it, no new job was started")
         if detach:
             if as_json:
-                click.echo(json.dumps(started.describe().to_dict(), indent=2))
+                click.echo(json.dumps(launched_run.describe().to_dict(), indent=2))
             else:
                 click.echo(name)
-                tell(f"follow it: smlaunch logs {name} -f{place.flag}")
-                if started.resumable:
-                    tell(f"drive it on after its first segment: smlaunch resume {name}{place.flag}")
+                print_message(f"follow it: smlaunch logs {name} -f{connection.cli_flag}")
+                if launched_run.is_resumable:
+                    print_message(
+                        f"continue it after its first segment: smlaunch resume {name}{connection.cli_flag}"
+                    )
             return 0
         log = sys.stderr if as_json else sys.stdout
-        display = Display(prepared.plan.hosts, out=log, outlives_reader=True)
-        return follow_to_end(started, place, display, as_json=as_json, ours=place.embedded)
+        display = Display(prepared.plan.hosts, out=log, ignore_closed_stdout=True)
+        return follow_to_end(
+            launched_run, connection, display, as_json=as_json, is_embedded=connection.is_embedded
+        )
 
 
-_NO_HOME = (
-    "a run on an endpoint that lives in this command cannot outlive it; "
-    "`smlaunch local start` keeps an endpoint standing, then --detach works"
+_DETACH_NEEDS_BACKGROUND = (
+    "the local endpoint of this command ends with the command, and the run with it; start a background "
+    "endpoint first: `smlaunch local start`"
 )

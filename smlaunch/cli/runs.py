@@ -1,4 +1,4 @@
-"""``smlaunch ls | show | logs | wait | stop | resume``: runs that exist."""
+"""``smlaunch ls | show | logs | wait | stop | resume``: commands for existing runs."""
 
 from __future__ import annotations
 
@@ -10,71 +10,86 @@ from typing import Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, json_option, option, place_options
-from smlaunch.protocol.names import task_of
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
+from smlaunch.contract.names import parse_any_job_name
 
 
 @click.command(cls=GroupedCommand, short_help="List runs, newest first.")
-@place_options
-@option("Which", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many at most.")
+@connection_options
+@grouped_option(
+    "Which", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of runs."
+)
 @json_option
 def ls(limit: int, as_json: bool, **options: Any) -> int:
-    """List runs, newest first. Training jobs that smlaunch did not start are listed by their own names."""
-    from smlaunch.cli.display import duration
-    from smlaunch.place import open_place
+    """List runs, newest first. Training jobs of other clients are listed under their own names."""
+    from smlaunch.cli.console import echo
+    from smlaunch.cli.display import format_duration
+    from smlaunch.connection.connect import open_connection
     from smlaunch.runs.run import list_runs
 
-    with open_place(options, leaves_no_trace=True) as place:
-        rows = list_runs(place.target, limit)
+    with open_connection(options, read_only=True) as connection:
+        rows = list_runs(connection.target, limit)
     if as_json:
         click.echo(json.dumps({"runs": [row._asdict() for row in rows]}, indent=2))
         return 0
     if not rows:
-        click.echo(f"no runs on {place.words}", err=True)
+        click.echo(f"no runs on {connection.description}", err=True)
         return 0
     now = time.time()
-    table = [("RUN", "STATUS", "CREATED", "TOOK")]
+    table = [("RUN", "STATUS", "CREATED", "DURATION")]
     for row in rows:
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created))
-        took = duration((row.ended or now) - row.created)
-        table.append((row.run, row.status + _which(row.job), created, took))
-    for line in aligned(table):
-        click.echo(line)
+        duration = format_duration((row.ended or now) - row.created)
+        table.append(
+            (
+                row.run,
+                row.status + _describe_job(row.job) + _describe_format(row.other_format),
+                created,
+                duration,
+            )
+        )
+    for line in align_columns(table):
+        echo(line)
     return 0
 
 
-@click.command(cls=GroupedCommand, short_help="Show where a run is, or how it ended.")
+@click.command(cls=GroupedCommand, short_help="Show the state or the result of a run.")
 @click.argument("run")
-@place_options
+@connection_options
 @json_option
 def show(run: str, as_json: bool, **options: Any) -> int:
-    """Show where a run is, or how it ended: status, times, failure, and where its results lie."""
-    from smlaunch.cli.display import duration
-    from smlaunch.cli.following import print_results
-    from smlaunch.masking import mask_text
-    from smlaunch.place import open_place
-    from smlaunch.planning.orchestrated import words_for
-    from smlaunch.runs.absent import with_hint
-    from smlaunch.runs.outcome import headline, headline_of
+    """Show the state or the result of a run: status, times, failure, and locations of its results."""
+    from smlaunch.cli.console import echo
+    from smlaunch.cli.display import format_duration
+    from smlaunch.cli.follow import print_results
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.planner.external_execution import describe_driver
+    from smlaunch.runs.missing_files import add_missing_file_hint
+    from smlaunch.runs.outcome import summarize_job, summarize_run
     from smlaunch.runs.run import Run
+    from smlaunch.secrets.masking import mask_text
 
-    with open_place(options, leaves_no_trace=True) as place:
-        result = with_hint(Run.attach(run, place.target).glance(), place.target)
+    with open_connection(options, read_only=True) as connection:
+        result = add_missing_file_hint(Run.attach(run, connection.target).refresh(), connection.target)
         if as_json:
             click.echo(json.dumps(result.to_dict(), indent=2))
             return 0
-        job, jobs = result.last, result.jobs
-        rows = [("run", result.run), ("job", job.name), ("status", headline_of(result))]
-        if result.driver is not None:
-            rows.append(("driven by", words_for(result.driver)))
+        job, jobs = result.last_job, result.jobs
+        rows = [("run", result.run), ("job", job.name), ("status", summarize_run(result))]
+        if result.execution is not None:
+            rows.append(("driven by", describe_driver(result.execution)))
         if jobs[0].created is not None:
             rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(jobs[0].created))))
-            rows.append(("took", duration((job.ended or time.time()) - jobs[0].created)))
-        trained = [each.training_seconds for each in jobs if each.training_seconds is not None]
-        billed = [each.billable_seconds for each in jobs if each.billable_seconds is not None]
-        if trained:
-            cost = f", billed {duration(sum(billed))}" if billed else ""
-            rows.append(("training", duration(sum(trained)) + cost))
+            rows.append(("duration", format_duration((job.ended or time.time()) - jobs[0].created)))
+        training_seconds = [
+            each_job.training_seconds for each_job in jobs if each_job.training_seconds is not None
+        ]
+        billable_seconds = [
+            each_job.billable_seconds for each_job in jobs if each_job.billable_seconds is not None
+        ]
+        if training_seconds:
+            cost = f", billed {format_duration(sum(billable_seconds))}" if billable_seconds else ""
+            rows.append(("training", format_duration(sum(training_seconds)) + cost))
         if result.step is not None:
             rows.append(("checkpoint", f"step {result.step}"))
         if result.exit_code is not None:
@@ -82,122 +97,144 @@ def show(run: str, as_json: bool, **options: Any) -> int:
         if result.hint:
             rows.append(("hint", result.hint))
         if len(jobs) > 1:
-            rows.extend((each.name, headline(each)) for each in jobs)
-        for line in aligned(rows):
-            click.echo(mask_text(line))
+            rows.extend((each_job.name, summarize_job(each_job)) for each_job in jobs)
+        for line in align_columns(rows):
+            echo(mask_text(line))
         if job.failure is not None and job.failure.traceback:
-            click.echo(f"\n{job.failure.traceback}\n")
-        print_results(result, place)
+            echo(f"\n{job.failure.traceback}\n")
+        print_results(result, connection)
     return 0
 
 
 @click.command(cls=GroupedCommand, short_help="Print a run's log.")
 @click.argument("run")
-@place_options
-@option("Which", "-f", "--follow", is_flag=True, help="Go on until the run has ended; its exit code is ours.")
-@option("Which", "--host", metavar="NAME", help="Only this host's lines, such as algo-2.")
+@connection_options
+@grouped_option(
+    "Which",
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Follow until the run has ended, and exit with its exit code.",
+)
+@grouped_option("Which", "--host", metavar="NAME", help="Lines of this host only, such as algo-2.")
 @json_option
 def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any) -> int:
-    """Print a run's log, all hosts merged by time. Lines begin with the host where there are several."""
-    from smlaunch.cli.telling import tell
+    """Print the log of a run, all hosts merged by time. With several hosts, lines begin with the host."""
+    from smlaunch.cli.console import escape_controls, print_message
+    from smlaunch.cli.display import is_endpoint_line
+    from smlaunch.connection.connect import open_connection
     from smlaunch.errors import JobError, Problem
-    from smlaunch.place import open_place
     from smlaunch.runs.run import Run
 
     if follow and as_json:
         raise JobError(
-            [Problem("--json", "one document cannot be written before the run has ended; leave out -f")]
+            [Problem("--json", "one JSON document cannot be written before the run has ended; leave out -f")]
         )
-    with open_place(options, leaves_no_trace=True) as place:
-        found = Run.attach(run, place.target, told=tell)
+    with open_connection(options, read_only=True) as connection:
+        attached_run = Run.attach(run, connection.target, on_message=print_message)
         if follow:
             from smlaunch.cli.display import Display
-            from smlaunch.cli.following import follow_to_end
+            from smlaunch.cli.follow import follow_to_end
 
-            display = Display(found.hosts(), host=host)
-            return follow_to_end(found, place, display, as_json=False, whole=True)
-        lines = sorted((line for line in found.logs() if host in (None, line.host)), key=lambda line: line.at)
+            display = Display(attached_run.host_count(), only_host=host)
+            return follow_to_end(attached_run, connection, display, as_json=False, from_first_job=True)
+        lines = sorted(
+            (line for line in attached_run.logs() if host in (None, line.host)), key=lambda line: line.at
+        )
     if as_json:
-        click.echo(json.dumps({"run": found.name, "lines": [line._asdict() for line in lines]}, indent=2))
+        click.echo(
+            json.dumps({"run": attached_run.name, "lines": [line._asdict() for line in lines]}, indent=2)
+        )
         return 0
-    several = len({line.host for line in lines}) > 1
-    sys.stdout.writelines(f"{line.host} {line.text}\n" if several else f"{line.text}\n" for line in lines)
+    has_several_hosts = len({line.host for line in lines}) > 1
+    for line in lines:
+        text = escape_controls(line.text) if is_endpoint_line(line.text) else line.text
+        sys.stdout.write(f"{line.host} {text}\n" if has_several_hosts else f"{text}\n")
     return 0
 
 
-@click.command(cls=GroupedCommand, short_help="Wait for a run and end with its exit code.")
+@click.command(cls=GroupedCommand, short_help="Wait for a run and exit with its exit code.")
 @click.argument("run")
-@place_options
+@connection_options
 @json_option
 def wait(run: str, as_json: bool, **options: Any) -> int:
-    """Wait for a run to end, and end with its exit code. States and progress go to stderr."""
+    """Wait until a run has ended, and exit with its exit code. States and progress go to stderr."""
+    from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
-    from smlaunch.cli.following import follow_to_end
-    from smlaunch.cli.telling import tell
-    from smlaunch.place import open_place
+    from smlaunch.cli.follow import follow_to_end
+    from smlaunch.connection.connect import open_connection
     from smlaunch.runs.run import Run
 
-    with open_place(options, leaves_no_trace=True) as place:
-        found = Run.attach(run, place.target, told=tell)
-        return follow_to_end(found, place, Display(1, lines=False), as_json=as_json)
+    with open_connection(options, read_only=True) as connection:
+        attached_run = Run.attach(run, connection.target, on_message=print_message)
+        return follow_to_end(attached_run, connection, Display(1, show_log=False), as_json=as_json)
 
 
 @click.command(cls=GroupedCommand, short_help="Stop a run.")
 @click.argument("run")
-@place_options
+@connection_options
 @json_option
 def stop(run: str, as_json: bool, **options: Any) -> int:
-    """Stop a run: every process gets SIGTERM, and SIGKILL 120 seconds later; no further segment is started.
-    Returns at once."""
-    from smlaunch.cli.telling import tell
-    from smlaunch.place import open_place
-    from smlaunch.runs.outcome import headline_of
+    """Stop a run: every process gets SIGTERM, and SIGKILL after 120 seconds; no further segment is submitted.
+    Does not wait for the end."""
+    from smlaunch.cli.console import echo, print_message
+    from smlaunch.connection.connect import open_connection
+    from smlaunch.runs.outcome import summarize_run
     from smlaunch.runs.run import Run
 
-    with open_place(options, leaves_no_trace=True) as place:
-        result = Run.attach(run, place.target, told=tell).stop()
+    with open_connection(options, read_only=True) as connection:
+        result = Run.attach(run, connection.target, on_message=print_message).stop()
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
-        click.echo(f"{result.run}: {headline_of(result)}")
+        echo(f"{result.run}: {summarize_run(result)}")
     return 0
 
 
-@click.command(cls=GroupedCommand, short_help="Go on with a run of several segments.")
+@click.command(cls=GroupedCommand, short_help="Continue a run of several segments.")
 @click.argument("run")
-@place_options
+@connection_options
 @json_option
 def resume(run: str, as_json: bool, **options: Any) -> int:
-    """Go on with a run of several segments, from anywhere: follow the segment that runs, submit those that
-    come next, from the newest checkpoint, to the run's end.
+    """Continue a run of several segments, from any machine: follow the running segment and submit the next
+    ones, each from the newest checkpoint, until the run has ended.
 
-    A run that was stopped, or gave up, is tried again. A run that somebody else drives is only driven by two
-    then: no job is started twice.
+    A run that was stopped or has failed is tried again. If another command drives the run at the same time,
+    no job is submitted twice.
     """
+    from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
-    from smlaunch.cli.following import follow_to_end
-    from smlaunch.cli.telling import tell
-    from smlaunch.place import open_place
+    from smlaunch.cli.follow import follow_to_end
+    from smlaunch.connection.connect import open_connection
     from smlaunch.runs.run import Run
 
-    with open_place(options) as place:
-        found = Run.attach(run, place.target, told=tell)
-        found.resume()
-        display = Display(found.hosts(), out=sys.stderr if as_json else sys.stdout, outlives_reader=True)
-        return follow_to_end(found, place, display, as_json=as_json, ours=place.embedded)
+    with open_connection(options) as connection:
+        attached_run = Run.attach(run, connection.target, on_message=print_message)
+        attached_run.resume()
+        display = Display(
+            attached_run.host_count(), out=sys.stderr if as_json else sys.stdout, ignore_closed_stdout=True
+        )
+        return follow_to_end(
+            attached_run, connection, display, as_json=as_json, is_embedded=connection.is_embedded
+        )
 
 
-def _which(job: str) -> str:
-    """Whose status it is, where a run has had more than one job: the run may go on after it."""
-    task = task_of(job)
+def _describe_format(version: str | None) -> str:
+    """Note for a run in a stored format that this release cannot show, resume or stop."""
+    return "" if version is None else f" (another format: {version})"
+
+
+def _describe_job(job: str) -> str:
+    """Segment and attempt that a status is of, where the run has had more than one job."""
+    task = parse_any_job_name(job)
     if task is None or (task.segment, task.attempt) == (1, 1):
         return ""
-    again = f", attempt {task.attempt}" if task.attempt > 1 else ""
-    return f" (segment {task.segment}{again})"
+    attempt_text = f", attempt {task.attempt}" if task.attempt > 1 else ""
+    return f" (segment {task.segment}{attempt_text})"
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest cell; the last one is not padded."""
+def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Format rows as columns, each as wide as its widest cell; the last column is not padded."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -13,10 +13,10 @@ def schema() -> int:
 
     \b
     smlaunch schema > job.schema.json
-    # and in a job file's first line, for editors that speak YAML's language server:
+    # first line of a job file, for editors with the YAML language server:
     # yaml-language-server: $schema=job.schema.json
     """
-    from smlaunch.job_schema import job_schema
+    from smlaunch.job.json_schema import job_schema
 
     click.echo(json.dumps(job_schema(), indent=2))
     return 0

@@ -13,44 +13,46 @@ import click
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
+    grouped_option,
     job_options,
     json_option,
-    option,
     read_job,
 )
 
 if TYPE_CHECKING:
-    from smlaunch.runs.verify.trial import Made, Signal
-    from smlaunch.runs.verify.verify import Report, Trial
+    from smlaunch.verify.proof import TrialReport, VerifyReport
+    from smlaunch.verify.runner import AppliedCut, CutSignal
 
-_HOW = "How it is tried"
-_SHARED = "/var/tmp"  # noqa: S108 - the directory in it has a name that cannot be foreseen
-_SIGNALS: dict[str, tuple[Signal, ...]] = {"term": ("term",), "kill": ("kill",), "both": ("term", "kill")}
+_TRIALS = "Trials"
+_TEMPORARY_ROOT = "/var/tmp"  # noqa: S108 - the directory in it has a name that cannot be foreseen
+_SIGNALS: dict[str, tuple[CutSignal, ...]] = {"term": ("term",), "kill": ("kill",), "both": ("term", "kill")}
 
 
-@click.command("verify-resume", cls=JobCommand, short_help="Prove that a script resumes exactly, here.")
+@click.command("verify-resume", cls=JobCommand, short_help="Verify that a script resumes exactly.")
 @job_options
-@option(_HOW, "--cuts", type=click.IntRange(1, 100), default=3, help="In each run with cuts; default: 3.")
-@option(
-    _HOW,
+@grouped_option(
+    _TRIALS, "--cuts", type=click.IntRange(1, 100), default=3, help="Cuts in each run; default: 3."
+)
+@grouped_option(
+    _TRIALS,
     "--signal",
     type=click.Choice(tuple(_SIGNALS)),
     default="both",
-    help="SIGTERM to hosts, SIGKILL to a rank, or a run with each.",
+    help="SIGTERM to all hosts, SIGKILL to a rank, or one run with each.",
 )
-@option(_HOW, "--seed", type=int, default=0, help="Where the cuts are drawn with; default: 0.")
-@option(
-    _HOW,
+@grouped_option(_TRIALS, "--seed", type=int, default=0, help="Seed for the steps of the cuts; default: 0.")
+@grouped_option(
+    _TRIALS,
     "--isolation",
     type=click.Choice(("full", "user", "plain")),
-    help="How hosts are kept apart; default: the best there is.",
+    help="Isolation level of the hosts; default: the strongest that works.",
 )
 @json_option
 @click.pass_context
 def verify_resume(
     ctx: click.Context,
     /,
-    what: str | None,
+    job_path: str | None,
     cuts: int,
     signal: str,
     seed: int,
@@ -58,77 +60,79 @@ def verify_resume(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Run a script on this machine unsplit, and cut at random steps, and compare what comes out.
+    """Run a script on this machine uninterrupted, then with cuts at random steps, and compare the results.
 
-    Compared are all files in /opt/ml/model and /opt/ml/output/data, value by value; with smlaunch.train also
-    samples and losses of every step, and the state of whatever is registered. What differs is said with its
-    likely cause, and what could not be compared is said too. Exit codes: 0 identical, 1 different, 2 it
-    cannot be tried.
+    Compares all files in /opt/ml/model and /opt/ml/output/data value by value; with smlaunch.train also the
+    samples and losses of every step, and the state of all registered objects. Reports each difference with
+    its likely cause, and what could not be compared. Exit codes: 0 identical, 1 different, 2 the script
+    cannot be verified.
     """
-    job = read_job(what, {**options, "role": None}, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = read_job(job_path, {**options, "role": None}, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.cli.telling import tell
+    from smlaunch.cli.console import print_message
+    from smlaunch.connection.connect import endpoint_target
     from smlaunch.errors import JobError, Problem, TrainingFailed
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.settings import Settings
-    from smlaunch.place import target_of
-    from smlaunch.runs.verify.verify import verify
+    from smlaunch.verify.proof import verify_resume
 
-    # A directory of its own: the proof must neither find nor leave anything. Hosts have a /tmp of their own
-    # and write their traces where this process reads them.
+    # A temporary state directory. It is not below /tmp: hosts have a /tmp of their own, and must write their
+    # traces where this process can read them.
     settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
-    with TemporaryDirectory(prefix="smlaunch-verify-", dir=_SHARED) as folder:
-        home, traces = Path(folder, "home"), Path(folder, "traces")
+    with TemporaryDirectory(prefix="smlaunch-verify-", dir=_TEMPORARY_ROOT) as folder:
+        state_dir, traces = Path(folder, "home"), Path(folder, "traces")
         traces.mkdir()
-        with Endpoint(home, isolation=isolation, settings=settings) as info:
+        with Endpoint(state_dir, isolation=isolation, settings=settings) as info:
             try:
-                report = verify(
+                report = verify_resume(
                     job,
-                    target_of(info),
+                    endpoint_target(info),
                     traces,
                     cuts=cuts,
                     signals=_SIGNALS[signal],
                     seed=seed,
-                    told=tell,
+                    on_message=print_message,
                 )
             except TrainingFailed as error:
-                raise JobError([Problem("", f"the script fails by itself: {error}")]) from None
+                raise JobError([Problem("", f"the script fails without any cut: {error}")]) from None
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        for line in _lines(report):
+        for line in _report_lines(report):
             click.echo(line)
-    return 0 if report.identical else 1
+    return 0 if report.is_identical else 1
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _report_lines(report: VerifyReport) -> Iterator[str]:
     size = f"{report.steps} steps" if report.steps else "steps unknown"
     ranks = f" on {report.ranks} rank{'s' if report.ranks != 1 else ''}" if report.ranks else ""
     yield f"unsplit: {size}{ranks}"
     for trial in report.trials:
-        yield from _trial(trial)
-    for left in report.not_compared:
-        yield f"not compared: {left}"
-    if report.identical:
+        yield from _trial_lines(trial)
+    for text in report.not_compared:
+        yield f"not compared: {text}"
+    if report.is_identical:
         yield click.style("identical", fg="green", bold=True) + f": {'; '.join(report.compared)}"
-    elif report.repeats is False:
-        yield click.style("different", fg="red", bold=True) + ", and so are two runs without any cut"
+    elif report.is_repeatable is False:
+        yield click.style("different", fg="red", bold=True) + ", but two runs without any cut differ too"
     else:
         yield click.style("different", fg="red", bold=True)
 
 
-def _trial(trial: Trial) -> Iterator[str]:
+def _trial_lines(trial: TrialReport) -> Iterator[str]:
     name = {"term": "SIGTERM", "kill": "SIGKILL"}[trial.signal]
-    yield f"{name}: cut " + ", ".join(_cut(cut) for cut in trial.cuts)
-    if trial.late:
-        yield f"  {trial.late} more came too late: the script had ended"
-    for difference in trial.verdict.differences:
+    yield f"{name}: cut " + ", ".join(_describe_cut(cut) for cut in trial.cuts)
+    if trial.late_cuts:
+        yield f"  {trial.late_cuts} further cuts came too late: the script had ended"
+    for difference in trial.comparison.difference_texts:
         yield f"  differs: {difference}"
-    for cause in trial.verdict.causes:
+    for cause in trial.comparison.causes:
         yield f"  likely cause: {cause}"
 
 
-def _cut(cut: Made) -> str:
-    if cut.done is None:
+def _describe_cut(cut: AppliedCut) -> str:
+    if cut.after_step is None:
         return "by time"
-    return f"after step {cut.done}" + (f" (went on with step {cut.resumed})" if cut.resumed else "")
+    return f"after step {cut.after_step}" + (
+        f" (continued with step {cut.resumed_step})" if cut.resumed_step else ""
+    )

@@ -1,7 +1,7 @@
-"""Data before a job: what lies where, split by bytes, packed, moved, and advice on how to read it.
+"""Data before a job: inventories, splits over hosts, tar shards, transfers, and advice on how to read it.
 
-Modules here import NumPy, pyarrow and obstore where they need them, which the extra ``data`` brings. Whatever
-loads one of them late does so inside ``extra()``.
+Modules here import NumPy, pyarrow and obstore, which the extra ``data`` installs. Whatever imports one of
+these modules does so inside ``require_data_extra()``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 
 from smlaunch.errors import JobError, Problem
 
-_BROUGHT = {"numpy", "obstore", "pyarrow"}
+_EXTRA_PACKAGES = {"numpy", "obstore", "pyarrow"}
 
 
 @contextmanager
-def extra() -> Iterator[None]:
-    """Turns the absence of a package of the extra into a JobError that says how to get it."""
+def require_data_extra() -> Iterator[None]:
+    """Turn a missing package of the extra into a JobError that names the command to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _BROUGHT:
+        if package not in _EXTRA_PACKAGES:
             raise
         message = f"this needs {package}, which is not installed: pip install 'smlaunch[data]'"
         raise JobError([Problem("", message)]) from error

@@ -1,18 +1,19 @@
-"""One of the processes that work on the files of a folder: it looks them up, and writes archives of them.
+"""A worker process for the files of a folder: it looks files up, and writes archives of them.
 
-It needs nothing but Python and ``tar_writer``, and is started by ``folder_workers`` without an import of
-smlaunch and without what Python loads for its user: in 15 ms instead of 40. It answers until its input ends.
+It needs nothing but Python and ``tar_writer``. ``folder_worker_pool`` starts it without importing smlaunch
+and without the user's Python set-up: in 15 ms instead of 40. It serves requests until its input ends.
 
-A message, there and back, is some bytes each: how many, then their lengths (64-bit numbers), then the bytes.
+A message, in both directions, is a list of byte strings: how many, then their lengths (64-bit numbers), then
+the bytes.
 
-    FACTS, names                          three 64-bit numbers for each name: mode (0: it is gone; an errno
-                                          alone: it cannot be looked at), size in bytes,
-                                          nanoseconds of the last change
-    ARCHIVE, out, checksum, sizes, names  DONE, the checksum after its kind, and of every file that is not as
-                                          listed its name and what is the matter; or BROKEN and why, where
-                                          nothing can be written to ``out``, which must not exist yet
+    STAT_REQUEST, names
+        reply: three 64-bit numbers for each name: mode (0: the file is gone; a bare errno: it cannot be
+        looked up), size in bytes, nanoseconds of the last change
+    ARCHIVE_REQUEST, archive path, checksum kind, sizes, names
+        reply: DONE_REPLY, the checksum with its kind, and name and problem of every file that is not as
+        listed; or FAILED_REPLY and the reason, if the archive cannot be written (it must not exist yet)
 
-Names are relative to the folder, with a NUL between; sizes are 64-bit numbers.
+Names are relative to the folder, separated by NUL; sizes are 64-bit numbers.
 """
 
 from __future__ import annotations
@@ -29,102 +30,106 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import IO
 
-FOLLOW = "--follow-links"
-FACTS, ARCHIVE = b"facts", b"archive"
-DONE, BROKEN = b"done", b"broken"
+FOLLOW_LINKS_OPTION = "--follow-links"
+STAT_REQUEST, ARCHIVE_REQUEST = b"facts", b"archive"
+DONE_REPLY, FAILED_REPLY = b"done", b"broken"
 
 
-def send(stream: IO[bytes], *parts: bytes) -> None:
+def send_message(stream: IO[bytes], *parts: bytes) -> None:
     stream.write(array("q", [len(parts), *map(len, parts)]).tobytes() + b"".join(parts))
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> list[bytes]:
-    """Raises EOFError at the end."""
-    (count,) = array("q", _read(stream, 8))
-    lengths = array("q", _read(stream, 8 * count))
-    return [_read(stream, length) for length in lengths]
+def receive_message(stream: IO[bytes]) -> list[bytes]:
+    """Raises EOFError at the end of the input."""
+    (count,) = array("q", _read_exactly(stream, 8))
+    lengths = array("q", _read_exactly(stream, 8 * count))
+    return [_read_exactly(stream, length) for length in lengths]
 
 
-def _read(stream: IO[bytes], length: int) -> bytes:
+def _read_exactly(stream: IO[bytes], length: int) -> bytes:
     content = stream.read(length)
     if len(content) < length:
         raise EOFError
     return content
 
 
-def facts_of(root: int, names: Sequence[bytes], follow_links: bool) -> bytes:
-    """The answer to FACTS for names below the open folder ``root``."""
-    look, facts = os.lstat, array("q")
-    add = facts.append
+def stat_names(root: int, names: Sequence[bytes], follow_links: bool) -> bytes:
+    """Return the reply to STAT_REQUEST for names below the open folder ``root``."""
+    lstat, numbers = os.lstat, array("q")
+    append = numbers.append
     for name in names:
         try:
-            found = look(name, dir_fd=root)
-            mode = found.st_mode
+            file_stat = lstat(name, dir_fd=root)
+            mode = file_stat.st_mode
         except OSError as error:
-            gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            facts.extend((0 if gone else error.errno or EIO, 0, 0))
+            is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            numbers.extend((0 if is_missing else error.errno or EIO, 0, 0))
             continue
         if follow_links and stat.S_ISLNK(mode):
             try:
                 target = os.stat(name, dir_fd=root)
             except OSError:
-                pass  # It leads nowhere, in a circle, or where nobody may look: a link it is.
+                pass  # A dangling, circular or unreadable link is reported as a link.
             else:
                 if stat.S_ISREG(target.st_mode):
-                    found, mode = target, target.st_mode
-        # One by one: to extend by a tuple takes longer.
-        add(mode)
-        add(found.st_size)
-        add(found.st_mtime_ns)
-    return facts.tobytes()
+                    file_stat, mode = target, target.st_mode
+        # One by one: extending by a tuple takes longer.
+        append(mode)
+        append(file_stat.st_size)
+        append(file_stat.st_mtime_ns)
+    return numbers.tobytes()
 
 
 class _WriteError(Exception):
-    """Not an OSError: those are a file's own."""
+    """The archive cannot be written. Not an OSError: those belong to the files read."""
 
 
-def _archive(
+def _handle_archive(
     write_archive: Callable[..., str], root: int, follow_links: bool, parts: Sequence[bytes]
 ) -> list[bytes]:
-    """The answer to ARCHIVE."""
-    out, checksum, sizes, names = parts
-    told: list[bytes] = []
+    """Return the reply to ARCHIVE_REQUEST."""
+    archive_path, checksum, sizes, names = parts
+    problems: list[bytes] = []
     try:
-        with open(out, "xb", buffering=0) as archive:  # noqa: PTH123 (pathlib is a quarter of the start)
+        with open(archive_path, "xb", buffering=0) as archive:  # noqa: PTH123 (pathlib is a quarter of the start)
             digest = write_archive(
                 root,
                 zip(names.split(b"\0"), array("q", sizes), strict=True),
                 lambda block: _write_all(archive, block),
-                lambda name, what: told.extend((name, what.encode())),
+                lambda name, problem: problems.extend((name, problem.encode())),
                 follow_links,
                 checksum.decode(),
             )
     except (OSError, _WriteError) as error:
-        return [BROKEN, f"{os.fsdecode(out)}: {error}".encode(errors="replace")]
-    return [DONE, digest.encode(), *told]
+        return [FAILED_REPLY, f"{os.fsdecode(archive_path)}: {error}".encode(errors="replace")]
+    return [DONE_REPLY, digest.encode(), *problems]
 
 
 def _write_all(archive: FileIO, block: memoryview) -> None:
-    """A write of many bytes may be cut short: by a signal, or by a disk that is nearly full."""
+    """Write all bytes: a single write may be cut short by a signal or a nearly full disk."""
     try:
-        done = archive.write(block)
-        while done < len(block):
-            done += archive.write(block[done:])
+        written_bytes = archive.write(block)
+        while written_bytes < len(block):
+            written_bytes += archive.write(block[written_bytes:])
     except OSError as error:
         raise _WriteError(error.strerror) from error
 
 
 def main(write_archive: Callable[..., str], root: str, follow: str = "") -> None:
-    """The program. ``write_archive`` is that of ``tar_writer``."""
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    """Serve requests. ``write_archive``: that of ``tar_writer``."""
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         while True:
-            kind, *parts = receive(asked)
-            if kind == FACTS:
-                send(answers, facts_of(folder, parts[0].split(b"\0"), follow == FOLLOW))
+            request_kind, *parts = receive_message(requests)
+            if request_kind == STAT_REQUEST:
+                send_message(
+                    replies, stat_names(folder, parts[0].split(b"\0"), follow == FOLLOW_LINKS_OPTION)
+                )
             else:
-                send(answers, *_archive(write_archive, folder, follow == FOLLOW, parts))
+                send_message(
+                    replies, *_handle_archive(write_archive, folder, follow == FOLLOW_LINKS_OPTION, parts)
+                )
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # Who asked has ended; there is nobody to tell.
+        os._exit(0)  # The parent process has ended.

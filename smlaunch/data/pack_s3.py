@@ -1,7 +1,7 @@
-"""Packing from S3 and into S3. From S3 to S3 only the shards being written lie on this machine's disk.
+"""Pack from S3 and into S3. From S3 to S3, only the shards being written are on this machine's disk.
 
-Objects are fetched many at once, in the order of packing and only so far ahead; a shard is put together in a
-temporary file, summed in passing, and uploaded in parallel parts.
+Objects are fetched in parallel, in packing order and a limited number ahead. A shard is assembled in a
+temporary file, checksummed on the way, and uploaded in parallel parts.
 """
 
 from __future__ import annotations
@@ -15,234 +15,264 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import TYPE_CHECKING
 
-from smlaunch.data.grouping import Found, Listing
-from smlaunch.data.pack_place import (
-    FINISHED,
-    FOREIGN,
-    UNFINISHED,
-    WORK,
+from smlaunch.aws.interfaces import CallError, ObjectStorage, Transfer, TransferItem
+from smlaunch.data.pack_destination import (
+    FINISHED_MESSAGE,
+    FOREIGN_FILE_MESSAGE,
+    UNFINISHED_MESSAGE,
+    WORK_FOLDER,
+    checksum_in_record,
+    destination_error,
+    encode_record,
     is_shard,
     record_key,
-    record_of,
-    recorded,
-    refuse,
 )
-from smlaunch.data.shard_index import INDEX, SHARDS, ShardIndex, ShardRecord, index_json, read_index
-from smlaunch.data.tar_shards import Changed, NoWay, Shard, ShardFailed, Writer
-from smlaunch.data.tar_writer import BLOCK, Output, header
-from smlaunch.data.transfer import Quick, QuickFailed
+from smlaunch.data.packing_list import PackingList, SourceFiles
+from smlaunch.data.shard_index import (
+    INDEX_FILE,
+    SHARDS_FOLDER,
+    ShardIndex,
+    ShardRecord,
+    encode_index,
+    parse_index,
+)
+from smlaunch.data.tar_shards import ChangedFile, PackStopped, ShardFailed, ShardWriter, TarShard
+from smlaunch.data.tar_writer import BLOCK_BYTES, ArchiveOutput, tar_header
+from smlaunch.data.transfer import FastTransfer, FastTransferFailed
 from smlaunch.errors import JobError, Problem
-from smlaunch.ports import CallError, ObjectStorage, Parcel, Transfer
 
 if TYPE_CHECKING:
-    from smlaunch.data.tar_writer import Checksum
+    from smlaunch.data.tar_writer import ChecksumKind
 
-_LARGE = 8 << 20
-"""Bytes: an object from here on is copied piece by piece instead of being fetched ahead."""
+_LARGE_OBJECT_BYTES = 8 << 20
+"""An object from this size on is copied in pieces instead of being fetched ahead."""
 
-_AHEAD = 32
-"""Objects fetched at once for one shard: what S3 takes to answer is waited for in parallel."""
+_CONCURRENT_FETCHES = 32
+"""Objects fetched at a time for one shard, so that S3's latencies overlap."""
 
-_GONE = frozenset(("NoSuchKey", "404", "NotFound"))
+_MISSING_CODES = frozenset(("NoSuchKey", "404", "NotFound"))
 
-Fetch = Callable[[str, int], bytes | None]
-"""A small object's content by its key and the size it was listed with; None when it is gone."""
+FetchObject = Callable[[str, int], bytes | None]
+"""Returns a small object's content by its key and listed size; None if the object is gone."""
 
 
-def quick_fetch(quick: Quick, storage: ObjectStorage, bucket: str) -> Fetch:
-    """By obstore; whatever it cannot do, or says it could not, by the port, which says what is the matter."""
+def obstore_fetch(fast_transfer: FastTransfer, storage: ObjectStorage, bucket: str) -> FetchObject:
+    """Return a function that fetches by obstore, and by botocore what obstore cannot or could not fetch."""
 
     def fetch(key: str, size: int) -> bytes | None:
-        if size and quick.takes(key):
+        if size and fast_transfer.supports_key(key):
             try:
-                # One byte more than there should be: an object that has grown is seen.
-                return b"".join(quick.get_range(bucket, key, 0, size + 1, None))
-            except QuickFailed:
+                # One byte more than expected shows whether the object has grown.
+                return b"".join(fast_transfer.get_range(bucket, key, 0, size + 1, None))
+            except FastTransferFailed:
                 pass
         return storage.get_bytes(bucket, key)
 
     return fetch
 
 
-class S3Source:
-    """The objects below ``prefix``, which is taken as a folder. ``fetch``: a faster way than the port's own
-    to get a small object, callable from many threads."""
+class S3PackSource:
+    """The objects below ``prefix``, which is treated as a folder. ``fetch_object``: a faster way than the
+    storage's own to get a small object, callable from many threads."""
 
-    keys = True
+    has_s3_keys = True
 
-    def __init__(self, storage: ObjectStorage, bucket: str, prefix: str, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self, storage: ObjectStorage, bucket: str, prefix: str, fetch_object: FetchObject | None = None
+    ) -> None:
         self._storage, self._bucket = storage, bucket
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-        self._fetch = fetch or (lambda key, size: storage.get_bytes(bucket, key))
+        self._fetch_object = fetch_object or (lambda key, size: storage.get_bytes(bucket, key))
 
     def open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def find(self) -> Found:
-        cut = len(self._prefix)
+    def list_files(self) -> SourceFiles:
+        """List the prefix, without folder markers."""
+        prefix_length = len(self._prefix)
         names, sizes = [], []
         for entry in self._storage.list(self._bucket, self._prefix):
-            # What consoles make to show a folder: nothing is in it.
+            # Consoles create such empty objects to display a folder.
             if entry.size or not entry.key.endswith("/"):
-                names.append(entry.key[cut:].encode(errors="surrogatepass"))
+                names.append(entry.key[prefix_length:].encode(errors="surrogatepass"))
                 sizes.append(entry.size)
         if not names:
-            raise JobError([Problem("SRC", f"there is nothing below s3://{self._bucket}/{self._prefix}")])
-        return Found(names, sizes, [0] * len(names))
+            raise JobError([Problem("SRC", f"there are no objects below s3://{self._bucket}/{self._prefix}")])
+        return SourceFiles(names, sizes, [0] * len(names))
 
-    def writer(self, files: Listing, checksum: Checksum) -> Writer:
-        return _ObjectWriter(self._storage, self._bucket, self._prefix, self._fetch, files, checksum)
+    def shard_writer(self, files: PackingList, checksum: ChecksumKind) -> ShardWriter:
+        return _S3ShardWriter(self._storage, self._bucket, self._prefix, self._fetch_object, files, checksum)
 
 
-class _ObjectWriter:
+class _S3ShardWriter:
     def __init__(
         self,
         storage: ObjectStorage,
         bucket: str,
         prefix: str,
-        fetch: Fetch,
-        files: Listing,
-        checksum: Checksum,
+        fetch_object: FetchObject,
+        files: PackingList,
+        checksum: ChecksumKind,
     ) -> None:
         self._storage, self._bucket, self._prefix = storage, bucket, prefix
-        self._fetch, self._files, self._checksum = fetch, files, checksum
+        self._fetch_object, self._files, self._checksum = fetch_object, files, checksum
         self._stopped = Event()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def write(self, shard: Shard, out: Path) -> str:
-        changed: list[Changed] = []
-        with out.open("xb", buffering=_LARGE) as archive, ThreadPoolExecutor(_AHEAD, "fetch") as pool:
-            output = Output(archive.write, self._checksum)
-            for index, content in self._in_order(shard, pool):
+    def write(self, shard: TarShard, archive_path: Path) -> str:
+        """Write the archive and return its checksum. Raises ShardFailed if objects have changed."""
+        changed_files: list[ChangedFile] = []
+        with (
+            archive_path.open("xb", buffering=_LARGE_OBJECT_BYTES) as archive,
+            ThreadPoolExecutor(_CONCURRENT_FETCHES, "fetch") as pool,
+        ):
+            output = ArchiveOutput(archive.write, self._checksum)
+            for index, content in self._fetch_in_order(shard, pool):
                 if self._stopped.is_set():
-                    raise NoWay("stopped")
+                    raise PackStopped("stopped")
                 name, size = self._files.names[index], self._files.sizes[index]
-                output.put(header(name, size))
-                what = self._copy(name, size, content, output)
-                if what is not None:
-                    changed.append(Changed(name.decode(), what))
-                output.put(bytes(-size % BLOCK))
-            output.end()
-        if changed:
-            raise ShardFailed(changed)
+                output.write(tar_header(name, size))
+                problem = self._write_content(name, size, content, output)
+                if problem is not None:
+                    changed_files.append(ChangedFile(name.decode(), problem))
+                output.write(bytes(-size % BLOCK_BYTES))
+            output.write_end()
+        if changed_files:
+            raise ShardFailed(changed_files)
         return output.checksum
 
-    def _in_order(self, shard: Shard, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Content]]:
-        """Index and content of each object; at most ``_AHEAD`` are fetched or wait to be written."""
-        ahead: deque[tuple[int, Content]] = deque()
+    def _fetch_in_order(
+        self, shard: TarShard, pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[int, FetchedContent]]:
+        """Yield index and content of each object; at most ``_CONCURRENT_FETCHES`` are being fetched or wait
+        to be written."""
+        pending: deque[tuple[int, FetchedContent]] = deque()
         for index in range(shard.begin, shard.end):
             key = self._prefix + self._files.names[index].decode()
             size = self._files.sizes[index]
-            ahead.append((index, pool.submit(self._fetch, key, size) if size < _LARGE else key))
-            if len(ahead) == _AHEAD:
-                yield ahead.popleft()
-        yield from ahead
+            pending.append(
+                (index, pool.submit(self._fetch_object, key, size) if size < _LARGE_OBJECT_BYTES else key)
+            )
+            if len(pending) == _CONCURRENT_FETCHES:
+                yield pending.popleft()
+        yield from pending
 
-    def _copy(self, name: bytes, size: int, content: Content, output: Output) -> str | None:
-        """What is the matter with the object; None when all of it has been written."""
+    def _write_content(
+        self, name: bytes, size: int, content: FetchedContent, output: ArchiveOutput
+    ) -> str | None:
+        """Write the object's content. Return what is wrong with the object, or None."""
         if not isinstance(content, str):
-            whole = content.result()
-            if whole is None:
+            body = content.result()
+            if body is None:
                 return "is gone"
-            output.put(whole)
-            return None if len(whole) == size else _OTHER_SIZE
+            output.write(body)
+            return None if len(body) == size else _SIZE_CHANGED
         written = 0
         try:
             for piece in self._storage.chunks(self._bucket, content):
-                output.put(piece)
+                output.write(piece)
                 written += len(piece)
                 if self._stopped.is_set():
-                    raise NoWay("stopped")
+                    raise PackStopped("stopped")
         except CallError as error:
-            if error.code in _GONE:
+            if error.code in _MISSING_CODES:
                 return "is gone"
             raise
-        return None if written == size else _OTHER_SIZE
+        return None if written == size else _SIZE_CHANGED
 
 
-Content = Future["bytes | None"] | str
-"""What is being fetched, or the key of a large object."""
+FetchedContent = Future["bytes | None"] | str
+"""A content that is being fetched, or the key of a large object."""
 
-_OTHER_SIZE = "has another size than when it was listed"
+_SIZE_CHANGED = "has another size than when it was listed"
 
 
-class S3Place:
-    """A prefix, taken as a folder. An upload is seen when it is whole, or not at all; a shard that has its
-    record is trusted by its size. ``transfer``: a faster way than the port's own to send a shard."""
+class S3Destination:
+    """A prefix, treated as a folder. An upload is visible when it is complete, or not at all, so a shard that
+    has its record is checked by size only. ``transfer``: a faster way than the storage's own to send a shard.
+    """
 
     def __init__(
         self, storage: ObjectStorage, bucket: str, prefix: str, transfer: Transfer | None = None
     ) -> None:
         self._storage, self._bucket, self._transfer = storage, bucket, transfer
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-        self._there: dict[str, int] = {}
+        self._existing_sizes: dict[str, int] = {}
 
     @contextmanager
     def open(self, resume: bool) -> Iterator[None]:
-        cut = len(self._prefix)
-        self._there = {
-            entry.key[cut:]: entry.size
-            for part in (SHARDS, WORK, INDEX)
-            for entry in self._storage.list(self._bucket, self._prefix + part)
+        """List and check the prefix, and mark it as a pack's."""
+        prefix_length = len(self._prefix)
+        self._existing_sizes = {
+            entry.key[prefix_length:]: entry.size
+            for folder_prefix in (SHARDS_FOLDER, WORK_FOLDER, INDEX_FILE)
+            for entry in self._storage.list(self._bucket, self._prefix + folder_prefix)
         }
-        where = f"s3://{self._bucket}/{self._prefix}"
-        if not resume and INDEX in self._there:
-            raise refuse(f"{where} {FINISHED}")
-        records = any(name.startswith(WORK) for name in self._there)
-        if not resume and records:
-            raise refuse(f"{where} {UNFINISHED}")
-        shards = [name for name in self._there if name.startswith(SHARDS)]
-        ours = records or INDEX in self._there
-        foreign = [name for name in shards if not ours or not is_shard(name)]
-        if foreign:
-            raise refuse(where + " " + FOREIGN.format(name=foreign[0]))
-        # So that what comes to lie here is known as ours from the start.
-        self._put(WORK + "begun", b"")
+        uri = f"s3://{self._bucket}/{self._prefix}"
+        if not resume and INDEX_FILE in self._existing_sizes:
+            raise destination_error(f"{uri} {FINISHED_MESSAGE}")
+        has_records = any(name.startswith(WORK_FOLDER) for name in self._existing_sizes)
+        if not resume and has_records:
+            raise destination_error(f"{uri} {UNFINISHED_MESSAGE}")
+        shards = [name for name in self._existing_sizes if name.startswith(SHARDS_FOLDER)]
+        is_pack = has_records or INDEX_FILE in self._existing_sizes
+        foreign_names = [name for name in shards if not is_pack or not is_shard(name)]
+        if foreign_names:
+            raise destination_error(uri + " " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
+        # Marks the prefix as a pack's, so that a resumed pack accepts the shards in it.
+        self._put(WORK_FOLDER + "begun", b"")
         with TemporaryDirectory(prefix="smlaunch-pack-") as folder:
-            self._rooms = Path(folder)
+            self._temporary_folder = Path(folder)
             yield
 
-    def index(self) -> ShardIndex | None:
-        if INDEX not in self._there:
+    def finished_index(self) -> ShardIndex | None:
+        if INDEX_FILE not in self._existing_sizes:
             return None
         try:
-            return read_index(self._storage.get_bytes(self._bucket, self._prefix + INDEX) or b"")
+            return parse_index(self._storage.get_bytes(self._bucket, self._prefix + INDEX_FILE) or b"")
         except ValueError as error:
-            raise refuse(f"s3://{self._bucket}/{self._prefix}{INDEX}: {error}") from None
+            raise destination_error(f"s3://{self._bucket}/{self._prefix}{INDEX_FILE}: {error}") from None
 
-    def clear(self, names: set[str]) -> None:
-        old = [name for name in self._there if name.startswith(SHARDS) and name not in names]
-        self._delete(old)
+    def delete_other_shards(self, names: set[str]) -> None:
+        old_names = [
+            name for name in self._existing_sizes if name.startswith(SHARDS_FOLDER) and name not in names
+        ]
+        self._delete(old_names)
 
-    def kept(self, shard: Shard, fingerprint: str) -> str | None:
-        if self._there.get(shard.name) != shard.size or record_key(shard) not in self._there:
+    def reusable_checksum(self, shard: TarShard, fingerprint: str) -> str | None:
+        if (
+            self._existing_sizes.get(shard.name) != shard.archive_bytes
+            or record_key(shard) not in self._existing_sizes
+        ):
             return None
         content = self._storage.get_bytes(self._bucket, self._prefix + record_key(shard))
-        return recorded(content, shard, fingerprint)
+        return checksum_in_record(content, shard, fingerprint)
 
-    def holds(self, record: ShardRecord) -> bool:
-        return self._there.get(record.name) == record.bytes
+    def has_shard(self, record: ShardRecord) -> bool:
+        return self._existing_sizes.get(record.name) == record.bytes
 
-    def room(self, shard: Shard) -> Path:
-        return self._rooms / shard.name[len(SHARDS) :]
+    def temporary_path(self, shard: TarShard) -> Path:
+        return self._temporary_folder / shard.name[len(SHARDS_FOLDER) :]
 
-    def take(self, shard: Shard, written: Path, checksum: str, fingerprint: str) -> None:
-        # A record must never speak of bytes that are being replaced.
-        if record_key(shard) in self._there:
+    def publish_shard(self, shard: TarShard, archive_path: Path, checksum: str, fingerprint: str) -> None:
+        # A record must never describe bytes that are being replaced.
+        if record_key(shard) in self._existing_sizes:
             self._delete([record_key(shard)])
         key = self._prefix + shard.name
         if self._transfer is None:
-            self._storage.put_file(self._bucket, key, written)
+            self._storage.put_file(self._bucket, key, archive_path)
         else:
-            self._transfer.put(self._bucket, [Parcel(key, written, shard.size)], lambda size, files: None)
-        self._put(record_key(shard), record_of(shard, checksum, fingerprint))
+            self._transfer.put(
+                self._bucket, [TransferItem(key, archive_path, shard.archive_bytes)], lambda size, files: None
+            )
+        self._put(record_key(shard), encode_record(shard, checksum, fingerprint))
 
-    def finish(self, index: ShardIndex) -> None:
-        self._put(INDEX, index_json(index))
-        work = [entry.key for entry in self._storage.list(self._bucket, self._prefix + WORK)]
-        self._storage.delete(self._bucket, work)
+    def publish_index(self, index: ShardIndex) -> None:
+        self._put(INDEX_FILE, encode_index(index))
+        record_keys = [entry.key for entry in self._storage.list(self._bucket, self._prefix + WORK_FOLDER)]
+        self._storage.delete(self._bucket, record_keys)
 
     def _put(self, name: str, content: bytes) -> None:
         self._storage.put_bytes(self._bucket, self._prefix + name, content)

@@ -1,9 +1,9 @@
-"""``index.json`` of a packed place: what shards there are. Written last, so where it is the pack is whole.
+"""``index.json`` of a pack: its shards. It is written last, so where it exists the pack is complete.
 
-    PLACE/index.json
-    PLACE/shards/shard-00000.tar ...     nothing else: this is the prefix to give a job as its input
+    DST/index.json
+    DST/shards/shard-00000.tar ...     nothing else: this is the prefix to give a job as its input
 
-Names are relative to PLACE. The same input gives the same bytes, here as in the shards.
+Names are relative to DST. The same input gives the same bytes, here and in the shards.
 """
 
 from __future__ import annotations
@@ -13,68 +13,71 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-INDEX = "index.json"
-SHARDS = "shards/"
+from smlaunch.contract import formats
+
+INDEX_FILE = "index.json"
+SHARDS_FOLDER = "shards/"
 KIND = "smlaunch.shards"
-VERSION = "1.1"
-"""1.0 had a shard's SHA-256 as ``sha256``."""
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """``bytes`` of the archive. ``checksum``: ``crc32:`` or ``sha256:`` and its hex digits. ``first`` and
-    ``last`` are names of files, in the order of packing."""
+    """One shard."""
 
     name: str
     bytes: int
+    """Size of the archive."""
     checksum: str
+    """``crc32:`` or ``sha256:`` and hex digits."""
     files: int
     samples: int
     first: str
+    """Name of the first file in packing order, as ``last`` is of the last one."""
     last: str
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """``bytes`` of the files themselves; ``group`` is how samples were kept together."""
+    """All shards of a pack."""
 
     group: str
+    """How samples were grouped: ``basename`` or ``none``."""
     files: int
     samples: int
     bytes: int
+    """Sum of the sizes of the packed files."""
     shards: tuple[ShardRecord, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": KIND, "version": VERSION, "prefix": SHARDS, **asdict(self)}
+        return formats.SHARD_INDEX.stamp({"kind": KIND, "prefix": SHARDS_FOLDER, **asdict(self)})
 
 
-def index_json(index: ShardIndex) -> bytes:
+def encode_index(index: ShardIndex) -> bytes:
     return (json.dumps(index.to_dict(), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_index(content: bytes) -> ShardIndex:
-    """Raises ValueError, in words, for what is not an index of ours or of a newer major version."""
+def parse_index(content: bytes) -> ShardIndex:
+    """Parse ``index.json``. Raises ValueError for anything else, or for a newer major version."""
     try:
         document = json.loads(content)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ValueError(f"it is not an index of shards (its kind is not {KIND!r})")
-    version = str(document.get("version"))
-    if version.partition(".")[0] != VERSION.partition(".")[0]:
-        raise ValueError(f"its version is {version}; this smlaunch reads {VERSION}")
+    document = formats.SHARD_INDEX.upgrade_document(document, INDEX_FILE)
     try:
         shards = tuple(_record(row) for row in document["shards"])
         files, samples, size = (int(document[name]) for name in ("files", "samples", "bytes"))
         return ShardIndex(str(document["group"]), files, samples, size, shards)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"it is torn or was edited: {error!r}") from None
+        raise ValueError(f"it is incomplete or was edited: {error!r}") from None
 
 
 def _record(row: Mapping[str, Any]) -> ShardRecord:
     name = str(row["name"])
-    if not name.startswith(SHARDS) or "/" in name[len(SHARDS) :] or name == SHARDS:
+    if not name.startswith(SHARDS_FOLDER) or "/" in name[len(SHARDS_FOLDER) :] or name == SHARDS_FOLDER:
         raise ValueError(f"a shard called {name!r}")
     first, last = str(row["first"]), str(row["last"])
-    checksum = str(row["checksum"]) if "checksum" in row else f"sha256:{row['sha256']}"
-    return ShardRecord(name, int(row["bytes"]), checksum, int(row["files"]), int(row["samples"]), first, last)
+    return ShardRecord(
+        name, int(row["bytes"]), str(row["checksum"]), int(row["files"]), int(row["samples"]), first, last
+    )

@@ -1,19 +1,20 @@
-"""Millions of keys shared out over hosts by their sizes, in seconds and in bounded memory.
+"""Split millions of keys over hosts by their sizes, in seconds and in bounded memory.
 
-Largest first is within a millionth of the best there can be for a million keys, and needs a heap operation
-for each. Here only a few thousand keys get one. In this order:
+Dealing all keys largest first gets within a millionth of the optimum for a million keys, but needs a heap
+operation for each. Here only a few thousand keys get one. In this order:
 
-1. the *head*, keys that are many times as large as the mean: largest first;
-2. the rest, in the order of the keys: every host in turn gets a range of keys, as much as it lacks to an
-   even share. Ranges cannot be cut inside a key, so that each is off by up to one key;
-3. the *levellers*, every so many-th key, left out of the ranges: largest first onto what lacks most.
+1. the *head*, keys many times as large as the mean: largest first; 2. the other keys, in key order: every
+host in turn gets a range of keys, as much as it lacks to an equal share. Ranges
+   cannot end inside a key, so each is off by up to one key;
+3. the *smoothing rows*, a regular sample of keys left out of the ranges: largest first to the hosts that lack
+most.
 
-The sizes are read twice, block by block, and never held: what remains is where ranges end, and the host of
-each head key and leveller. Below ten thousand keys ``planning.parts`` does it all, exactly.
+The sizes are read twice, block by block, and never held in memory: what remains is where ranges end, and the
+host of each head key and smoothing row. Below ten thousand keys the planner's exact method does it all.
 
-Nothing is ever worse than by count: both ways to split by count are computed beside it, and the best is kept.
-How far from even it can get: the fullest host has at most what largest first of the head alone gives it, or
-an even share and one key that is not in the head, whichever is more.
+The result is never worse than a split by count: both ways to split by count are computed too, and the best
+split is taken. Bound: the fullest host has at most what dealing the head alone gives it, or an equal share
+and one key outside the head, whichever is more.
 """
 
 from __future__ import annotations
@@ -25,204 +26,239 @@ from typing import Any
 
 import numpy as np
 
-from smlaunch.data.filling import MOST_TOTAL, Blocks, ByCount, Seen, deal, fill, look
-from smlaunch.data.places import InTurn, Places, Ranges, Table, even
-from smlaunch.planning import parts
-from smlaunch.planning.parts import Number
+from smlaunch.data.bin_packing import (
+    MAX_TOTAL_SIZE,
+    CountLoads,
+    SizeBlocks,
+    SizeScan,
+    deal_largest_first,
+    fill_hosts,
+    scan_sizes,
+)
+from smlaunch.data.host_assignment import (
+    HostAssignment,
+    RangeAssignment,
+    RoundRobinAssignment,
+    TableAssignment,
+    even_ranges,
+)
+from smlaunch.planner import partitioning
+from smlaunch.planner.partitioning import Number
 
-FILL = "largest first, then in key order"
-KEPT = "as before, what is new largest first"
+RANGES_METHOD = "largest first, then in key order"
+STABLE_METHOD = "as before, what is new largest first"
 
-MOST_HOSTS = 65_534
-"""Hosts are kept in 16 bits."""
+MAX_HOSTS = 65_534
+"""Hosts are stored in 16 bits."""
 
-BLOCK = 1 << 20
-"""Keys that are looked at together: 8 MB of sizes."""
+BLOCK_ROWS = 1 << 20
+"""Keys processed together: 8 MB of sizes."""
 
-_EVEN_ENOUGH = 1.0001
-"""Below this, rows that have a host are left where they are."""
+_MAX_IMBALANCE = 1.0001
+"""Below this, rows keep the host they have."""
 
-_DEALT = 1 << 15
-"""New rows up to which all go largest first."""
+_MAX_DEALT_ROWS = 1 << 15
+"""Up to this many new rows, all are dealt largest first."""
 
-_SEVERAL = 16
-"""Rows, about, that what is taken from a host is made of, if it has such."""
+_ROWS_PER_RELEASE = 16
+"""A host releases about this many rows at a time, if it has small enough ones."""
 
-_ROUNDS = 6
-"""A new large row, once it has its place, may push others out of theirs."""
+_MAX_ROUNDS = 6
+"""A large new row may, once assigned, push other rows from their host."""
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Which host gets which row (key), rows being numbered in the order of the sizes.
-
-    ``loads``: the sum of sizes each host gets; ``counts``: how many rows. ``bounds``: where the ranges of
-    ``FILL`` end, ``hosts + 1`` rows from 0 on, or None. ``moved``: with ``previous``, how many of the rows
-    that had a host have another one now, and their sizes' sum.
-    """
+class HostSplit:
+    """Which host gets which row (key). Rows are numbered in the order of the sizes."""
 
     method: str
     loads: tuple[Number, ...]
-    counts: tuple[int, ...]
-    largest: Number
-    by_count: ByCount
-    places: Places
+    """The sum of sizes per host."""
+    row_counts: tuple[int, ...]
+    """The number of rows per host."""
+    largest_size: Number
+    by_count: CountLoads
+    assignment: HostAssignment
     moved: tuple[int, Number] | None = None
+    """With a previous split: how many of its rows have another host now, and the sum of their sizes."""
 
     @property
     def hosts(self) -> int:
         return len(self.loads)
 
     @property
-    def bounds(self) -> tuple[int, ...] | None:
-        return tuple(self.places.bounds.tolist()) if isinstance(self.places, Ranges) else None
+    def range_bounds(self) -> tuple[int, ...] | None:
+        """Where the ranges of ``RANGES_METHOD`` end: ``hosts + 1`` rows from 0; None for other methods."""
+        return (
+            tuple(self.assignment.bounds.tolist()) if isinstance(self.assignment, RangeAssignment) else None
+        )
 
     @property
-    def alone(self) -> int:
+    def exception_count(self) -> int:
         """How many rows are in no range."""
-        if isinstance(self.places, Ranges):
-            return len(self.places.lone_rows)
-        return 0 if self.method == parts.CONTIGUOUS else sum(self.counts)
+        if isinstance(self.assignment, RangeAssignment):
+            return len(self.assignment.exception_rows)
+        return 0 if self.method == partitioning.CONTIGUOUS else sum(self.row_counts)
 
     @cached_property
     def imbalance(self) -> float:
-        """The fullest host's load against the least it can be (even share or largest key): 1 is best."""
-        return parts.imbalance(self.loads, self.largest)
+        """The fullest host's load relative to the least it can be (equal share or largest key): 1 is the
+        optimum."""
+        return partitioning.imbalance(self.loads, self.largest_size)
 
     @property
     def imbalance_by_count(self) -> float:
-        """The same for the better way by count."""
-        ways = (self.by_count.contiguous, self.by_count.round_robin)
-        return min(parts.imbalance(loads, self.largest) for loads in ways)
+        """The same for the better of the two splits by count."""
+        both_loads = (self.by_count.contiguous, self.by_count.round_robin)
+        return min(partitioning.imbalance(loads, self.largest_size) for loads in both_loads)
 
     def hosts_of(self, start: int, stop: int) -> Any:
-        """The host of each row from ``start`` up to ``stop``, an array of uint16."""
-        return self.places.hosts_of(start, stop)
+        """Return the host of each row from ``start`` up to ``stop``, an array of uint16."""
+        return self.assignment.hosts_of(start, stop)
 
 
-def split(sizes: Any, hosts: int, *, previous: Any = None) -> Split:
-    """Shares out rows with these sizes (anything NumPy makes an int64 or float64 array of) over ``hosts``.
+def split(sizes: Any, hosts: int, *, previous: Any = None) -> HostSplit:
+    """Split rows with these sizes (anything NumPy converts to an int64 or float64 array) over ``hosts``.
 
-    ``previous``: for each row the host it had, -1 where it is new; rows then stay where they are as far as
-    that is even. Raises ValueError for sizes that are negative, not finite, or 2**62 and more in all, and for
-    a number of hosts that is not between 1 and 65,534.
+    ``previous``: the host each row had, -1 for a new row; rows then keep their host as far as the loads stay
+    equal. Raises ValueError for sizes that are negative, not finite, or 2**62 and more in total, and for a
+    number of hosts outside 1 to 65,534.
     """
-    given = as_sizes(sizes)
+    size_array = to_size_array(sizes)
 
     def blocks() -> Iterator[Any]:
-        for start in range(0, len(given), BLOCK):
-            yield given[start : start + BLOCK]
+        for start in range(0, len(size_array), BLOCK_ROWS):
+            yield size_array[start : start + BLOCK_ROWS]
 
     if previous is None:
-        return split_blocks(blocks, len(given), hosts)
-    return _split_again(given, blocks, hosts, np.asarray(previous))
+        return split_blocks(blocks, len(size_array), hosts)
+    return _rebalance(size_array, blocks, hosts, np.asarray(previous))
 
 
-def as_sizes(values: Any) -> Any:
-    """One row of numbers: int64 for whole ones, float64 for others. Raises ValueError for anything else."""
-    given = np.asarray(values)
-    if given.ndim != 1 or (given.dtype.kind not in "iuf" and given.size):
-        raise ValueError(f"sizes must be one row of numbers, not {given.dtype} of shape {given.shape}")
-    if given.dtype.kind == "u" and given.size and int(given.max()) >= MOST_TOTAL:
-        raise ValueError(f"a size is {int(given.max())}: sizes must be less than 2**62 in all")
-    return given.astype(np.float64 if given.dtype.kind == "f" else np.int64, copy=False)
+def to_size_array(values: Any) -> Any:
+    """Return a one-dimensional array: int64 for integers, float64 for other numbers. Raises ValueError for
+    anything else."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.dtype.kind not in "iuf" and array.size):
+        raise ValueError(
+            f"sizes must be a one-dimensional array of numbers, not {array.dtype} of shape {array.shape}"
+        )
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= MAX_TOTAL_SIZE:
+        raise ValueError(f"a size is {int(array.max())}: sizes must be less than 2**62 in all")
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
-def split_blocks(blocks: Blocks, count: int, hosts: int) -> Split:
-    """As ``split``, for ``count`` rows that come in blocks (``as_sizes``); they are asked for twice."""
-    if not 1 <= hosts <= MOST_HOSTS:
-        raise ValueError(f"{hosts} hosts: there may be 1 to {MOST_HOSTS}")
-    seen = look(blocks, count, hosts)
-    if count <= parts.FEW:
-        return _few(blocks, hosts, seen)
-    places, loads = fill(blocks, count, seen, [0] * hosts)
-    by_count = seen.by_count
-    tried: list[tuple[str, Sequence[Number], Ranges | InTurn]] = [
-        (parts.CONTIGUOUS, by_count.contiguous, even(count, hosts)),
-        (parts.ROUND_ROBIN, by_count.round_robin, InTurn(hosts)),
-        (FILL, loads, places),
+def split_blocks(blocks: SizeBlocks, count: int, hosts: int) -> HostSplit:
+    """Like ``split``, for ``count`` rows that come in blocks (``to_size_array``), which are read twice."""
+    if not 1 <= hosts <= MAX_HOSTS:
+        raise ValueError(f"{hosts} hosts: there may be 1 to {MAX_HOSTS}")
+    scan = scan_sizes(blocks, count, hosts)
+    if count <= partitioning.KARMARKAR_KARP_MAX_ITEMS:
+        return _split_exactly(blocks, hosts, scan)
+    ranges, loads = fill_hosts(blocks, count, scan, [0] * hosts)
+    by_count = scan.by_count
+    candidates: list[tuple[str, Sequence[Number], RangeAssignment | RoundRobinAssignment]] = [
+        (partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, hosts)),
+        (partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(hosts)),
+        (RANGES_METHOD, loads, ranges),
     ]
-    method, chosen, where = min(tried, key=lambda one: max(one[1]))
-    return Split(method, tuple(chosen), where.counts(count), seen.largest, by_count, where)
+    method, host_loads, assignment = min(candidates, key=lambda candidate: max(candidate[1]))
+    return HostSplit(
+        method, tuple(host_loads), assignment.row_counts(count), scan.largest_size, by_count, assignment
+    )
 
 
-def _few(blocks: Blocks, hosts: int, seen: Seen) -> Split:
+def _split_exactly(blocks: SizeBlocks, hosts: int, scan: SizeScan) -> HostSplit:
     sizes = [size for block in blocks() for size in block.tolist()]
-    best = parts.best(sizes, hosts)
-    places = Table(np.asarray(best.host_of, dtype=np.uint16))
-    return Split(best.method, best.loads, best.counts, seen.largest, seen.by_count, places)
+    best = partitioning.best_partition(sizes, hosts)
+    assignment = TableAssignment(np.asarray(best.host_by_item, dtype=np.uint16))
+    return HostSplit(best.method, best.loads, best.counts, scan.largest_size, scan.by_count, assignment)
 
 
 # ---- after an earlier split --------------------------------------------------------------------------------
 
 
-def _split_again(sizes: Any, blocks: Blocks, hosts: int, previous: Any) -> Split:
-    """Rows stay where they were. Only what a host has above an even share is taken from it, and goes with
-    the new rows to those that lack."""
+def _rebalance(sizes: Any, blocks: SizeBlocks, hosts: int, previous: Any) -> HostSplit:
+    """Split with a previous split: rows keep their host. Only a host's load above an equal share is released,
+    and is assigned together with the new rows to hosts with less."""
     if previous.shape != sizes.shape or (previous.size and previous.dtype.kind not in "iu"):
         raise ValueError("previous must be one whole number per size")
-    fresh = split_blocks(blocks, len(sizes), hosts)
-    table = np.where((previous >= 0) & (previous < hosts), previous, hosts).astype(np.uint16)
-    most = parts.lower_bound(sum(fresh.loads), fresh.largest, hosts)
-    loads = _loads(sizes, table, hosts)
-    for turn in range(_ROUNDS):
-        full = [host for host in range(hosts) if loads[host] > most * _EVEN_ENOUGH] if turn else []
-        for host in full:
-            table[_released(sizes, np.flatnonzero(table == host), loads[host] - most)] = hosts
-        free = np.flatnonzero(table == hosts)
-        if turn and not len(free):
+    new_split = split_blocks(blocks, len(sizes), hosts)
+    host_by_row = np.where((previous >= 0) & (previous < hosts), previous, hosts).astype(np.uint16)
+    fair_load = partitioning.lower_bound(sum(new_split.loads), new_split.largest_size, hosts)
+    loads = _host_loads(sizes, host_by_row, hosts)
+    for round_number in range(_MAX_ROUNDS):
+        overloaded_hosts = (
+            [host for host in range(hosts) if loads[host] > fair_load * _MAX_IMBALANCE]
+            if round_number
+            else []
+        )
+        for host in overloaded_hosts:
+            host_by_row[
+                _rows_to_release(sizes, np.flatnonzero(host_by_row == host), loads[host] - fair_load)
+            ] = hosts
+        free_rows = np.flatnonzero(host_by_row == hosts)
+        if round_number and not len(free_rows):
             break
-        table[free] = _placed(sizes[free], _loads(sizes, table, hosts))
-        loads = _loads(sizes, table, hosts)
-    if parts.imbalance(loads, fresh.largest) > fresh.imbalance_by_count:
-        # By count is never to be better, not even for the sake of moving less.
-        table = fresh.hosts_of(0, len(sizes))
-        method, loads = fresh.method, list(fresh.loads)
+        host_by_row[free_rows] = _assign_free_rows(sizes[free_rows], _host_loads(sizes, host_by_row, hosts))
+        loads = _host_loads(sizes, host_by_row, hosts)
+    if partitioning.imbalance(loads, new_split.largest_size) > new_split.imbalance_by_count:
+        # A split by count must never be better, not even if it would move fewer rows.
+        host_by_row = new_split.hosts_of(0, len(sizes))
+        method, loads = new_split.method, list(new_split.loads)
     else:
-        method = KEPT
-    changed = (previous >= 0) & (previous != table)
-    moved = (int(np.count_nonzero(changed)), sizes[changed].sum().item())
-    counts = np.bincount(table, minlength=hosts).tolist()
-    return Split(method, tuple(loads), tuple(counts), fresh.largest, fresh.by_count, Table(table), moved)
+        method = STABLE_METHOD
+    is_moved = (previous >= 0) & (previous != host_by_row)
+    moved = (int(np.count_nonzero(is_moved)), sizes[is_moved].sum().item())
+    row_counts = np.bincount(host_by_row, minlength=hosts).tolist()
+    return HostSplit(
+        method,
+        tuple(loads),
+        tuple(row_counts),
+        new_split.largest_size,
+        new_split.by_count,
+        TableAssignment(host_by_row),
+        moved,
+    )
 
 
-def _loads(sizes: Any, table: Any, hosts: int) -> list[Number]:
-    """What each host has; rows that have none yet are said to be the host's after the last."""
+def _host_loads(sizes: Any, host_by_row: Any, hosts: int) -> list[Number]:
+    """Return the load of each host. Rows without a host have the number after the last host."""
     loads = np.zeros(hosts + 1, dtype=sizes.dtype)
-    np.add.at(loads, table, sizes)
-    found: list[Number] = loads[:hosts].tolist()
-    return found
+    np.add.at(loads, host_by_row, sizes)
+    host_loads: list[Number] = loads[:hosts].tolist()
+    return host_loads
 
 
-def _released(sizes: Any, rows: Any, excess: Number) -> Any:
-    """Some of a host's rows that hold almost ``excess`` and not more. Rather several than one: what is to go
-    elsewhere must not be too large there."""
+def _rows_to_release(sizes: Any, rows: Any, excess_size: Number) -> Any:
+    """Return some of a host's rows that hold almost ``excess_size`` and not more. Several small rows rather
+    than a large one, which might be too large for another host too."""
     rows = rows[np.argsort(sizes[rows], kind="stable")]
-    taken = []
-    while excess > 0:
-        ordered = sizes[rows]
-        for most in (excess / _SEVERAL, excess):
-            fitting = int(np.searchsorted(ordered, most, side="right"))
-            sums = np.cumsum(ordered[:fitting][::-1])
-            some = int(np.searchsorted(sums, excess, side="right"))
-            if some and sums[some - 1]:
+    released = []
+    while excess_size > 0:
+        ascending_sizes = sizes[rows]
+        for max_size in (excess_size / _ROWS_PER_RELEASE, excess_size):
+            fitting_count = int(np.searchsorted(ascending_sizes, max_size, side="right"))
+            sums = np.cumsum(ascending_sizes[:fitting_count][::-1])
+            row_count = int(np.searchsorted(sums, excess_size, side="right"))
+            if row_count and sums[row_count - 1]:
                 break
         else:
             break
-        taken.append(rows[fitting - some : fitting])
-        rows = np.delete(rows, np.s_[fitting - some : fitting])
-        excess -= sums[some - 1].item()
-    return np.concatenate(taken) if taken else rows[:0]
+        released.append(rows[fitting_count - row_count : fitting_count])
+        rows = np.delete(rows, np.s_[fitting_count - row_count : fitting_count])
+        excess_size -= sums[row_count - 1].item()
+    return np.concatenate(released) if released else rows[:0]
 
 
-def _placed(sizes: Any, loads: list[Number]) -> Any:
-    """The host of each, onto hosts that have ``loads``."""
-    if len(sizes) <= _DEALT:
-        return deal(sizes, loads)
+def _assign_free_rows(sizes: Any, loads: list[Number]) -> Any:
+    """Return a host for each row, given the hosts' present ``loads``."""
+    if len(sizes) <= _MAX_DEALT_ROWS:
+        return deal_largest_first(sizes, loads)
 
     def blocks() -> Iterator[Any]:
-        for start in range(0, len(sizes), BLOCK):
-            yield sizes[start : start + BLOCK]
+        for start in range(0, len(sizes), BLOCK_ROWS):
+            yield sizes[start : start + BLOCK_ROWS]
 
-    places, _ = fill(blocks, len(sizes), look(blocks, len(sizes), len(loads)), loads)
-    return places.hosts_of(0, len(sizes))
+    assignment, _ = fill_hosts(blocks, len(sizes), scan_sizes(blocks, len(sizes), len(loads)), loads)
+    return assignment.hosts_of(0, len(sizes))

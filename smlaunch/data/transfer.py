@@ -1,8 +1,9 @@
-"""Many files, or large ones, to and from S3: by obstore where it is there, by the S3 ports otherwise.
+"""Transfer many files, or large ones, to and from S3: by obstore if it is installed, otherwise by the S3
+interfaces.
 
-obstore (Rust) takes a tenth of botocore's time for small objects, and half of it for large ones. It only
-speeds things up: a key or a setup that it has no way with goes by the ports, and so does everything else once
-it has failed, so that an error is always S3's own answer to botocore.
+obstore (Rust) takes a tenth of botocore's time for small objects, and half of it for large ones. It is only
+an accelerator: keys and set-ups that it does not support go by botocore, and so does everything after its
+first failure, so that an error is always S3's own response to botocore.
 """
 
 from __future__ import annotations
@@ -12,201 +13,218 @@ from functools import cached_property
 from threading import Event
 from typing import Protocol
 
-from smlaunch.data.contents import LARGE, Landing, differs, is_md5, new_digest, read_whole
-from smlaunch.data.transfer_parts import Moved, PartWise
-from smlaunch.data.workers import Abandoned, each
+from smlaunch.aws.interfaces import ObjectStorage, PartStorage, TransferItem
+from smlaunch.data.checksums import (
+    LARGE_FILE_BYTES,
+    AtomicFile,
+    is_md5,
+    new_digest,
+    read_file,
+    wrong_content_error,
+)
+from smlaunch.data.multipart_transfer import MultipartTransfer, OnMoved
+from smlaunch.data.thread_pool import Cancelled, for_each
 from smlaunch.errors import JobError, Problem
-from smlaunch.ports import ObjectStorage, Parcel, PartStorage
 
-AT_ONCE = 10
-"""Connections that a botocore client keeps (its default); more would wait for each other."""
+CONNECTIONS = 10
+"""Connections that a botocore client keeps (its default); more threads would wait for each other."""
 
-_LARGE_AT_ONCE = 4
-"""Large files; the connections are shared out among them."""
+_CONCURRENT_LARGE_FILES = 4
+"""The connections are divided among them."""
 
-_KEPT_FROM = 1 << 30
-"""Bytes from which on it is worth more that what has been sent outlives an error or Ctrl-C than that it goes
-faster: obstore gives up the parts of an upload that it cannot end."""
+_RESUMABLE_BYTES = 1 << 30
+"""From this size on, an upload that can be resumed after an error or Ctrl-C is worth more than a faster one:
+obstore discards the parts of an upload that it cannot complete."""
 
-_PAYS_FROM = 16
-"""Objects; loading obstore takes as long as a few of them."""
+_MIN_FAST_OBJECTS = 16
+"""Loading obstore takes as long as sending a few objects."""
 
-_LONGEST_KEY = 1024
+_MAX_KEY_BYTES = 1024
 """Bytes of UTF-8 (S3 user guide, object keys)."""
 
 
-class QuickFailed(Exception):
-    """obstore did not get an object across; the ports are to try."""
+class FastTransferFailed(Exception):
+    """obstore could not transfer an object; botocore has to try."""
 
 
-class Quick(Protocol):
-    """What obstore does for a transfer. Every method raises QuickFailed."""
+class FastTransfer(Protocol):
+    """The part of obstore that a transfer uses. Every method raises FastTransferFailed."""
 
-    def takes(self, key: str) -> bool:
-        """Whether the object gets exactly this key."""
+    def supports_key(self, key: str) -> bool:
+        """Return whether the object gets exactly this key."""
 
     def put(self, bucket: str, key: str, content: bytes) -> None: ...
 
-    def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
-        """In parts. JobError when the file cannot be read or has changed."""
+    def put_file(self, bucket: str, item: TransferItem, at_once: int, on_moved: OnMoved) -> None:
+        """Upload in parts. Raises JobError if the file cannot be read or has changed."""
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
-        """As PartStorage's; may fail after some pieces."""
+        """Like PartStorage's; may fail after some pieces."""
 
 
-class Transfers:
-    """Transfer. ``quick`` is asked for when it pays, and returns None where obstore cannot be used."""
+class S3Transfer:
+    """Implements Transfer. ``open_fast`` is called when it pays off, and returns None if obstore cannot be
+    used."""
 
-    def __init__(self, storage: ObjectStorage, parts: PartStorage, quick: Callable[[], Quick | None]) -> None:
+    def __init__(
+        self, storage: ObjectStorage, parts: PartStorage, open_fast: Callable[[], FastTransfer | None]
+    ) -> None:
         self._storage = storage
         self._parts = parts
-        self._part_wise = PartWise(parts)
-        self._open_quick = quick
-        self._failed = False
+        self._multipart = MultipartTransfer(parts)
+        self._open_fast = open_fast
+        self._fast_has_failed = False
 
-    def put(self, bucket: str, parcels: Sequence[Parcel], moved: Moved) -> None:
-        _refuse_keys(parcels)
-        quick = self._quick_for(parcels)
-        over, moved = _abandonable(moved)
+    def put(self, bucket: str, items: Sequence[TransferItem], on_progress: OnMoved) -> None:
+        """Upload files: small ones whole, large ones in parts."""
+        _check_keys(items)
+        fast = self._fast_transfer_for(items)
+        cancelled, on_progress = _cancellable(on_progress)
 
-        def send(parcel: Parcel) -> None:
-            content = read_whole(parcel)
-            if not self._tried(quick, parcel.key, lambda using: using.put(bucket, parcel.key, content)):
-                self._storage.put_bytes(bucket, parcel.key, content)
-            moved(parcel.size, 1)
+        def send(item: TransferItem) -> None:
+            content = read_file(item)
+            if not self._try_fast(fast, item.key, lambda using: using.put(bucket, item.key, content)):
+                self._storage.put_bytes(bucket, item.key, content)
+            on_progress(item.size, 1)
 
-        each(send, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE, over)
-        large = [parcel for parcel in parcels if parcel.size >= LARGE]
-        each(
-            lambda parcel: self._put_large(bucket, parcel, _share(large), quick, moved),
+        for_each(send, (item for item in items if item.size < LARGE_FILE_BYTES), CONNECTIONS, cancelled)
+        large = [item for item in items if item.size >= LARGE_FILE_BYTES]
+        for_each(
+            lambda item: self._put_large(bucket, item, _connections_per_file(large), fast, on_progress),
             large,
-            _LARGE_AT_ONCE,
-            over,
+            _CONCURRENT_LARGE_FILES,
+            cancelled,
         )
 
     def _put_large(
-        self, bucket: str, parcel: Parcel, at_once: int, quick: Quick | None, moved: Moved
+        self, bucket: str, item: TransferItem, at_once: int, fast: FastTransfer | None, on_moved: OnMoved
     ) -> None:
-        if self._part_wise.resume(bucket, parcel, at_once, moved):
+        """Upload one large file: resume it if possible, else by obstore, else by botocore."""
+        if self._multipart.resume(bucket, item, at_once, on_moved):
             return
-        quick = quick if parcel.size < _KEPT_FROM else None
-        counted = 0
+        fast = fast if item.size < _RESUMABLE_BYTES else None
+        moved_bytes = 0
 
         def count(size: int, files: int) -> None:
-            nonlocal counted
-            counted += size
-            moved(size, files)
+            nonlocal moved_bytes
+            moved_bytes += size
+            on_moved(size, files)
 
-        if not self._tried(quick, parcel.key, lambda using: using.put_file(bucket, parcel, at_once, count)):
-            moved(-counted, 0)
-            self._part_wise.put(bucket, parcel, at_once, moved)
+        if not self._try_fast(fast, item.key, lambda using: using.put_file(bucket, item, at_once, count)):
+            on_moved(-moved_bytes, 0)
+            self._multipart.put(bucket, item, at_once, on_moved)
 
-    def get(self, bucket: str, parcels: Sequence[Parcel], moved: Moved) -> None:
-        quick = self._quick_for(parcels)
-        over, moved = _abandonable(moved)
+    def get(self, bucket: str, items: Sequence[TransferItem], on_progress: OnMoved) -> None:
+        """Download files: small ones whole, large ones by ranges."""
+        fast = self._fast_transfer_for(items)
+        cancelled, on_progress = _cancellable(on_progress)
 
         def get_range(bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
             got = 0
-            if quick is not None and not self._failed and quick.takes(key):
+            if fast is not None and not self._fast_has_failed and fast.supports_key(key):
                 try:
-                    for piece in quick.get_range(bucket, key, start, length, etag):
+                    for piece in fast.get_range(bucket, key, start, length, etag):
                         got += len(piece)
                         yield piece
                     return
-                except QuickFailed:
-                    self._failed = True
+                except FastTransferFailed:
+                    self._fast_has_failed = True
             if got < length:
                 yield from self._parts.get_range(bucket, key, start + got, length - got, etag)
 
-        def fetch(parcel: Parcel) -> None:
-            pieces = get_range(bucket, parcel.key, 0, parcel.size, parcel.etag) if parcel.size else ()
-            self._land(bucket, parcel, b"".join(pieces))
-            moved(parcel.size, 1)
+        def fetch(item: TransferItem) -> None:
+            pieces = get_range(bucket, item.key, 0, item.size, item.etag) if item.size else ()
+            self._write_file(bucket, item, b"".join(pieces))
+            on_progress(item.size, 1)
 
-        each(fetch, (parcel for parcel in parcels if parcel.size < LARGE), AT_ONCE, over)
-        large = [parcel for parcel in parcels if parcel.size >= LARGE]
-        at_once = _share(large)
-        each(
-            lambda parcel: self._part_wise.get(bucket, parcel, get_range, at_once, moved),
+        for_each(fetch, (item for item in items if item.size < LARGE_FILE_BYTES), CONNECTIONS, cancelled)
+        large = [item for item in items if item.size >= LARGE_FILE_BYTES]
+        at_once = _connections_per_file(large)
+        for_each(
+            lambda item: self._multipart.get(bucket, item, get_range, at_once, on_progress),
             large,
-            _LARGE_AT_ONCE,
-            over,
+            _CONCURRENT_LARGE_FILES,
+            cancelled,
         )
 
-    def is_there(self, bucket: str, parcel: Parcel) -> bool:
-        """Whether the file has the object's very content already. False where that cannot be known."""
+    def has_same_content(self, bucket: str, item: TransferItem) -> bool:
+        """Return whether the file already has the object's content. False if that cannot be determined."""
         try:
-            if parcel.path.stat().st_size != parcel.size:
+            if item.path.stat().st_size != item.size:
                 return False
-            return self._part_wise.same(bucket, parcel, parcel.path) is True
+            return self._multipart.has_same_content(bucket, item, item.path) is True
         except OSError:
             return False
 
-    def _land(self, bucket: str, parcel: Parcel, content: bytes) -> None:
-        if len(content) != parcel.size:
-            raise differs(parcel.key)
-        landing = Landing(parcel.path)
-        whole = False
+    def _write_file(self, bucket: str, item: TransferItem, content: bytes) -> None:
+        """Write a downloaded file after comparing its digest with S3's."""
+        if len(content) != item.size:
+            raise wrong_content_error(item.key)
+        target = AtomicFile(item.path)
+        is_complete = False
         try:
-            landing.write(content, 0)
-            at_once = is_md5(parcel.etag) and new_digest("md5", content).hexdigest() == parcel.etag
-            if not at_once and self._part_wise.same(bucket, parcel, landing.beside) is False:
-                raise differs(parcel.key)
-            whole = True
+            target.write(content, 0)
+            has_md5 = is_md5(item.etag) and new_digest("md5", content).hexdigest() == item.etag
+            if not has_md5 and self._multipart.has_same_content(bucket, item, target.temporary_path) is False:
+                raise wrong_content_error(item.key)
+            is_complete = True
         finally:
-            landing.close(whole=whole)
+            target.close(is_complete=is_complete)
 
     # ---- obstore -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _quick(self) -> Quick | None:
-        return self._open_quick()
+    def _fast_transfer(self) -> FastTransfer | None:
+        return self._open_fast()
 
-    def _quick_for(self, parcels: Sequence[Parcel]) -> Quick | None:
-        pays = len(parcels) >= _PAYS_FROM or any(parcel.size >= LARGE for parcel in parcels)
-        return self._quick if pays else None
+    def _fast_transfer_for(self, items: Sequence[TransferItem]) -> FastTransfer | None:
+        """Return obstore if it pays off for these items and can be used."""
+        pays = len(items) >= _MIN_FAST_OBJECTS or any(item.size >= LARGE_FILE_BYTES for item in items)
+        return self._fast_transfer if pays else None
 
-    def _tried(self, quick: Quick | None, key: str, action: Callable[[Quick], None]) -> bool:
-        if quick is None or self._failed or not quick.takes(key):
+    def _try_fast(self, fast: FastTransfer | None, key: str, action: Callable[[FastTransfer], None]) -> bool:
+        """Run the action with obstore. Return whether it succeeded; obstore is not tried again after a
+        failure."""
+        if fast is None or self._fast_has_failed or not fast.supports_key(key):
             return False
         try:
-            action(quick)
-        except QuickFailed:
-            self._failed = True
+            action(fast)
+        except FastTransferFailed:
+            self._fast_has_failed = True
             return False
         return True
 
 
-def _abandonable(moved: Moved) -> tuple[Event, Moved]:
-    """Large files look whether the transfer is over with every part that moves."""
-    over = Event()
+def _cancellable(on_moved: OnMoved) -> tuple[Event, OnMoved]:
+    """Return an event, and a callback for progress that raises Cancelled once the event is set."""
+    cancelled = Event()
 
-    def look(size: int, files: int) -> None:
-        if over.is_set() and not files:
-            raise Abandoned
-        moved(size, files)
+    def check_cancelled(size: int, files: int) -> None:
+        if cancelled.is_set() and not files:
+            raise Cancelled
+        on_moved(size, files)
 
-    return over, look
-
-
-def _share(large: Sequence[Parcel]) -> int:
-    """Parts at a time of each large file."""
-    return AT_ONCE // max(1, min(len(large), _LARGE_AT_ONCE))
+    return cancelled, check_cancelled
 
 
-def _refuse_keys(parcels: Sequence[Parcel]) -> None:
-    """Names that S3 has no key for: all of them at once, before anything is sent."""
+def _connections_per_file(large: Sequence[TransferItem]) -> int:
+    """Return how many parts of each large file are transferred at a time."""
+    return CONNECTIONS // max(1, min(len(large), _CONCURRENT_LARGE_FILES))
+
+
+def _check_keys(items: Sequence[TransferItem]) -> None:
+    """Raises JobError naming all files that cannot have an S3 key, before anything is sent."""
     problems: list[Problem] = []
-    for parcel in parcels:
+    for item in items:
         try:
-            length = len(parcel.key.encode())
+            length = len(item.key.encode())
         except UnicodeEncodeError:
-            text = f"the name of {str(parcel.path)!r} is not UTF-8, as S3's keys are; rename it, or pack it"
+            text = f"the name of {str(item.path)!r} is not UTF-8, as S3's keys are; rename it, or pack it"
             problems.append(Problem("inputs", text))
             continue
-        if length > _LONGEST_KEY:
+        if length > _MAX_KEY_BYTES:
             text = (
-                f"{parcel.path}: its key would have {length:,} bytes, and S3's have at most {_LONGEST_KEY:,}"
+                f"{item.path}: its key would have {length:,} bytes, and S3's have at most {_MAX_KEY_BYTES:,}"
             )
             problems.append(Problem("inputs", text))
     if problems:

@@ -1,4 +1,4 @@
-"""obstore with a botocore client's own endpoint, region and credentials."""
+"""obstore with a botocore client's endpoint, region and credentials."""
 
 from __future__ import annotations
 
@@ -15,144 +15,157 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from smlaunch.data.contents import changed, part_size, reading
-from smlaunch.data.transfer import QuickFailed
-from smlaunch.data.transfer_parts import Moved
-from smlaunch.ports import Parcel
+from smlaunch.aws.interfaces import TransferItem
+from smlaunch.data.checksums import changed_file_error, explain_read_error, part_size
+from smlaunch.data.multipart_transfer import OnMoved
+from smlaunch.data.transfer import FastTransferFailed
 
-_CREDENTIALS_FOR = timedelta(minutes=5)
-"""How long obstore keeps what botocore gave it. botocore renews what has less than 10 minutes to live."""
+_CREDENTIALS_LIFETIME = timedelta(minutes=5)
+"""How long obstore uses credentials from botocore. botocore renews those with less than 10 minutes to
+live."""
 
 _TIMEOUT = "10m"
-"""For a part and its answer: ten parts at once over a slow line take their time."""
+"""For a part and its response: ten parts at a time take long over a slow line."""
 
-_PIECE = 1 << 20
-"""Bytes handed on at a time: they stay in the processor's cache while they are hashed and written."""
+_CHUNK_BYTES = 1 << 20
+"""Bytes yielded at a time: they stay in the processor's cache while they are hashed and written."""
 
-Owner = Callable[[str, str], "str | None"]
-"""Of an operation on a bucket: the account that has to own it; None where it may be anybody's."""
+ExpectedOwner = Callable[[str, str], "str | None"]
+"""Returns for an operation and a bucket the account that has to own the bucket; None if any account may."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_VIRTUAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-"""Bucket names that may stand in a host name of a certificate: without dots."""
+_HOST_NAME_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+"""Bucket names that a host name in a certificate can contain: without dots."""
 
 
-class ByObstore:
-    """Quick."""
+class ObstoreTransfer:
+    """Implements FastTransfer."""
 
-    def __init__(self, client: Any, credentials: Any, owner: Owner) -> None:
-        """``client``: botocore's, for S3. ``credentials``: botocore's, of its session."""
+    def __init__(self, client: Any, credentials: Any, expected_owner: ExpectedOwner) -> None:
+        """``client``: botocore's S3 client. ``credentials``: botocore's, of its session."""
 
-        def provide() -> dict[str, Any]:
+        def provide_credentials() -> dict[str, Any]:
             frozen = credentials.get_frozen_credentials()
             return {
                 "access_key_id": frozen.access_key,
                 "secret_access_key": frozen.secret_key,
                 "token": frozen.token,
-                "expires_at": datetime.now(timezone.utc) + _CREDENTIALS_FOR,
+                "expires_at": datetime.now(timezone.utc) + _CREDENTIALS_LIFETIME,
             }
 
         @cache
-        def store(bucket: str, expected: str | None) -> Any:
+        def bucket_store(bucket: str, expected: str | None) -> Any:
             options: dict[str, Any] = {"allow_http": True, "timeout": _TIMEOUT, "connect_timeout": "10s"}
             if expected is not None:
-                # Signed with the rest; every request has it, those of a multipart upload too.
+                # Signed, and sent with every request, those of a multipart upload too.
                 options["default_headers"] = {"x-amz-expected-bucket-owner": expected}
             return S3Store(
                 bucket,
                 region=client.meta.region_name,
-                credential_provider=provide,
+                credential_provider=provide_credentials,
                 client_options=options,
                 retry_config={"max_retries": 5, "retry_timeout": timedelta(minutes=2)},
-                # What is signed is the content's SHA-256, which S3 compares; this one it keeps as well.
+                # The signature covers the content's SHA-256, which S3 compares; this one it also stores.
                 checksum_algorithm="sha256",
-                **addressed(client.meta.endpoint_url, bucket),
+                **address_options(client.meta.endpoint_url, bucket),
             )
 
-        def chosen(bucket: str, operation: str) -> Any:
-            return store(bucket, owner(operation, bucket))
+        def store_for(bucket: str, operation: str) -> Any:
+            return bucket_store(bucket, expected_owner(operation, bucket))
 
-        self._store: Callable[[str, str], Any] = chosen
+        self._store: Callable[[str, str], Any] = store_for
 
-    def takes(self, key: str) -> bool:
-        """obstore sees a path in a key, and makes it a proper one; control characters it refuses."""
-        proper = all(part not in ("", ".", "..") for part in key.split("/"))
-        return proper and _CONTROL.search(key) is None
+    def supports_key(self, key: str) -> bool:
+        """Return whether obstore keeps the key as it is: it normalizes keys as paths, and refuses control
+        characters."""
+        is_clean_path = all(component not in ("", ".", "..") for component in key.split("/"))
+        return is_clean_path and _CONTROL.search(key) is None
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
         try:
             obstore.put(self._store(bucket, "PutObject"), key, content, use_multipart=False)
         except BaseError as error:
-            raise QuickFailed from error
+            raise FastTransferFailed from error
 
-    def put_file(self, bucket: str, parcel: Parcel, at_once: int, moved: Moved) -> None:
-        with reading(parcel.path):
-            descriptor = os.open(parcel.path, os.O_RDONLY)
-        part = part_size(parcel.size)
-        pieces = _Pieces(parcel, descriptor, part, moved)
+    def put_file(self, bucket: str, item: TransferItem, at_once: int, on_moved: OnMoved) -> None:
+        """Upload a file in parts."""
+        with explain_read_error(item.path):
+            descriptor = os.open(item.path, os.O_RDONLY)
+        part_bytes = part_size(item.size)
+        file_parts = _FileParts(item, descriptor, part_bytes, on_moved)
         try:
             obstore.put(
                 self._store(bucket, "PutObject"),
-                parcel.key,
-                pieces,
+                item.key,
+                file_parts,
                 use_multipart=True,
-                chunk_size=part,
+                chunk_size=part_bytes,
                 max_concurrency=at_once,
             )
         except Exception as error:
-            if pieces.problem is not None:
-                raise pieces.problem from error
+            if file_parts.problem is not None:
+                raise file_parts.problem from error
             if isinstance(error, BaseError):
-                raise QuickFailed from error
+                raise FastTransferFailed from error
             raise
         finally:
             os.close(descriptor)
-        moved(0, 1)
+        on_moved(0, 1)
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
         options: dict[str, Any] = {"range": (start, start + length)}
         if etag is not None:
             options["if_match"] = f'"{etag}"'
         try:
-            found = obstore.get(self._store(bucket, "GetObject"), key, options=options)
-            yield from found.stream(min_chunk_size=_PIECE)
+            response = obstore.get(self._store(bucket, "GetObject"), key, options=options)
+            yield from response.stream(min_chunk_size=_CHUNK_BYTES)
         except BaseError as error:
-            raise QuickFailed from error
+            raise FastTransferFailed from error
 
 
-def by_obstore(client: Any, session: Any, owner: Owner) -> ByObstore | None:
-    """None where only botocore knows the way: by a proxy, with certificates of the user's own, without
-    credentials."""
+def open_obstore(client: Any, session: Any, expected_owner: ExpectedOwner) -> ObstoreTransfer | None:
+    """Return a fast transfer; None if only botocore can connect: by a proxy, with the user's own
+    certificates, or without credentials."""
     url = urlsplit(client.meta.endpoint_url)
-    # obstore takes the proxies of the environment, whatever the client was told of them.
-    proxied = url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
-    own_certificates = url.scheme == "https" and session.get_config_variable("ca_bundle")
-    roundabout = proxied or client.meta.config.proxies or own_certificates
+    # obstore uses the proxies of the environment, whatever the client's configuration says.
+    is_proxied = url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
+    has_ca_bundle = url.scheme == "https" and session.get_config_variable("ca_bundle")
+    needs_botocore = is_proxied or client.meta.config.proxies or has_ca_bundle
     credentials = session.get_credentials()
-    return None if roundabout or credentials is None else ByObstore(client, credentials, owner)
+    return (
+        None
+        if needs_botocore or credentials is None
+        else ObstoreTransfer(client, credentials, expected_owner)
+    )
 
 
-def addressed(endpoint: str, bucket: str) -> dict[str, Any]:
-    """S3Store's options. AWS wants the bucket in the host's name; what else speaks S3, mostly in the path."""
+def address_options(endpoint: str, bucket: str) -> dict[str, Any]:
+    """Return S3Store's options. AWS expects the bucket in the host name; other S3 services mostly in the
+    path."""
     url = urlsplit(endpoint)
     host = url.hostname or ""
-    if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and _VIRTUAL.fullmatch(bucket):
-        whole = f"{url.scheme}://{bucket}.{url.netloc}"
-        return {"endpoint": whole, "virtual_hosted_style_request": True}
+    if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and _HOST_NAME_BUCKET.fullmatch(bucket):
+        bucket_endpoint = f"{url.scheme}://{bucket}.{url.netloc}"
+        return {"endpoint": bucket_endpoint, "virtual_hosted_style_request": True}
     return {"endpoint": endpoint.rstrip("/"), "virtual_hosted_style_request": False}
 
 
-class _Pieces:
-    """A file, part by part: obstore sends what it is given without copying it. Tells how much has been read,
-    which is as much as can be known of an upload.
+class _FileParts:
+    """A file, part by part: obstore sends each without copying it. Reports how much has been read, which is
+    all that can be known of an upload.
 
-    ``problem``: why there is no next part; obstore then gives the upload up, and no object appears.
+    ``problem``: why there is no next part; obstore then aborts the upload, and no object appears.
     """
 
-    def __init__(self, parcel: Parcel, descriptor: int, part: int, moved: Moved) -> None:
-        self._parcel, self._descriptor, self._part, self._moved = parcel, descriptor, part, moved
-        self._before = os.fstat(descriptor).st_mtime_ns
-        self._count = 0
+    def __init__(self, item: TransferItem, descriptor: int, part_bytes: int, on_moved: OnMoved) -> None:
+        self._item, self._descriptor, self._part_bytes, self._on_moved = (
+            item,
+            descriptor,
+            part_bytes,
+            on_moved,
+        )
+        self._mtime_ns = os.fstat(descriptor).st_mtime_ns
+        self._offset = 0
         self.problem: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -161,7 +174,7 @@ class _Pieces:
     def __next__(self) -> bytes:
         try:
             content = self._read()
-            self._moved(len(content), 0)
+            self._on_moved(len(content), 0)
         except Exception as error:
             self.problem = error
             raise
@@ -170,11 +183,11 @@ class _Pieces:
         return content
 
     def _read(self) -> bytes:
-        with reading(self._parcel.path):
-            content = os.pread(self._descriptor, self._part, self._count)
+        with explain_read_error(self._item.path):
+            content = os.pread(self._descriptor, self._part_bytes, self._offset)
             now = os.fstat(self._descriptor)
-        self._count += len(content)
-        size = self._parcel.size
-        if not content and (self._count, now.st_size, now.st_mtime_ns) != (size, size, self._before):
-            raise changed(self._parcel.path)
+        self._offset += len(content)
+        size = self._item.size
+        if not content and (self._offset, now.st_size, now.st_mtime_ns) != (size, size, self._mtime_ns):
+            raise changed_file_error(self._item.path)
         return content

@@ -1,4 +1,4 @@
-"""A pipeline's file: several jobs, and what each of them has to do with the others.
+"""Pipeline files: several jobs and the links between them.
 
     pipeline: churn
     steps:
@@ -7,11 +7,11 @@
         cache: 30d
       - name: train
         job: train.yaml
-        inputs: {train: prepare}   # what that step left
+        inputs: {train: prepare}   # the output of that step
         require: ["held_out_accuracy >= 0.97"]
 
-What an input is taken from is not there when the jobs are planned. Its channel has an address that stands for
-it meanwhile (``Source.uri``), and the export writes a reference in its place.
+The output of a step does not exist when the jobs are planned. Its channel has a placeholder address
+(``StepOutput.placeholder_uri``), which the export replaces by a reference.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.errors import JobError, Problem
-from smlaunch.job import Job
-from smlaunch.job_fields import parse_duration
-from smlaunch.job_file import read_mapping, relocated
-from smlaunch.protocol.names import RUN_LIMIT, is_run_id
-from smlaunch.suggest import did_you_mean
+from smlaunch.job.fields import parse_duration
+from smlaunch.job.model import Job
+from smlaunch.job.yaml_file import read_job_file, resolve_relative_paths
+from smlaunch.text.did_you_mean import did_you_mean
 
-EXECUTION_ID = 12
-"""Letters of an execution's id, as the service makes them (in the developer guide's examples; no length is
-documented). A step's run is called ``<execution>-<step>``."""
+EXECUTION_ID_LENGTH = 12
+"""Length of an execution id in the examples of the developer guide; no length is documented. The run id of a
+step is ``<execution>-<step>``."""
 
-NAME_LIMIT = RUN_LIMIT - EXECUTION_ID - len("-")
+MAX_STEP_NAME_LENGTH = MAX_RUN_ID_LENGTH - EXECUTION_ID_LENGTH - len("-")
 
 OPERATORS: Mapping[str, str] = {
     ">=": "GreaterThanOrEqualTo",
@@ -45,302 +45,322 @@ OPERATORS: Mapping[str, str] = {
     ">": "GreaterThan",
     "<": "LessThan",
 }
-"""As they are written, and as a pipeline's conditions are called."""
+"""Type of a pipeline condition, by operator."""
 
 PIPELINE_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
 """Source: CreatePipeline, API reference."""
 
 _REQUIREMENT = re.compile(r"\s*(?P<what>[^\s<=>][^<=>]*?)\s*(?P<operator>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
-_TOP = ("pipeline", "steps")
-_KEYS = ("name", "job", "inputs", "after", "require", "cache")
+_TOP_KEYS = ("pipeline", "steps")
+_STEP_KEYS = ("name", "job", "inputs", "after", "require", "cache")
 _INPUT_KEYS = ("from", "mode", "split", "content_type")
 
 
 @dataclass(frozen=True)
-class Source:
-    """What another step left: a processing job's output, or a training job's model. ``folder``: one below it,
-    ending in a slash; empty for all of it."""
+class StepOutput:
+    """Output of another step: of a processing job, or the model of a training job.
+
+    ``folder``: a folder of the output, ending in a slash; empty for all of it.
+    """
 
     step: str
     folder: str = ""
 
     @property
-    def uri(self) -> str:
-        """Stands for it in the plan of the job that reads it."""
+    def placeholder_uri(self) -> str:
+        """Placeholder address in the plan of the job that reads the output."""
         return f"s3://pipeline-step/{self.step}/{self.folder}"
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """``what``: a training job's metric; of a processing job ``<file of its output>:<path in its JSON>``."""
+    """A condition on the result of a job.
 
-    what: str
+    ``value_name``: a metric of a training job; for a processing job ``<output file>:<path in its JSON>``.
+    """
+
+    value_name: str
     operator: str
-    bound: float
+    threshold: float
     index: int = field(default=0, compare=False)
-    """Its place in the file's list."""
+    """Index in the list of the file."""
 
     def __str__(self) -> str:
-        return f"{self.what} {self.operator} {self.bound:g}"
+        return f"{self.value_name} {self.operator} {self.threshold:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """What a step has to do with others. ``name``: empty for a job that is exported alone. ``inputs``: by the
-    job's channel. ``path``: the step's place in the file."""
+class StepLinks:
+    """Links of a step to other steps.
+
+    ``name``: empty for a job that is exported alone. ``inputs``: outputs of other steps, by channel.
+    ``path``: path of the step in the file.
+    """
 
     name: str = ""
-    inputs: Mapping[str, Source] = field(default_factory=dict)
+    inputs: Mapping[str, StepOutput] = field(default_factory=dict)
     after: tuple[str, ...] = ()
     path: str = ""
 
     @property
-    def needs(self) -> frozenset[str]:
+    def required_steps(self) -> frozenset[str]:
         return frozenset(self.after) | {source.step for source in self.inputs.values()}
 
-    def problem(self, where: str, message: str) -> Problem:
-        """``where``: a place below the step's own."""
+    def step_problem(self, where: str, message: str) -> Problem:
+        """A problem at a path below that of the step."""
         return Problem(f"{self.path}.{where}" if self.path else where, message)
 
-    def problem_of_job(self, problem: Problem) -> Problem:
-        """The job's own, by its place in the pipeline's file."""
-        return _in_job(problem, self.path) if self.path else problem
+    def job_problem(self, problem: Problem) -> Problem:
+        """A problem of the job, with its path in the pipeline file."""
+        return _prefix_job_path(problem, self.path) if self.path else problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Links):
-    """``cache``: seconds for which its result may be taken again, None without."""
+class PipelineStep(StepLinks):
+    """A step with its job. ``cache_seconds``: how long its result may be reused; None: never."""
 
     job: Job
-    requires: tuple[Requirement, ...] = ()
-    cache: int | None = None
+    requirements: tuple[Requirement, ...] = ()
+    cache_seconds: int | None = None
 
 
-SomeLinks = TypeVar("SomeLinks", bound=Links)
+SomeLinks = TypeVar("SomeLinks", bound=StepLinks)
 
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """``problems``: all that is wrong with it; ``steps`` are those that can be read nevertheless."""
+    """A parsed pipeline file. ``problems``: all problems; ``steps``: the steps that could be parsed."""
 
     name: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     problems: tuple[Problem, ...] = ()
 
 
-def is_pipeline(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a pipeline's file, and not a job's. What cannot be read is none."""
+def is_pipeline_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a pipeline file, and not a job file. False for an unreadable file."""
     try:
-        return str(path).endswith((".yaml", ".yml")) and not read_mapping(path).keys().isdisjoint(_TOP)
+        return str(path).endswith((".yaml", ".yml")) and not read_job_file(path).keys().isdisjoint(_TOP_KEYS)
     except JobError:
         return False
 
 
-def read_pipeline(path: str | os.PathLike[str], role: str | None = None) -> PipelineFile:
-    """``role``: laid over every job. Raises JobError for what is no YAML mapping; everything else that is
-    wrong stands in the result."""
-    document = read_mapping(path)
+def read_pipeline_file(path: str | os.PathLike[str], role: str | None = None) -> PipelineFile:
+    """Read a pipeline file. ``role``: overrides that of every job.
+
+    Raises JobError for a file that is not a YAML mapping; other problems are in the result.
+    """
+    document = read_job_file(path)
     reader = _Reader(Path(path).parent, role)
     return reader.read(document)
 
 
 def is_step_name(name: str) -> bool:
-    return is_run_id(name) and len(name) <= NAME_LIMIT
+    return is_run_id(name) and len(name) <= MAX_STEP_NAME_LENGTH
 
 
-def in_order(steps: Sequence[SomeLinks]) -> list[SomeLinks]:
-    """Each after all that it needs. Raises CycleError."""
+def sort_steps(steps: Sequence[SomeLinks]) -> list[SomeLinks]:
+    """Sort steps so that each comes after the steps it needs. Raises CycleError."""
     by_name = {step.name: step for step in steps}
-    graph = {step.name: sorted(step.needs & by_name.keys()) for step in steps}
+    graph = {step.name: sorted(step.required_steps & by_name.keys()) for step in steps}
     return [by_name[name] for name in TopologicalSorter(graph).static_order()]
 
 
 class _Reader:
-    """Collects steps and problems."""
+    """Parses the steps of a file, and collects their problems."""
 
     def __init__(self, folder: Path, role: str | None) -> None:
         self._folder = folder
         self._role = role
         self._problems: list[Problem] = []
-        self._links: list[Links] = []
-        """Of all steps, also those whose job cannot be read."""
+        self._links: list[StepLinks] = []
+        """Links of all steps, also of those whose job cannot be parsed."""
 
     def read(self, document: Mapping[str, Any]) -> PipelineFile:
-        self._unknown("", document, _TOP)
+        self._check_keys("", document, _TOP_KEYS)
         name = document.get("pipeline")
         if name is not None and not (isinstance(name, str) and PIPELINE_NAME.fullmatch(name)):
-            self._tell("pipeline", f"{name!r} is no name of letters, digits and dashes")
+            self._add_problem("pipeline", f"{name!r} is not a valid name: letters, digits and dashes")
             name = None
-        given = document.get("steps")
-        if not isinstance(given, list) or not given:
-            self._tell("steps", "a list with at least one step is needed")
-            given = []
-        steps = [step for index, one in enumerate(given) if (step := self._step(one, f"steps[{index}]"))]
-        self._problems += _between(self._links)
+        value = document.get("steps")
+        if not isinstance(value, list) or not value:
+            self._add_problem("steps", "a list with at least one step is needed")
+            value = []
+        steps = [
+            step for index, item in enumerate(value) if (step := self._parse_step(item, f"steps[{index}]"))
+        ]
+        self._problems += _link_problems(self._links)
         return PipelineFile(name, tuple(steps), tuple(self._problems))
 
-    def _tell(self, path: str, message: str) -> None:
+    def _add_problem(self, path: str, message: str) -> None:
         self._problems.append(Problem(path, message))
 
-    def _unknown(self, path: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-        for key in given:
+    def _check_keys(self, path: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
+        for key in value:
             if key not in known:
-                where = f"{path}.{key}" if path else str(key)
-                self._tell(where, f"{key!r} is unknown{did_you_mean(str(key), known)}")
+                input_path = f"{path}.{key}" if path else str(key)
+                self._add_problem(input_path, f"{key!r} is unknown{did_you_mean(str(key), known)}")
 
-    def _step(self, given: Any, path: str) -> Step | None:
-        if not isinstance(given, Mapping):
-            self._tell(path, f"a mapping with name and job is needed, not {given!r}")
+    def _parse_step(self, value: Any, path: str) -> PipelineStep | None:
+        if not isinstance(value, Mapping):
+            self._add_problem(path, f"a mapping with name and job is needed, not {value!r}")
             return None
-        self._unknown(path, given, _KEYS)
-        name = given.get("name")
+        self._check_keys(path, value, _STEP_KEYS)
+        name = value.get("name")
         if not (isinstance(name, str) and is_step_name(name)):
-            text = f"lower-case letters, digits and single dashes are needed, at most {NAME_LIMIT}"
-            self._tell(f"{path}.name", f"{name!r} is no step's name; {text}")
-        inputs, channels = self._inputs(given.get("inputs"), f"{path}.inputs")
-        after = self._texts(given.get("after"), f"{path}.after")
-        requires = self._requires(given.get("require"), f"{path}.require")
-        cache = self._cache(given.get("cache"), f"{path}.cache")
-        links = Links(name=str(name), inputs=inputs, after=after, path=path)
+            text = f"lower-case letters, digits and single dashes are needed, at most {MAX_STEP_NAME_LENGTH}"
+            self._add_problem(f"{path}.name", f"{name!r} is not a valid step name; {text}")
+        inputs, channels = self._parse_inputs(value.get("inputs"), f"{path}.inputs")
+        after = self._parse_texts(value.get("after"), f"{path}.after")
+        requires = self._parse_requirements(value.get("require"), f"{path}.require")
+        cache = self._parse_cache(value.get("cache"), f"{path}.cache")
+        links = StepLinks(name=str(name), inputs=inputs, after=after, path=path)
         self._links.append(links)
-        job = self._job(given.get("job"), path, channels)
-        return None if job is None else Step(**vars(links), job=job, requires=requires, cache=cache)
+        job = self._parse_job(value.get("job"), path, channels)
+        return (
+            None
+            if job is None
+            else PipelineStep(**vars(links), job=job, requirements=requires, cache_seconds=cache)
+        )
 
-    def _job(self, given: Any, path: str, channels: Mapping[str, Any]) -> Job | None:
-        mapping = self._mapping(given, f"{path}.job")
+    def _parse_job(self, value: Any, path: str, channels: Mapping[str, Any]) -> Job | None:
+        mapping = self._job_mapping(value, f"{path}.job")
         if mapping is None:
             return None
         if mapping.pop("name", None) is not None:
-            self._tell(f"{path}.job.name", OWN_NAMES)
-        own = mapping.get("inputs") or {}
-        if isinstance(own, Mapping):
-            for channel in sorted(channels.keys() & own.keys()):
+            self._add_problem(f"{path}.job.name", NAME_NOT_ALLOWED)
+        job_inputs = mapping.get("inputs") or {}
+        if isinstance(job_inputs, Mapping):
+            for channel in sorted(channels.keys() & job_inputs.keys()):
                 text = "the job itself has this channel too; leave one of them out"
-                self._tell(f"{path}.inputs.{channel}", text)
-            mapping["inputs"] = {**own, **channels}
+                self._add_problem(f"{path}.inputs.{channel}", text)
+            mapping["inputs"] = {**job_inputs, **channels}
         if self._role is not None:
             mapping["role"] = self._role
         try:
             return Job.from_mapping(mapping)
         except JobError as error:
-            self._problems += [_in_job(problem, path) for problem in error.problems]
+            self._problems += [_prefix_job_path(problem, path) for problem in error.problems]
             return None
 
-    def _mapping(self, given: Any, path: str) -> dict[str, Any] | None:
-        """The job's, its relative paths as they hold from here."""
-        if isinstance(given, Mapping):
-            return relocated(dict(given), self._folder)
-        if not isinstance(given, str):
-            self._tell(path, "a job file, or a job as a mapping, is needed")
+    def _job_mapping(self, value: Any, path: str) -> dict[str, Any] | None:
+        """Mapping of a job, with relative paths resolved."""
+        if isinstance(value, Mapping):
+            return resolve_relative_paths(dict(value), self._folder)
+        if not isinstance(value, str):
+            self._add_problem(path, "a job file, or a job as a mapping, is needed")
             return None
         try:
-            return read_mapping(self._folder / given)
+            return read_job_file(self._folder / value)
         except JobError as error:
             for problem in error.problems:
-                self._tell(path, str(problem))
+                self._add_problem(path, str(problem))
             return None
 
-    def _inputs(self, given: Any, path: str) -> tuple[dict[str, Source], dict[str, Any]]:
-        """What each is taken from, and the channels as the job is to have them."""
-        sources: dict[str, Source] = {}
+    def _parse_inputs(self, value: Any, path: str) -> tuple[dict[str, StepOutput], dict[str, Any]]:
+        """Parse the inputs of a step: outputs of other steps, and the channels of the job."""
+        sources: dict[str, StepOutput] = {}
         channels: dict[str, Any] = {}
-        if given is None:
+        if value is None:
             return sources, channels
-        if not isinstance(given, Mapping):
-            self._tell(path, "a mapping from channels to steps is needed, such as {train: prepare}")
+        if not isinstance(value, Mapping):
+            self._add_problem(path, "a mapping from channels to steps is needed, such as {train: prepare}")
             return sources, channels
-        for name, value in given.items():
-            where = f"{path}.{name}"
-            rest = dict(value) if isinstance(value, Mapping) else {"from": value}
-            self._unknown(where, rest, _INPUT_KEYS)
-            word = rest.pop("from", None)
-            if not isinstance(word, str) or not word.partition("/")[0]:
-                self._tell(
-                    where, f"a step, or a folder of what it left (step/folder), is needed, not {word!r}"
+        for name, item in value.items():
+            input_path = f"{path}.{name}"
+            channel_options = dict(item) if isinstance(item, Mapping) else {"from": item}
+            self._check_keys(input_path, channel_options, _INPUT_KEYS)
+            reference = channel_options.pop("from", None)
+            if not isinstance(reference, str) or not reference.partition("/")[0]:
+                self._add_problem(
+                    input_path,
+                    f"a step, or a folder of its output (step/folder), is needed, not {reference!r}",
                 )
                 continue
-            if "://" in word or ".." in word.split("/"):
-                self._tell(
-                    where, f"{word!r} is no step or folder of it; an address stands in the job's own inputs"
+            if "://" in reference or ".." in reference.split("/"):
+                self._add_problem(
+                    input_path,
+                    f"{reference!r} is not a step or step/folder; an address belongs to the job's inputs",
                 )
                 continue
-            if rest.get("split") == "bytes":
-                self._tell(
-                    f"{where}.split", "nobody knows its files before that step has run; split: key does"
+            if channel_options.get("split") == "bytes":
+                self._add_problem(
+                    f"{input_path}.split", "the files are not known before that step has run; use split: key"
                 )
                 continue
-            step, _, folder = word.partition("/")
-            source = Source(step, folder.strip("/") + "/" if folder.strip("/") else "")
+            step, _, folder = reference.partition("/")
+            source = StepOutput(step, folder.strip("/") + "/" if folder.strip("/") else "")
             sources[str(name)] = source
-            options = {key: value for key, value in rest.items() if key in _INPUT_KEYS}
-            channels[str(name)] = {"uri": source.uri, **options}
+            options = {key: value for key, value in channel_options.items() if key in _INPUT_KEYS}
+            channels[str(name)] = {"uri": source.placeholder_uri, **options}
         return sources, channels
 
-    def _texts(self, given: Any, path: str) -> tuple[str, ...]:
-        if given is None:
+    def _parse_texts(self, value: Any, path: str) -> tuple[str, ...]:
+        if value is None:
             return ()
-        if isinstance(given, str):
-            return (given,)
-        if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-            self._tell(path, "a list of texts is needed")
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self._add_problem(path, "a list of texts is needed")
             return ()
-        return tuple(given)
+        return tuple(value)
 
-    def _requires(self, given: Any, path: str) -> tuple[Requirement, ...]:
+    def _parse_requirements(self, value: Any, path: str) -> tuple[Requirement, ...]:
         found = []
-        for index, text in enumerate(self._texts(given, path)):
+        for index, text in enumerate(self._parse_texts(value, path)):
             match = _REQUIREMENT.fullmatch(text)
-            bound = None if match is None else _number(match["bound"])
+            bound = None if match is None else _parse_finite(match["bound"])
             if match is None or bound is None:
-                words = f"{text!r} is no condition; write NAME, one of {' '.join(OPERATORS)}, and a number"
-                self._tell(f"{path}[{index}]", words)
+                message = (
+                    f"{text!r} is not a condition; write NAME, one of {' '.join(OPERATORS)}, and a number"
+                )
+                self._add_problem(f"{path}[{index}]", message)
             else:
                 found.append(Requirement(match["what"], match["operator"], bound, index))
         return tuple(found)
 
-    def _cache(self, given: Any, path: str) -> int | None:
-        if given is None:
+    def _parse_cache(self, value: Any, path: str) -> int | None:
+        if value is None:
             return None
         try:
-            seconds = parse_duration(given) if isinstance(given, str) else 0
+            seconds = parse_duration(value) if isinstance(value, str) else 0
         except ValueError as error:
-            self._tell(path, str(error))
+            self._add_problem(path, str(error))
             return None
         if seconds == 0 or seconds % 60:
-            self._tell(path, f"{given!r} is no time in whole minutes, such as 90m, 12h or 30d")
+            self._add_problem(path, f"{value!r} is not a time in whole minutes, such as 90m, 12h or 30d")
             return None
         return seconds
 
 
-OWN_NAMES = "the executions of a pipeline name their runs themselves, so that each trains anew; leave it out"
+NAME_NOT_ALLOWED = "every execution of a pipeline is a new run with its own name; leave it out"
 
 
-def _in_job(problem: Problem, path: str) -> Problem:
+def _prefix_job_path(problem: Problem, path: str) -> Problem:
     return replace(problem, path=".".join(word for word in (path, "job", problem.path) if word))
 
 
-def _between(steps: Sequence[Links]) -> Iterator[Problem]:
+def _link_problems(steps: Sequence[StepLinks]) -> Iterator[Problem]:
     names = [step.name for step in steps]
-    seen: dict[str, str] = {}
+    path_by_name: dict[str, str] = {}
     for step in steps:
-        if step.name in seen:
-            yield step.problem("name", f"{step.name!r} is also the name of {seen[step.name]}")
-        seen.setdefault(step.name, step.path)
-        places = [
+        if step.name in path_by_name:
+            yield step.step_problem("name", f"{step.name!r} is also the name of {path_by_name[step.name]}")
+        path_by_name.setdefault(step.name, step.path)
+        references = [
             *((f"inputs.{channel}", source.step) for channel, source in step.inputs.items()),
             *((f"after[{index}]", name) for index, name in enumerate(step.after)),
         ]
-        for where, name in places:
+        for path, name in references:
             if name not in names:
-                yield step.problem(where, f"there is no step {name!r}{did_you_mean(name, names)}")
+                yield step.step_problem(path, f"there is no step {name!r}{did_you_mean(name, names)}")
     try:
-        in_order(steps)
+        sort_steps(steps)
     except CycleError as error:
-        circle = error.args[1][::-1]
-        yield Problem("steps", f"{' needs '.join(circle)}: no step can need itself")
+        cycle = error.args[1][::-1]
+        yield Problem("steps", f"{' needs '.join(cycle)}: no step can need itself")
 
 
-def _number(text: str) -> float | None:
+def _parse_finite(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -1,11 +1,11 @@
-"""A run as a Step Functions state machine: the driver's loop (``planning.reconcile``) in the States Language.
+"""A run as a Step Functions state machine: the loop of the driver (``planner.reconcile``) in States Language.
 
-What it keeps between states:
+Its context between states:
 
     run      the run's name               at       segment, attempt, step, and what was tried since that step
     left     seconds, where capped        job      the name of the job, what its request was answered with
     size     of the next job              seen     DescribeTrainingJob's answer, with nothing missing
-    outcome  outcome.json, likewise       count    what ``at`` becomes with this job
+    outcome  of the job, likewise         count    what ``at`` becomes with this job
     events   of this execution's history  blank    what an answer may lack
 """
 
@@ -18,26 +18,26 @@ from dataclasses import replace
 from typing import Any
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.export.asl import choice, note, sum_of, task, to, when
-from smlaunch.export.fan_out import FAN_OUT, MOST_INLINE, shared, states
-from smlaunch.export.flow import ITEMS_FILE, Flow, flow_of
-from smlaunch.export.machine_ends import Ends
-from smlaunch.export.machine_jobs import Jobs
-from smlaunch.export.machine_words import (
-    BEGIN,
-    FIRST,
-    FIRST_AT,
+from smlaunch.export.asl import add_numbers, choice_state, compare, go_to, pass_state, task_state
+from smlaunch.export.run_template import ITEMS_FILE, RunTemplate, build_run_template
+from smlaunch.export.sfn_common import (
+    BEGIN_STATE,
+    FIRST_JOB,
+    INITIAL_POSITION,
     TAKE_OVER,
-    Machine,
-    blanks,
-    carried,
-    uncapped,
+    StateMachineBuilder,
+    initial_limits,
+    persistent_context,
+    response_defaults,
 )
-from smlaunch.export.policies import permissions, trust
-from smlaunch.planning.plan import Plan, Upload
-from smlaunch.planning.surroundings import Surroundings
+from smlaunch.export.sfn_endings import EndingStates
+from smlaunch.export.sfn_jobs import JobStates
+from smlaunch.export.sfn_policies import permissions_policy, trust_policy
+from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, merge_shards, shard_states
+from smlaunch.planner.facts import Facts
+from smlaunch.planner.plan import Plan, Upload
 
-FILE = "state-machine.asl.json"
+DEFINITION_FILE = "state-machine.asl.json"
 PERMISSIONS_FILE = "permissions.json"
 TRUST_FILE = "trust.json"
 TASK_FILE = "task.asl.json"
@@ -46,7 +46,7 @@ TASK = "task"
 MACHINE = "machine"
 
 _MACHINE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
-"""More is allowed, and not where executions are logged (CreateStateMachine)."""
+"""Names that may be logged; CreateStateMachine allows more characters."""
 
 
 def export_step_functions(
@@ -55,76 +55,79 @@ def export_step_functions(
     *,
     run: str | None = None,
     embed: str = MACHINE,
-    pace: float = 1.0,
-    most_inline: int = MOST_INLINE,
+    time_scale: float = 1.0,
+    max_inline_shards: int = MAX_INLINE_SHARDS,
 ) -> dict[str, str]:
-    """The files of an export, by their names. ``name``: the state machine's. ``run``: a fixed name of the
-    run; None: every execution is a run of its own name. ``embed``: TASK adds one Task state that starts the
-    machine from a flow of the team's own. ``most_inline``: more parts than that are for a Distributed Map,
-    which reads ITEMS_FILE from where ``staged`` has it put.
+    """Return the files of an export by name.
 
-    Raises JobError for what the machine cannot do as the plan has it, every problem by its field.
+    ``name``: of the state machine. ``run``: fixed run id; None: every execution is a new run. ``embed``: TASK
+    adds one Task state that starts the machine from another state machine. ``max_inline_shards``: more shards
+    use a Distributed Map, which reads ITEMS_FILE (uploaded by ``with_items_upload``).
+
+    Raises JobError with everything in the plan that the state machine cannot do, each problem by its field.
     """
-    flow = flow_of(plan, run=run, pace=pace)
-    _refuse(flow, name)
-    flow, items = shared(flow) if flow.parts else (flow, [])
-    inline = len(items) <= most_inline
-    definition = _machine_of(flow, name, items, inline)
+    template = build_run_template(plan, run=run, time_scale=time_scale)
+    _check(template, name)
+    template, items = merge_shards(template) if template.shards else (template, [])
+    inline = len(items) <= max_inline_shards
+    definition = _build_definition(template, name, items, inline)
     files = {
-        FILE: text_of(definition),
-        PERMISSIONS_FILE: text_of(permissions(flow, definition, name)),
-        TRUST_FILE: text_of(trust(flow, name)),
+        DEFINITION_FILE: to_json(definition),
+        PERMISSIONS_FILE: to_json(permissions_policy(template, definition, name)),
+        TRUST_FILE: to_json(trust_policy(template, name)),
     }
     if not inline:
         files[ITEMS_FILE] = json.dumps(items, indent=1, ensure_ascii=True) + "\n"
     if embed == TASK:
-        files[TASK_FILE] = text_of(embedded(flow, name))
+        files[TASK_FILE] = to_json(embedded_task(template, name))
     return files
 
 
-def staged(plan: Plan, files: Mapping[str, str]) -> Plan:
-    """The plan with what the machine itself reads among its uploads."""
+def with_items_upload(plan: Plan, files: Mapping[str, str]) -> Plan:
+    """Return the plan with the file that the state machine itself reads as a further upload."""
     if ITEMS_FILE not in files:
         return plan
-    upload = Upload("parts", flow_of(plan).items, content=files[ITEMS_FILE])
+    upload = Upload("parts", build_run_template(plan).items_uri, content=files[ITEMS_FILE])
     return replace(plan, uploads=(*plan.uploads, upload))
 
 
-def text_of(document: Mapping[str, Any]) -> str:
-    """In the order of the document: a definition is read from its beginning."""
+def to_json(document: Mapping[str, Any]) -> str:
+    """Format a document as JSON, in its own order."""
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
-def _machine_of(flow: Flow, name: str, items: list[dict[str, Any]], inline: bool) -> dict[str, Any]:
-    machine = Machine(flow, name)
-    machine.add(BEGIN, _begin(flow))
-    for state_name, state in (states(flow, items, inline) if flow.parts else {}).items():
-        machine.add(state_name, state)
-    machine.add(*_first(flow), _take_over(flow))
-    Jobs(machine).add()
-    Ends(machine).add()
-    for state in every_state(machine.states):
+def _build_definition(
+    template: RunTemplate, name: str, items: list[dict[str, Any]], inline: bool
+) -> dict[str, Any]:
+    builder = StateMachineBuilder(template, name)
+    builder.add(BEGIN_STATE, _begin_state(template))
+    for state_name, state in (shard_states(template, items, inline) if template.shards else {}).items():
+        builder.add(state_name, state)
+    builder.add(*_first_job_state(template), _take_over_state(template))
+    JobStates(builder).add()
+    EndingStates(builder).add()
+    for state in iter_states(builder.states):
         if "Resource" in state:
-            state["Resource"] = state["Resource"].replace("arn:aws:", f"arn:{flow.partition}:", 1)
+            state["Resource"] = state["Resource"].replace("arn:aws:", f"arn:{template.partition}:", 1)
     return {
-        "Comment": f"{flow.title}, exported by smlaunch. The jobs of an execution are "
-        f"{flow.run or '<execution name>'}-s<segment>-a<attempt>.",
-        "StartAt": BEGIN,
-        "States": machine.states,
+        "Comment": f"{template.title}, exported by smlaunch. The jobs of an execution are "
+        f"{template.run or '<execution name>'}-s<segment>-a<attempt>.",
+        "StartAt": BEGIN_STATE,
+        "States": builder.states,
     }
 
 
-def embedded(flow: Flow, name: str) -> dict[str, Any]:
-    """One Task state for another machine: it ends when the run has ended, and fails as the run does."""
-    # A run with a fixed name is given one: its machine may be started again, and finds its own jobs.
-    own_name = {"Name.$": "$$.Execution.Name"} if flow.run is None else {}
-    state = task(
+def embedded_task(template: RunTemplate, name: str) -> dict[str, Any]:
+    """A state machine of one Task state that runs the exported machine, and fails when the run fails."""
+    # A run with a fixed id needs no name: an execution that is started again finds its jobs.
+    execution_name = {"Name.$": "$$.Execution.Name"} if template.run is None else {}
+    state = task_state(
         "Trains, and waits for the end. The run has the name of this execution: in a Map, or twice in one "
         "flow, give each its own (States.Format), of lower-case letters, digits and dashes, 40 at most.",
         "states:startExecution.sync:2",
         {
-            "StateMachineArn": machine_arn(flow, name),
-            **own_name,
+            "StateMachineArn": machine_arn(template, name),
+            **execution_name,
             "Input": {"AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": "$$.Execution.Id"},
         },
         "$.training",
@@ -135,54 +138,65 @@ def embedded(flow: Flow, name: str) -> dict[str, Any]:
     return {"Train": {**state, "End": True}}
 
 
-def machine_arn(where: Flow | Surroundings, name: str) -> str:
-    return f"arn:{where.partition}:states:{where.region}:{where.account}:stateMachine:{name}"
+def machine_arn(account: RunTemplate | Facts, name: str) -> str:
+    return f"arn:{account.partition}:states:{account.region}:{account.account}:stateMachine:{name}"
 
 
-def _refuse(flow: Flow, name: str) -> None:
+def _check(template: RunTemplate, name: str) -> None:
     problems = []
     if not _MACHINE_NAME.fullmatch(name):
-        text = f"{name!r} is no state machine's name: 80 letters, digits, dashes and underscores at most"
+        text = (
+            f"{name!r} is not a valid state machine name: at most 80 letters, digits, dashes and underscores"
+        )
         problems.append(Problem("--called", text))
-    if flow.policy.chain and flow.checkpoints is None:
-        problems.append(Problem("checkpoints", "a chain without checkpoints has nothing to go on from"))
+    if template.policy.chain and template.checkpoints is None:
+        problems.append(Problem("checkpoints", "a chain without checkpoints cannot continue"))
     if problems:
         raise JobError(problems)
 
 
-def every_state(found: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Those inside of a Map too."""
-    for state in found.values():
+def iter_states(states: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Iterate over all states, also those inside of a Map."""
+    for state in states.values():
         yield state
-        yield from every_state(state.get("ItemProcessor", {}).get("States", {}))
+        yield from iter_states(state.get("ItemProcessor", {}).get("States", {}))
 
 
-def _begin(flow: Flow) -> dict[str, Any]:
-    rules = [to(TAKE_OVER, when("$.smlaunch", "IsPresent", True))]
-    if flow.parts:
-        rules.append(to(FIRST, when("$.part", "IsPresent", True)))
-    return choice(
+def _begin_state(template: RunTemplate) -> dict[str, Any]:
+    rules = [go_to(TAKE_OVER, compare("$.smlaunch", "IsPresent", True))]
+    if template.shards:
+        rules.append(go_to(FIRST_JOB, compare("$.part", "IsPresent", True)))
+    return choice_state(
         "An execution that goes on for one whose history was full is given where it was.",
         rules,
-        FAN_OUT if flow.parts else FIRST,
+        LIST_SHARDS if template.shards else FIRST_JOB,
     )
 
 
-def _first(flow: Flow) -> tuple[str, dict[str, Any]]:
-    run = {"run": flow.run} if flow.run is not None else {"run.$": "$$.Execution.Name"}
-    events = {"n": 0, "hop": 1}
-    part = {"part.$": "$.part"} if flow.parts else {}
-    values = {**run, **part, "at": dict(FIRST_AT), **uncapped(flow), "events": events, "blank": blanks(flow)}
-    return FIRST, note("The first attempt of the first segment.", values, None, Jobs.entry(flow))
+def _first_job_state(template: RunTemplate) -> tuple[str, dict[str, Any]]:
+    run = {"run": template.run} if template.run is not None else {"run.$": "$$.Execution.Name"}
+    event_count = {"n": 0, "hop": 1}
+    shard = {"part.$": "$.part"} if template.shards else {}
+    values = {
+        **run,
+        **shard,
+        "at": dict(INITIAL_POSITION),
+        **initial_limits(template),
+        "events": event_count,
+        "blank": response_defaults(template),
+    }
+    return FIRST_JOB, pass_state(
+        "The first attempt of the first segment.", values, None, JobStates.entry_state(template)
+    )
 
 
-def _take_over(flow: Flow) -> tuple[str, dict[str, Any]]:
+def _take_over_state(template: RunTemplate) -> tuple[str, dict[str, Any]]:
     values = {
         "run.$": "$.smlaunch.run",
         "at.$": "$.smlaunch.at",
-        **carried(flow, "$.smlaunch"),
-        "events": {"n": 0, "hop.$": sum_of("$.smlaunch.hop", 1)},
-        "blank": blanks(flow),
+        **persistent_context(template, "$.smlaunch"),
+        "events": {"n": 0, "hop.$": add_numbers("$.smlaunch.hop", 1)},
+        "blank": response_defaults(template),
     }
     comment = "Where the execution before this one was; its job may run, and is then found by its name."
-    return TAKE_OVER, note(comment, values, None, Jobs.entry(flow))
+    return TAKE_OVER, pass_state(comment, values, None, JobStates.entry_state(template))

@@ -1,9 +1,9 @@
-"""A record of every call that the endpoint answered: what policies and exports are checked against.
+"""Log of every call that the endpoint answered, with the IAM permissions that it needs.
 
-Off, unless ``Settings.call_log`` or the variable SMLAUNCH_CALL_LOG names a file. Each call is one line of
-JSON, written whole, so several endpoints may write the same file. Bodies are not recorded. A call whose
-signature was refused is not there: nobody knows whose it was. What a pipeline of this endpoint does with its
-jobs is there as if requests came in for it (pipelines.door); what it reads from S3 is not.
+Tests check IAM policies and exports against it. It is written if ``Settings.call_log`` or the variable
+SMLAUNCH_CALL_LOG names a file: one line of JSON for each call, in one write, so that several endpoints may
+share a file. Bodies are not logged, nor are calls with a rejected signature, whose caller is unknown. Calls
+that a pipeline makes for its jobs are logged like requests (pipelines/), its reads from S3 are not.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.caller import Caller, partition
-from smlaunch.local.messages import Request, Response
+from smlaunch.local.http_messages import Request, Response
+from smlaunch.local.request_context import RequestContext, arn_partition
 from smlaunch.local.services.s3.service import SUBRESOURCES, bucket_and_key
 
 _VIA = re.compile(r"smlaunch-via/(\w+)")
 
 
 @dataclass(frozen=True)
-class Need:
-    """An IAM action on a resource, by its ARN; ``*`` for actions that know none."""
+class IamPermission:
+    """An IAM action and the ARN of its resource; ``*`` for actions without a resource."""
 
     action: str
     resource: str
 
 
 @dataclass(frozen=True)
-class Call:
-    """``service`` is the name that was signed for, ``operation`` the API's (``CreateTrainingJob``).
-
-    ``needs``: what IAM would have to allow; first the operation's own action, then what comes with it
-    (iam:PassRole for a role that is handed over, sagemaker:AddTags for tags, s3:GetObject for what is
-    copied). ``caller``: the ARN of who signed. ``via``: the service that made the call on the caller's
-    behalf, ``states``, ``pipelines`` or nothing. ``error`` is the API's code, or nothing; ``status`` HTTP's;
-    ``time`` in seconds since the epoch, of the answer.
-    """
+class LoggedCall:
+    """One line of the log. The names of the fields are its JSON keys."""
 
     time: float
+    """Time of the response, in seconds since the epoch."""
     service: str
+    """Service name in the signature, such as ``sagemaker``."""
     operation: str
-    needs: tuple[Need, ...]
+    """Name in the API, such as ``CreateTrainingJob``."""
+    needs: tuple[IamPermission, ...]
+    """Required permissions: first the operation's own action, then iam:PassRole for a role, sagemaker:AddTags
+    for tags, s3:GetObject for the source of a copy."""
     region: str
     caller: str
+    """ARN of the signer."""
     via: str
+    """Service that made the call on the caller's behalf: ``states``, ``pipelines`` or empty."""
     status: int
+    """HTTP status."""
     error: str
+    """Error code of the API; empty for success."""
     request_id: str
 
 
 class CallLog:
-    """Raises EndpointError for a file that cannot be written."""
+    """Appends calls to a log file. Raises EndpointError if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -67,23 +69,29 @@ class CallLog:
             raise EndpointError(f"the call log {path} cannot be written: {error.strerror}") from error
 
     def add(
-        self, request: Request, service: str, body: bytes, caller: Caller, status: int, error: str = ""
+        self,
+        request: Request,
+        service: str,
+        body: bytes,
+        context: RequestContext,
+        status: int,
+        error: str = "",
     ) -> None:
-        """``body``: what was read before the service saw it; empty for S3."""
-        members = _members(request, body)
-        operation = _s3_operation(request)[0] if service == "s3" else _operation(request, members)
+        """Log one answered call. ``body``: the request's body; empty for S3."""
+        parameters = _request_parameters(request, body)
+        operation = _s3_operation(request)[0] if service == "s3" else _operation(request, parameters)
         via = _VIA.search(request.headers.get("user-agent", ""))
-        call = Call(
+        call = LoggedCall(
             time.time(),
             service,
             operation,
-            tuple(_needs(request, service, operation, members, caller)),
-            caller.region,
-            caller.arn,
+            tuple(_required_permissions(request, service, operation, parameters, context)),
+            context.region,
+            context.arn,
             via.group(1) if via else "",
             status,
             error,
-            caller.request_id,
+            context.request_id,
         )
         os.write(self._descriptor, json.dumps(asdict(call), separators=(",", ":")).encode() + b"\n")
 
@@ -92,7 +100,7 @@ class CallLog:
 
 
 def error_code(response: Response) -> str:
-    """Of an answer that a service made itself; empty for one that is no error."""
+    """Return the error code of a service's response; empty for success."""
     if response.status < 400:
         return ""
     headers = {name.lower(): value for name, value in response.headers.items()}
@@ -102,41 +110,41 @@ def error_code(response: Response) -> str:
     return code.rpartition("#")[2] or f"HTTP {response.status}"
 
 
-def read(path: Path) -> list[Call]:
-    """In the order of the answers."""
+def read_call_log(path: Path) -> list[LoggedCall]:
+    """Read a log, in the order of the responses."""
     calls = []
     for line in path.read_text("utf-8").splitlines():
         entry = json.loads(line)
-        entry["needs"] = tuple(Need(**need) for need in entry["needs"])
-        calls.append(Call(**entry))
+        entry["needs"] = tuple(IamPermission(**need) for need in entry["needs"])
+        calls.append(LoggedCall(**entry))
     return calls
 
 
-def _members(request: Request, body: bytes) -> dict[str, Any]:
-    """The parameters on the outside, of JSON and of forms."""
+def _request_parameters(request: Request, body: bytes) -> dict[str, Any]:
+    """Return the top-level parameters of a JSON body or a form."""
     if body.startswith(b"{"):
         try:
-            found: dict[str, Any] = json.loads(body)
+            parameters: dict[str, Any] = json.loads(body)
         except ValueError:
             return {}
-        return found
-    form = "x-www-form-urlencoded" in request.headers.get("content-type", "")
-    text = body.decode("utf-8", "replace") if form else ""
+        return parameters
+    is_form = "x-www-form-urlencoded" in request.headers.get("content-type", "")
+    text = body.decode("utf-8", "replace") if is_form else ""
     return {**request.query, **dict(parse_qsl(text, keep_blank_values=True))}
 
 
-def _operation(request: Request, members: Mapping[str, Any]) -> str:
+def _operation(request: Request, parameters: Mapping[str, Any]) -> str:
     target = request.headers.get("x-amz-target", "")
     if target:
         return target.rpartition(".")[2]
     if "/operation/" in request.path:
         return request.path.rpartition("/")[2]
-    return str(members.get("Action") or f"{request.method} {request.path}")
+    return str(parameters.get("Action") or f"{request.method} {request.path}")
 
 
-_PREFIXES = {"monitoring": "cloudwatch"}
-"""Of IAM's actions, where they are not what is signed for."""
-_RESOURCES: Mapping[str, tuple[tuple[str, str], ...]] = {
+_ACTION_PREFIXES = {"monitoring": "cloudwatch"}
+"""Prefixes of IAM actions that differ from the service's signing name."""
+_RESOURCE_MEMBERS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "sagemaker": (
         ("TrainingJobName", "training-job/{}"),
         ("ProcessingJobName", "processing-job/{}"),
@@ -156,35 +164,39 @@ _RESOURCES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "sts": (("RoleArn", "{}"),),
     "iam": (("RoleArn", "{}"),),
 }
-"""Members that name what a call is about, the first that is there, and how it stands in the ARN."""
+"""Members that name the resource of a call, in order of preference, with its part of the ARN."""
 
 
-def _needs(
-    request: Request, service: str, operation: str, members: Mapping[str, Any], caller: Caller
-) -> list[Need]:
+def _required_permissions(
+    request: Request, service: str, operation: str, parameters: Mapping[str, Any], context: RequestContext
+) -> list[IamPermission]:
+    """Return the permissions that IAM would require for a call."""
     if service == "s3":
-        return _s3_needs(request, caller)
-    prefix = _PREFIXES.get(service, service)
-    resource = _resource(service, members, caller)
-    needs = [Need(f"{prefix}:{operation}", resource)]
-    role = members.get("RoleArn") or members.get("roleArn")
+        return _s3_permissions(request, context)
+    prefix = _ACTION_PREFIXES.get(service, service)
+    resource = _resource(service, parameters, context)
+    permissions = [IamPermission(f"{prefix}:{operation}", resource)]
+    role = parameters.get("RoleArn") or parameters.get("roleArn")
     if service in ("sagemaker", "states") and isinstance(role, str):
-        needs.append(Need("iam:PassRole", role))
-    if service == "sagemaker" and members.get("Tags") and operation != "AddTags":
-        needs.append(Need("sagemaker:AddTags", resource))
-    return needs
+        permissions.append(IamPermission("iam:PassRole", role))
+    if service == "sagemaker" and parameters.get("Tags") and operation != "AddTags":
+        permissions.append(IamPermission("sagemaker:AddTags", resource))
+    return permissions
 
 
-def _resource(service: str, members: Mapping[str, Any], caller: Caller) -> str:
-    for member, form in _RESOURCES.get(service, ()):
-        value = members.get(member)
+def _resource(service: str, parameters: Mapping[str, Any], context: RequestContext) -> str:
+    """Return the ARN of the resource that a call's parameters name; ``*`` if they name none."""
+    for member, arn_pattern in _RESOURCE_MEMBERS.get(service, ()):
+        value = parameters.get(member)
         if isinstance(value, str) and value:
             name = value.lower() if service == "sagemaker" and member.endswith("Name") else value
-            return value if value.startswith("arn:") else caller.resource_arn(service, form.format(name))
+            return (
+                value if value.startswith("arn:") else context.resource_arn(service, arn_pattern.format(name))
+            )
     return "*"
 
 
-_ON_OBJECT = {
+_OBJECT_OPERATIONS = {
     ("GET", ""): ("GetObject", "GetObject"),
     ("HEAD", ""): ("HeadObject", "GetObject"),
     ("PUT", ""): ("PutObject", "PutObject"),
@@ -200,7 +212,7 @@ _ON_OBJECT = {
     ("DELETE", "uploadId"): ("AbortMultipartUpload", "AbortMultipartUpload"),
     ("GET", "uploadId"): ("ListParts", "ListMultipartUploadParts"),
 }
-_ON_BUCKET = {
+_BUCKET_OPERATIONS = {
     ("GET", ""): ("ListObjects", "ListBucket"),
     ("HEAD", ""): ("HeadBucket", "ListBucket"),
     ("PUT", ""): ("CreateBucket", "CreateBucket"),
@@ -210,18 +222,21 @@ _ON_BUCKET = {
     ("GET", "uploads"): ("ListMultipartUploads", "ListBucketMultipartUploads"),
     ("POST", "delete"): ("DeleteObjects", "DeleteObject"),
 }
-"""S3's operations, which a request does not name, and the actions that IAM has for them (Service
-Authorization Reference, "Actions, resources, and condition keys for Amazon S3")."""
+"""S3 operation and IAM action by method and sub-resource (Service Authorization Reference, "Actions,
+resources, and condition keys for Amazon S3")."""
 
 
 def _s3_operation(request: Request) -> tuple[str, str]:
+    """Return the S3 operation and the IAM action of a request."""
     bucket, key = bucket_and_key(request)
     if not bucket:
         return "ListBuckets", "ListAllMyBuckets"
-    found = sorted(SUBRESOURCES.intersection(request.query))
-    place = (request.method, found[0] if found else "")
-    unknown = f"{request.method} ?{place[1]}"
-    operation, action = (_ON_OBJECT if key else _ON_BUCKET).get(place, (unknown, unknown))
+    subresources = sorted(SUBRESOURCES.intersection(request.query))
+    method_and_subresource = (request.method, subresources[0] if subresources else "")
+    unknown = f"{request.method} ?{method_and_subresource[1]}"
+    operation, action = (_OBJECT_OPERATIONS if key else _BUCKET_OPERATIONS).get(
+        method_and_subresource, (unknown, unknown)
+    )
     if operation == "ListObjects" and request.query.get("list-type") == "2":
         return "ListObjectsV2", action
     if operation == "PutObject" and "x-amz-copy-source" in request.headers:
@@ -229,11 +244,11 @@ def _s3_operation(request: Request) -> tuple[str, str]:
     return operation, action
 
 
-def _s3_needs(request: Request, caller: Caller) -> list[Need]:
+def _s3_permissions(request: Request, context: RequestContext) -> list[IamPermission]:
     operation, action = _s3_operation(request)
     bucket, key = bucket_and_key(request)
-    name = "/*" if operation == "DeleteObjects" else f"/{key}" if key else ""
-    arn = f"arn:{partition(caller.region)}:s3:::"
-    needs = [Need(f"s3:{action}", f"{arn}{bucket}{name}" if bucket else "*")]
+    object_part = "/*" if operation == "DeleteObjects" else f"/{key}" if key else ""
+    arn = f"arn:{arn_partition(context.region)}:s3:::"
+    permissions = [IamPermission(f"s3:{action}", f"{arn}{bucket}{object_part}" if bucket else "*")]
     source = unquote(request.headers.get("x-amz-copy-source", "")).lstrip("/")
-    return needs + ([Need("s3:GetObject", f"{arn}{source}")] if source else [])
+    return permissions + ([IamPermission("s3:GetObject", f"{arn}{source}")] if source else [])

@@ -1,4 +1,4 @@
-"""The endpoint's own key, and the temporary ones that STS derives from it."""
+"""The endpoint's access key, and the temporary credentials that STS derives from it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ import hashlib
 import hmac
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from smlaunch.local.caller import ACCOUNT
-from smlaunch.local.damage import forbidden, unusable
+from smlaunch.contract import formats
+from smlaunch.contract.formats import FormatError
+from smlaunch.local.request_context import ACCOUNT
+from smlaunch.local.state_errors import permission_error, unusable_file_error
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Made at random once per state directory, and kept in it, readable by its owner alone."""
+    """Random access key of a state directory, stored in a file that only its owner can read."""
 
     access_key: str
     secret_key: str = field(repr=False)
 
 
-class Identity(NamedTuple):
-    """The secret that an access key signs with, and whom it stands for."""
+class SigningIdentity(NamedTuple):
+    """Secret key and ARN that belong to an access key."""
 
     secret_key: str
     arn: str
 
 
 class TemporaryCredentials(NamedTuple):
-    """``expires`` in seconds since the epoch."""
+    """Credentials issued by STS. ``expires`` in seconds since the epoch."""
 
     access_key: str
     secret_key: str
@@ -39,57 +41,70 @@ class TemporaryCredentials(NamedTuple):
     expires: float
 
 
-def fresh() -> bytes:
-    """A random key as it is stored, in the form of AWS's own, which some clients check."""
-    key = {"access_key": "AKIA" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
-    return json.dumps(key).encode()
+def generate_credentials() -> bytes:
+    """Generate a random key as it is stored, in the format of AWS's keys, which some clients check."""
+    return encode_credentials(Credentials("AKIA" + secrets.token_hex(8).upper(), secrets.token_urlsafe(30)))
 
 
-def read(path: Path) -> Credentials:
-    """Raises FileNotFoundError, and StateDamaged for a file that holds no key."""
-    lost = "the key that clients sign their requests with; a new one takes `smlaunch local env` in each shell"
+def encode_credentials(credentials: Credentials) -> bytes:
+    """Encode a key as it is stored."""
+    return json.dumps(formats.CREDENTIALS.stamp(asdict(credentials))).encode()
+
+
+def read_credentials(path: Path) -> Credentials:
+    """Read the stored key. Raises FileNotFoundError, and StateDamaged for a damaged file."""
+    lost_data = (
+        "the key that clients sign their requests with; a new one takes `smlaunch local env` in each shell"
+    )
     try:
-        key = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise
     except PermissionError as error:
-        raise forbidden(path) from error
+        raise permission_error(path) from error
     except OSError as error:
-        raise unusable(path, f"cannot be read: {error.strerror}", lost) from error
+        raise unusable_file_error(path, f"cannot be read: {error.strerror}", lost_data) from error
     except ValueError:
-        raise unusable(path, "is damaged: it is not JSON", lost) from None
+        raise unusable_file_error(path, "is damaged: it is not JSON", lost_data) from None
     names = ("access_key", "secret_key")
-    if not isinstance(key, dict) or any(
-        not isinstance(key.get(name), str) or not key[name] for name in names
+    if not isinstance(document, dict) or any(
+        not isinstance(document.get(name), str) or not document[name] for name in names
     ):
-        raise unusable(path, f"is damaged: it holds no {' and '.join(names)}", lost)
-    return Credentials(key["access_key"], key["secret_key"])
+        raise unusable_file_error(path, f"is damaged: it holds no {' and '.join(names)}", lost_data)
+    try:
+        document = formats.CREDENTIALS.upgrade_document(document, str(path))
+    except FormatError as error:
+        raise unusable_file_error(path, f"cannot be used ({error})", lost_data) from None
+    return Credentials(document["access_key"], document["secret_key"])
 
 
 class Keyring:
-    """Which keys are good. Temporary keys are derived, not stored: they outlive a restart of the endpoint."""
+    """Valid access keys. Temporary keys are derived, not stored, so they stay valid after a restart."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
 
-    def find(self, access_key: str, session_token: str | None, now: float) -> Identity | None:
-        """None for a key or token not issued here, or run out. ``now``: seconds since the epoch."""
+    def find(self, access_key: str, session_token: str | None, now: float) -> SigningIdentity | None:
+        """Return None for a key or token that was not issued here, or has expired. ``now``: seconds since the
+        epoch."""
         if not session_token:  # obstore sends an empty header for an AWS_SESSION_TOKEN that is set and empty
             if access_key != self._credentials.access_key:
                 return None
-            return Identity(self._credentials.secret_key, f"arn:aws:iam::{ACCOUNT}:root")
-        body, _, seal = session_token.rpartition(".")
-        if not hmac.compare_digest(seal.encode(), self._derive("seal", body).encode()):
+            return SigningIdentity(self._credentials.secret_key, f"arn:aws:iam::{ACCOUNT}:root")
+        encoded_claims, _, signature = session_token.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._derive("seal", encoded_claims).encode()):
             return None
-        claims = json.loads(base64.urlsafe_b64decode(body))
+        claims = json.loads(base64.urlsafe_b64decode(encoded_claims))
         if claims["expires"] <= now or access_key != self._access_key(session_token):
             return None
-        return Identity(self._derive("secret", session_token), claims["arn"])
+        return SigningIdentity(self._derive("secret", session_token), claims["arn"])
 
     def issue(self, arn: str, seconds: float, now: float) -> TemporaryCredentials:
         expires = now + seconds
-        body = base64.urlsafe_b64encode(json.dumps({"arn": arn, "expires": expires}).encode()).decode()
-        token = f"{body}.{self._derive('seal', body)}"
+        encoded_claims = base64.urlsafe_b64encode(
+            json.dumps({"arn": arn, "expires": expires}).encode()
+        ).decode()
+        token = f"{encoded_claims}.{self._derive('seal', encoded_claims)}"
         return TemporaryCredentials(self._access_key(token), self._derive("secret", token), token, expires)
 
     def _access_key(self, token: str) -> str:

@@ -1,11 +1,11 @@
-"""An SQLite file of the endpoint's own: what is written there survives a power cut, and is missed when lost.
+"""SQLite databases of the endpoint: durable writes, and detection of lost data.
 
     <name>                the database, with SQLite's own <name>-wal and <name>-shm while it is in use
-    <name>.made           that it was made, and how many transactions it has; a line of text
+    <name>.made           the counter file: the number of committed transactions, as a line of text
 
-SQLite takes an empty file for a new database, and a log (-wal) that was lost for one that never was. So each
-transaction counts itself, in the database and then in ``<name>.made``: a database that has counted less than
-was written down has lost something, and says so instead of going on without it.
+SQLite takes an empty file for a new database, and a lost write-ahead log (-wal) for one that never existed.
+So each transaction increments a counter, in the database and then in ``<name>.made``. A database whose
+counter is lower than the recorded one has lost data, and is reported as damaged.
 """
 
 from __future__ import annotations
@@ -16,87 +16,127 @@ import re
 import shlex
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from smlaunch.local.damage import StateDamaged, forbidden, unusable
+from smlaunch.contract.formats import Format
+from smlaunch.local.state_errors import (
+    StateDamaged,
+    move_away,
+    permission_error,
+    require_kind,
+    unusable_file_error,
+)
 
 _COUNTER = "smlaunch_writes"
-_COUNTING = f"""
+_COUNTER_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS {_COUNTER} (n INTEGER NOT NULL);
 INSERT INTO {_COUNTER} SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM {_COUNTER});
 """  # noqa: S608
 _TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
-_LEAST_ROOM = 1 << 16
-"""Bytes. SQLite takes its -shm file in pieces of 32 KiB."""
-_PASSING = ("database or disk is full", "database is locked", "database table is locked", "interrupted")
-"""Begins of SQLite's messages that say nothing about the file."""
+_VERSION_FACTOR = 1000
+"""SQLite's user_version is the major version times this, plus the minor version."""
+_MIN_FREE_BYTES = 1 << 16
+"""With less free disk space, SQLite's errors mean a full disk. SQLite allocates its -shm file in 32 KiB."""
+_TRANSIENT_ERRORS = (
+    "database or disk is full",
+    "database is locked",
+    "database table is locked",
+    "interrupted",
+)
+"""Prefixes of SQLite's messages that do not mean a damaged file."""
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a database is for. ``holds``: what is lost with it, in words. ``durable``: whether a transaction
-    is on the disk, and not only in the kernel, once it is done. ``version`` of ``schema``.
+class DatabaseSpec:
+    """Schema and durability of a database."""
 
-    ``aside``: the folder to move away, where going on without it takes more than a new database.
-    """
-
-    holds: str
+    description: str
+    """Its data in words, for the error when the database is lost."""
     schema: str
-    version: int
+    """SQL statements that create the tables, if they do not exist."""
+    stored_format: Format
+    """Format of the schema."""
+    migrations: tuple[str, ...] = ()
+    """SQL statements from minor version 0 to 1, from 1 to 2, and so on."""
     durable: bool = True
-    aside: Path | None = None
+    """Whether a committed transaction survives a power cut, not only the end of the process."""
+    quarantine_dir: Path | None = None
+    """Folder that has to be moved away with a damaged database; by default only the database's files."""
+
+    @property
+    def user_version(self) -> int:
+        """Version of the format as SQLite's user_version."""
+        major, minor = self.stored_format.version.split(".")
+        return int(major) * _VERSION_FACTOR + int(minor)
+
+    def migration_from(self, user_version: int) -> str | None:
+        """Return SQL that migrates a database from an older minor version; None for any other version."""
+        minor = user_version % _VERSION_FACTOR
+        if user_version // _VERSION_FACTOR != self.stored_format.major or user_version > self.user_version:
+            return None
+        return "".join(self.migrations[minor:])
+
+
+class _FileState(NamedTuple):
+    """State of the files of an open database. A ``wal_inode`` of 0 means that there is no log yet."""
+
+    inode: int
+    size: int
+    wal_inode: int
 
 
 class Database:
-    """For many threads and processes. Raises StateDamaged, when it is opened and whenever it is used, for a
-    file that is not what was written there."""
+    """A database for many threads and processes. Opening and every use raise StateDamaged when its files are
+    damaged or lost."""
 
-    def __init__(self, path: Path, contents: Contents) -> None:
+    def __init__(self, path: Path, spec: DatabaseSpec) -> None:
         self.path = path
-        self._contents = contents
-        self._log = f"{path}-wal"
-        self._mark, made = _marked(path)
-        with self._telling():
+        self._spec = spec
+        self._wal_path = f"{path}-wal"
+        self._first_connection: sqlite3.Connection | None = None
+        self._counter_fd, was_created = _open_counter_file(path)
+        with self._translate_errors():
             try:
-                fcntl.flock(self._mark, fcntl.LOCK_EX)
-                known = self._known(made)
-                self._first: sqlite3.Connection | None = self._connect()
-                self._check_contents(known)
-                self._stamp = self._look()
+                fcntl.flock(self._counter_fd, fcntl.LOCK_EX)
+                recorded_count = self._recorded_count(was_created)
+                self._first_connection = self._connect()
+                self._check_contents(self._first_connection, recorded_count)
+                self._file_state = self._check_files()
             except BaseException:
-                os.close(self._mark)
+                self.close()
                 raise
-            fcntl.flock(self._mark, fcntl.LOCK_UN)
+            fcntl.flock(self._counter_fd, fcntl.LOCK_UN)
 
-    def take(self) -> sqlite3.Connection:
-        """One more connection, which the caller closes."""
-        first, self._first = self._first, None
-        return first or self._connect()
+    def open_connection(self) -> sqlite3.Connection:
+        """Return one more connection, which the caller closes."""
+        connection, self._first_connection = self._first_connection, None
+        return connection or self._connect()
 
     def close(self) -> None:
-        """After all connections that were taken."""
-        if self._first is not None:
-            self._first.close()
-        os.close(self._mark)
+        """Close the database. Call it after all connections were closed."""
+        if self._first_connection is not None:
+            self._first_connection.close()
+        os.close(self._counter_fd)
 
     @contextmanager
     def reading(self, connection: sqlite3.Connection) -> Iterator[None]:
-        with self._telling():
-            self._stamp = self._look(self._stamp)
+        """Context for queries: checks the files and translates errors."""
+        with self._translate_errors():
+            self._file_state = self._check_files(self._file_state)
             yield
 
     @contextmanager
     def writing(self, connection: sqlite3.Connection, durable: bool = True) -> Iterator[None]:
-        """What is read and written inside is one step to all others; when anything is raised, nothing was
-        written. Not ``durable``: it survives a kill -9, and a power cut once a later one is."""
-        durable = durable and self._contents.durable
-        with self._telling():
-            self._stamp = self._look(self._stamp)
-            # With NORMAL a kill -9 loses nothing either, but a power cut loses the last commits.
+        """Context for one transaction, rolled back when anything is raised. Without ``durable`` it survives
+        kill -9, but a power cut only once a later durable transaction is committed."""
+        durable = durable and self._spec.durable
+        with self._translate_errors():
+            self._file_state = self._check_files(self._file_state)
+            # NORMAL survives kill -9 too, but a power cut may lose the last commits.
             connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -108,12 +148,12 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-            if durable:  # what stands there is never more than what is safe in the database
-                self._write_down(count)
+            if durable:  # the recorded count must never exceed the durable transactions
+                self._record_count(count)
 
-    def damaged(self, what: str) -> StateDamaged:
-        """The error that says so."""
-        return lost(self.path, what, self._contents)
+    def damaged_error(self, problem: str) -> StateDamaged:
+        """Return the error for this database with the given problem."""
+        return lost_data_error(self.path, problem, self._spec)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
@@ -121,118 +161,127 @@ class Database:
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
-    def _known(self, made: bool) -> int | None:
-        """How many transactions there were; None for a database that was never made. ``made``: whether this
-        is the first look at it by a release that writes that down."""
-        text = os.pread(self._mark, 64, 0).strip()
+    def _recorded_count(self, is_new_counter: bool) -> int | None:
+        """Return the number of transactions in the counter file; None for a new database. ``is_new_counter``:
+        whether the counter file was created just now."""
+        text = os.pread(self._counter_fd, 64, 0).strip()
         try:
             size = os.stat(self.path).st_size  # noqa: PTH116
         except FileNotFoundError:
             if text:
-                raise self.damaged("is gone") from None
-            # SQLite would make it for all to read.
+                raise self.damaged_error("is gone") from None
+            # Created here, because SQLite would make it readable for all.
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             return None
-        if size == 0 and (text or made):
-            # An older release may have left it; this one marks a database before it makes it.
-            raise self.damaged("is empty")
+        if size == 0 and (text or is_new_counter):
+            # The counter file is created before the database: an empty database without one is old.
+            raise self.damaged_error("is empty")
         return (int(text) if text.isdigit() else 0) if text else None
 
-    def _check_contents(self, known: int | None) -> None:
-        connection = self._first
-        assert connection is not None
+    def _check_contents(self, connection: sqlite3.Connection, recorded_count: int | None) -> None:
+        """Check version and tables, and create or migrate them; then check the transaction count."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        wanted = set(_TABLE.findall(self._contents.schema))
-        found = {
+        expected_tables = set(_TABLE.findall(self._spec.schema))
+        existing_tables = {
             name
             for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             if not name.startswith("sqlite_")
         }
-        if version not in (0, self._contents.version):
-            connection.close()
-            raise StateDamaged(
-                f"{self.path} was written by another version of smlaunch (schema {version}, this one knows "
-                f"{self._contents.version}): use that one, set SMLAUNCH_HOME to another directory, or go on "
-                f"without {self._contents.holds}: {_move_away(self.path, self._contents)}"
-            )
-        if found and not wanted & found:
-            connection.close()
-            raise self.damaged(f"is another database: its tables are {', '.join(sorted(found))}")
-        if known is not None and not found:
-            connection.close()
-            raise self.damaged("is an empty database")
-        if version == 0 or not {*wanted, _COUNTER} <= found:
+        migration = self._spec.migration_from(version) if version else ""
+        if migration is None:
+            raise StateDamaged(self._other_version(version))
+        if existing_tables and not expected_tables & existing_tables:
+            tables = ", ".join(sorted(existing_tables))
+            raise self.damaged_error(f"is another database: its tables are {tables}")
+        if recorded_count is not None and not existing_tables:
+            raise self.damaged_error("is an empty database")
+        if version != self._spec.user_version or not {*expected_tables, _COUNTER} <= existing_tables:
             connection.executescript(
-                f"BEGIN IMMEDIATE; {self._contents.schema} {_COUNTING}"
-                f" PRAGMA user_version={self._contents.version}; COMMIT;"
+                f"BEGIN IMMEDIATE; {migration} {self._spec.schema} {_COUNTER_SCHEMA}"
+                f" PRAGMA user_version={self._spec.user_version}; COMMIT;"
             )
+        self._check_count(connection, recorded_count)
+
+    def _check_count(self, connection: sqlite3.Connection, recorded_count: int | None) -> None:
+        """Compare the database's transaction count with the counter file, and update the file."""
         row = connection.execute(f"SELECT n FROM {_COUNTER}").fetchone()  # noqa: S608
         count = row[0] if row else -1
-        if self._contents.durable and known is not None and count < known:
-            connection.close()
-            mark = shlex.quote(f"{self.path}.made")
+        if self._spec.durable and recorded_count is not None and count < recorded_count:
+            counter_file = shlex.quote(f"{self.path}.made")
             raise StateDamaged(
-                f"{self.path} is older than it was: its last {known - count} changes are lost ({self._log} "
-                "is gone or damaged, or an older copy was put back). Put the newest copy back, with its -wal "
-                f"file; to go on with this one: `rm {mark}`"
+                f"{self.path} is older than it was: its last {recorded_count - count} changes are lost "
+                f"({self._wal_path} is gone or damaged, or an older copy was put back). Put the newest copy "
+                f"back, with its -wal file; to go on with this one: `rm {counter_file}`"
             )
-        if known is None:
-            os.fsync(self._mark)
+        if recorded_count is None:
+            os.fsync(self._counter_fd)
             sync_folder(self.path.parent)
-        self._write_down(max(count, 0))
+        self._record_count(max(count, 0))
 
-    def _write_down(self, count: int) -> None:
-        os.pwrite(self._mark, b"%020d\n" % count, 0)
+    def _other_version(self, user_version: int) -> str:
+        """Explain that the database has a format that this release cannot read."""
+        spec = self._spec
+        version = f"{user_version // _VERSION_FACTOR}.{user_version % _VERSION_FACTOR}"
+        return (
+            f"{self.path} was written by another version of smlaunch (this {spec.stored_format.title} has "
+            f"version {version}, this release knows {spec.stored_format.version}): use that one, set "
+            f"SMLAUNCH_HOME to another directory, or go on without {spec.description}: "
+            f"{_quarantine_command(self.path, spec)}"
+        )
 
-    def _look(self, before: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
-        """The file's inode and size and its log's inode: a database that is in use keeps the first and the
-        last and never shrinks. SQLite itself would go on in a file that has no name any more."""
+    def _record_count(self, count: int) -> None:
+        os.pwrite(self._counter_fd, b"%020d\n" % count, 0)
+
+    def _check_files(self, previous: _FileState | None = None) -> _FileState:
+        """Return the files' state, compared with the previous one: in use, a database keeps its inodes and
+        never shrinks. SQLite itself would go on with a file that was deleted."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116
+            status = os.stat(self.path)  # noqa: PTH116
         except FileNotFoundError:
-            raise self.damaged("is gone") from None
+            raise self.damaged_error("is gone") from None
         try:
-            log = os.stat(self._log).st_ino  # noqa: PTH116
+            wal_inode = os.stat(self._wal_path).st_ino  # noqa: PTH116
         except FileNotFoundError:
-            log = 0  # not made yet
-        if before is not None and before[0] != found.st_ino:
-            raise self.damaged("was replaced while an endpoint was using it")
-        if before is not None and found.st_size < before[1]:
-            how = "is empty" if found.st_size == 0 else "was cut off"
-            raise self.damaged(f"{how} since an endpoint opened it")
-        if before is not None and before[2] and before[2] != log:
-            raise self.damaged("has lost its -wal file while an endpoint was using it")
-        return found.st_ino, found.st_size, log
+            wal_inode = 0
+        current = _FileState(status.st_ino, status.st_size, wal_inode)
+        if previous is None:
+            return current
+        if current.inode != previous.inode:
+            raise self.damaged_error("was replaced while an endpoint was using it")
+        if current.size < previous.size:
+            change = "is empty" if current.size == 0 else "was cut off"
+            raise self.damaged_error(f"{change} since an endpoint opened it")
+        if previous.wal_inode and current.wal_inode != previous.wal_inode:
+            raise self.damaged_error("has lost its -wal file while an endpoint was using it")
+        return current
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """What SQLite and the disk say of the file, as an error that names it."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate SQLite's errors into errors that name the file and the cause."""
         try:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             raise
         except sqlite3.DatabaseError as error:
-            if str(error).startswith(_PASSING):
+            if str(error).startswith(_TRANSIENT_ERRORS):
                 raise
-            if _has_no_room(
-                self.path.parent
-            ):  # it has other words for that too: disk I/O error, unable to open
+            if _is_disk_full(self.path.parent):  # SQLite reports it as "disk I/O error" and others too
                 raise sqlite3.OperationalError(f"database or disk is full: {error}") from error
             if self.path.is_dir():
-                raise self.damaged("is a directory") from error
+                raise self.damaged_error("is a directory") from error
             for path in (self.path.parent, self.path):
                 if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-                    raise forbidden(path) from error
-            raise self.damaged(f"cannot be read: {error}") from error
+                    raise permission_error(path) from error
+            raise self.damaged_error(f"cannot be read: {error}") from error
 
 
-class OneConnection:
+class SingleConnection:
     """A database with one connection, which threads use in turn."""
 
-    def __init__(self, path: Path, contents: Contents) -> None:
+    def __init__(self, path: Path, spec: DatabaseSpec) -> None:
         self._lock = threading.RLock()
-        self._database = Database(path, contents)
-        self._connection = self._database.take()
+        self._database = Database(path, spec)
+        self._connection = self._database.open_connection()
 
     def close(self) -> None:
         with self._lock:
@@ -241,45 +290,44 @@ class OneConnection:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
+        """Like Database.reading."""
         with self._lock, self._database.reading(self._connection):
             yield self._connection
 
     @contextmanager
     def writing(self, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """As Database.writing."""
+        """Like Database.writing."""
         with self._lock, self._database.writing(self._connection, durable):
             yield self._connection
 
-    def damaged(self, what: str) -> StateDamaged:
-        """The error that says so."""
-        return self._database.damaged(what)
+    def damaged_error(self, problem: str) -> StateDamaged:
+        """Like Database.damaged_error."""
+        return self._database.damaged_error(problem)
 
 
-def lost(path: Path, what: str, contents: Contents) -> StateDamaged:
-    """The error for a database that ``what`` is wrong with."""
+def lost_data_error(path: Path, problem: str, spec: DatabaseSpec) -> StateDamaged:
+    """Return the error for a damaged or missing database, with its lost data and the way to go on."""
     return StateDamaged(
-        f"{path} {what}. Lost with it: {contents.holds}. Put a copy of it back if you have one; to go on "
-        f"without it: {_move_away(path, contents)}"
+        f"{path} {problem}. Lost with it: {spec.description}. Put a copy of it back if you have one; to "
+        f"go on without it: {_quarantine_command(path, spec)}"
     )
 
 
-def _move_away(path: Path, contents: Contents) -> str:
-    files = shlex.quote(contents.aside.name) if contents.aside else f"{shlex.quote(path.name)}*"
-    folder = shlex.quote(str((contents.aside or path).parent))
-    place = time.strftime("damaged-%Y%m%dT%H%M%S", time.gmtime())
-    return f"`smlaunch local stop; cd {folder} && mkdir {place} && mv {files} {place}/`"
+def _quarantine_command(path: Path, spec: DatabaseSpec) -> str:
+    files = shlex.quote(spec.quarantine_dir.name) if spec.quarantine_dir else f"{shlex.quote(path.name)}*"
+    return move_away((spec.quarantine_dir or path).parent, files, first="smlaunch local stop; ")
 
 
-def _has_no_room(folder: Path) -> bool:
+def _is_disk_full(folder: Path) -> bool:
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < _LEAST_ROOM or found.f_files > 0 == found.f_favail
+    return status.f_bavail * status.f_frsize < _MIN_FREE_BYTES or status.f_files > 0 == status.f_favail
 
 
 def sync_folder(folder: str | Path) -> None:
-    """The names in it are on the disk when this returns."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -287,13 +335,16 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
-def _marked(path: Path) -> tuple[int, bool]:
-    """The open mark, made when there was none; whether it was made now. Raises StateDamaged."""
-    mark = Path(f"{path}.made")
-    made = not mark.exists()
+def _open_counter_file(path: Path) -> tuple[int, bool]:
+    """Open the counter file, and create it if it is missing. Returns its descriptor and whether it is new.
+    Raises StateDamaged."""
+    counter_file = Path(f"{path}.made")
+    is_new = not counter_file.exists()
     try:
-        return os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), made
+        if not is_new:
+            require_kind(counter_file, counter_file.stat(), directory=False)
+        return os.open(counter_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), is_new
     except PermissionError as error:
-        raise forbidden(mark if mark.exists() else mark.parent) from error
+        raise permission_error(counter_file if counter_file.exists() else counter_file.parent) from error
     except OSError as error:
-        raise unusable(mark, f"cannot be opened: {error.strerror}", "nothing") from error
+        raise unusable_file_error(counter_file, f"cannot be opened: {error.strerror}", "nothing") from error

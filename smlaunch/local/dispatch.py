@@ -1,12 +1,11 @@
-"""From a request to the service that answers it: who signed it, and for which service and region.
+"""Verify a request's signature and pass the request to the service that it was signed for.
 
-    request ─► sigv4.verify ─► services[scope] .serve ─► response
-                    │                │
-                    └── Refused      └── ApiError ─► that protocol's own form of an error
+    request ─► sigv4.verify ─────────► services[scope].serve ─► response
+                    │                            │
+                    └── SignatureRejected        └── ApiError ─► error response of the protocol
 
-A service is anything with the two methods of ``Service``: ``JsonService`` (SageMaker, Logs), ``QueryService``
-(STS, IAM), ``CloudWatchService`` and ``S3Service`` are here; another program can be put behind the same door
-as ``fallback``.
+A service is an object with the two methods of ``Service``: ``JsonService`` (SageMaker, Logs),
+``QueryService`` (STS, IAM), ``CloudWatchService``, ``S3Service``. ``fallback`` handles all other services.
 """
 
 from __future__ import annotations
@@ -18,40 +17,46 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from smlaunch.errors import disk_full, is_disk_full
+from smlaunch.errors import disk_full_message, is_disk_full
 from smlaunch.local import sigv4
+from smlaunch.local.api_errors import ApiError
 from smlaunch.local.call_log import CallLog, error_code
-from smlaunch.local.caller import ACCOUNT, Caller, caller
 from smlaunch.local.credentials import Keyring
-from smlaunch.local.damage import DAMAGED, DISK_IS_FULL, StateDamaged
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Held, Payload, Request, Response
+from smlaunch.local.http_messages import BufferedPayload, Payload, Request, Response
+from smlaunch.local.request_context import ACCOUNT, RequestContext, context_var
 from smlaunch.local.services.cbor_errors import CborErrors, is_cbor
 from smlaunch.local.services.json_service import JsonErrors
 from smlaunch.local.services.query_service import QueryErrors
-from smlaunch.local.services.s3.answers import S3Errors
-from smlaunch.local.unverified import BODY_LIMIT, UnverifiedBody
+from smlaunch.local.services.s3.responses import S3Errors
+from smlaunch.local.state_errors import DISK_FULL_CODE, STATE_DAMAGED_CODE, StateDamaged
+from smlaunch.local.unverified_body import MAX_BODY_BYTES, UnverifiedBody
 
 log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
     def serve(self, request: Request, payload: Payload) -> Response:
-        """Answers a request whose signature is good. Raises ApiError, or Refused for a tampered body."""
+        """Handle a request whose signature is verified. Raises ApiError, and SignatureRejected for a body
+        that does not match its signature."""
 
-    def error(self, error: ApiError, request_id: str) -> Response:
-        """The protocol's form of an error."""
+    def error_response(self, error: ApiError, request_id: str) -> Response:
+        """Encode an error as the service's protocol does."""
 
 
-class ErrorForm(Protocol):
-    protocol: str
+class ErrorFormatter(Protocol):
+    """Encodes errors of one protocol. ``error_format``: the column of ``_AUTH_ERRORS``, json, query or s3."""
 
-    def error(self, error: ApiError, request_id: str) -> Response: ...
+    error_format: str
+
+    def error_response(self, error: ApiError, request_id: str) -> Response: ...
 
 
 class Dispatch:
-    """``services`` by the name that clients sign for; ``fallback`` answers for all others. ``calls`` records
-    what was answered. ``home``: where it is all kept. Call it with a request; it always gives a response."""
+    """Callable that turns every request into a response.
+
+    ``services``: by the service name that clients sign for; ``fallback`` handles all other names.
+    ``call_log``: records every answered call. ``state_dir``: named in the message for a full disk.
+    """
 
     def __init__(
         self,
@@ -59,77 +64,81 @@ class Dispatch:
         services: Mapping[str, Service],
         fallback: Service | None = None,
         clock: Callable[[], float] = time.time,
-        calls: CallLog | None = None,
-        home: Path = Path(),
+        call_log: CallLog | None = None,
+        state_dir: Path = Path(),
     ) -> None:
         self._keyring = keyring
         self._services = dict(services)
         self._fallback = fallback
         self._clock = clock
-        self._calls = calls
-        self._home = home
+        self._call_log = call_log
+        self._state_dir = state_dir
 
     def __call__(self, request: Request) -> Response:
         request_id = str(uuid.uuid4())
-        scope = sigv4.scope(request)
-        form = _error_form(request, scope[1] if scope else "")
+        region_and_service = sigv4.credential_scope(request)
+        error_formatter = _error_formatter(request, region_and_service[1] if region_and_service else "")
         try:
             response = self._serve(request, request_id)
-        except sigv4.Refused as refusal:
-            response = form.error(_refusal(refusal, form), request_id)
+        except sigv4.SignatureRejected as rejection:
+            response = error_formatter.error_response(_auth_error(rejection, error_formatter), request_id)
         except ApiError as error:
-            response = form.error(error, request_id)
+            response = error_formatter.error_response(error, request_id)
         except StateDamaged as error:
-            response = form.error(ApiError(DAMAGED, str(error), 500), request_id)
+            response = error_formatter.error_response(
+                ApiError(STATE_DAMAGED_CODE, str(error), 500), request_id
+            )
         except (ConnectionError, TimeoutError):
-            raise  # the client is gone: nobody to tell
+            raise  # the client has disconnected
         except Exception as error:
             if is_disk_full(error):
-                text = disk_full(self._home, error)
-                return form.error(ApiError(DISK_IS_FULL, text, 507), request_id)
+                message = disk_full_message(self._state_dir, error)
+                return error_formatter.error_response(ApiError(DISK_FULL_CODE, message, 507), request_id)
             log.exception("request %s: %s %s", request_id, request.method, request.path)
-            text = f"The local endpoint failed; its log has the cause under request {request_id}"
-            response = form.error(ApiError("InternalFailure", text, 500), request_id)
+            message = f"The local endpoint failed; its log has the cause under request {request_id}"
+            response = error_formatter.error_response(ApiError("InternalFailure", message, 500), request_id)
         response.headers.setdefault("x-amzn-RequestId", request_id)
         return response
 
     def _serve(self, request: Request, request_id: str) -> Response:
-        # A body that states its hash is checked while it streams. Others sign no header with it: to know what
-        # was signed, the body has to be read first.
+        # A body with a stated hash is checked while it streams. Without one, the whole body has to be read
+        # before the signature can be checked.
         with UnverifiedBody(request) as body:
-            signed = sigv4.verify(request, self._keyring, body.hash, self._clock())
-        request.accept()
-        payload = Held(body.content) if body.content is not None else signed.payload(request)
-        recorded = b""
-        if self._calls is not None and signed.service != "s3":
-            recorded = payload.read(BODY_LIMIT)
-            payload = Held(recorded)
-        who = Caller(signed.region, ACCOUNT, signed.identity.arn, signed.access_key, request_id)
-        token = caller.set(who)
+            signature = sigv4.verify(request, self._keyring, body.sha256, self._clock())
+        request.on_verified()
+        payload = BufferedPayload(body.content) if body.content is not None else signature.payload(request)
+        logged_body = b""
+        if self._call_log is not None and signature.service != "s3":
+            logged_body = payload.read(MAX_BODY_BYTES)
+            payload = BufferedPayload(logged_body)
+        context = RequestContext(
+            signature.region, ACCOUNT, signature.identity.arn, signature.access_key, request_id
+        )
+        token = context_var.set(context)
         status, code = 500, "InternalFailure"
         try:
-            response = self._service(signed.service).serve(request, payload)
+            response = self._service(signature.service).serve(request, payload)
             status, code = response.status, error_code(response)
             return response
         except ApiError as error:
             status, code = error.status, error.code
             raise
         finally:
-            caller.reset(token)
-            if self._calls is not None:
-                self._calls.add(request, signed.service, recorded, who, status, code)
+            context_var.reset(token)
+            if self._call_log is not None:
+                self._call_log.add(request, signature.service, logged_body, context, status, code)
 
     def _service(self, name: str) -> Service:
         service = self._services.get(name, self._fallback)
         if service is None:
-            known = ", ".join(sorted(self._services))
-            text = f"smlaunch's local endpoint has no service {name!r}; it has: {known}"
-            raise ApiError("UnknownOperationException", text, 404)
+            service_names = ", ".join(sorted(self._services))
+            message = f"smlaunch's local endpoint has no service {name!r}; it has: {service_names}"
+            raise ApiError("UnknownOperationException", message, 404)
         return service
 
 
-def _error_form(request: Request, service: str) -> ErrorForm:
-    """Which protocol's errors the client can read, from what it sent, before anything of it is believed."""
+def _error_formatter(request: Request, service: str) -> ErrorFormatter:
+    """Choose the protocol of an error response from the request's headers, before they are verified."""
     if "x-amz-target" in request.headers:
         return JsonErrors()
     if is_cbor(request):
@@ -144,18 +153,18 @@ def _error_form(request: Request, service: str) -> ErrorForm:
     return S3Errors() if service == "" else JsonErrors()
 
 
-_NOT_SUPPORTED = (
+_UNSUPPORTED_ALGORITHM = (
     "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256."
 )
-_DIFFERS = "The request signature we calculated does not match the signature you provided."
-_NOT_SIGNED = "There were headers present in the request which were not signed"
-_REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+_SIGNATURE_MISMATCH = "The request signature we calculated does not match the signature you provided."
+_UNSIGNED_HEADERS = "There were headers present in the request which were not signed"
+_AUTH_ERRORS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "missing": {
         "json": ("MissingAuthenticationTokenException", "Missing Authentication Token"),
         "query": ("MissingAuthenticationToken", "Request is missing Authentication Token"),
         "s3": ("AccessDenied", "Access Denied"),
     },
-    "old": dict.fromkeys(("json", "query", "s3"), ("InvalidRequest", _NOT_SUPPORTED)),
+    "old": dict.fromkeys(("json", "query", "s3"), ("InvalidRequest", _UNSUPPORTED_ALGORITHM)),
     "incomplete": {
         "json": ("IncompleteSignatureException", "The request signature is incomplete or malformed."),
         "query": ("IncompleteSignature", "The request signature is incomplete or malformed."),
@@ -167,14 +176,14 @@ _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "s3": ("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
     },
     "mismatch": {
-        "json": ("InvalidSignatureException", _DIFFERS),
-        "query": ("SignatureDoesNotMatch", _DIFFERS),
-        "s3": ("SignatureDoesNotMatch", _DIFFERS),
+        "json": ("InvalidSignatureException", _SIGNATURE_MISMATCH),
+        "query": ("SignatureDoesNotMatch", _SIGNATURE_MISMATCH),
+        "s3": ("SignatureDoesNotMatch", _SIGNATURE_MISMATCH),
     },
     "unsigned": {
-        "json": ("InvalidSignatureException", _NOT_SIGNED),
-        "query": ("SignatureDoesNotMatch", _NOT_SIGNED),
-        "s3": ("AccessDenied", _NOT_SIGNED),
+        "json": ("InvalidSignatureException", _UNSIGNED_HEADERS),
+        "query": ("SignatureDoesNotMatch", _UNSIGNED_HEADERS),
+        "s3": ("AccessDenied", _UNSIGNED_HEADERS),
     },
     "skewed": {
         "json": ("InvalidSignatureException", "Signature expired or not yet current: the clocks differ."),
@@ -192,11 +201,12 @@ _REFUSALS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 
-def _refusal(refusal: sigv4.Refused, form: ErrorForm) -> ApiError:
-    code, message = _REFUSALS[refusal.kind][form.protocol]
-    names = ", ".join(refusal.headers)
-    if not names:
+def _auth_error(rejection: sigv4.SignatureRejected, error_formatter: ErrorFormatter) -> ApiError:
+    """Return AWS's error code and message for a rejected signature, in the client's protocol."""
+    code, message = _AUTH_ERRORS[rejection.kind][error_formatter.error_format]
+    unsigned_names = ", ".join(rejection.unsigned_headers)
+    if not unsigned_names:
         return ApiError(code, message, 403)
-    if form.protocol == "s3":
-        return ApiError(code, message, 403, HeadersNotSigned=names)
-    return ApiError(code, f"{message}: {names}", 403)
+    if error_formatter.error_format == "s3":
+        return ApiError(code, message, 403, HeadersNotSigned=unsigned_names)
+    return ApiError(code, f"{message}: {unsigned_names}", 403)

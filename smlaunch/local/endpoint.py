@@ -1,7 +1,7 @@
-"""The local endpoint put together: storage, services, executor, jobs, and one port on loopback in front.
+"""The local endpoint: storage, services, executor and jobs behind an HTTP server on one loopback port.
 
-Embedded, it lives in the client's process; standing, in a process of its own (standing.py). Several may share
-one state directory at the same time.
+An embedded endpoint runs in the client's process, a background endpoint in its own process (daemon.py).
+Several endpoints may share one state directory at the same time.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smlaunch.errors import EndpointError, disk_full, is_disk_full
-from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION, ROLE_ARN
+from smlaunch.errors import EndpointError, disk_full_message, is_disk_full
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.faults import from_environment
+from smlaunch.local.faults import read_fault_plan
+from smlaunch.local.request_context import ACCOUNT, DEFAULT_REGION, ROLE_ARN
 from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
-from smlaunch.local.state_dir import Owner, StateDir, default_root, publish
+from smlaunch.local.state_dir import JobOwner, StateDir, default_root, write_private_file
 
 if TYPE_CHECKING:
     from smlaunch.local.credentials import Credentials
+    from smlaunch.local.dispatch import Dispatch, Service
     from smlaunch.local.executors.base import Executor
+    from smlaunch.local.server import Server
 
 EXECUTORS = ("processes", "containers")
+_DEFAULT_BUCKET = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
 
 
 class Endpoint:
-    """``executor``: one of EXECUTORS. ``isolation``, of ``processes`` alone: full, user or plain; None takes
-    the best there is. ``port=0`` takes a free port."""
+    """A local endpoint; also a context manager that starts and closes it.
+
+    ``executor``: one of EXECUTORS. ``isolation``, for the executor ``processes`` only: full, user or plain;
+    None chooses the strongest level that works. ``port=0`` chooses a free port.
+    """
 
     def __init__(
         self,
@@ -52,91 +58,78 @@ class Endpoint:
         self._port = port
 
     def start(self) -> EndpointInfo:
-        """Serves when it returns. Raises EndpointError, for a state directory that cannot be used, an
-        isolation level that does not work here, a port that is taken, or a disk that is full."""
+        """Start the endpoint and return when it serves. Raises EndpointError for a state directory that
+        cannot be used, an isolation level that does not work here, a port in use, or a full disk."""
         try:
             return self._start()
         except Exception as error:
             if isinstance(error, EndpointError) or not is_disk_full(error):
                 raise
-            raise EndpointError(disk_full(self._home, error)) from error
+            raise EndpointError(disk_full_message(self._home, error)) from error
 
     def _start(self) -> EndpointInfo:
         from smlaunch.local.call_log import CallLog
         from smlaunch.local.credentials import Keyring
-        from smlaunch.local.dispatch import Dispatch, Service
+        from smlaunch.local.dispatch import Dispatch
+        from smlaunch.local.job_store import JobStore
         from smlaunch.local.jobs.manager import JobManager
         from smlaunch.local.jobs.runner import Rooms
         from smlaunch.local.log_store import LogStore
         from smlaunch.local.metric_store import MetricStore
-        from smlaunch.local.moto.fallback import MotoFallback
-        from smlaunch.local.objects import ObjectStore
-        from smlaunch.local.pipelines.door import JobDoor
+        from smlaunch.local.moto.forwarder import MotoForwarder
+        from smlaunch.local.object_store import ObjectStore
+        from smlaunch.local.pipelines.job_client import JobClient
         from smlaunch.local.pipelines.runner import Rooms as PipelineRooms
         from smlaunch.local.pipelines.runs import PipelineRuns
         from smlaunch.local.pipelines.store import PipelineStore
-        from smlaunch.local.server import Server
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
-        from smlaunch.local.services.pipelines import Pipelines
-        from smlaunch.local.services.processing import ProcessingJobs
-        from smlaunch.local.services.sagemaker import SageMakerService
-        from smlaunch.local.services.tags import Tags
-        from smlaunch.local.services.throttled import Throttled
-        from smlaunch.local.store import JobStore
+        from smlaunch.local.services.pipelines import PipelineOperations
+        from smlaunch.local.services.processing_jobs import ProcessingJobOperations
+        from smlaunch.local.services.tags import TagOperations
+        from smlaunch.local.services.training_jobs import TrainingJobOperations
 
-        state = StateDir(self._home)
+        state_dir = StateDir(self._home)
         settings = self._settings
         if settings.faults is None:
-            settings = replace(settings, faults=from_environment(os.environ))
-        recorded = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
-        chosen = self._chosen(state, settings)
-        calls = CallLog(Path(recorded)) if recorded else None
-        credentials = _credentials(state)
-        store = JobStore(state.database)
-        objects = ObjectStore(state.objects)
-        logs = LogStore(state.logs)
-        metrics = MetricStore(state.metrics)
-        pipelines = PipelineStore(state.pipelines)
-        owner = Owner(state)
+            settings = replace(settings, faults=read_fault_plan(os.environ))
+        create_executor = self._executor_factory(state_dir, settings)
+        call_log_path = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
+        self._call_log = CallLog(Path(call_log_path)) if call_log_path else None
+        credentials = _load_credentials(state_dir)
+        job_store = JobStore(state_dir.jobs_database)
+        objects = ObjectStore(state_dir.objects_dir)
+        logs = LogStore(state_dir.logs_dir)
+        metrics = MetricStore(state_dir.metrics_database)
+        pipelines = PipelineStore(state_dir.pipelines_database)
+        self._stores = (objects, job_store, metrics, pipelines)
+        owner = JobOwner(state_dir)
         script_environment: dict[str, str] = {}
-        executor = chosen(owner, script_environment)
+        executor = create_executor(owner, script_environment)
         rooms = Rooms(
-            *(store, objects, logs, metrics, executor, settings, script_environment),
-            self._recover_others(state),
-            state.root,
+            *(job_store, objects, logs, metrics, executor, settings, script_environment),
+            self._other_executor_recovery(state_dir),
+            state_dir.root,
         )
-        jobs = JobManager(rooms, state, owner)
+        self._jobs = JobManager(rooms, state_dir, owner)
         keyring = Keyring(credentials)
         services = standard_services(objects, logs, metrics, keyring)
-        training, processing = SageMakerService(store, jobs, settings), ProcessingJobs(store, jobs)
-        door = JobDoor(lambda: services["sagemaker"], training, processing, calls)
-        self._runs = PipelineRuns(PipelineRooms(pipelines, door, objects), jobs)
-        jobs.follow(self._runs)
-        jobs.recover()
-        operations = Pipelines(pipelines, self._runs, objects, door)
+        training = TrainingJobOperations(job_store, self._jobs, settings)
+        processing = ProcessingJobOperations(job_store, self._jobs)
+        job_client = JobClient(lambda: services["sagemaker"], training, processing, self._call_log)
+        self._runs = PipelineRuns(PipelineRooms(pipelines, job_client, objects), self._jobs)
+        self._jobs.follow(self._runs)
+        self._jobs.recover()
         services["sagemaker"] = JsonService(
-            "sagemaker", training, processing, operations, Tags(store, pipelines)
+            "sagemaker",
+            *(training, processing, TagOperations(job_store, pipelines)),
+            PipelineOperations(pipelines, self._runs, objects, job_client),
         )
-        self._moto = MotoFallback(lambda: self._server.url, credentials, settings, state.moto_log)
-        others: Service = self._moto
-        if settings.faults is not None and settings.faults.faults:
-            services = {name: Throttled(name, service, settings.faults) for name, service in services.items()}
-            others = Throttled("", others, settings.faults)
-        dispatch = Dispatch(keyring, services, others, calls=calls, home=state.root)
-        self._jobs = jobs
-        self._stores = (objects, store, metrics, pipelines)
-        self._calls = calls
-        try:
-            self._server = Server(dispatch, port=self._port)
-        except OSError as error:
-            jobs.close()
-            self._close_stores()
-            raise EndpointError(
-                f"port {self._port} on 127.0.0.1 cannot be had: {error.strerror}; leave it out for a free one"
-            ) from error
-        bucket = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
-        objects.create_bucket(bucket)
+        self._moto = MotoForwarder(lambda: self._server.url, credentials, settings, state_dir.moto_log)
+        services, fallback = _with_throttling(services, self._moto, settings)
+        dispatch = Dispatch(keyring, services, fallback, call_log=self._call_log, state_dir=state_dir.root)
+        self._server = self._start_server(dispatch)
+        objects.create_bucket(_DEFAULT_BUCKET)
         info = EndpointInfo(
             url=self._server.url,
             region=DEFAULT_REGION,
@@ -144,39 +137,58 @@ class Endpoint:
             secret_key=credentials.secret_key,
             account=ACCOUNT,
             role_arn=ROLE_ARN,
-            bucket=bucket,
+            bucket=_DEFAULT_BUCKET,
             pid=os.getpid(),
             isolation=executor.isolation,
             executor=executor.name,
-            home=str(state.root),
+            home=str(state_dir.root),
         )
         script_environment.update(
             {name: value for name, value in info.environment().items() if value and "REGION" not in name}
         )
         return info
 
-    def _chosen(self, state: StateDir, settings: Settings) -> Callable[[Owner, Mapping[str, str]], Executor]:
-        """What makes the executor for an owner and, as soon as they are known, the endpoint's variables.
-        Raises EndpointError when it does not work here."""
+    def _start_server(self, dispatch: Dispatch) -> Server:
+        """Listen on the port. Raises EndpointError when that fails, after closing jobs and stores."""
+        from smlaunch.local.server import Server
+
+        try:
+            return Server(dispatch, port=self._port)
+        except OSError as error:
+            self._jobs.close()
+            self._close_stores()
+            raise EndpointError(
+                f"cannot listen on port {self._port} of 127.0.0.1: {error.strerror}; leave the port out to "
+                "get a free one"
+            ) from error
+
+    def _executor_factory(
+        self, state: StateDir, settings: Settings
+    ) -> Callable[[JobOwner, Mapping[str, str]], Executor]:
+        """Choose the executor now and return the function that creates it, given this endpoint's JobOwner and
+        the environment of scripts (filled once the endpoint serves). Raises EndpointError when the executor
+        does not work here."""
         if self._executor == "containers":
             from smlaunch.local.executors import containers_engine
             from smlaunch.local.executors.containers import Containers
             from smlaunch.local.executors.containers_engine import ENGINE_VARIABLE
 
-            wanted = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
-            engine = containers_engine.best(state.engine, wanted)
+            engine_name = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
+            engine = containers_engine.best(state.engine_cache, engine_name)
             options = settings.container_options or containers_engine.options_from(os.environ)
-            return lambda owner, reach: Containers(
-                owner.hosts, owner.id, engine, reach, settings.container_shm_bytes, options
+            return lambda owner, script_environment: Containers(
+                *(owner.hosts_dir, owner.id, engine, script_environment),
+                *(settings.container_shm_bytes, options),
             )
         from smlaunch.local.executors import levels
         from smlaunch.local.executors.processes import Processes
 
-        level = levels.best(state.hosts, state.levels, self._isolation)
-        return lambda owner, reach: Processes(owner.hosts, owner.id, level.name, level.views)
+        level = levels.best(state.hosts_dir, state.isolation_cache, self._isolation)
+        return lambda owner, _: Processes(owner.hosts_dir, owner.id, level.name, level.views)
 
-    def _recover_others(self, state: StateDir) -> Callable[[str], object]:
-        """What ends hosts that an endpoint with the other executor left here. Loaded when there are any."""
+    def _other_executor_recovery(self, state: StateDir) -> Callable[[str], object]:
+        """Return a function that ends the hosts of a dead endpoint that had the other executor. It imports
+        that executor only when it is called."""
 
         def recover(owner: str) -> None:
             if self._executor == "containers":
@@ -186,15 +198,15 @@ class Endpoint:
             else:
                 from smlaunch.local.executors import containers
 
-                containers.recover_as_remembered(state.engine, owner)
+                containers.recover_as_remembered(state.engine_cache, owner)
 
         return recover
 
     def close(self) -> None:
-        """Stops all its jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process
-        is left."""
-        self._moto.close()  # a state machine would run jobs that end here again
-        # Then the jobs: their scripts may still save something to S3 on SIGTERM.
+        """Stop all jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process is
+        left running."""
+        self._moto.close()  # first: a state machine would retry jobs that are stopped here
+        # The server closes last: scripts may still save to S3 on SIGTERM.
         self._runs.close()
         self._jobs.close()
         self._runs.join()
@@ -210,17 +222,30 @@ class Endpoint:
     def _close_stores(self) -> None:
         for store in self._stores:
             store.close()
-        if self._calls is not None:
-            self._calls.close()
+        if self._call_log is not None:
+            self._call_log.close()
 
 
-def _credentials(state: StateDir) -> Credentials:
-    """This state directory's own random key, made by the first that needs it. Raises StateDamaged."""
+def _with_throttling(
+    services: dict[str, Service], fallback: Service, settings: Settings
+) -> tuple[dict[str, Service], Service]:
+    """Wrap all services, and the fallback, if the settings have a fault plan."""
+    if settings.faults is None or not settings.faults.faults:
+        return services, fallback
+    from smlaunch.local.services.throttling import ThrottledService
+
+    plan = settings.faults
+    throttled = {name: ThrottledService(name, service, plan) for name, service in services.items()}
+    return dict(throttled), ThrottledService("", fallback, plan)
+
+
+def _load_credentials(state: StateDir) -> Credentials:
+    """Read the state directory's access key; create it if there is none. Raises StateDamaged."""
     from smlaunch.local import credentials
 
-    path = state.credentials
+    path = state.credentials_file
     try:
-        return credentials.read(path)
+        return credentials.read_credentials(path)
     except FileNotFoundError:
-        publish(path, credentials.fresh(), replace=False)
-        return credentials.read(path)
+        write_private_file(path, credentials.generate_credentials(), overwrite=False)
+        return credentials.read_credentials(path)

@@ -1,14 +1,17 @@
-"""How to reach an endpoint: what its client loads of it, and no more."""
+"""Address and credentials of an endpoint. Clients import only this module of the endpoint."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+
+from smlaunch.contract import formats
 
 
 @dataclass(frozen=True)
 class EndpointInfo:
-    """What a client needs to use an endpoint, and what it runs jobs with. ``pid`` is its process."""
+    """Address, credentials and executor of an endpoint. ``pid``: its process; ``home``: its state directory.
+    The names of the fields are the keys of endpoint.json."""
 
     url: str
     region: str
@@ -23,21 +26,24 @@ class EndpointInfo:
     home: str
 
     def environment(self) -> dict[str, str]:
-        """The variables that point any AWS client at the endpoint."""
+        """Return the environment variables that make any AWS client use the endpoint."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
-            # A session token or a profile of the user's would win over, or be mixed with, these keys.
+            # The user's own session token would be combined with these keys.
             "AWS_SESSION_TOKEN": "",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+        return json.dumps(formats.ENDPOINT.stamp(asdict(self)), indent=2).encode() + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> EndpointInfo:
-        return cls(**json.loads(text))
+        """Raises ValueError or TypeError for what is none, and FormatError for another version's."""
+        found = formats.ENDPOINT.upgrade_document(json.loads(text), "endpoint.json")
+        names = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if name in names})

@@ -1,4 +1,4 @@
-"""Faults on purpose: a seeded plan of what goes wrong in which job, so that the same run can be had again.
+"""Fault injection: a seeded plan of the faults that each job meets, so that a run can be repeated.
 
 A plan is given in ``Settings.faults``, or as a JSON file named by the variable SMLAUNCH_FAULTS::
 
@@ -24,32 +24,32 @@ from typing import Any, ClassVar
 
 from smlaunch.errors import EndpointError
 
-VARIABLE = "SMLAUNCH_FAULTS"
+FAULTS_VARIABLE = "SMLAUNCH_FAULTS"
 
-Seconds = float | tuple[float, float]
+SecondsOrRange = float | tuple[float, float]
 
 
 @dataclass(frozen=True)
 class SpotInterruption:
-    """Takes the hosts of a managed spot job away: SIGTERM, SIGKILL after the notice, Interrupted, and after
-    ``away`` seconds the next attempt. A host that was killed has lost what was not in S3 by then. ``after``
-    counts from Training. Other jobs are not touched."""
+    """Interrupts a managed spot job: SIGTERM, SIGKILL after the notice, status Interrupted, and after
+    ``away`` seconds the next attempt. A killed host loses everything that is not in S3. ``after`` counts from
+    status Training. Jobs that are not spot jobs are not interrupted."""
 
     name: ClassVar = "spot-interruption"
-    after: Seconds
+    after: SecondsOrRange
     jobs: str = "*"
     attempts: tuple[int, ...] = (1,)
-    away: Seconds = 0.0
+    away: SecondsOrRange = 0.0
     probability: float = 1.0
 
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host dies as a machine does, without an exit code, and its disk with it: S3 gets nothing more of it.
-    It is an InternalServerError. ``after`` as above."""
+    """A host and its disk are lost, without an exit code: nothing more of it reaches S3. The job fails with
+    InternalServerError. ``after`` as above."""
 
     name: ClassVar = "host-lost"
-    after: Seconds
+    after: SecondsOrRange
     hosts: str = "algo-1"
     jobs: str = "*"
     attempts: tuple[int, ...] = (1,)
@@ -58,11 +58,11 @@ class HostLost:
 
 @dataclass(frozen=True)
 class NoCapacity:
-    """Hosts of these types cannot be had for ``seconds`` of an attempt; None: not at all."""
+    """There is no capacity for these instance types in the first ``seconds`` of an attempt; None: never."""
 
     name: ClassVar = "no-capacity"
     instance_types: str = "*"
-    seconds: Seconds | None = None
+    seconds: SecondsOrRange | None = None
     jobs: str = "*"
     attempts: tuple[int, ...] = (1,)
     probability: float = 1.0
@@ -70,8 +70,8 @@ class NoCapacity:
 
 @dataclass(frozen=True)
 class Throttle:
-    """Answers ThrottlingException to the ``first`` calls of an operation, to those whose numbers, from 1, are
-    among ``calls``, and to a ``share`` of the others."""
+    """Rejects calls with ThrottlingException: the ``first`` calls of an operation, those whose numbers
+    (from 1) are in ``calls``, and a random ``share`` of the others."""
 
     name: ClassVar = "throttle"
     operations: str = "*"
@@ -81,127 +81,150 @@ class Throttle:
 
 
 Fault = SpotInterruption | HostLost | NoCapacity | Throttle
-_KINDS: Mapping[str, type[Fault]] = {
-    kind.name: kind for kind in (SpotInterruption, HostLost, NoCapacity, Throttle)
+_FAULT_CLASSES: Mapping[str, type[Fault]] = {
+    fault_class.name: fault_class for fault_class in (SpotInterruption, HostLost, NoCapacity, Throttle)
 }
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Instance types that lack, with the seconds until they are there (None: never)."""
+class CapacityFaults:
+    """Patterns of unavailable instance types, with the seconds until they are available (None: never)."""
 
-    lacking: tuple[tuple[str, float | None], ...] = ()
+    unavailable_types: tuple[tuple[str, float | None], ...] = ()
 
-    def wait(self, instance_type: str) -> float | None:
-        """Seconds until hosts of this type can be had; None: never."""
-        waits = [seconds for pattern, seconds in self.lacking if fnmatchcase(instance_type, pattern)]
-        return (
-            None if None in waits else max((seconds for seconds in waits if seconds is not None), default=0)
-        )
+    def wait_seconds(self, instance_type: str) -> float | None:
+        """Return the seconds until hosts of this type are available; None: never."""
+        waits = [
+            seconds for pattern, seconds in self.unavailable_types if fnmatchcase(instance_type, pattern)
+        ]
+        if None in waits:
+            return None
+        return max((seconds for seconds in waits if seconds is not None), default=0)
 
 
 @dataclass(frozen=True)
 class AttemptFaults:
-    """What goes wrong in one attempt of one job. ``lost``: pattern of host labels and when."""
+    """Faults of one attempt of one job. ``lost_hosts``: patterns of host labels, and seconds until the
+    loss."""
 
-    capacity: Capacity = Capacity()
-    interrupted_after: float | None = None
-    away: float = 0.0
-    lost: tuple[tuple[str, float], ...] = ()
+    capacity: CapacityFaults = CapacityFaults()
+    interruption_seconds: float | None = None
+    retry_delay_seconds: float = 0.0
+    lost_hosts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class FaultPlan:
+    """Faults, and the seed of their random choices."""
+
     seed: int = 0
     faults: tuple[Fault, ...] = field(default=())
 
     def to_json(self) -> str:
-        """What ``read`` reads."""
+        """Return the plan as JSON, for ``parse_fault_plan``."""
         faults = [{"fault": fault.name, **asdict(fault)} for fault in self.faults]
         return json.dumps({"seed": self.seed, "faults": faults})
 
-    def of(self, job: str, attempt: int) -> AttemptFaults:
-        """``attempt`` counts from 1."""
-        lacking: list[tuple[str, float | None]] = []
-        lost: list[tuple[str, float]] = []
+    def faults_of_attempt(self, job: str, attempt: int) -> AttemptFaults:
+        """Draw the faults of an attempt. ``attempt`` counts from 1."""
+        unavailable_types: list[tuple[str, float | None]] = []
+        lost_hosts: list[tuple[str, float]] = []
         interruptions: list[tuple[float, float]] = []
-        for number, fault in enumerate(self.faults):
+        for index, fault in enumerate(self.faults):
             if isinstance(fault, Throttle) or attempt not in fault.attempts:
                 continue
-            chance = random.Random(f"{self.seed}/{number}/{job}/{attempt}")  # noqa: S311 - to be repeated
-            if not fnmatchcase(job, fault.jobs) or chance.random() >= fault.probability:
+            generator = random.Random(f"{self.seed}/{index}/{job}/{attempt}")  # noqa: S311 - reproducible
+            if not fnmatchcase(job, fault.jobs) or generator.random() >= fault.probability:
                 continue
             if isinstance(fault, SpotInterruption):
-                interruptions.append((_drawn(fault.after, chance), _drawn(fault.away, chance)))
+                interruptions.append(
+                    (_draw_seconds(fault.after, generator), _draw_seconds(fault.away, generator))
+                )
             elif isinstance(fault, HostLost):
-                lost.append((fault.hosts, _drawn(fault.after, chance)))
+                lost_hosts.append((fault.hosts, _draw_seconds(fault.after, generator)))
             else:
-                seconds = None if fault.seconds is None else _drawn(fault.seconds, chance)
-                lacking.append((fault.instance_types, seconds))
-        after, away = min(interruptions, default=(None, 0.0))
-        return AttemptFaults(Capacity(tuple(lacking)), after, away, tuple(lost))
+                seconds = None if fault.seconds is None else _draw_seconds(fault.seconds, generator)
+                unavailable_types.append((fault.instance_types, seconds))
+        interruption_seconds, retry_delay_seconds = min(interruptions, default=(None, 0.0))
+        return AttemptFaults(
+            CapacityFaults(tuple(unavailable_types)),
+            interruption_seconds,
+            retry_delay_seconds,
+            tuple(lost_hosts),
+        )
 
-    def throttles(self, operation: str, call: int) -> bool:
-        """Whether the ``call``-th call (from 1) of an operation is refused."""
-        for number, fault in enumerate(self.faults):
+    def should_throttle(self, operation: str, call: int) -> bool:
+        """Whether the ``call``-th call (from 1) of an operation is throttled."""
+        for index, fault in enumerate(self.faults):
             if isinstance(fault, Throttle) and fnmatchcase(operation, fault.operations):
-                chance = random.Random(f"{self.seed}/{number}/{operation}/{call}")  # noqa: S311
-                if call <= fault.first or call in fault.calls or chance.random() < fault.share:
+                generator = random.Random(f"{self.seed}/{index}/{operation}/{call}")  # noqa: S311
+                if call <= fault.first or call in fault.calls or generator.random() < fault.share:
                     return True
         return False
 
 
-def read(text: str, origin: str) -> FaultPlan:
-    """Raises EndpointError that names every mistake; ``origin`` is where the text came from."""
+def parse_fault_plan(text: str, source: str) -> FaultPlan:
+    """Parse a fault plan. Raises EndpointError with all mistakes. ``source``: file name for the message."""
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise EndpointError(f"{origin} is not JSON: {error}") from None
+        raise EndpointError(f"{source} is not JSON: {error}") from None
     problems: list[str] = []
     if not isinstance(document, dict) or not isinstance(document.get("faults"), list):
         problems.append('it must be an object such as {"seed": 1, "faults": []}')
         document = {"faults": []}
     seed = document.get("seed", 0)
     if not isinstance(seed, int):
-        problems.append(f"seed: {seed!r} is no whole number")
-    faults = [_fault(entry, f"faults[{number}]", problems) for number, entry in enumerate(document["faults"])]
+        problems.append(f"seed: {seed!r} is not an integer")
+    faults = [
+        _parse_fault(entry, f"faults[{index}]", problems) for index, entry in enumerate(document["faults"])
+    ]
     if problems:
-        raise EndpointError(f"{origin} is no fault plan: " + "; ".join(problems))
+        raise EndpointError(f"{source} is not a valid fault plan: " + "; ".join(problems))
     return FaultPlan(seed, tuple(fault for fault in faults if fault is not None))
 
 
-def from_environment(environment: Mapping[str, str]) -> FaultPlan:
-    """The plan in the file that SMLAUNCH_FAULTS names; an empty one without it. Raises EndpointError."""
-    path = environment.get(VARIABLE)
+def read_fault_plan(environment: Mapping[str, str]) -> FaultPlan:
+    """Read the plan from the file that SMLAUNCH_FAULTS names; without it, return an empty plan. Raises
+    EndpointError."""
+    path = environment.get(FAULTS_VARIABLE)
     if not path:
         return FaultPlan()
     try:
-        return read(Path(path).read_text("utf-8"), f"{path} ({VARIABLE})")
+        return parse_fault_plan(Path(path).read_text("utf-8"), f"{path} ({FAULTS_VARIABLE})")
     except (OSError, UnicodeDecodeError) as error:
-        raise EndpointError(f"{VARIABLE}={path}: {error}") from None
+        raise EndpointError(f"{FAULTS_VARIABLE}={path}: {error}") from None
 
 
-def _fault(entry: Any, place: str, problems: list[str]) -> Fault | None:
-    if not isinstance(entry, dict) or entry.get("fault") not in _KINDS:
-        problems.append(f"{place}.fault: one of {', '.join(_KINDS)} is needed")
+def _parse_fault(entry: Any, location: str, problems: list[str]) -> Fault | None:
+    """Parse one fault. Adds mistakes, with ``location``, to ``problems``, and then returns None."""
+    if not isinstance(entry, dict) or entry.get("fault") not in _FAULT_CLASSES:
+        problems.append(f"{location}.fault: it must be one of {', '.join(_FAULT_CLASSES)}")
         return None
-    kind = _KINDS[entry["fault"]]
-    known = {spot.name: spot for spot in fields(kind)}
-    before = len(problems)
-    given = {name: value for name, value in entry.items() if name != "fault"}
-    problems += [f"{place}.{name}: unknown; known are {', '.join(known)}" for name in given.keys() - known]
-    missing = [name for name, spot in known.items() if spot.default is MISSING and name not in given]
-    problems += [f"{place}.{name}: it is needed" for name in missing]
-    for name, value in given.items():
-        wanted = _WANTED.get(name)
-        if name in known and wanted is not None and not wanted[1](value):
-            problems.append(f"{place}.{name}: {value!r} is no {wanted[0]}")
-    if len(problems) > before:
+    fault_class = _FAULT_CLASSES[entry["fault"]]
+    field_by_name = {fault_field.name: fault_field for fault_field in fields(fault_class)}
+    problem_count = len(problems)
+    values = {name: value for name, value in entry.items() if name != "fault"}
+    problems += [
+        f"{location}.{name}: unknown; known are {', '.join(field_by_name)}"
+        for name in values.keys() - field_by_name
+    ]
+    missing = [
+        name
+        for name, fault_field in field_by_name.items()
+        if fault_field.default is MISSING and name not in values
+    ]
+    problems += [f"{location}.{name}: it is required" for name in missing]
+    for name, value in values.items():
+        expected_value, is_valid = _FIELD_CHECKS.get(name, ("", None))
+        if name in field_by_name and is_valid is not None and not is_valid(value):
+            problems.append(f"{location}.{name}: {value!r} is not a {expected_value}")
+    if len(problems) > problem_count:
         return None
     arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    return kind(**arguments)
+    return fault_class(**arguments)
 
 
 def _is_number(value: Any) -> bool:
@@ -214,25 +237,25 @@ def _is_duration(value: Any) -> bool:
     return _is_number(value)
 
 
-def _is_counts(value: Any) -> bool:
+def _is_positive_ints(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(number, int) and number > 0 for number in value)
 
 
 _PATTERN = ("pattern", lambda value: isinstance(value, str))
 _SHARE = ("share from 0 to 1", lambda value: _is_number(value) and value <= 1)
-_WANTED: Mapping[str, Any] = {
+_FIELD_CHECKS: Mapping[str, Any] = {
     **dict.fromkeys(("jobs", "hosts", "instance_types", "operations"), _PATTERN),
     **dict.fromkeys(("after", "away"), ("number of seconds, or two of them", _is_duration)),
     "seconds": (
         "number of seconds, two of them, or null",
         lambda value: value is None or _is_duration(value),
     ),
-    "attempts": ("list of attempts, counted from 1", _is_counts),
-    "calls": ("list of calls, counted from 1", _is_counts),
+    "attempts": ("list of attempts, counted from 1", _is_positive_ints),
+    "calls": ("list of calls, counted from 1", _is_positive_ints),
     **dict.fromkeys(("probability", "share"), _SHARE),
     "first": ("whole number", lambda value: isinstance(value, int) and value >= 0),
 }
 
 
-def _drawn(seconds: Seconds, chance: random.Random) -> float:
-    return chance.uniform(*seconds) if isinstance(seconds, tuple) else float(seconds)
+def _draw_seconds(seconds: SecondsOrRange, generator: random.Random) -> float:
+    return generator.uniform(*seconds) if isinstance(seconds, tuple) else float(seconds)

@@ -1,11 +1,11 @@
-"""Files that a job's programs may have made, opened so that they neither lead elsewhere nor keep us waiting.
+"""Safe access to files that a job's programs may have created.
 
-A job may put a link, a FIFO or a device in the place of any file or directory of its tree, at any moment, and
-the endpoint may be another user than the job's programs. So every name below a tree's root is opened relative
-to the directory above it and never through a link; nothing waits for a FIFO's other end or a lease; what was
-opened is looked at again; and only regular files are read.
+At any moment a job may replace a file or directory of its tree by a link, a FIFO or a device, and the
+endpoint may run as another user than the job's programs. So every name below a tree's root is opened relative
+to its parent directory and never through a link; nothing blocks on a FIFO or a lease; the type is checked
+again after opening; and only regular files are read.
 """
-# Descriptors and single names: there are no paths that could be handed to pathlib.
+# Works with descriptors and single names, so pathlib does not apply.
 # ruff: noqa: PTH101
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_COMMON = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_FOLDER = _COMMON | os.O_DIRECTORY
-OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-"""How a directory is opened that the endpoint has made: its path may well go through links."""
-_PATH_ONLY = getattr(os, "O_PATH", None)
-LONGEST_PATH = 4096
-"""Bytes. No program can open a path of as many (Linux, PATH_MAX)."""
-_SHOWN = 100
-"""Characters at either end of a long name."""
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER_FLAGS = _FILE_FLAGS | os.O_DIRECTORY
+OWN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""For directories that the endpoint created; their path may contain links."""
+_O_PATH = getattr(os, "O_PATH", None)
+MAX_PATH_BYTES = 4096
+"""Programs can open shorter paths only (Linux, PATH_MAX)."""
+_MAX_SHOWN_CHARACTERS = 100
+"""Of the beginning and of the end of a long name."""
 
-_KINDS = (
+_FILE_TYPES = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -38,167 +38,177 @@ _KINDS = (
 )
 
 
-class Refused(OSError):
-    """It is of another ``kind``: neither the regular file nor the directory that is wanted."""
+class UnexpectedFileType(OSError):
+    """A path is neither a regular file nor a directory, or not the expected one of them."""
 
     def __init__(self, status: os.stat_result) -> None:
-        self.kind = kind_of(status)
+        self.file_type = file_type_name(status)
         self.is_link = stat.S_ISLNK(status.st_mode)
-        super().__init__(errno.EINVAL, f"it is {self.kind}")
+        super().__init__(errno.EINVAL, f"it is {self.file_type}")
 
 
-class Found(NamedTuple):
-    """``name`` is relative to the directory that is walked, and empty for itself. ``error``: why it, or what
-    is in it, cannot be had."""
+class WalkEntry(NamedTuple):
+    """A file or directory found by ``walk``. ``name``: relative to the walked directory, empty for that
+    directory. ``error``: why it, or its content, cannot be read."""
 
     name: str
     status: os.stat_result | None
     error: OSError | None = None
 
 
-def kind_of(status: os.stat_result) -> str:
-    return next((kind for test, kind in _KINDS if test(status.st_mode)), "of an unknown kind")
+def file_type_name(status: os.stat_result) -> str:
+    return next((name for test, name in _FILE_TYPES if test(status.st_mode)), "of an unknown kind")
 
 
-def shown(name: str) -> str:
-    """A name for people: of any bytes, on one line, and not too long."""
+def printable_name(name: str) -> str:
+    """Return a file name for messages: printable, on one line, shortened in the middle if it is long."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return line if len(line) <= 2 * _SHOWN else f"{line[:_SHOWN]}...{line[-_SHOWN:]}"
+    line = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+    if len(line) <= 2 * _MAX_SHOWN_CHARACTERS:
+        return line
+    return f"{line[:_MAX_SHOWN_CHARACTERS]}...{line[-_MAX_SHOWN_CHARACTERS:]}"
 
 
-def why(error: BaseException) -> str:
-    """An error in a few words; the name of the file stands beside it."""
+def error_text(error: BaseException) -> str:
+    """Return an error's message without the file name, which the caller adds."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def open_folder(root: Path, below: str = "", grant: bool = False) -> int:
-    """The directory ``below`` the root, a path of the endpoint's own. ``grant``: what is ours and shut is
-    opened: only once the job's programs have ended. Raises OSError."""
-    at = os.open(root.parent, OWN_FOLDER)
-    for name in filter(None, (root.name, *below.split("/"))):
+def open_folder(root: Path, relative_path: str = "", fix_permissions: bool = False) -> int:
+    """Open a directory below ``root``, a path of the endpoint's own. ``fix_permissions``: add this user's
+    missing rights to its own directories; only after the job's programs have exited. Raises OSError."""
+    folder_fd = os.open(root.parent, OWN_FOLDER_FLAGS)
+    for name in filter(None, (root.name, *relative_path.split("/"))):
         try:
-            following = open_folder_at(at, name, grant)
+            child_fd = open_folder_at(folder_fd, name, fix_permissions)
         finally:
-            os.close(at)
-        at = following
-    return at
+            os.close(folder_fd)
+        folder_fd = child_fd
+    return folder_fd
 
 
-def open_folder_at(above: int, name: str, grant: bool = False) -> int:
-    """The directory ``name`` in the open one ``above``. ``grant`` as in ``open_folder``. Raises OSError."""
-    descriptor = _open(above, name, _FOLDER, grant)
-    if grant:
+def open_folder_at(parent_fd: int, name: str, fix_permissions: bool = False) -> int:
+    """Open the directory ``name`` in an open directory; arguments as in ``open_folder``. Raises OSError."""
+    descriptor = _open(parent_fd, name, _FOLDER_FLAGS, fix_permissions)
+    if fix_permissions:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and ~status.st_mode & 0o700:
-            os.fchmod(
-                descriptor, stat.S_IMODE(status.st_mode) | 0o700
-            )  # it can be read and may still be shut
+            # It could be opened for reading, but write or search permission is missing.
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | 0o700)
     return descriptor
 
 
-class Opener:
-    """Opens files one after the other. The directory of the latest one stays open: most lie side by side.
-    ``grant`` as in ``open_folder``."""
+class FileOpener:
+    """Opens many files. The directory of the last file stays open, because most files are in the directory of
+    the one before. ``fix_permissions`` as in ``open_folder``."""
 
-    def __init__(self, grant: bool = False) -> None:
-        self._grant = grant
+    def __init__(self, fix_permissions: bool = False) -> None:
+        self._fix_permissions = fix_permissions
         self._latest: tuple[Path, str] | None = None
-        self._at = -1
+        self._folder_fd = -1
 
-    def __enter__(self) -> Opener:
+    def __enter__(self) -> FileOpener:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._latest is not None:
-            os.close(self._at)
+            os.close(self._folder_fd)
             self._latest = None
 
     def open(self, root: Path, name: str) -> int:
-        """A regular file, for reading; ``name`` is relative to the root. Raises OSError, of which Refused."""
-        above, _, last = name.rpartition("/")
-        if self._latest != (root, above):
+        """Open a regular file for reading; ``name`` is relative to the root. Raises OSError, and its subclass
+        UnexpectedFileType."""
+        folder, _, file_name = name.rpartition("/")
+        if self._latest != (root, folder):
             self.__exit__()
-            self._at = open_folder(root, above, self._grant)
-            self._latest = root, above
-        status = os.stat(last, dir_fd=self._at, follow_symlinks=False)
+            self._folder_fd = open_folder(root, folder, self._fix_permissions)
+            self._latest = root, folder
+        status = os.stat(file_name, dir_fd=self._folder_fd, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
-            raise Refused(status)  # unopened: to open a device may do something already
-        descriptor = _open(self._at, last, _COMMON, self._grant)
+            raise UnexpectedFileType(status)  # before opening it: opening a device may have an effect
+        descriptor = _open(self._folder_fd, file_name, _FILE_FLAGS, self._fix_permissions)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             return descriptor
         os.close(descriptor)
-        raise Refused(status)
+        raise UnexpectedFileType(status)
 
 
-def open_file(root: Path, name: str, grant: bool = False) -> int:
-    """One alone, as Opener.open."""
-    with Opener(grant) as opener:
+def open_file(root: Path, name: str, fix_permissions: bool = False) -> int:
+    """Open one file, like FileOpener.open."""
+    with FileOpener(fix_permissions) as opener:
         return opener.open(root, name)
 
 
-def read_beginning(root: Path, name: str, limit: int) -> tuple[bytes, float]:
-    """At most ``limit`` bytes, and when the file was written, in seconds since the epoch. Raises OSError."""
+def read_beginning(root: Path, name: str, max_bytes: int) -> tuple[bytes, float]:
+    """Return at most ``max_bytes`` of a file, and its mtime in seconds since the epoch. Raises OSError."""
     with os.fdopen(open_file(root, name), "rb") as file:
-        return file.read(limit), os.fstat(file.fileno()).st_mtime
+        return file.read(max_bytes), os.fstat(file.fileno()).st_mtime
 
 
 def read_link(root: Path, name: str) -> str:
-    """Where a symbolic link says that it leads. Raises OSError."""
-    above, _, last = name.rpartition("/")
-    at = open_folder(root, above)
+    """Return the target of a symbolic link. Raises OSError."""
+    folder, _, file_name = name.rpartition("/")
+    folder_fd = open_folder(root, folder)
     try:
-        return os.readlink(last, dir_fd=at)
+        return os.readlink(file_name, dir_fd=folder_fd)
     finally:
-        os.close(at)
+        os.close(folder_fd)
 
 
-def link_to(root: Path, name: str, target: str) -> None:
-    """Gives a file a second name, ``target``, a path of the endpoint's own on the same disk. Of whatever kind
-    it is: look at it there, where nobody can replace it. Raises OSError."""
-    above, _, last = name.rpartition("/")
-    at = open_folder(root, above, grant=True)
+def hard_link(root: Path, name: str, target: str) -> None:
+    """Create a hard link to a file of any type at ``target``, a path of the endpoint's own on the same disk.
+    The caller checks the type there, where no job can replace the file. Raises OSError."""
+    folder, _, file_name = name.rpartition("/")
+    folder_fd = open_folder(root, folder, fix_permissions=True)
     try:
-        os.link(last, target, src_dir_fd=at, follow_symlinks=False)
+        os.link(file_name, target, src_dir_fd=folder_fd, follow_symlinks=False)
     finally:
-        os.close(at)
+        os.close(folder_fd)
 
 
-def too_long(name: str) -> OSError | None:
-    """For ``walk``: where no program could open it by its path."""
-    if len(os.fsencode(name)) < LONGEST_PATH:
+def path_too_long(name: str) -> OSError | None:
+    """Return an error for a name that no program could open by its path. For ``walk``."""
+    if len(os.fsencode(name)) < MAX_PATH_BYTES:
         return None
-    return OSError(errno.ENAMETOOLONG, f"its path has {LONGEST_PATH} bytes or more")
+    return OSError(errno.ENAMETOOLONG, f"its path has {MAX_PATH_BYTES} bytes or more")
 
 
 def walk(
-    root: Path, below: str = "", refuse: Callable[[str], OSError | None] = too_long, grant: bool = False
-) -> Iterator[Found]:
-    """Everything below a directory, in no order; a directory that cannot be read comes a second time, with
-    the error. What ``refuse`` has an error for is not looked into: some name must be too long for it, so that
-    a tree of any depth comes to an end."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
+    root: Path,
+    relative_path: str = "",
+    find_problem: Callable[[str], OSError | None] = path_too_long,
+    fix_permissions: bool = False,
+) -> Iterator[WalkEntry]:
+    """Yield everything below a directory, in no order. A directory that cannot be read is yielded again, with
+    the error. ``find_problem`` returns an error for names whose content is skipped; it has to return one for
+    names that are too long, so that the walk of a tree of any depth ends."""
+    pending_folders = [""]
+    while pending_folders:
+        folder = pending_folders.pop()
         try:
-            at = open_folder(root, f"{below}/{folder}", grant)
+            folder_fd = open_folder(root, f"{relative_path}/{folder}", fix_permissions)
         except OSError as error:
-            yield Found(folder, None, error)
+            yield WalkEntry(folder, None, error)
             continue
         try:
-            for found in _entries(at, folder, refuse):
-                if found.error is None and found.status is not None and stat.S_ISDIR(found.status.st_mode):
-                    waiting.append(found.name)
-                yield found
+            for entry in _entries(folder_fd, folder, find_problem):
+                if entry.error is None and entry.status is not None and stat.S_ISDIR(entry.status.st_mode):
+                    pending_folders.append(entry.name)
+                yield entry
         except OSError as error:
-            yield Found(folder, None, error)
+            yield WalkEntry(folder, None, error)
         finally:
-            os.close(at)
+            os.close(folder_fd)
 
 
-def _entries(at: int, folder: str, refuse: Callable[[str], OSError | None]) -> Iterator[Found]:
-    with os.scandir(at) as entries:
+def _entries(
+    folder_fd: int, folder: str, find_problem: Callable[[str], OSError | None]
+) -> Iterator[WalkEntry]:
+    with os.scandir(folder_fd) as entries:
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
             try:
@@ -206,40 +216,40 @@ def _entries(at: int, folder: str, refuse: Callable[[str], OSError | None]) -> I
             except FileNotFoundError:
                 continue
             except OSError as error:
-                yield Found(name, None, error)
+                yield WalkEntry(name, None, error)
                 continue
-            yield Found(name, status, refuse(name))
+            yield WalkEntry(name, status, find_problem(name))
 
 
-def _open(at: int, name: str, flags: int, grant: bool) -> int:
+def _open(folder_fd: int, name: str, flags: int, fix_permissions: bool) -> int:
     try:
-        return os.open(name, flags, dir_fd=at)
+        return os.open(name, flags, dir_fd=folder_fd)
     except PermissionError:
-        if not grant:
+        if not fix_permissions:
             raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO):
-            raise Refused(os.stat(name, dir_fd=at, follow_symlinks=False)) from None
+            raise UnexpectedFileType(os.stat(name, dir_fd=folder_fd, follow_symlinks=False)) from None
         raise
-    _allow(at, name)
-    return os.open(name, flags, dir_fd=at)
+    _grant_access(folder_fd, name)
+    return os.open(name, flags, dir_fd=folder_fd)
 
 
-def _allow(at: int, name: str) -> None:
-    """Lets this user into what is its own. Not into a file with further names, which may lie outside the
-    tree. Raises OSError."""
-    if _PATH_ONLY is None:
-        if _may_be_opened(os.stat(name, dir_fd=at, follow_symlinks=False)):
-            os.chmod(name, 0o700, dir_fd=at, follow_symlinks=False)
+def _grant_access(folder_fd: int, name: str) -> None:
+    """Add this user's missing rights to its own file or directory. Not to a file with several hard links,
+    which may be outside the tree. Raises OSError."""
+    if _O_PATH is None:
+        if _is_safe_to_chmod(os.stat(name, dir_fd=folder_fd, follow_symlinks=False)):
+            os.chmod(name, 0o700, dir_fd=folder_fd, follow_symlinks=False)
         return
-    handle = os.open(name, _PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    path_fd = os.open(name, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
-        status = os.fstat(handle)
-        if _may_be_opened(status):
-            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) | 0o700)
+        status = os.fstat(path_fd)
+        if _is_safe_to_chmod(status):
+            os.chmod(f"/proc/self/fd/{path_fd}", stat.S_IMODE(status.st_mode) | 0o700)
     finally:
-        os.close(handle)
+        os.close(path_fd)
 
 
-def _may_be_opened(status: os.stat_result) -> bool:
+def _is_safe_to_chmod(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)

@@ -1,7 +1,7 @@
-"""The log of one host on its way to a file, whatever becomes of disk and descriptors meanwhile.
+"""Writer for the log of one host. It buffers lines while the disk is full or descriptors are missing.
 
-Lines that cannot be written wait here and are written first when that works again. When too many wait, those
-that come after are counted, and their number stands in the log in their place.
+Buffered lines are written first once writing works again. When the buffer is full, further lines are counted,
+and the log gets a line with their number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from smlaunch.local.errors import ApiError
+from smlaunch.local.api_errors import ApiError
 
-_WAITING_BYTES = 8 << 20
-_AGAIN_SECONDS = 0.1
+_MAX_BUFFER_BYTES = 8 << 20
+_RETRY_SECONDS = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -23,84 +23,88 @@ Events = Sequence[tuple[int, str]]
 
 
 class LogWriter:
-    """``reopen`` gives a descriptor of the stream's file, made where it is missing. It stays open from the
-    first line on, so that a process without descriptors to spare still writes. For many threads."""
+    """Appends events to a stream, for many threads. ``open_stream`` opens the stream's file and creates it if
+    it is missing. The file stays open, so that a process without free descriptors can still write."""
 
-    def __init__(self, name: str, reopen: Callable[[], int], encode: Callable[[Events], bytes]) -> None:
+    def __init__(self, name: str, open_stream: Callable[[], int], encode: Callable[[Events], bytes]) -> None:
         self._name = name
-        self._reopen = reopen
+        self._open_stream = open_stream
         self._encode = encode
         self._descriptor = -1
-        self._waiting = bytearray()
-        self._lost = 0
-        self._why = ""
+        self._buffer = bytearray()
+        self._lost_lines = 0
+        self._last_error = ""
         self._lock = threading.Lock()
 
     def append(self, events: Events) -> None:
-        """Events are (milliseconds since the epoch, message)."""
+        """Append events, given as (milliseconds since the epoch, message). Never raises."""
         if not events:
             return
         data = self._encode(events)
         with self._lock:
-            if self._waiting:
+            if self._buffer:
                 self._write()
-            if self._waiting and len(self._waiting) + len(data) > _WAITING_BYTES:
-                self._lost += len(events)
+            if self._buffer and len(self._buffer) + len(data) > _MAX_BUFFER_BYTES:
+                self._lost_lines += len(events)
                 return
-            self._waiting += data
+            self._buffer += data
             self._write()
 
     def settle(self, patience: float = 0.0) -> None:
-        """Writes what waits, and closes the file when nothing is left. With ``patience``, the rest is given
-        up after so many seconds, and the endpoint's own log tells it. Further lines may follow."""
+        """Write the buffer, and close the file when the buffer is empty. With ``patience``, drop the buffer
+        after so many seconds and log the loss to the endpoint's log. ``append`` still works afterwards."""
         deadline = time.monotonic() + patience
         while True:
             with self._lock:
                 self._write()
-                late = time.monotonic() >= deadline
-                if not self._waiting or (late and patience):
-                    self._give_up()
-                if late or not self._waiting:
+                is_overdue = time.monotonic() >= deadline
+                if not self._buffer or (is_overdue and patience):
+                    self._drop_buffer()
+                if is_overdue or not self._buffer:
                     return
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
     def _write(self) -> None:
-        """All that waits, as far as possible."""
+        """Write as much of the buffer as possible."""
         try:
             self._open()
-            while self._waiting:
-                del self._waiting[: os.write(self._descriptor, self._waiting)]
-                if self._lost and not self._waiting:
-                    text = (
-                        f"[smlaunch] {self._lost} lines were lost: the log could not be written ({self._why})"
+            while self._buffer:
+                del self._buffer[: os.write(self._descriptor, self._buffer)]
+                if self._lost_lines and not self._buffer:
+                    message = (
+                        f"[smlaunch] {self._lost_lines} lines were lost: the log could not "
+                        f"be written ({self._last_error})"
                     )
-                    self._waiting += self._encode([(time.time_ns() // 1_000_000, text)])
-                    self._lost = 0
-            self._why = ""
+                    self._buffer += self._encode([(time.time_ns() // 1_000_000, message)])
+                    self._lost_lines = 0
+            self._last_error = ""
         except (OSError, ApiError) as error:
-            why = str(getattr(error, "strerror", None) or error)
-            if why != self._why:
-                log.warning("the log of %s cannot be written, its lines wait: %s", self._name, why)
-            self._why = why
+            error_text = str(getattr(error, "strerror", None) or error)
+            if error_text != self._last_error:
+                log.warning("the log of %s cannot be written, its lines wait: %s", self._name, error_text)
+            self._last_error = error_text
 
     def _open(self) -> None:
         if self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink == 0:  # the stream was deleted
             os.close(self._descriptor)
             self._descriptor = -1
-        if self._descriptor < 0 and self._waiting:
-            self._descriptor = self._reopen()
+        if self._descriptor < 0 and self._buffer:
+            self._descriptor = self._open_stream()
             size = os.fstat(self._descriptor).st_size
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                self._waiting[:0] = b"\n"  # a writer was killed in the middle of its line
+                self._buffer[:0] = b"\n"  # a writer was killed in the middle of its line
 
-    def _give_up(self) -> None:
-        lost = self._lost + self._waiting.count(b"\n")
-        if lost:
+    def _drop_buffer(self) -> None:
+        lost_lines = self._lost_lines + self._buffer.count(b"\n")
+        if lost_lines:
             log.error(
-                "%d lines of %s were lost: the log could not be written (%s)", lost, self._name, self._why
+                "%d lines of %s were lost: the log could not be written (%s)",
+                lost_lines,
+                self._name,
+                self._last_error,
             )
-        self._waiting.clear()
-        self._lost = 0
+        self._buffer.clear()
+        self._lost_lines = 0
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

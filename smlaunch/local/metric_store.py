@@ -1,4 +1,4 @@
-"""CloudWatch's numbers: one SQLite file, shared by all endpoints of a state directory."""
+"""The store of CloudWatch metrics: one SQLite file, shared by all endpoints of a state directory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from smlaunch.local.database import Contents, OneConnection
+from smlaunch.contract import formats
+from smlaunch.local.database import DatabaseSpec, SingleConnection
 
-_CONTENTS = Contents(
+_CONTENTS = DatabaseSpec(
     "the metrics that jobs and clients have put (CloudWatch)",
     schema="""
 CREATE TABLE IF NOT EXISTS series (
@@ -24,40 +25,41 @@ CREATE TABLE IF NOT EXISTS points (
 );
 CREATE INDEX IF NOT EXISTS points_by_time ON points (series, ms);
 """,
-    version=1,
+    stored_format=formats.METRICS_DATABASE,
     durable=False,
 )
 
 
-class Sample(NamedTuple):
-    """One datum, or ``many`` put as a set. ``ms``: milliseconds since the epoch."""
+class MetricSample(NamedTuple):
+    """A value of a metric, or statistics of ``sample_count`` values. ``timestamp_ms``: milliseconds since the
+    epoch; ``total``: the sum."""
 
     name: str
-    ms: int
-    many: float
+    timestamp_ms: int
+    sample_count: float
     total: float
-    low: float
-    high: float
+    minimum: float
+    maximum: float
     unit: str = "None"
 
 
-class Bucket(NamedTuple):
-    """The ``many`` data of one period, which begins ``start`` seconds after the epoch."""
+class MetricPeriod(NamedTuple):
+    """Statistics of a metric in one period. ``start``: seconds since the epoch; ``total``: the sum."""
 
     start: int
-    many: float
+    sample_count: float
     total: float
-    low: float
-    high: float
+    minimum: float
+    maximum: float
     unit: str
 
 
 class MetricStore:
-    """Safe for many threads and processes. A kill -9 loses nothing, a power cut the last seconds."""
+    """Metrics, for many threads and processes. kill -9 loses nothing, a power cut the last seconds."""
 
     def __init__(self, path: Path) -> None:
-        self._known: dict[tuple[str, str, str], int] = {}
-        self._db = OneConnection(path, _CONTENTS)
+        self._series_ids: dict[tuple[str, str, str], int] = {}
+        self._db = SingleConnection(path, _CONTENTS)
 
     def close(self) -> None:
         self._db.close()
@@ -65,25 +67,31 @@ class MetricStore:
     def put(
         self, namespace: str, dimensions: Mapping[str, str], points: Sequence[tuple[str, int, float]]
     ) -> None:
-        """``points``: name, milliseconds since the epoch, value. Values that are not finite are left out, as
-        CloudWatch refuses them."""
-        self.add(
+        """Store ``points``, given as (name, milliseconds since the epoch, value), without values that are not
+        finite, which CloudWatch rejects."""
+        self.put_samples(
             namespace,
             dimensions,
-            [Sample(name, ms, 1, value, value, value) for name, ms, value in points if math.isfinite(value)],
+            [
+                MetricSample(name, ms, 1, value, value, value)
+                for name, ms, value in points
+                if math.isfinite(value)
+            ],
         )
 
-    def add(self, namespace: str, dimensions: Mapping[str, str], samples: Iterable[Sample]) -> None:
-        key = _key(dimensions)
-        held = list(samples)
-        names = {sample.name for sample in held}
+    def put_samples(
+        self, namespace: str, dimensions: Mapping[str, str], samples: Iterable[MetricSample]
+    ) -> None:
+        key = _dimensions_key(dimensions)
+        samples_list = list(samples)
+        names = {sample.name for sample in samples_list}
         with self._db.writing() as connection:
-            ids = {name: self._series(connection, (namespace, name, key)) for name in names}
-            rows = [(ids[sample.name], *sample[1:]) for sample in held]
+            ids = {name: self._series_id(connection, (namespace, name, key)) for name in names}
+            rows = [(ids[sample.name], *sample[1:]) for sample in samples_list]
             connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
-        self._known.update({(namespace, name, key): number for name, number in ids.items()})
+        self._series_ids.update({(namespace, name, key): series_id for name, series_id in ids.items()})
 
-    def buckets(
+    def periods(
         self,
         namespace: str,
         name: str,
@@ -91,8 +99,9 @@ class MetricStore:
         start: float,
         end: float,
         period: int,
-    ) -> list[Bucket]:
-        """What was put from ``start`` to before ``end`` (seconds), by periods, in order of time."""
+    ) -> list[MetricPeriod]:
+        """Return statistics by period from ``start`` (inclusive) to ``end``, in seconds since the epoch, in
+        chronological order. ``period`` in seconds."""
         statement = """
             SELECT ms / ? AS bucket, sum(many), sum(total), min(low), max(high), max(unit)
             FROM points JOIN series ON series.id = points.series
@@ -100,13 +109,20 @@ class MetricStore:
             GROUP BY bucket ORDER BY bucket"""
         # The first period begins at or before the start, as CloudWatch rounds it.
         first = math.floor(start / period) * period
-        values = (period * 1000, namespace, name, _key(dimensions), first * 1000, math.ceil(end * 1000))
+        parameters = (
+            period * 1000,
+            namespace,
+            name,
+            _dimensions_key(dimensions),
+            first * 1000,
+            math.ceil(end * 1000),
+        )
         with self._db.reading() as connection:
-            rows = connection.execute(statement, values).fetchall()
-        return [Bucket(row[0] * period, *row[1:]) for row in rows]
+            rows = connection.execute(statement, parameters).fetchall()
+        return [MetricPeriod(row[0] * period, *row[1:]) for row in rows]
 
     def metrics(self, namespace: str | None, name: str | None) -> list[tuple[str, str, dict[str, str]]]:
-        """Namespace, name and dimensions of all that was ever put, in that order."""
+        """Return (namespace, name, dimensions) of all metrics, sorted."""
         statement = """
             SELECT namespace, name, dimensions FROM series
             WHERE (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY 1, 2, 3"""
@@ -114,16 +130,16 @@ class MetricStore:
             rows = connection.execute(statement, (namespace, name)).fetchall()
         return [(space, metric, json.loads(dimensions)) for space, metric, dimensions in rows]
 
-    def _series(self, connection: sqlite3.Connection, words: tuple[str, str, str]) -> int:
-        """The number that stands for a metric."""
-        if words in self._known:
-            return self._known[words]
+    def _series_id(self, connection: sqlite3.Connection, metric: tuple[str, str, str]) -> int:
+        """Return the row id of a metric, given as (namespace, name, dimensions key). Creates the row."""
+        if metric in self._series_ids:
+            return self._series_ids[metric]
         insert = "INSERT OR IGNORE INTO series (namespace, name, dimensions) VALUES (?, ?, ?)"
-        connection.execute(insert, words)
+        connection.execute(insert, metric)
         select = "SELECT id FROM series WHERE namespace = ? AND name = ? AND dimensions = ?"
-        (number,) = connection.execute(select, words).fetchone()
-        return int(number)
+        (series_id,) = connection.execute(select, metric).fetchone()
+        return int(series_id)
 
 
-def _key(dimensions: Mapping[str, str]) -> str:
+def _dimensions_key(dimensions: Mapping[str, str]) -> str:
     return json.dumps(dict(dimensions), sort_keys=True)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from smlaunch.local.database import Contents, Database, lost, sync_folder
-from smlaunch.local.errors import ApiError
+from smlaunch.contract import formats
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.database import Database, DatabaseSpec, lost_data_error, sync_folder
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, created REAL NOT NULL, region TEXT NOT NULL);
@@ -30,17 +31,17 @@ CREATE TABLE IF NOT EXISTS parts (
     PRIMARY KEY (upload, number)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS place (inode INTEGER NOT NULL);
 """
-_LOST = (
+_DESCRIPTION = (
     "which objects there are and what S3 knows of them beside their bytes (the bytes are plain files, "
     "<bucket>/<key>, and stay where they are)"
 )
-_TOGETHER = 64
-"""Changes that share a transaction at most: none waits for many others."""
+_MAX_CHANGES_PER_TRANSACTION = 64
+"""Limits how long a change waits for the others in its transaction."""
 _COLUMNS = "bucket, key, size, etag, modified, attributes, file, inode, mtime_ns"
 
 
 class Attributes(TypedDict, total=False):
-    """What S3 stores with an object beyond its bytes; kept as JSON."""
+    """What S3 stores with an object beside its bytes. Stored as JSON."""
 
     headers: dict[str, str]
     metadata: dict[str, str]
@@ -83,8 +84,9 @@ class BucketInfo(NamedTuple):
     region: str
 
 
-class Row(NamedTuple):
-    """An object as the index has it. ``file`` is its body's place, relative to the root of the store."""
+class ObjectRow(NamedTuple):
+    """An object's row in the index. ``file``: path of its body, relative to the root of the store; ``inode``
+    and ``mtime_ns``: of the body when the row was written."""
 
     bucket: str
     key: bytes
@@ -103,74 +105,74 @@ class Row(NamedTuple):
         )
 
     @property
-    def stamp(self) -> tuple[int, int, int]:
+    def file_identity(self) -> tuple[int, int, int]:
         return self.size, self.inode, self.mtime_ns
 
 
-def stamp(stat: os.stat_result) -> tuple[int, int, int]:
-    """What tells one body from the next in the same place: size, inode, time of change."""
+def file_identity(stat: os.stat_result) -> tuple[int, int, int]:
+    """Return what distinguishes a body from a later one at the same path: size, inode, modification time."""
     return stat.st_size, stat.st_ino, stat.st_mtime_ns
 
 
 UNKNOWN_INODE = 0
-"""Of a row whose body may have been copied since."""
+"""Inode in a row whose body may have been copied since the row was written."""
 
 
-class Index:
-    """Connections to the index of the store in ``root``. Several processes may have it open."""
+class ObjectIndex:
+    """The index of the object store in ``root``, for several threads and processes."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         path = folder / "index.sqlite"
-        # In this order: whoever makes a bucket's folder has made the index before.
-        buckets = any(entry.is_dir() and entry.name[0] not in "_." for entry in root.iterdir())
-        contents = Contents(_LOST, _SCHEMA, 1, aside=root)
-        if buckets and not path.exists():
-            raise lost(path, "is gone", contents)
-        self._database = Database(path, contents)
-        self._idle: deque[sqlite3.Connection] = deque([self._database.take()])
-        self._turn = threading.Lock()
-        self._changes: deque[_Change] = deque()
-        self._settle_in(folder)
+        # Before the index is opened: another process creates the index before its first bucket's folder.
+        has_buckets = any(entry.is_dir() and entry.name[0] not in "_." for entry in root.iterdir())
+        spec = DatabaseSpec(_DESCRIPTION, _SCHEMA, formats.OBJECTS_DATABASE, quarantine_dir=root)
+        if has_buckets and not path.exists():
+            raise lost_data_error(path, "is gone", spec)
+        self._database = Database(path, spec)
+        self._free_connections: deque[sqlite3.Connection] = deque([self._database.open_connection()])
+        self._change_lock = threading.Lock()
+        self._changes: deque[_PendingChange] = deque()
+        self._detect_copied_store(folder)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        while self._free_connections:
+            self._free_connections.pop().close()
         self._database.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread alone. Cursors must be used up or closed before it is given back."""
+        """Context with a connection for queries. Cursors must be exhausted or closed inside it."""
         with self._connection() as db, self._database.reading(db):
             yield db
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """The same inside a transaction, which no other writer, of this process or another, shares. It is on
-        the disk when this ends."""
+        """Context with a connection in an exclusive write transaction, which is on the disk at its end."""
         with self._connection() as db, self._database.writing(db):
             yield db
 
-    def change(self, work: Callable[[sqlite3.Connection, set[str]], Any]) -> Any:
-        """Calls ``work`` inside a transaction, which it shares with those that come at the same time: they
-        wait for the disk together. What it raises undoes its own changes only. It adds to its second argument
-        the folders in which it has changed names; those are on the disk before the transaction is."""
-        mine = _Change(work)
-        self._changes.append(mine)
-        with self._turn:
-            while not mine.done:
-                self._change_all([self._changes.popleft() for _ in range(min(_TOGETHER, len(self._changes)))])
-        if mine.error is not None:
-            raise mine.error
-        return mine.value
+    def change(self, apply: Callable[[sqlite3.Connection, set[str]], Any]) -> Any:
+        """Call ``apply`` in a transaction that it shares with concurrent changes, so that they wait for the
+        disk together. An exception of ``apply`` undoes its own changes only. ``apply`` adds the folders whose
+        entries it changed to its second argument; they are synced before the commit."""
+        change = _PendingChange(apply)
+        self._changes.append(change)
+        with self._change_lock:
+            while not change.is_done:
+                count = min(_MAX_CHANGES_PER_TRANSACTION, len(self._changes))
+                self._apply_changes([self._changes.popleft() for _ in range(count)])
+        if change.error is not None:
+            raise change.error
+        return change.result
 
-    def _change_all(self, changes: list[_Change]) -> None:
+    def _apply_changes(self, changes: list[_PendingChange]) -> None:
         folders: set[str] = set()
         try:
             with self.writing() as db:
                 for change in changes:
                     db.execute("SAVEPOINT one")
                     try:
-                        change.value = change.work(db, folders)
+                        change.result = change.apply(db, folders)
                     except BaseException as error:
                         change.error = error
                         db.execute("ROLLBACK TO one")
@@ -181,53 +183,53 @@ class Index:
             for change in changes:
                 change.error = change.error or error
         for change in changes:
-            change.done = True
+            change.is_done = True
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            db = self._idle.pop()
+            db = self._free_connections.pop()
         except IndexError:
-            db = self._database.take()
+            db = self._database.open_connection()
         try:
             yield db
         finally:
-            self._idle.append(db)
+            self._free_connections.append(db)
 
-    def _settle_in(self, folder: Path) -> None:
-        """In a store that was copied or put back, no body has the inode that its row remembers."""
+    def _detect_copied_store(self, folder: Path) -> None:
+        """Mark all recorded inodes as unknown when the store was copied or restored from a backup."""
         inode = os.stat(folder).st_ino  # noqa: PTH116
         with self.reading() as db:
-            known = [row[0] for row in db.execute("SELECT inode FROM place")]
-        if known == [inode]:
+            recorded_inodes = [row[0] for row in db.execute("SELECT inode FROM place")]
+        if recorded_inodes == [inode]:
             return
         with self.writing() as db:
-            if known:
+            if recorded_inodes:
                 db.execute("UPDATE objects SET inode = ?", (UNKNOWN_INODE,))
             db.execute("DELETE FROM place")
             db.execute("INSERT INTO place VALUES (?)", (inode,))
 
 
-class _Change:
-    """One change of those that share a transaction."""
+class _PendingChange:
+    """A change that waits for its transaction, and its result."""
 
-    def __init__(self, work: Callable[[sqlite3.Connection, set[str]], Any]) -> None:
-        self.work = work
-        self.value: Any = None
+    def __init__(self, apply: Callable[[sqlite3.Connection, set[str]], Any]) -> None:
+        self.apply = apply
+        self.result: Any = None
         self.error: BaseException | None = None
-        self.done = False
+        self.is_done = False
 
 
 def find_bucket(db: sqlite3.Connection, name: str) -> BucketInfo:
-    """Raises NoSuchBucket."""
+    """Return a bucket. Raises NoSuchBucket."""
     row = db.execute("SELECT * FROM buckets WHERE name = ?", (name,)).fetchone()
     if row is None:
         raise NoSuchBucket(name)
     return BucketInfo(*row)
 
 
-def find_row(db: sqlite3.Connection, bucket: str, key: str) -> Row | None:
-    """None for a key that is not there; raises NoSuchBucket."""
+def find_object_row(db: sqlite3.Connection, bucket: str, key: str) -> ObjectRow | None:
+    """Return None for a key that does not exist. Raises NoSuchBucket."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key = ?",  # noqa: S608
         (bucket, key.encode()),
@@ -235,42 +237,43 @@ def find_row(db: sqlite3.Connection, bucket: str, key: str) -> Row | None:
     if row is None:
         find_bucket(db, bucket)
         return None
-    return Row(*row)
+    return ObjectRow(*row)
 
 
-def rows_from(db: sqlite3.Connection, bucket: str, prefix: bytes, at: bytes) -> sqlite3.Cursor:
-    """Rows below ``prefix``, by the bytes of their keys, from the first that is not below ``at``."""
-    end = after_prefix(prefix)
-    upper, values = ("", ()) if end is None else (" AND key < ?", (end,))
+def object_rows(db: sqlite3.Connection, bucket: str, prefix: bytes, first_key: bytes) -> sqlite3.Cursor:
+    """Return a cursor over the rows with a prefix, ordered by key bytes, from ``first_key`` on."""
+    end = end_of_prefix(prefix)
+    upper_bound, bound_parameters = ("", ()) if end is None else (" AND key < ?", (end,))
     cursor = db.execute(
-        f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key >= ?{upper} ORDER BY key",  # noqa: S608
-        (bucket, at, *values),
+        f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND key >= ?{upper_bound} ORDER BY key",  # noqa: S608
+        (bucket, first_key, *bound_parameters),
     )
     cursor.row_factory = _as_row
     return cursor
 
 
-def write_row(db: sqlite3.Connection, row: Row) -> None:
-    places = ", ".join("?" * len(row))
-    db.execute(f"INSERT OR REPLACE INTO objects ({_COLUMNS}) VALUES ({places})", row)  # noqa: S608
+def upsert_object_row(db: sqlite3.Connection, row: ObjectRow) -> None:
+    placeholders = ", ".join("?" * len(row))
+    db.execute(f"INSERT OR REPLACE INTO objects ({_COLUMNS}) VALUES ({placeholders})", row)  # noqa: S608
 
 
-def remove_row(db: sqlite3.Connection, row: Row) -> None:
+def delete_object_row(db: sqlite3.Connection, row: ObjectRow) -> None:
     db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (row.bucket, row.key))
 
 
-def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest bytes above everything that starts with ``prefix``; None when nothing is above it."""
+def end_of_prefix(prefix: bytes) -> bytes | None:
+    """Return the smallest bytes that are greater than all keys with ``prefix``; None when there are none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-def _as_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
-    return Row(*values)
+def _as_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> ObjectRow:
+    return ObjectRow(*values)
 
 
 def common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
+    """Return the key's part up to the first delimiter after ``prefix``; None without one."""
     if not delimiter:
         return None
-    found = key.find(delimiter, len(prefix))
-    return None if found < 0 else key[: found + len(delimiter)]
+    delimiter_index = key.find(delimiter, len(prefix))
+    return None if delimiter_index < 0 else key[: delimiter_index + len(delimiter)]

@@ -1,4 +1,4 @@
-"""Every point of SageMaker's behaviour that is not documented, as a setting with the default used here.
+"""Settings of the local endpoint: each undocumented behaviour of SageMaker is one, with its default here.
 
 A difference found against a region is corrected here, in one place (facts: sagemaker.md section 8).
 """
@@ -17,113 +17,111 @@ SyncOrder = Literal["oldest-first", "newest-first", "shuffled"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How the local endpoint decides where AWS does not say. All durations are seconds."""
+    """What the local endpoint does where AWS documents nothing. All durations are in seconds."""
 
     stop_grace_seconds: float = 120.0
-    """Between SIGTERM and SIGKILL, for StopTrainingJob and MaxRuntime. Documented: 120 (developer guide,
-    your-algorithms-training-algo-dockerfile), of training jobs; of processing jobs nothing is."""
+    """Between SIGTERM and SIGKILL, for StopTrainingJob and MaxRuntime. Documented for training jobs: 120
+    (developer guide, your-algorithms-training-algo-dockerfile); for processing jobs nothing is documented."""
 
     failed_peer_grace_seconds: float = 5.0
-    """How long the other hosts may take to leave once one has failed. Not documented."""
+    """How long the other hosts have to exit after one has failed. Not documented."""
 
     close_grace_seconds: float = 5.0
-    """How long jobs may take to leave when the endpoint itself is closed. Ours alone."""
+    """How long jobs have to exit when the endpoint is closed. Specific to this endpoint."""
 
     checkpoint_sync_seconds: float = 1.0
     """Between two scans of the checkpoint directory. SageMaker's interval is not documented."""
 
     checkpoint_sync_order: SyncOrder = "oldest-first"
-    """In which order the changes that one scan found are uploaded, by time of modification. Not documented:
-    a program that takes its last file (a COMMIT) for a sign that all others are there must stand every
-    order."""
+    """Order in which the changes of one scan are uploaded, by modification time. Not documented: a program
+    whose last file (a COMMIT) means that all others exist must work with every order."""
 
     checkpoint_sync_loss: float = 0.0
-    """The part of changes, from 0 to 1, that never reach S3, for tests. Which ones, ``checkpoint_sync_seed``
-    says. Seen in accounts is a sync that stops without a word; a file that changes again has another
-    chance."""
+    """Share of changes, from 0 to 1, that are never uploaded, for tests; chosen by ``checkpoint_sync_seed``.
+    In accounts, syncs were observed that stop silently. A file that changes again may be uploaded."""
 
     checkpoint_sync_seed: int = 0
-    """What the order ``shuffled`` and the loss are drawn with: the same job loses the same changes."""
+    """Seed of the order ``shuffled`` and of the loss: the same job loses the same changes."""
 
     checkpoint_last_sync: bool = True
-    """Whether what has changed is uploaded once more when the hosts have ended. Not documented."""
+    """Whether changes are uploaded once more after the hosts have exited. Not documented."""
 
     sharding: ShardingRule = "round-robin"
-    """Which key of a ShardedByS3Key channel goes to which host. Documented is only that each host gets
-    about 1/n of the objects: nobody may depend on the rule, so try your job with another one."""
+    """How the keys of a ShardedByS3Key channel are assigned to hosts. AWS documents only that each host gets
+    about 1/n of the objects, so jobs must not depend on the rule: test yours with another one."""
 
     empty_shard: Literal["empty", "absent"] = "empty"
-    """What a host finds whose part of a ShardedByS3Key channel has no object: a directory with nothing in it
-    (in Pipe mode a FIFO that ends at once), or none. Not documented, and a program must stand both."""
+    """What a host finds whose shard of a ShardedByS3Key channel has no object: an empty directory (in Pipe
+    mode a FIFO that ends at once), or no directory. Not documented; a program must work with both."""
 
     reshard_between_epochs: bool = True
     """Whether ShuffleConfig with ShardedByS3Key gives a host other objects in the next epoch of Pipe mode.
-    Documented (API reference, ShuffleConfig) is only that it might."""
+    AWS documents only that it might (API reference, ShuffleConfig)."""
 
     max_runtime_from: Literal["Downloading", "Training"] = "Training"
-    """From which status on MaxRuntimeInSeconds counts. Not documented."""
+    """Status from which MaxRuntimeInSeconds counts. Not documented."""
 
     upload_empty_model: bool = True
-    """Whether a model.tar.gz is written when /opt/ml/model is empty. Seen so in accounts, not documented."""
+    """Whether a model.tar.gz is written when /opt/ml/model is empty. Observed in accounts, not documented."""
 
     upload_empty_output: bool = False
     """Whether an output.tar.gz is written when /opt/ml/output/data is empty. Not documented."""
 
     processing_outputs_of: Literal["completed", "stopped", "all"] = "completed"
-    """Of which processing jobs the EndOfJob outputs are uploaded: of those that complete, also of those that
-    were stopped, or of failed ones too. Not documented."""
+    """Processing jobs whose EndOfJob outputs are uploaded: completed ones, also stopped ones, or all,
+    including failed ones. Not documented."""
 
     processing_continuous_deletes: bool = False
-    """Whether a file of a Continuous output that is deleted on its host is deleted in S3. Not documented. How
-    often and in which order files go up, ``checkpoint_sync_seconds`` and its neighbours say."""
+    """Whether a file of a Continuous output that is deleted on its host is deleted in S3. Not documented.
+    Interval and order of uploads are those of ``checkpoint_sync_seconds`` and ``checkpoint_sync_order``."""
 
     spot_notice_seconds: float = 120.0
-    """Between SIGTERM and SIGKILL when a spot job's hosts are taken away. EC2 gives a notice of two minutes;
-    that SageMaker hands it on as SIGTERM is not documented."""
+    """Between SIGTERM and SIGKILL when a spot job is interrupted. EC2 gives a notice of two minutes; that
+    SageMaker passes it on as SIGTERM is not documented."""
 
     spot_billable_share: float = 0.3
-    """BillableTimeInSeconds of a managed spot job as a share of TrainingTimeInSeconds. On SageMaker it is
-    the market's price against the on-demand one, which nobody knows here; 0.3 stands for a usual saving."""
+    """BillableTimeInSeconds of a managed spot job as a share of TrainingTimeInSeconds. On SageMaker this is
+    the ratio of spot price and on-demand price, which is not known here; 0.3 is a typical value."""
 
     warm_pools: int | None = None
-    """How many hosts warm pools may keep together; 0 keeps none, as an account without the quota does (no
-    error tells). None: no limit. A pool is a record only: hosts start at once here, with or without it."""
+    """Maximum number of hosts in warm pools; 0 keeps none, like an account without the quota, where no error
+    is reported. None: no limit. A pool is a record only: hosts start at once here with or without it."""
 
     faults: FaultPlan | None = None
-    """What goes wrong on purpose (faults.py). None: what the file named by SMLAUNCH_FAULTS says, if any."""
+    """Fault injection (faults.py). None: the plan in the file named by SMLAUNCH_FAULTS, if any."""
 
     make_buckets: bool = True
-    """Whether the buckets that a job writes to (OutputDataConfig, CheckpointConfig, TensorBoardOutputConfig)
-    are made when they are not there. SageMaker fails such a job; here the same job file is to run on a
-    machine that knows none of the region's buckets. The first host's log names each bucket that was made."""
+    """Whether missing buckets that a job writes to (OutputDataConfig, CheckpointConfig,
+    TensorBoardOutputConfig) are created. SageMaker fails such a job; here the same job file should run on a
+    machine without the region's buckets. The first host's log names each bucket that was created."""
 
     step_functions_wait_factor: float = 1.0
-    """How long a second of a state machine's Wait and Retry is: 0.01 makes an hour 36 seconds, for tests.
-    Time limits and jobs keep their own."""
+    """Factor for the waiting times of a state machine's Wait and Retry: 0.01 makes an hour 36 seconds, for
+    tests. Time limits and jobs are not affected."""
 
     step_functions_error_names: tuple[tuple[str, str], ...] = ()
-    """What Retry and Catch of a state machine call an error of a task's API, as pairs (code, name), such as
-    ("ThrottlingException", "SageMaker.ThrottlingException"). Other codes have the names of Amazon's SDK for
-    Java (moto/sagemaker_tasks.py), which are not confirmed for Step Functions."""
+    """Error names in Retry and Catch of a state machine for error codes of a task's API, as pairs (code,
+    name), such as ("ThrottlingException", "SageMaker.ThrottlingException"). Other codes have the names of
+    Amazon's SDK for Java (moto/sagemaker_tasks.py), which are not confirmed for Step Functions."""
 
     call_log: str | None = None
-    """A file to which each call that was answered is added as a line (call_log.py). None: the one that
+    """File to which each answered call is appended as a line (call_log.py). None: the one that
     SMLAUNCH_CALL_LOG names, if any."""
 
     max_parallel_jobs: int | None = None
-    """More jobs than this wait in Starting, as they do for capacity. None: no limit."""
+    """Further jobs wait in status Starting, as they do for capacity. None: no limit."""
 
     container_engine: str | None = None
-    """``podman`` or ``docker``, for the executor ``containers``. None: what SMLAUNCH_CONTAINER_ENGINE says,
-    if anything, else the first that works."""
+    """``podman`` or ``docker``, for the executor ``containers``. None: the value of
+    SMLAUNCH_CONTAINER_ENGINE, or else the first that works."""
 
     container_shm_bytes: int | None = 2 << 30
-    """The size of /dev/shm in a container; None leaves it to the engine, whose 64 MB are too little for a
-    data loader's workers. What SageMaker gives is not documented."""
+    """Size of /dev/shm in a container; None: the engine's default, whose 64 MB are too little for a data
+    loader's workers. SageMaker's size is not documented."""
 
     container_options: tuple[str, ...] = ()
-    """Further words for the engine's `create`, such as ``--memory=8g`` or ``--device=nvidia.com/gpu=all``.
-    They are handed on as they are. Empty: those in SMLAUNCH_CONTAINER_OPTIONS."""
+    """Further arguments for the engine's `create`, such as ``--memory=8g`` or
+    ``--device=nvidia.com/gpu=all``, passed on unchanged. Empty: those in SMLAUNCH_CONTAINER_OPTIONS."""
 
     inherit_environment: tuple[str, ...] = (
         *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "LOGNAME"),
@@ -139,6 +137,5 @@ class Settings:
             "NO_PROXY",
         ),
     )
-    """Variables of the endpoint's own environment that a host sees. PATH is always there, with the
-    endpoint's interpreter first. Nothing of AWS_*: the person's real credentials are none of a job's
-    business."""
+    """Environment variables of the endpoint that hosts inherit. PATH is always set, with the endpoint's
+    interpreter first. AWS_* variables are never inherited: jobs must not see the user's real credentials."""

@@ -1,22 +1,24 @@
-"""Where an endpoint keeps what outlives it, and how several endpoints share that place.
+"""The state directory: files that outlive an endpoint, and the locks by which several endpoints share them.
 
 jobs.sqlite              every job that was ever created
 pipelines.sqlite         pipelines, their executions and their steps
 s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
-*.sqlite.made            that the database beside it was made: one that is gone is missed (database.py)
-hosts/<owner>/<job>/     the trees of running hosts; gone when the job is
-hosts/probe-*/           a host that only tries out an isolation level
-unsaved/<prefix>/<host>/ files that a sync could not store; the next job of the S3 prefix does (jobs/unsaved)
-owners/<owner>.lock      held by a living endpoint, and its mailbox beside it
-endpoint.json            where the standing endpoint listens (0600)
-moto.log                 what moto's process prints, where one was needed
-credentials.json         the key that clients sign with (0600)
+*.sqlite.made            transaction count of the database beside it, to detect a lost one (database.py)
+hosts/<owner>/<job>/     directory trees of running hosts, removed with the job
+hosts/probe-*/           a host that tests an isolation level
+unsaved/<prefix>/<host>/ files that a sync could not upload; the next job of the S3 prefix does (jobs/unsaved)
+owners/<owner>.lock      locked by a running endpoint; its mailbox is <owner>.mail
+endpoint.json            address of the background endpoint (0600)
+endpoint.lock            locked by the background endpoint; holds its pid
+endpoint.log             output of the background endpoint
+moto.log                 output of moto's process
+credentials.json         the access key that clients sign with (0600)
 
-What stands here decides what the endpoint runs, and as whom: programs in s3/, an engine's path in
-engine.json, a process to end in endpoint.json. A directory that another user owns or may write is refused
-(trust.py). Everything in it is readable by its owner only, also where the directory itself has another mode.
+These files decide what the endpoint runs, and as which user: programs in s3/, an engine's path in
+engine.json, the pid to signal in endpoint.json. So a directory that another user owns or may write is
+rejected (path_ownership.py). All files are readable by their owner only, whatever the directory's own mode.
 """
 
 from __future__ import annotations
@@ -30,143 +32,168 @@ from contextlib import suppress
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import lifelines, trust
-from smlaunch.local.damage import unusable
-from smlaunch.local.spreading import spread
+from smlaunch.local import liveness_fds, path_ownership
+from smlaunch.local.ext4_topdir import mark_as_topdir
+from smlaunch.local.state_errors import require_kind, unusable_file_error
 
-PROBE = "probe-"
-"""How a folder of hosts begins that only tries out a level; it is locked as long as that takes."""
+PROBE_PREFIX = "probe-"
+"""Name prefix of a folder in hosts/ that tests an isolation level. The folder is locked during the test."""
 
 
 def default_root() -> Path:
-    """$SMLAUNCH_HOME, else ~/.smlaunch."""
-    named = os.environ.get("SMLAUNCH_HOME")
-    return Path(named) if named else Path.home() / ".smlaunch"
+    """Return $SMLAUNCH_HOME, by default ~/.smlaunch."""
+    configured = os.environ.get("SMLAUNCH_HOME")
+    return Path(configured) if configured else Path.home() / ".smlaunch"
 
 
 class StateDir:
-    """Makes the directory where it is not there. Raises EndpointError when that cannot be done, and for one
-    that others own or may write. ``user``: whose it is; None for this process's."""
+    """Paths of a state directory, which is created if it is missing.
 
-    def __init__(self, root: Path, user: int | None = None) -> None:
+    Raises EndpointError when it cannot be created, and when other users own it or may write it.
+    ``owner_uid``: user that has to own it; None is this process's user.
+    """
+
+    def __init__(self, root: Path, owner_uid: int | None = None) -> None:
         self.root = root.absolute()
-        self.objects = self.root / "s3"
-        self.logs = self.root / "logs"
-        self.hosts = self.root / "hosts"
-        self.owners = self.root / "owners"
-        self.unsaved = self.root / "unsaved"
-        self.database = self.root / "jobs.sqlite"
-        self.pipelines = self.root / "pipelines.sqlite"
-        self.metrics = self.root / "metrics.sqlite"
-        self.address = self.root / "endpoint.json"
-        self.standing_lock = self.root / "standing.lock"
-        self.standing_log = self.root / "standing.log"
+        self.objects_dir = self.root / "s3"
+        self.logs_dir = self.root / "logs"
+        self.hosts_dir = self.root / "hosts"
+        self.owners_dir = self.root / "owners"
+        self.unsaved_dir = self.root / "unsaved"
+        self.jobs_database = self.root / "jobs.sqlite"
+        self.pipelines_database = self.root / "pipelines.sqlite"
+        self.metrics_database = self.root / "metrics.sqlite"
+        self.address_file = self.root / "endpoint.json"
+        self.endpoint_lock = self.root / "endpoint.lock"
+        self.endpoint_log = self.root / "endpoint.log"
         self.moto_log = self.root / "moto.log"
-        self.levels = self.root / "levels.json"
-        self.engine = self.root / "engine.json"
-        self.credentials = self.root / "credentials.json"
-        user = os.geteuid() if user is None else user
+        self.isolation_cache = self.root / "levels.json"
+        self.engine_cache = self.root / "engine.json"
+        self.credentials_file = self.root / "credentials.json"
+        owner_uid = os.geteuid() if owner_uid is None else owner_uid
         try:
-            open_to_others = trust.walk(self.root, user, make=True).stat().st_mode & 0o011
-            for folder in (self.objects, self.logs, self.hosts, self.owners, self.unsaved):
+            is_open_to_others = (
+                path_ownership.resolve_trusted(self.root, owner_uid, create=True).stat().st_mode & 0o011
+            )
+            folders = (self.objects_dir, self.logs_dir, self.hosts_dir, self.owners_dir, self.unsaved_dir)
+            for path in self._entries():
+                if path != self.address_file:  # daemon.py's error for it names the process to stop
+                    _require_kind(path, path in folders)
+            for folder in folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
             for path in self._entries():
-                _make_private(path, user, bool(open_to_others))
-            spread(self.hosts)
-        except trust.Untrusted as error:
+                _make_private(path, owner_uid, bool(is_open_to_others))
+            mark_as_topdir(self.hosts_dir)
+        except path_ownership.UntrustedPath as error:
             raise EndpointError(
                 f"the endpoint's state directory {self.root} is not safe to use: {error}; or set SMLAUNCH_"
                 "HOME to a directory of your own, below folders that only you and root can write"
             ) from error
         except OSError as error:
             raise EndpointError(
-                f"the endpoint's state directory {self.root} cannot be made: {error.strerror}; "
+                f"the endpoint's state directory {self.root} cannot be created: {error.strerror}; "
                 "set SMLAUNCH_HOME to a directory you can write"
             ) from error
 
     def _entries(self) -> list[Path]:
-        """All there may be directly in the directory; of a database, also SQLite's files beside it."""
-        own = [path for path in vars(self).values() if path.parent == self.root]
-        return own + [
-            path.with_name(path.name + end)
-            for path in own
+        """List all paths that may exist directly in the directory, with SQLite's files beside a database."""
+        paths = [path for path in vars(self).values() if path.parent == self.root]
+        return paths + [
+            path.with_name(path.name + suffix)
+            for path in paths
             if path.suffix == ".sqlite"
-            for end in ("-wal", "-shm")
+            for suffix in ("-wal", "-shm")
         ]
 
 
-def _make_private(path: Path, user: int, open_to_others: bool) -> None:
-    """``open_to_others``: whether they could reach it, so that its content may be theirs."""
+def _require_kind(path: Path, directory: bool) -> None:
+    """Raise StateDamaged unless the path is a directory, or a regular file."""
+    if path.suffix.startswith(".sqlite"):
+        return  # database.py checks these and names the lost data
+    try:
+        require_kind(path, path.stat(), directory)
+    except FileNotFoundError:
+        if directory and path.is_symlink():
+            require_kind(path, path.lstat(), directory)
+
+
+def _make_private(path: Path, uid: int, is_open_to_others: bool) -> None:
+    """Remove other users' rights to a path of the state directory. ``is_open_to_others``: whether other users
+    can reach the path, so that they may have written to it: then it must be trusted. Raises UntrustedPath."""
     try:
         status = path.lstat()
     except FileNotFoundError:
         return
     if stat.S_ISLNK(status.st_mode):
-        path = trust.walk(path, user)  # put elsewhere by its owner: on a larger disk, say
+        path = path_ownership.resolve_trusted(path, uid)  # the user's own link, to a larger disk for example
         status = path.stat()
-    if open_to_others or status.st_uid != user:
-        trust.require(path, status, user, sticky=False)
-    if status.st_mode & 0o077 and status.st_uid == user:
+    if is_open_to_others or status.st_uid != uid:
+        path_ownership.require_trusted(path, status, uid, allow_sticky=False)
+    if status.st_mode & 0o077 and status.st_uid == uid:
         path.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
 
 
-def publish(path: Path, data: bytes, replace: bool = True) -> None:
-    """Writes a private file that a reader sees whole or not at all. ``replace=False`` keeps what is there."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def write_private_file(path: Path, data: bytes, overwrite: bool = True) -> None:
+    """Write a private file atomically: a reader sees all of it or nothing. With ``overwrite=False`` an
+    existing file stays."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
         stream.flush()
-        os.fsync(descriptor)  # a name that is on the disk before its bytes is an empty file after a power cut
-    if replace:
+        os.fsync(descriptor)  # before the rename: else a power cut may leave an empty file
+    if overwrite:
         try:
-            partial.replace(path)
+            temporary.replace(path)
         except IsADirectoryError:
-            partial.unlink()
-            raise unusable(path, "is a directory", "nothing") from None
+            temporary.unlink()
+            raise unusable_file_error(path, "is a directory", "nothing") from None
         return
     try:
-        path.hardlink_to(partial)  # unlike a rename it fails when another process was faster
+        path.hardlink_to(temporary)  # unlike a rename, fails when another process created the file first
     except FileExistsError:
         return
     finally:
-        partial.unlink()
+        temporary.unlink()
 
 
-class Owner:
-    """One endpoint process among those that share a state directory.
+class JobOwner:
+    """This endpoint process as the owner of its jobs, among the endpoints that share a state directory.
 
-    Its lock file is locked as long as the process lives, however it ends. Its mailbox is a named pipe
-    (a path of any length will do, unlike a socket's) on which others pass on what concerns its jobs.
+    Its lock file is locked while the process lives, however it ends. Other endpoints write messages about its
+    jobs to its mailbox, a named pipe (unlike a socket's, its path may have any length).
     """
 
     def __init__(self, state: StateDir) -> None:
         self.id = secrets.token_hex(6)
         self._state = state
-        # Locked under another name first: a lock file that can be had is that of a dead endpoint.
-        hidden = state.owners / f".{self.id}.new"
-        self._lock = lifelines.hold(_locked(hidden))
-        self._mailbox = state.owners / f"{self.id}.mail"
+        # Locked under a temporary name first: an unlocked lock file means a dead endpoint.
+        temporary_lock = state.owners_dir / f".{self.id}.new"
+        self._lock = liveness_fds.close_after_fork(_create_locked(temporary_lock))
+        self._mailbox = state.owners_dir / f"{self.id}.mail"
         os.mkfifo(self._mailbox, 0o600)
-        # Read and write, so that the last writer's leaving is not an end of file.
-        self.inbox = lifelines.hold(os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        hidden.replace(state.owners / f"{self.id}.lock")
+        # Opened for reading and writing: otherwise the last writer's exit would be an end of file.
+        self.inbox_fd = liveness_fds.close_after_fork(
+            os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        )
+        temporary_lock.replace(state.owners_dir / f"{self.id}.lock")
 
     @property
-    def hosts(self) -> Path:
-        return self._state.hosts / self.id
+    def hosts_dir(self) -> Path:
+        return self._state.hosts_dir / self.id
 
     def close(self) -> None:
         with suppress(OSError):
-            self.hosts.rmdir()  # empty by now, or never made
-        (self._state.owners / f"{self.id}.lock").unlink(missing_ok=True)
+            self.hosts_dir.rmdir()  # empty by now, or never created
+        (self._state.owners_dir / f"{self.id}.lock").unlink(missing_ok=True)
         self._mailbox.unlink(missing_ok=True)
-        lifelines.close(self.inbox)
-        lifelines.close(self._lock)
+        liveness_fds.close(self.inbox_fd)
+        liveness_fds.close(self._lock)
 
 
-def _locked(path: Path) -> int:
-    """Makes and locks ``path``. Until it is locked another endpoint may take it for a dead one's."""
+def _create_locked(path: Path) -> int:
+    """Create and lock ``path``, and return its descriptor. Before it is locked, another endpoint may take it
+    for a dead endpoint's and remove it: then try again."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -175,12 +202,12 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
 
 
-def send(state: StateDir, owner: str, message: str) -> bool:
-    """Puts one line into another endpoint's mailbox. False when nobody is there to read it."""
+def send_to_owner(state: StateDir, owner: str, message: str) -> bool:
+    """Write one line to another endpoint's mailbox. Returns False when that endpoint is gone."""
     try:
-        descriptor = os.open(state.owners / f"{owner}.mail", os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(state.owners_dir / f"{owner}.mail", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return False  # no such mailbox, or no reader: that endpoint is gone
+        return False  # no mailbox, or no reader
     try:
         os.write(descriptor, message.encode() + b"\n")
     finally:
@@ -189,9 +216,10 @@ def send(state: StateDir, owner: str, message: str) -> bool:
 
 
 def dead_owners(state: StateDir) -> Iterator[str]:
-    """Endpoints that ended without saying so. Each is given to one caller only and forgotten afterwards."""
-    # One that died before it was ready, as .ID.new, had no jobs yet.
-    for path in sorted((*state.owners.glob("*.lock"), *state.owners.glob(".*.new"))):
+    """Yield the ids of endpoints that died without closing. Each id goes to one caller only, across
+    processes, and its files are removed when the caller asks for the next."""
+    # An endpoint that died before it was ready left .ID.new and had no jobs yet.
+    for path in sorted((*state.owners_dir.glob("*.lock"), *state.owners_dir.glob(".*.new"))):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -202,26 +230,28 @@ def dead_owners(state: StateDir) -> Iterator[str]:
             except BlockingIOError:
                 continue
             if not path.exists():
-                continue  # another endpoint was faster
+                continue  # another endpoint has removed it
             owner = path.stem.removeprefix(".")
             yield owner
-            (state.owners / f"{owner}.mail").unlink(missing_ok=True)
+            (state.owners_dir / f"{owner}.mail").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
 
 
-def nobodys_hosts(state: StateDir) -> Iterator[Path]:
-    """Folders of hosts whose endpoint is gone, however it went."""
-    # In this order: an endpoint has its lock before it makes a folder, and loses it after.
-    folders = [folder for folder in state.hosts.iterdir() if not folder.name.startswith(PROBE)]
-    living = {path.stem.removeprefix(".") for path in state.owners.iterdir() if path.suffix != ".mail"}
-    yield from (folder for folder in folders if folder.name not in living)
-    for folder in state.hosts.glob(f"{PROBE}*"):
+def abandoned_hosts(state: StateDir) -> Iterator[Path]:
+    """Yield folders of hosts whose endpoint is gone."""
+    # Folders before locks: an endpoint locks before it creates a folder, and unlocks after it removed it.
+    folders = [folder for folder in state.hosts_dir.iterdir() if not folder.name.startswith(PROBE_PREFIX)]
+    living_owners = {
+        path.stem.removeprefix(".") for path in state.owners_dir.iterdir() if path.suffix != ".mail"
+    }
+    yield from (folder for folder in folders if folder.name not in living_owners)
+    for folder in state.hosts_dir.glob(f"{PROBE_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # just done with
+            continue  # the test has just finished
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder

@@ -1,1 +1,2 @@
-"""The edge that acts: pack, upload, create, follow and stop. The one room that changes anything outside."""
+"""Runs jobs: stage, submit, follow, resume and stop. The only package that changes anything outside of this
+machine."""

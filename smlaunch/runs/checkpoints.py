@@ -1,54 +1,56 @@
-"""A run's checkpoints as they lie in S3: what there is, whether it is whole, and what may go.
+"""A run's checkpoints in S3: list, verify and delete them.
 
-The directory's order is ``protocol.checkpoint``'s. All that is asked of a prefix is one listing and the few
-small files in it; parts are downloaded by ``verify`` only.
+``contract.checkpoint`` defines the layout of the directory. Reading it needs one listing and a few small
+files; only ``verify_hashes`` downloads parts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
 from typing import Any, NamedTuple
 
+from smlaunch.aws.interfaces import CallError, ObjectStorage
+from smlaunch.aws.retry import call_with_retries
+from smlaunch.contract import checkpoint as checkpoint_format
+from smlaunch.contract.checkpoint import Manifest, SegmentOutcome, Shard
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem
-from smlaunch.ports import CallError, ObjectStorage
-from smlaunch.protocol import checkpoint as protocol
-from smlaunch.protocol.addresses import split_s3
-from smlaunch.protocol.checkpoint import Manifest, Outcome, Part
-from smlaunch.runs.retry import retrying
 
-_AT_ONCE = 4
-"""A stream from S3 carries 50 to 100 MB/s, a core hashes 1.8 GB/s: a few streams fill most networks."""
+_PARALLEL_DOWNLOADS = 4
+"""A stream from S3 carries 50 to 100 MB/s and a core hashes 1.8 GB/s: a few streams fill most networks."""
 
 
-class Step(NamedTuple):
-    """A step directory. ``size``: bytes of all its files. ``problems``: why a reader does not take it; none
-    for a whole one. ``manifest``: what COMMIT says, None when it says nothing."""
+class CheckpointStep(NamedTuple):
+    """A step directory in S3."""
 
     step: int
-    size: int
+    size_bytes: int
+    """Sum of all its files."""
     manifest: Manifest | None
+    """Content of COMMIT; None without a readable one."""
     problems: tuple[str, ...]
+    """Reasons why a reader rejects the step; empty for a complete one."""
 
     @property
-    def committed(self) -> bool:
-        """Somebody has said that it is complete, true or not."""
+    def is_committed(self) -> bool:
+        """Whether a readable COMMIT exists, even if parts are missing."""
         return self.manifest is not None
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
         manifest = self.manifest
         return {
             "step": self.step,
-            "size": self.size,
-            "committed": self.committed,
-            "whole": self.whole,
+            "size": self.size_bytes,
+            "committed": self.is_committed,
+            "whole": self.is_complete,
             "world_size": manifest.world_size if manifest else None,
             "samples": manifest.samples if manifest else None,
             "job": manifest.job if manifest else None,
@@ -56,16 +58,21 @@ class Step(NamedTuple):
         }
 
 
-class Checkpoints:
-    """``uri``: ``s3://bucket/prefix``. Every method looks anew, and raises CallError when S3 refuses; a
-    bucket that does not exist has no checkpoints."""
+class RunCheckpoints:
+    """The checkpoints below one S3 prefix.
+
+    Every method reads S3 again, and raises CallError when S3 refuses. A bucket that does not exist has no
+    checkpoints.
+    """
 
     def __init__(self, uri: str, storage: ObjectStorage) -> None:
-        """Raises JobError for an address that is none."""
-        found = split_s3(uri)
-        if found is None:
-            raise JobError([Problem("checkpoints", f"{uri!r} is no place in S3: s3://bucket/prefix/")])
-        self.bucket, prefix = found
+        """Raises JobError when ``uri`` is not of the form ``s3://bucket/prefix``."""
+        bucket_and_prefix = split_s3_uri(uri)
+        if bucket_and_prefix is None:
+            raise JobError(
+                [Problem("checkpoints", f"{uri!r} is not an S3 address such as s3://bucket/prefix/")]
+            )
+        self.bucket, prefix = bucket_and_prefix
         self.prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
         self._storage = storage
 
@@ -73,122 +80,128 @@ class Checkpoints:
     def uri(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"
 
-    def committed(self) -> list[Manifest]:
-        """Steps that are whole as far as names and sizes tell, newest first."""
-        return list(protocol.committed(self._files(), self._read))
+    def complete_manifests(self) -> list[Manifest]:
+        """Return the manifests of steps whose files have the right names and sizes, newest first."""
+        return list(checkpoint_format.iter_committed(self._list_sizes(), self._read_file))
 
-    def steps(self) -> list[Step]:
-        """All step directories, newest first, whole or not."""
-        files = self._files()
-        return [self._step(step, files) for step in sorted(_steps_of(files), reverse=True)]
+    def list_steps(self) -> list[CheckpointStep]:
+        """Return all step directories, newest first, complete or not."""
+        files = self._list_sizes()
+        return [self._inspect_step(step, files) for step in sorted(_steps_in_paths(files), reverse=True)]
 
-    def outcome(self) -> Outcome | None:
-        """How the run's last segment ended; None when nobody has said."""
-        content = retrying(lambda: self._storage.get_bytes(self.bucket, self.prefix + protocol.OUTCOME))
-        return None if content is None else protocol.parse_outcome(content)
+    def read_outcome(self, run: str | None = None) -> SegmentOutcome | None:
+        """Return how the newest attempt with an outcome file ended; None without one.
 
-    def verify(self, step: Step, on_bytes: Callable[[int], None] | None = None) -> tuple[str, ...]:
-        """Downloads every part of a committed step and compares its hash. What is wrong, in sentences; none
-        when a reader would take it. ``on_bytes`` hears how much has been read, from several threads.
+        ``run`` limits the search to one run; None reads any run's.
+        """
+        return checkpoint_format.find_newest_outcome(
+            self._list_sizes(checkpoint_format.OUTCOME_PATH_PREFIX), self._read_file, run
+        )
+
+    def verify_hashes(
+        self, step: CheckpointStep, on_bytes: Callable[[int], None] | None = None
+    ) -> tuple[str, ...]:
+        """Download every part of a committed step and compare its hash.
+
+        Returns the problems as sentences; empty when a reader would accept the step. ``on_bytes`` receives
+        the number of bytes read, from several threads.
         """
         if step.problems or step.manifest is None:
             return step.problems
-        leaving = Event()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        cancelled = Event()
+        with ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:
             try:
-                check = partial(self._check, step.step, leaving, on_bytes or _unheard)
-                return tuple(problem for problem in pool.map(check, step.manifest.parts) if problem)
+                verify_part = partial(self._verify_part, step.step, cancelled, on_bytes or _ignore_bytes)
+                return tuple(problem for problem in pool.map(verify_part, step.manifest.shards) if problem)
             finally:
-                leaving.set()
+                cancelled.set()
 
-    def retain(self, keep: int) -> list[int]:
-        """Deletes what is older than the newest ``keep`` whole steps; the steps that are gone. For whoever
-        drives a run, while none of its jobs is running."""
-        whole = self.committed()
-        return self.delete_older_than(whole[keep - 1].step) if len(whole) >= keep > 0 else []
+    def keep_newest(self, count: int) -> list[int]:
+        """Delete the steps older than the newest ``count`` complete ones, and return the deleted steps.
+
+        Only the driver of a run may call this, while none of its jobs runs.
+        """
+        manifests = self.complete_manifests()
+        return self.delete_older_than(manifests[count - 1].step) if len(manifests) >= count > 0 else []
 
     def delete_older_than(self, step: int) -> list[int]:
-        """Deletes all steps before this one, which must be whole itself; the steps that are gone.
+        """Delete all steps before this one, and return them.
 
-        Raises LookupError when it is not: nothing older is given up for it.
+        Raises LookupError when the step itself is not complete.
         """
-        files = self._files()
-        if all(manifest.step != step for manifest in protocol.committed(files, self._read)):
-            raise LookupError(f"{self.uri}: step {step} is not whole, so nothing before it is deleted")
-        old = sorted(path for path in files if (found := _step_of(path)) is not None and found < step)
-        # COMMIT first: what is taken apart has stopped to count before anything of it is missing.
-        commits = [path for path in old if path.endswith("/" + protocol.COMMIT)]
-        for paths in (commits, [path for path in old if path not in set(commits)]):
+        files = self._list_sizes()
+        if all(
+            manifest.step != step for manifest in checkpoint_format.iter_committed(files, self._read_file)
+        ):
+            raise LookupError(f"{self.uri}: step {step} is not complete, so nothing before it is deleted")
+        old_paths = sorted(
+            path
+            for path in files
+            if (path_step := checkpoint_format.parse_step_path(path)) is not None and path_step < step
+        )
+        # COMMIT goes first, so that no reader takes a step with missing parts.
+        commit_paths = [path for path in old_paths if checkpoint_format.is_commit(path.rpartition("/")[2])]
+        for paths in (commit_paths, [path for path in old_paths if path not in set(commit_paths)]):
             if paths:
                 keys = [self.prefix + path for path in paths]
-                retrying(partial(self._storage.delete, self.bucket, keys))
-        return sorted(_steps_of(old))
+                call_with_retries(partial(self._storage.delete, self.bucket, keys))
+        return sorted(_steps_in_paths(old_paths))
 
-    def _check(self, step: int, leaving: Event, on_bytes: Callable[[int], None], part: Part) -> str | None:
+    def _verify_part(
+        self, step: int, cancelled: Event, on_bytes: Callable[[int], None], part: Shard
+    ) -> str | None:
         try:
-            digest = retrying(partial(self._hash, step, leaving, on_bytes, part))
+            digest = call_with_retries(partial(self._hash_part, step, cancelled, on_bytes, part))
         except CallError as error:
             if error.code not in ("NoSuchKey", "404"):
                 raise
-            return f"{part.name}: deleted while it was looked at"
+            return f"{part.name}: deleted during verification"
         return None if digest == part.sha256 else f"{part.name}: its content is not what the manifest says"
 
-    def _hash(self, step: int, leaving: Event, on_bytes: Callable[[int], None], part: Part) -> str:
+    def _hash_part(self, step: int, cancelled: Event, on_bytes: Callable[[int], None], part: Shard) -> str:
         digest = hashlib.sha256()
-        key = f"{self.prefix}{protocol.step_directory(step)}/{part.name}"
+        key = f"{self.prefix}{checkpoint_format.step_directory(step)}/{part.name}"
         for chunk in self._storage.chunks(self.bucket, key):
-            if leaving.is_set():  # another part could not be read: nobody waits for this one
+            if cancelled.is_set():  # another part could not be read
                 break
             digest.update(chunk)
             on_bytes(len(chunk))
         return digest.hexdigest()
 
-    def _step(self, step: int, files: Mapping[str, int]) -> Step:
-        directory = protocol.step_directory(step) + "/"
-        own = {path: size for path, size in files.items() if path.startswith(directory)}
-        manifest = protocol.manifest_of(step, own, self._read)
+    def _inspect_step(self, step: int, files: Mapping[str, int]) -> CheckpointStep:
+        directory = checkpoint_format.step_directory(step) + "/"
+        step_files = {path: size for path, size in files.items() if path.startswith(directory)}
+        manifest = checkpoint_format.find_manifest(step, step_files, self._read_file)
         if manifest is not None:
-            problems = tuple(_missing(manifest, own))
-        elif directory + protocol.COMMIT in own:
+            problems = tuple(checkpoint_format.shard_problems(manifest, step_files))
+        elif any(checkpoint_format.is_commit(path[len(directory) :]) for path in step_files):
             problems = ("its manifest is missing or torn",)
         else:
             problems = ("not committed",)
-        return Step(step, sum(own.values()), manifest, problems)
+        return CheckpointStep(step, sum(step_files.values()), manifest, problems)
 
-    def _files(self) -> dict[str, int]:
-        """Paths below the prefix with their sizes."""
+    def _list_sizes(self, path_prefix: str = "") -> dict[str, int]:
+        """Return the size of each file by its path below the prefix. ``path_prefix`` limits the paths."""
         try:
-            rows = retrying(lambda: list(self._storage.list(self.bucket, self.prefix)))
+            stored_objects = call_with_retries(
+                lambda: list(self._storage.list(self.bucket, self.prefix + path_prefix))
+            )
         except CallError as error:
             if error.code != "NoSuchBucket":
                 raise
             return {}
-        return {row.key[len(self.prefix) :]: row.size for row in rows}
+        return {stored.key[len(self.prefix) :]: stored.size for stored in stored_objects}
 
-    def _read(self, path: str) -> bytes:
-        content = retrying(lambda: self._storage.get_bytes(self.bucket, self.prefix + path))
+    def _read_file(self, path: str) -> bytes:
+        content = call_with_retries(lambda: self._storage.get_bytes(self.bucket, self.prefix + path))
         if content is None:  # deleted since it was listed
             raise KeyError(path)
         return content
 
 
-def _missing(manifest: Manifest, files: Mapping[str, int]) -> Iterator[str]:
-    for part in manifest.parts:
-        size = files.get(f"{protocol.step_directory(manifest.step)}/{part.name}")
-        if size is None:
-            yield f"{part.name}: missing"
-        elif size != part.size:
-            yield f"{part.name}: {size:,} bytes of {part.size:,}"
+def _steps_in_paths(paths: Mapping[str, int] | list[str]) -> set[int]:
+    return {step for path in paths if (step := checkpoint_format.parse_step_path(path)) is not None}
 
 
-def _steps_of(paths: Mapping[str, int] | list[str]) -> set[int]:
-    return {step for path in paths if (step := _step_of(path)) is not None}
-
-
-def _step_of(path: str) -> int | None:
-    directory, slash, _ = path.partition("/")
-    return protocol.parse_step(directory) if slash else None
-
-
-def _unheard(count: int) -> None:
-    """Nobody wants to know how much has been read."""
+def _ignore_bytes(count: int) -> None:
+    """Ignore the number of bytes read."""

@@ -1,4 +1,4 @@
-"""Puts an exported pipeline where it runs. The same export twice changes nothing the second time."""
+"""Deploys an exported pipeline to SageMaker. Deploying the same export again changes nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from smlaunch.aws.client import call_api
+from smlaunch.aws.interfaces import CallError
+from smlaunch.aws.retry import ROLE_BACKOFF, call_with_retries
 from smlaunch.errors import JobError, Problem
-from smlaunch.ports import CallError
-from smlaunch.runs.aws import call
-from smlaunch.runs.deploy import Deployed
-from smlaunch.runs.retry import ROLE_PATIENCE, retrying
+from smlaunch.runs.deploy import DeployResult
 from smlaunch.runs.target import Target
 
-_OURS = ", exported by smlaunch"
-"""In the Comment of every definition that was."""
+_EXPORT_COMMENT = ", exported by smlaunch"
+"""In the Comment of every exported definition."""
 
 
 def deploy_pipeline(
@@ -22,40 +22,46 @@ def deploy_pipeline(
     name: str,
     definition: str,
     role: str,
-    told: Callable[[CallError, float], None] | None = None,
-) -> Deployed:
-    """Makes the pipeline of this name, or makes it what ``definition`` says. ``role``: the ARN of the one its
-    executions run under; a role that was made a moment ago is waited for, which ``told`` hears. Executions
-    that run go on as they began.
+    on_retry: Callable[[CallError, float], None] | None = None,
+) -> DeployResult:
+    """Create or update the pipeline of this name.
 
-    Raises CallError, and JobError for a pipeline of this name that is no export of smlaunch.
+    ``role`` is the ARN of the role for its executions. A new role may not be usable at once: the call is
+    retried, and ``on_retry`` receives each wait. Running executions go on as they began.
+
+    Raises CallError, and JobError for a pipeline of this name that smlaunch did not export.
     """
     client = target.client("sagemaker")
-    wanted: dict[str, Any] = {"PipelineName": name, "PipelineDefinition": definition, "RoleArn": role}
+    desired: dict[str, Any] = {"PipelineName": name, "PipelineDefinition": definition, "RoleArn": role}
     try:
-        there = call("DescribePipeline", client.describe_pipeline, PipelineName=name)
+        existing = call_api("DescribePipeline", client.describe_pipeline, PipelineName=name)
     except CallError as error:
         if error.code != "ResourceNotFound":
             raise
-        made = retrying(
-            lambda: call("CreatePipeline", client.create_pipeline, **wanted), ROLE_PATIENCE, told=told
+        created = call_with_retries(
+            lambda: call_api("CreatePipeline", client.create_pipeline, **desired),
+            ROLE_BACKOFF,
+            on_retry=on_retry,
         )
-        return Deployed(made["PipelineArn"], "created")
-    arn, before = there["PipelineArn"], _read(there["PipelineDefinition"])
-    metadata = before.get("Metadata")
-    if not isinstance(metadata, dict) or _OURS not in str(metadata.get("Comment", "")):
-        said = "is there already, and was not exported by smlaunch; it stays as it is: choose another name"
-        raise JobError([Problem("--called", f"{arn} {said}")])
-    if there["RoleArn"] == role and before == _read(definition):
-        return Deployed(arn, "unchanged")
-    retrying(lambda: call("UpdatePipeline", client.update_pipeline, **wanted), ROLE_PATIENCE, told=told)
-    return Deployed(arn, "updated")
+        return DeployResult(created["PipelineArn"], "created")
+    arn, existing_definition = existing["PipelineArn"], _parse_definition(existing["PipelineDefinition"])
+    metadata = existing_definition.get("Metadata")
+    if not isinstance(metadata, dict) or _EXPORT_COMMENT not in str(metadata.get("Comment", "")):
+        problem = "exists already and was not exported by smlaunch; it was not changed: choose another name"
+        raise JobError([Problem("--called", f"{arn} {problem}")])
+    if existing["RoleArn"] == role and existing_definition == _parse_definition(definition):
+        return DeployResult(arn, "unchanged")
+    call_with_retries(
+        lambda: call_api("UpdatePipeline", client.update_pipeline, **desired), ROLE_BACKOFF, on_retry=on_retry
+    )
+    return DeployResult(arn, "updated")
 
 
-def _read(definition: str) -> dict[str, Any]:
-    """Compared as JSON: the service may keep it with other spaces. What is none of ours may be anything."""
+def _parse_definition(definition: str) -> dict[str, Any]:
+    """Parse a definition for comparison as JSON, because the service may store other spaces. Returns an empty
+    dict for a definition that is not a JSON object."""
     try:
-        read = json.loads(definition)
+        document = json.loads(definition)
     except ValueError:
         return {}
-    return read if isinstance(read, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -1,6 +1,6 @@
-"""Asking what drives an exported run: executions of Step Functions and of SageMaker Pipelines.
+"""Describes and stops executions of Step Functions and SageMaker Pipelines, which drive exported runs.
 
-Any other orchestrator is only named (planning.orchestrated).
+Other orchestrators are only named (planner.external_execution).
 """
 
 from __future__ import annotations
@@ -8,94 +8,108 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from smlaunch.aws.client import call_api
+from smlaunch.aws.interfaces import CallError
+from smlaunch.aws.retry import call_with_retries, is_transient
 from smlaunch.errors import EXIT_COMPLETED, EXIT_LIMIT, EXIT_STOPPED
-from smlaunch.planning.orchestrated import MACHINE, PIPELINE, Execution, exit_code_of, kind_of
-from smlaunch.ports import CallError
-from smlaunch.runs.aws import call
-from smlaunch.runs.retry import is_transient, retrying
+from smlaunch.planner.external_execution import (
+    PIPELINE,
+    STATE_MACHINE,
+    OrchestratorExecution,
+    exit_code_of_error,
+    orchestrator_kind,
+)
 
-_Client = Callable[[str], Any]
+_ClientFactory = Callable[[str], Any]
 
 
-def _ask_machine(client: _Client, arn: str) -> Execution:
-    states = client("stepfunctions")
-    answer = call("DescribeExecution", states.describe_execution, executionArn=arn)
-    status, error, cause = answer["status"], answer.get("error", ""), answer.get("cause", "")
+def _describe_state_machine_execution(client: _ClientFactory, arn: str) -> OrchestratorExecution:
+    step_functions = client("stepfunctions")
+    response = call_api("DescribeExecution", step_functions.describe_execution, executionArn=arn)
+    status, error, cause = response["status"], response.get("error", ""), response.get("cause", "")
     if status == "FAILED":
-        return _failed(error, cause)
-    return _ENDS.get(status, Execution(ended=False))
+        return _failed_execution(error, cause)
+    return _EXECUTION_BY_STATUS.get(status, OrchestratorExecution(has_ended=False))
 
 
-def _stop_machine(client: _Client, arn: str) -> None:
-    call("StopExecution", client("stepfunctions").stop_execution, executionArn=arn)
+def _stop_state_machine_execution(client: _ClientFactory, arn: str) -> None:
+    call_api("StopExecution", client("stepfunctions").stop_execution, executionArn=arn)
 
 
-def _ask_pipeline(client: _Client, arn: str) -> Execution:
+def _describe_pipeline_execution(client: _ClientFactory, arn: str) -> OrchestratorExecution:
     sagemaker = client("sagemaker")
     describe = sagemaker.describe_pipeline_execution
-    status = call("DescribePipelineExecution", describe, PipelineExecutionArn=arn)["PipelineExecutionStatus"]
+    status = call_api("DescribePipelineExecution", describe, PipelineExecutionArn=arn)[
+        "PipelineExecutionStatus"
+    ]
     if status != "Failed":
-        return _ENDS.get(status, Execution(ended=False))
-    wanted = {"PipelineExecutionArn": arn, "SortOrder": "Descending", "MaxResults": 100}
-    steps = call("ListPipelineExecutionSteps", sagemaker.list_pipeline_execution_steps, **wanted)
+        return _EXECUTION_BY_STATUS.get(status, OrchestratorExecution(has_ended=False))
+    request = {"PipelineExecutionArn": arn, "SortOrder": "Descending", "MaxResults": 100}
+    steps = call_api("ListPipelineExecutionSteps", sagemaker.list_pipeline_execution_steps, **request)
     for step in steps["PipelineExecutionSteps"]:
         if step["StepStatus"] == "Failed":
             message = step.get("Metadata", {}).get("Fail", {}).get("ErrorMessage", "")
             error, _, cause = message.partition(": ")
-            return _failed(error, cause) if message else _failed("", step.get("FailureReason", ""))
-    return _failed("", "")
+            return (
+                _failed_execution(error, cause)
+                if message
+                else _failed_execution("", step.get("FailureReason", ""))
+            )
+    return _failed_execution("", "")
 
 
-def _stop_pipeline(client: _Client, arn: str) -> None:
-    call("StopPipelineExecution", client("sagemaker").stop_pipeline_execution, PipelineExecutionArn=arn)
+def _stop_pipeline_execution(client: _ClientFactory, arn: str) -> None:
+    call_api("StopPipelineExecution", client("sagemaker").stop_pipeline_execution, PipelineExecutionArn=arn)
 
 
-def _failed(error: str, cause: str) -> Execution:
-    code = exit_code_of(error)
+def _failed_execution(error: str, cause: str) -> OrchestratorExecution:
+    code = exit_code_of_error(error)
     if code is None and error:
         cause = f"{error}: {cause}" if cause else error
-    return Execution(True, code, cause)
+    return OrchestratorExecution(True, code, cause)
 
 
-_WAS_STOPPED = Execution(True, EXIT_STOPPED, "its execution was stopped")
-_ENDS = {
-    "SUCCEEDED": Execution(True, EXIT_COMPLETED),
-    "TIMED_OUT": Execution(True, EXIT_LIMIT, "its execution has reached its time limit"),
-    "ABORTED": _WAS_STOPPED,
-    "Succeeded": Execution(True, EXIT_COMPLETED),
-    "Stopped": _WAS_STOPPED,
+_STOPPED_EXECUTION = OrchestratorExecution(True, EXIT_STOPPED, "its execution was stopped")
+_EXECUTION_BY_STATUS = {
+    "SUCCEEDED": OrchestratorExecution(True, EXIT_COMPLETED),
+    "TIMED_OUT": OrchestratorExecution(True, EXIT_LIMIT, "its execution has reached its time limit"),
+    "ABORTED": _STOPPED_EXECUTION,
+    "Succeeded": OrchestratorExecution(True, EXIT_COMPLETED),
+    "Stopped": _STOPPED_EXECUTION,
 }
-"""By the status of an execution: DescribeExecution's and DescribePipelineExecution's (API references)."""
+"""By the statuses of DescribeExecution and DescribePipelineExecution (API references)."""
 
-_WAYS: Mapping[str, tuple[Callable[[_Client, str], Execution], Callable[[_Client, str], None]]] = {
-    MACHINE: (_ask_machine, _stop_machine),
-    PIPELINE: (_ask_pipeline, _stop_pipeline),
+_CALLS_BY_KIND: Mapping[
+    str, tuple[Callable[[_ClientFactory, str], OrchestratorExecution], Callable[[_ClientFactory, str], None]]
+] = {
+    STATE_MACHINE: (_describe_state_machine_execution, _stop_state_machine_execution),
+    PIPELINE: (_describe_pipeline_execution, _stop_pipeline_execution),
 }
 
 
-class Executions:
-    """Orchestrators. ``client``: makes a botocore client for a service."""
+class OrchestratorClient:
+    """Implements Orchestrators. ``client`` returns a botocore client for a service."""
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, client: _ClientFactory) -> None:
         self._client = client
 
-    def ask(self, execution: str) -> Execution | None:
-        kind = kind_of(execution)
+    def describe(self, execution: str) -> OrchestratorExecution | None:
+        kind = orchestrator_kind(execution)
         if kind is None:
             return None
         try:
-            return retrying(lambda: _WAYS[kind][0](self._client, execution))
+            return call_with_retries(lambda: _CALLS_BY_KIND[kind][0](self._client, execution))
         except CallError as error:
             if is_transient(error):
                 raise
             return None
 
     def stop(self, execution: str) -> bool:
-        kind = kind_of(execution)
+        kind = orchestrator_kind(execution)
         if kind is None:
             return False
         try:
-            retrying(lambda: _WAYS[kind][1](self._client, execution))
+            call_with_retries(lambda: _CALLS_BY_KIND[kind][1](self._client, execution))
         except CallError as error:
             if is_transient(error):
                 raise

@@ -1,4 +1,4 @@
-"""What a job's description says about how it ended: status, exit code, first failure. Pure.
+"""How a job ended, derived from its description: status, exit code, first failure. Pure.
 
     Completed                                  0
     Failed, AlgorithmError                     1   the training failed
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from smlaunch.contract.failure import Failure, parse_failure
+from smlaunch.contract.progress import DATA_WAIT_METRIC
+from smlaunch.contract.segment import CHECKPOINTS_URI_VARIABLE, INTERNAL_METRIC_PREFIX
 from smlaunch.errors import (
     EXIT_LIMIT,
     EXIT_MACHINE,
@@ -30,24 +33,22 @@ from smlaunch.errors import (
     StoppedByUser,
     TrainingFailed,
 )
-from smlaunch.planning.input_bound import DataWait, data_wait
-from smlaunch.planning.orchestrated import words_for
-from smlaunch.planning.reconcile import Finish
-from smlaunch.planning.workflow import RULES, ending_of
-from smlaunch.protocol.failure import Failure, parse_failure
-from smlaunch.protocol.progress import DATA_WAIT
-from smlaunch.protocol.segment import CHECKPOINTS_URI, OWN_METRICS
+from smlaunch.planner.external_execution import describe_driver
+from smlaunch.planner.input_bound import DataWait, assess_data_wait
+from smlaunch.planner.reconcile import Finish
+from smlaunch.planner.workflow import ENDING_RULES, classify_ending
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """One job of a run. ``exit_code`` is None while it runs. Times are seconds since the epoch."""
+    """State or end of one job of a run. Times are seconds since the epoch."""
 
     name: str
     arn: str
     status: str
     secondary_status: str
     exit_code: int | None
+    """None while the job runs."""
     created: float | None
     started: float | None
     ended: float | None
@@ -56,26 +57,26 @@ class JobOutcome:
     failure: Failure | None
     failure_reason: str
     model_artifacts: str | None
-    output: str | None
-    checkpoints: str | None
+    output_uri: str | None
+    checkpoints_uri: str | None
     metrics: Mapping[str, float]
     data_wait: DataWait | None = None
-    """None where the training has not told how long it waits for its data."""
+    """How long the training waited for its data; None where it did not report that."""
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.exit_code is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """One entry of ``jobs`` in ``run --json`` and ``show --json``."""
+        """Return one entry of ``jobs`` in ``run --json`` and ``show --json``."""
         return {
             "name": self.name,
             "arn": self.arn,
             "status": self.status,
             "secondary_status": self.secondary_status,
-            "created": _iso(self.created),
-            "started": _iso(self.started),
-            "ended": _iso(self.ended),
+            "created": _iso_time(self.created),
+            "started": _iso_time(self.started),
+            "ended": _iso_time(self.ended),
             "training_seconds": self.training_seconds,
             "billable_seconds": self.billable_seconds,
             "failure": self.failure._asdict() if self.failure else None,
@@ -84,196 +85,208 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run as its jobs left it, oldest first.
-
-    ``chain``: jobs may follow on one another, and the run ends with its ``verdict`` rather than with a job;
-    None while it goes on. ``step``: the newest checkpoint that is whole in S3, None when nobody looked or
-    there is none. ``driver``: the orchestrator's execution that asks for its jobs, empty where it has not
-    said which it is; None for a run that smlaunch itself drives.
-    """
+    """State or end of a run."""
 
     run: str
     jobs: tuple[JobOutcome, ...]
-    chain: bool = False
-    verdict: Finish | None = None
+    """Oldest first."""
+    is_chain: bool = False
+    """Further jobs may follow, so that ``final_result``, and not a job, ends the run."""
+    final_result: Finish | None = None
+    """How a chain ended; None while it goes on."""
     step: int | None = None
-    driver: str | None = None
+    """The newest complete checkpoint in S3; None where there is none or it was not read."""
+    execution: str | None = None
+    """The orchestrator's execution that creates the jobs; empty where it is not stated, None for a run that
+    smlaunch drives."""
     hint: str = ""
-    """Why a file that the failure speaks of was not there; empty where nobody looked, or nothing is known."""
+    """Why a file that the failure names was not uploaded; empty where nothing is known."""
 
     @property
-    def last(self) -> JobOutcome:
+    def last_job(self) -> JobOutcome:
         return self.jobs[-1]
 
     @property
-    def each(self) -> tuple[RunOutcome, ...]:
+    def individual_outcomes(self) -> tuple[RunOutcome, ...]:
         """The runs that have results of their own."""
         return (self,)
 
     @property
     def status(self) -> str:
-        if not self.chain:
-            return self.last.status
-        if self.verdict is not None:
-            return self.verdict.status
-        return self.last.status if self.last.status == "Stopping" else "InProgress"
+        if not self.is_chain:
+            return self.last_job.status
+        if self.final_result is not None:
+            return self.final_result.status
+        return self.last_job.status if self.last_job.status == "Stopping" else "InProgress"
 
     @property
     def exit_code(self) -> int | None:
-        if not self.chain:
-            return self.last.exit_code
-        return None if self.verdict is None else self.verdict.exit_code
+        if not self.is_chain:
+            return self.last_job.exit_code
+        return None if self.final_result is None else self.final_result.exit_code
 
     @property
     def model_artifacts(self) -> str | None:
-        """Of a run that goes on there is no model yet, only what a segment left."""
-        return self.last.model_artifacts if not self.chain or self.exit_code is not None else None
+        """The final model. None while a chain goes on, because a segment's artifacts are not the final
+        model."""
+        return self.last_job.model_artifacts if not self.is_chain or self.exit_code is not None else None
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The last ones that were told; a job that has only just begun has none."""
+        """The newest reported metrics. A job that has just begun has none, so that an earlier job's count."""
         return next((job.metrics for job in reversed(self.jobs) if job.metrics), {})
 
     @property
     def data_wait(self) -> DataWait | None:
-        """Of the newest job that told."""
+        """Of the newest job that reported it."""
         return next((job.data_wait for job in reversed(self.jobs) if job.data_wait is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``run --json`` and ``show --json``."""
+        """Return the document of ``run --json`` and ``show --json``."""
         return {
             "run": self.run,
             "status": self.status,
             "exit_code": self.exit_code,
-            "because": headline_of(self),
+            "because": summarize_run(self),
             "hint": self.hint,
             "jobs": [job.to_dict() for job in self.jobs],
             "model_artifacts": self.model_artifacts,
-            "checkpoints": self.last.checkpoints,
+            "checkpoints": self.last_job.checkpoints_uri,
             "step": self.step,
-            "driver": self.driver,
+            "driver": self.execution,
             "metrics": dict(self.metrics),
             "data_wait": self.data_wait.to_dict() if self.data_wait is not None else None,
         }
 
     def error(self) -> SmlaunchError | None:
-        """The exception for a run that did not complete; None when it did, or still runs."""
+        """Return the exception for a run that did not complete; None for one that completed or still runs."""
         code = self.exit_code
         if not code:
             return None
-        kinds: dict[int, type[SmlaunchError]] = {
+        class_by_code: dict[int, type[SmlaunchError]] = {
             EXIT_STOPPED: StoppedByUser,
             EXIT_LIMIT: LimitReached,
             EXIT_SERVICE: ServiceError,
             EXIT_MACHINE: MachineError,
         }
-        more = f"; {self.hint}" if self.hint else ""
-        error = kinds.get(code, TrainingFailed)(f"run {self.run}: {headline_of(self)}{more}")
+        hint_text = f"; {self.hint}" if self.hint else ""
+        error = class_by_code.get(code, TrainingFailed)(f"run {self.run}: {summarize_run(self)}{hint_text}")
         error.exit_code = code
         return error
 
 
-def outcome(
-    description: Mapping[str, Any], metrics: Mapping[str, float] | None = None, *, machines: bool = True
+def job_outcome(
+    description: Mapping[str, Any], metrics: Mapping[str, float] | None = None, *, on_instances: bool = True
 ) -> JobOutcome:
-    """``metrics``: what progress lines said last; the service's own final metrics come on top. ``machines``:
-    hosts are machines of the instance type, and not processes of this one."""
+    """Return the outcome in a job's description.
+
+    ``metrics`` are the last ones of the progress lines; the service's own final metrics override them.
+    ``on_instances``: hosts are machines of the instance type and not processes of this machine.
+    """
     status = str(description["TrainingJobStatus"])
-    secondary = str(description.get("SecondaryStatus", status))
+    secondary_status = str(description.get("SecondaryStatus", status))
     reason = str(description.get("FailureReason", ""))
-    final = {
-        row["MetricName"]: float(row["Value"])
-        for row in description.get("FinalMetricDataList", [])
-        if not row["MetricName"].startswith(OWN_METRICS)  # for a pipeline's conditions
+    final_metrics = {
+        metric["MetricName"]: float(metric["Value"])
+        for metric in description.get("FinalMetricDataList", [])
+        if not metric["MetricName"].startswith(INTERNAL_METRIC_PREFIX)  # for a pipeline's conditions
     }
-    told = {**(metrics or {}), **final}
+    all_metrics = {**(metrics or {}), **final_metrics}
     artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
     return JobOutcome(
         name=str(description["TrainingJobName"]),
         arn=str(description.get("TrainingJobArn", "")),
         status=status,
-        secondary_status=secondary,
-        exit_code=_exit_code(status, secondary, reason),
-        created=_seconds(description.get("CreationTime")),
-        started=_seconds(description.get("TrainingStartTime")),
-        ended=_seconds(description.get("TrainingEndTime")),
+        secondary_status=secondary_status,
+        exit_code=_exit_code(status, secondary_status, reason),
+        created=_timestamp(description.get("CreationTime")),
+        started=_timestamp(description.get("TrainingStartTime")),
+        ended=_timestamp(description.get("TrainingEndTime")),
         training_seconds=description.get("TrainingTimeInSeconds"),
         billable_seconds=description.get("BillableTimeInSeconds"),
-        failure=_failure(reason) if status == "Failed" else None,
+        failure=_parse_failure_reason(reason) if status == "Failed" else None,
         failure_reason=reason,
         model_artifacts=str(artifacts) if artifacts else None,
-        output=description.get("OutputDataConfig", {}).get("S3OutputPath"),
-        checkpoints=checkpoints_of(description),
-        metrics=told,
-        data_wait=data_wait(told[DATA_WAIT], description, machines=machines) if DATA_WAIT in told else None,
+        output_uri=description.get("OutputDataConfig", {}).get("S3OutputPath"),
+        checkpoints_uri=checkpoints_uri_of(description),
+        metrics=all_metrics,
+        data_wait=assess_data_wait(all_metrics[DATA_WAIT_METRIC], description, has_real_hosts=on_instances)
+        if DATA_WAIT_METRIC in all_metrics
+        else None,
     )
 
 
-def checkpoints_of(description: Mapping[str, Any]) -> str | None:
-    """Where the job keeps them: by the service, or its ranks by themselves."""
-    kept = description.get("CheckpointConfig", {}).get("S3Uri")
-    uri = kept or description.get("Environment", {}).get(CHECKPOINTS_URI)
+def checkpoints_uri_of(description: Mapping[str, Any]) -> str | None:
+    """Return where the job stores checkpoints, through the service's sync or by its ranks."""
+    synced_uri = description.get("CheckpointConfig", {}).get("S3Uri")
+    uri = synced_uri or description.get("Environment", {}).get(CHECKPOINTS_URI_VARIABLE)
     return str(uri) if uri else None
 
 
-def headline_of(result: RunOutcome) -> str:
-    """How the run ended, or where it is, in one line."""
-    last = result.last
-    if not result.chain:
-        return headline(last)
-    if result.verdict is None:
-        open_end = last.finished and result.driver is not None
-        more = f"; what follows is up to {words_for(result.driver or '')}" if open_end else ""
-        return f"{last.name}: {headline(last)}{more}"
-    failed = result.verdict.status == "Failed" and last.failure is not None and last.failure.host is not None
-    if failed:
-        return headline(last) + result.verdict.more
-    return result.verdict.sentence
+def summarize_run(outcome: RunOutcome) -> str:
+    """Return one line about how the run ended, or about its current state."""
+    last_job = outcome.last_job
+    if not outcome.is_chain:
+        return summarize_job(last_job)
+    if outcome.final_result is None:
+        is_undecided = last_job.is_finished and outcome.execution is not None
+        next_text = (
+            f"; what follows is up to {describe_driver(outcome.execution or '')}" if is_undecided else ""
+        )
+        return f"{last_job.name}: {summarize_job(last_job)}{next_text}"
+    has_failed_host = (
+        outcome.final_result.status == "Failed"
+        and last_job.failure is not None
+        and last_job.failure.host is not None
+    )
+    if has_failed_host:
+        return summarize_job(last_job) + outcome.final_result.run_note
+    return outcome.final_result.summary
 
 
-def headline(job: JobOutcome) -> str:
-    """How the job ended, or where it is, in one line."""
+def summarize_job(job: JobOutcome) -> str:
+    """Return one line about how the job ended, or about its current state."""
     if job.status == "Failed":
-        return _failed_line(job)
+        return _summarize_failure(job)
     if job.secondary_status == "MaxRuntimeExceeded":
         return "stopped at its max_runtime"
     if job.secondary_status == "MaxWaitTimeExceeded":
-        return "stopped at its max_wait: spot capacity did not come, or did not last"
-    words = {
+        return "stopped at its max_wait: spot capacity was not available for long enough"
+    text_by_status = {
         "Completed": "completed",
         "Stopped": "stopped",
         "Stopping": "stopping",
         "Deleting": "being deleted",
     }
-    return words.get(job.status, f"in progress ({job.secondary_status})")
+    return text_by_status.get(job.status, f"in progress ({job.secondary_status})")
 
 
-def _failed_line(job: JobOutcome) -> str:
+def _summarize_failure(job: JobOutcome) -> str:
     failure = job.failure
     if failure is None or failure.host is None:
-        first = job.failure_reason.partition("\n")[0]
-        return first or "failed; the service gave no reason"
-    who = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host
+        first_line = job.failure_reason.partition("\n")[0]
+        return first_line or "failed; the service gave no reason"
+    failed_process = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else failure.host
     if failure.service is not None:
-        who = f"service {failure.service} on {failure.host}"
-    code = f" exited with code {failure.exit_code}" if failure.exit_code is not None else " failed"
-    return f"{who}{code}: {failure.cause}" if failure.cause else who + code
+        failed_process = f"service {failure.service} on {failure.host}"
+    exit_text = f" exited with code {failure.exit_code}" if failure.exit_code is not None else " failed"
+    return f"{failed_process}{exit_text}: {failure.cause}" if failure.cause else failed_process + exit_text
 
 
-def _exit_code(status: str, secondary: str, reason: str) -> int | None:
-    ending = ending_of(status, secondary, reason)
-    return None if ending is None else RULES[ending].exit_code
+def _exit_code(status: str, secondary_status: str, reason: str) -> int | None:
+    ending = classify_ending(status, secondary_status, reason)
+    return None if ending is None else ENDING_RULES[ending].exit_code
 
 
-def _failure(reason: str) -> Failure:
+def _parse_failure_reason(reason: str) -> Failure:
     return parse_failure(reason) if reason else Failure(cause="the service gave no reason")
 
 
-def _seconds(value: Any) -> float | None:
+def _timestamp(value: Any) -> float | None:
     return value.timestamp() if isinstance(value, datetime) else None
 
 
-def _iso(value: float | None) -> str | None:
+def _iso_time(value: float | None) -> str | None:
     if value is None:
         return None
     from datetime import timezone

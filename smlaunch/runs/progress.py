@@ -1,7 +1,7 @@
-"""Progress lines and their times, turned into how far and how long: pure.
+"""Estimates progress and remaining time from progress lines. Pure.
 
-Training scripts print one kind of line (``protocol.progress``); whoever reads the logs feeds them here with
-the time each was written, so that a follower that attaches late gets the same answer.
+Training scripts print one kind of line (``contract.progress``). Readers of the logs add the lines here with
+the times when they were written, so that a follower that attaches late gets the same estimate.
 """
 
 from __future__ import annotations
@@ -10,90 +10,98 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from smlaunch.protocol.progress import DATA_WAIT, METRIC, PROGRESS, Progress, Value
+from smlaunch.contract.progress import DATA_WAIT_METRIC, METRIC_KIND, PROGRESS_KIND, MetricValue, ProgressLine
 
-_WINDOW = 32
-"""The rate is that of the last so many lines: few enough to follow a change of pace, enough to be calm."""
+_RATE_WINDOW_LINES = 32
+"""The rate is that of the last lines: few enough to follow a change, enough to be stable."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a run stands. ``eta`` and ``rate`` (steps a second) are None while they cannot be known."""
+class ProgressEstimate:
+    """Progress of a run. Values are None while they are unknown."""
 
     step: int | None
-    steps: int | None
-    rate: float | None
-    eta: float | None
+    total_steps: int | None
+    steps_per_second: float | None
+    eta_seconds: float | None
     metrics: Mapping[str, float]
+    """The newest metrics."""
 
     @property
-    def share(self) -> float | None:
-        """Done so far, between 0 and 1."""
-        if self.step is None or not self.steps:
+    def fraction_done(self) -> float | None:
+        """The completed fraction, between 0 and 1."""
+        if self.step is None or not self.total_steps:
             return None
-        return min(1.0, max(0.0, self.step / self.steps))
+        return min(1.0, max(0.0, self.step / self.total_steps))
 
 
 @dataclass
-class Tracker:
-    """Feeds on the progress lines of one job; several writers (ranks, hosts) may all print them.
+class ProgressTracker:
+    """Collects the progress lines of one job, which several writers (ranks, hosts) may print.
 
-    The bar follows the writer that speaks first in natural order (host, then rank): a bar that jumped between
-    ranks would tell nothing. Metrics are the newest of that writer; the wait for data is the longest of all
-    writers, since the others wait for that rank.
+    The estimate follows the first writer in natural order (host, then rank), because values that jump between
+    ranks would be meaningless. Metrics are the newest of that writer; the wait for data is the longest of all
+    writers, since the other ranks wait for that one.
     """
 
-    _writers: dict[tuple[int, int], _Writer] = field(default_factory=dict)
+    _writers: dict[tuple[int, int], _WriterProgress] = field(default_factory=dict)
 
-    def feed(self, writer: tuple[int, int], at: float, line: Progress) -> None:
-        """``writer``: host number and rank. ``at``: when the line was written, in seconds."""
-        if line.kind not in (PROGRESS, METRIC):
+    def add_line(self, writer: tuple[int, int], written_at: float, line: ProgressLine) -> None:
+        """Add a progress line. ``writer`` is host number and rank; ``written_at`` is in seconds."""
+        if line.kind not in (PROGRESS_KIND, METRIC_KIND):
             return
-        self._writers.setdefault(writer, _Writer()).feed(at, line.values)
+        self._writers.setdefault(writer, _WriterProgress()).add_values(written_at, line.values)
 
-    def standing(self, now: float | None = None) -> Standing | None:
-        """``now`` (seconds, the clock of ``at``) lets the estimate run down between two lines."""
+    def estimate(self, now: float | None = None) -> ProgressEstimate | None:
+        """Return the current estimate; None without a progress line.
+
+        ``now``, on the clock of ``written_at``, lets the remaining time decrease between two lines.
+        """
         if not self._writers:
             return None
-        standing = self._writers[min(self._writers)].standing(now)
-        waits = [one.metrics[DATA_WAIT] for one in self._writers.values() if DATA_WAIT in one.metrics]
+        estimate = self._writers[min(self._writers)].estimate(now)
+        waits = [
+            writer.metrics[DATA_WAIT_METRIC]
+            for writer in self._writers.values()
+            if DATA_WAIT_METRIC in writer.metrics
+        ]
         if waits:
-            standing = replace(standing, metrics={**standing.metrics, DATA_WAIT: max(waits)})
-        return standing
+            estimate = replace(estimate, metrics={**estimate.metrics, DATA_WAIT_METRIC: max(waits)})
+        return estimate
 
 
 @dataclass
-class _Writer:
-    points: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    steps: int | None = None
+class _WriterProgress:
+    points: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW_LINES))
+    total_steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def feed(self, at: float, values: Mapping[str, Value]) -> None:
-        step, steps = values.get("step"), values.get("steps")
-        if isinstance(steps, int) and steps > 0:
-            self.steps = steps
+    def add_values(self, written_at: float, values: Mapping[str, MetricValue]) -> None:
+        step, total_steps = values.get("step"), values.get("steps")
+        if isinstance(total_steps, int) and total_steps > 0:
+            self.total_steps = total_steps
         if isinstance(step, int):
             if self.points and step < self.points[-1][1]:
-                self.points.clear()  # a restart from a checkpoint: what was measured before says nothing now
-            self.points.append((at, step))
+                self.points.clear()  # a restart from a checkpoint invalidates earlier measurements
+            self.points.append((written_at, step))
         for key, value in values.items():
             if key not in ("step", "steps") and not isinstance(value, str):
                 self.metrics[key] = float(value)
 
-    def standing(self, now: float | None) -> Standing:
+    def estimate(self, now: float | None) -> ProgressEstimate:
         step = self.points[-1][1] if self.points else None
-        rate = self._rate()
-        eta = None
-        if step is not None and self.steps is not None:
-            left = max(0, self.steps - step)
-            if left == 0:
-                eta = 0.0
-            elif rate:
-                since = max(0.0, now - self.points[-1][0]) if now is not None else 0.0
-                eta = max(0.0, left / rate - since)
-        return Standing(step, self.steps, rate, eta, dict(self.metrics))
+        steps_per_second = self._steps_per_second()
+        eta_seconds = None
+        if step is not None and self.total_steps is not None:
+            remaining_steps = max(0, self.total_steps - step)
+            if remaining_steps == 0:
+                eta_seconds = 0.0
+            elif steps_per_second:
+                seconds_since_line = max(0.0, now - self.points[-1][0]) if now is not None else 0.0
+                eta_seconds = max(0.0, remaining_steps / steps_per_second - seconds_since_line)
+        return ProgressEstimate(step, self.total_steps, steps_per_second, eta_seconds, dict(self.metrics))
 
-    def _rate(self) -> float | None:
+    def _steps_per_second(self) -> float | None:
         if len(self.points) < 2:
             return None
         (first_at, first_step), (last_at, last_step) = self.points[0], self.points[-1]

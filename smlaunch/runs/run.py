@@ -1,4 +1,5 @@
-"""Run: a launched plan, seen from anywhere. It holds no state of its own: the service is asked for all."""
+"""Run: a launched plan, which any client can follow. It stores no state: all state comes from the
+services."""
 
 from __future__ import annotations
 
@@ -10,39 +11,46 @@ from html import escape
 from itertools import islice
 from typing import Any, NamedTuple
 
+from smlaunch.aws.interfaces import CallError, JobSummary
+from smlaunch.aws.retry import call_with_retries, user_error
+from smlaunch.contract.formats import FormatError
+from smlaunch.contract.names import JobName, is_run_id, parse_any_job_name, parse_job_name
 from smlaunch.errors import JobError, Problem
-from smlaunch.planning.orchestrated import words_for
-from smlaunch.planning.reconcile import Finish
-from smlaunch.ports import CallError, JobSummary
-from smlaunch.protocol.names import TaskName, is_run_id, parse_task_name, task_of
-from smlaunch.runs.absent import with_hint
-from smlaunch.runs.chain import Chain, Wait
-from smlaunch.runs.follow import TERMINAL, Event, LogLine, host_count, host_of, log_group
-from smlaunch.runs.lineage import RunFolder, orchestrated_run
-from smlaunch.runs.outcome import RunOutcome, outcome
-from smlaunch.runs.progress import Tracker
-from smlaunch.runs.retry import refusal, retrying
-from smlaunch.runs.submit import stop
+from smlaunch.planner.external_execution import describe_driver
+from smlaunch.planner.reconcile import Finish
+from smlaunch.runs.chain_driver import ChainDriver, SleepFunction
+from smlaunch.runs.job_follower import JobFollower
+from smlaunch.runs.job_poller import TERMINAL_STATUSES, Event, LogLine, host_count, host_of_stream, log_group
+from smlaunch.runs.missing_files import add_missing_file_hint
+from smlaunch.runs.outcome import RunOutcome, job_outcome
+from smlaunch.runs.progress import ProgressTracker
+from smlaunch.runs.run_format import check_format, unreadable_formats
+from smlaunch.runs.run_state import RunFolder, external_run_name
+from smlaunch.runs.submit import stop_job
 from smlaunch.runs.target import Target
-from smlaunch.runs.watch import Watch
-from smlaunch.suggest import nearest
+from smlaunch.text.did_you_mean import nearest_match
 
-_LOOKED_THROUGH = 200
-"""Jobs that are looked at for a name like the one that does not exist."""
+_MAX_JOBS_FOR_SUGGESTION = 200
+"""Jobs that are searched for a name similar to an unknown one."""
 
 
 @contextmanager
-def answers_of(target: Target) -> Iterator[None]:
-    """Turns an answer that ends the command into the error the user sees."""
+def translate_call_errors(target: Target) -> Iterator[None]:
+    """Turn a CallError into the error that the user sees."""
     try:
         yield
     except CallError as error:
-        raise refusal(error, target.where) from error
+        raise user_error(error, target.location) from error
+    except FormatError as error:
+        raise JobError([Problem("", str(error))]) from error
 
 
 class Run:
-    """``attached``: it existed before this call. A run that was launched here is driven to its end by
-    ``wait`` and ``watches``; one that was attached to is only followed, until ``resume``."""
+    """A run of a job: a single training job, or a chain of them.
+
+    A run that was launched here is driven to its end by ``wait`` and ``follow``. A run that was attached to
+    is only followed, until ``resume``.
+    """
 
     def __init__(
         self,
@@ -51,293 +59,341 @@ class Run:
         jobs: Sequence[str],
         *,
         attached: bool = False,
-        chain: Chain | None = None,
-        told: Callable[[str], None] | None = None,
+        chain_driver: ChainDriver | None = None,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.target = target
         self.attached = attached
+        """The run existed before this call."""
         self._jobs = list(jobs)
-        self._told = told
-        self._chain = chain
-        # What was launched here brought its chain, if it has one; for others it is looked for when needed.
-        self._looked_for_chain = chain is not None or not attached
-        self._first_seen: Mapping[str, Any] | None = None
+        self._on_message = on_message
+        self._chain_driver = chain_driver
+        # A run that was launched here has its chain driver, if any; for others it is searched when needed.
+        self._chain_is_known = chain_driver is not None or not attached
+        self._first_description: Mapping[str, Any] | None = None
 
     @classmethod
     def attach(
-        cls, name: str, target: Target | None = None, told: Callable[[str], None] | None = None
+        cls, name: str, target: Target | None = None, on_message: Callable[[str], None] | None = None
     ) -> Run:
-        """Finds a run by its id or its execution's ARN, or any training job by its name. Raises JobError when
-        there is none. ``told`` hears, in a sentence, what following it may bring up."""
+        """Find a run by its id or its execution's ARN, or any training job by its name.
+
+        ``on_message`` receives sentences about what happens while the run is followed. Raises JobError when
+        there is no such run.
+        """
         target = target or Target.region()
-        given, name = name, name.replace("/", ":").rpartition(":")[2] if name.startswith("arn:") else name
-        with answers_of(target):
-            found = sorted(
+        name_or_arn = name
+        if name.startswith("arn:"):
+            name = name.replace("/", ":").rpartition(":")[2]
+        with translate_call_errors(target):
+            task_and_job_names = sorted(
                 (task, summary.name)
                 for summary in (target.control.list(f"{name}-s") if is_run_id(name) else ())
-                if (task := parse_task_name(summary.name)) is not None and task.run == name
+                if (task := parse_job_name(summary.name)) is not None and task.run == name
             )
-            if not found and is_run_id(name):
-                # These are made of runs, and know this module.
-                from smlaunch.runs.fan_out import attach_parts
-                from smlaunch.runs.orchestrated import attach_orchestrated
+            if not task_and_job_names and is_run_id(name):
+                # These modules import this one.
+                from smlaunch.runs.external_run import attach_external_run
+                from smlaunch.runs.sharded_run import attach_sharded_run
 
-                other = attach_parts(name, target, told) or attach_orchestrated(name, target, told, [])
-                if other is not None:
-                    return other
-            jobs = [job for _, job in found] or [name]
+                group_run = attach_sharded_run(name, target, on_message) or attach_external_run(
+                    name, target, on_message, []
+                )
+                if group_run is not None:
+                    return group_run
+            jobs = [job for _, job in task_and_job_names] or [name]
             try:
-                newest = retrying(partial(target.control.describe, jobs[-1]))
+                newest_description = call_with_retries(partial(target.control.describe, jobs[-1]))
             except CallError as error:
                 if error.code not in ("ValidationException", "ResourceNotFound"):
                     raise
-                raise _no_run(given, name, target) from error
-            target.owners.learn(newest.get("Environment", {}))
-            whose = orchestrated_run(newest)
-            if whose is not None:
-                from smlaunch.runs.orchestrated import attach_orchestrated
+                raise _unknown_run_error(name_or_arn, name, target) from error
+            task = parse_job_name(jobs[-1])
+            check_format(newest_description, task.run if task else name, target.control)
+            target.bucket_owners.add_from_environment(newest_description.get("Environment", {}))
+            external_name = external_run_name(newest_description)
+            if external_name is not None:
+                from smlaunch.runs.external_run import attach_external_run
 
-                theirs = attach_orchestrated(whose, target, told, jobs if found else None)
-                if theirs is not None:
-                    return theirs
-            task = parse_task_name(jobs[-1])
-            run = cls(task.run if task else name, target, jobs, attached=True, told=told)
-            run._first_seen = newest
+                external_run = attach_external_run(
+                    external_name, target, on_message, jobs if task_and_job_names else None
+                )
+                if external_run is not None:
+                    return external_run
+            run = cls(task.run if task else name, target, jobs, attached=True, on_message=on_message)
+            run._first_description = newest_description
             return run
 
     def _repr_html_(self) -> str:
-        """For a notebook's cell: where the run is, and how to see more. Asks the service nothing."""
-        rows = {"run": self.name, "where": self.target.where, "jobs": ", ".join(self._jobs)}
+        """Return the run's place and jobs for a notebook's cell. Makes no request."""
+        rows = {"run": self.name, "where": self.target.location, "jobs": ", ".join(self._jobs)}
         lines = "".join(f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in rows.items())
         state = "attached to it" if self.attached else "launched"
         return f"<div><p>{state}; <code>run.wait()</code> follows it</p><table>{lines}</table></div>"
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Names of the run's training jobs that are known, oldest first."""
+        """Names of the run's known training jobs, oldest first."""
         return tuple(self._jobs)
 
     @property
-    def chain(self) -> Chain | None:
-        """None for a run that is one job."""
-        if not self._looked_for_chain:
-            with answers_of(self.target):
-                self._chain = self._found_chain()
-            self._looked_for_chain = True
-        return self._chain
+    def chain_driver(self) -> ChainDriver | None:
+        """The driver of a chain; None for a single job."""
+        if not self._chain_is_known:
+            with translate_call_errors(self.target):
+                self._chain_driver = self._find_chain_driver()
+            self._chain_is_known = True
+        return self._chain_driver
 
     @property
-    def resumable(self) -> bool:
-        """Whether another job can follow when one was stopped."""
-        return self.chain is not None
+    def is_resumable(self) -> bool:
+        """Whether another job can follow a stopped one."""
+        return self.chain_driver is not None
 
     @property
-    def driven(self) -> bool:
-        """Whether further jobs come from here, and from nowhere else."""
-        return self._chain is not None and self._chain.drives
+    def is_driver(self) -> bool:
+        """Whether this object submits the run's next jobs."""
+        return self._chain_driver is not None and self._chain_driver.is_driving
 
-    def segment_of(self, job: str) -> tuple[TaskName, int | None] | None:
-        """Which of the run's jobs this is, and how many segments are planned, where that is known; None for a
-        run that is one job."""
-        chain, task = self.chain, parse_task_name(job)
-        if chain is None or task is None or chain.workflow.single:
+    def segment_of(self, job: str) -> tuple[JobName, int | None] | None:
+        """Return segment and attempt of a job and the number of planned segments, None where that is not
+        known. Returns None for a run of a single job."""
+        driver, task = self.chain_driver, parse_job_name(job)
+        if driver is None or task is None or driver.workflow.is_single_job:
             return None
-        return task, chain.workflow.segments
+        return task, driver.workflow.segment_count
 
-    def is_over(self) -> bool:
-        """Whether nothing follows on the newest job, which has ended."""
-        chain = self.chain
-        return chain is None or isinstance(chain.look(), Finish)
+    def done(self) -> bool:
+        """Return whether the newest job has ended and no further job follows."""
+        driver = self.chain_driver
+        return driver is None or isinstance(driver.choose_action(), Finish)
 
     def describe(self) -> RunOutcome:
-        """Where the run is now."""
-        chain = self.chain
-        with answers_of(self.target):
-            if chain is None:
+        """Return the run's current state."""
+        driver = self.chain_driver
+        with translate_call_errors(self.target):
+            if driver is None:
                 describe = self.target.control.describe
-                found = [outcome(retrying(partial(describe, job))) for job in self._jobs]
-                return RunOutcome(self.name, tuple(found))
-            chain.look(kept=True)
-        return self._chain_outcome(chain)
+                outcomes = [job_outcome(call_with_retries(partial(describe, job))) for job in self._jobs]
+                return RunOutcome(self.name, tuple(outcomes))
+            driver.choose_action(read_checkpoints=True)
+        return self._outcome_of_chain(driver)
 
-    def glance(self) -> RunOutcome:
-        """Where the run is now, with the last metrics and a failure's whole traceback: a few requests more,
-        however long the log."""
-        chain = self.chain
-        watch = Watch(self.target, self._jobs[-1])
-        with answers_of(self.target):
-            if chain is not None:
-                chain.look(kept=True)
-                watch = Watch(self.target, chain.lineage.known[-1]["TrainingJobName"])
-            watch.glance()
-            if chain is not None:
-                return self._chain_outcome(chain, watch)
-            describe = self.target.control.describe
-            earlier = [outcome(retrying(partial(describe, job))) for job in self._jobs[:-1]]
-        return RunOutcome(self.name, (*earlier, watch.outcome()))
+    def refresh(self) -> RunOutcome:
+        """Return the run's current state with its last metrics and a failure's complete traceback.
 
-    def seen_by(self, watch: Watch) -> RunOutcome:
-        """What following has shown; asks nothing. ``watch``: of the newest job."""
-        if self._chain is None:
-            return RunOutcome(self.name, (watch.outcome(),))
-        return self._chain_outcome(self._chain, watch)
-
-    def hosts(self) -> int:
-        """How many hosts the newest job has."""
-        with answers_of(self.target):
-            return host_count(retrying(partial(self.target.control.describe, self._jobs[-1])))
-
-    def watches(self, wait: Wait = time.sleep, *, whole: bool = False) -> Iterator[Watch]:
-        """One job after the other, each to be followed to its end before the next is asked for; submits what
-        comes next where the run is driven here. ``whole``: from the run's first job on, not only the newest.
-
-        Ends with the run, or when ``wait`` returns True. Raises CallError where ``wait()`` raises its error.
+        Makes a few requests more than ``describe``, however long the log is.
         """
-        progress = Tracker()
+        driver = self.chain_driver
+        follower = JobFollower(self.target, self._jobs[-1])
+        with translate_call_errors(self.target):
+            if driver is not None:
+                driver.choose_action(read_checkpoints=True)
+                follower = JobFollower(
+                    self.target, driver.job_history.known_descriptions[-1]["TrainingJobName"]
+                )
+            follower.refresh()
+            if driver is not None:
+                return self._outcome_of_chain(driver, follower)
+            describe = self.target.control.describe
+            earlier = [job_outcome(call_with_retries(partial(describe, job))) for job in self._jobs[:-1]]
+        return RunOutcome(self.name, (*earlier, follower.outcome()))
+
+    def outcome_from(self, follower: JobFollower) -> RunOutcome:
+        """Return the run's state from what a follower has already read, without a request."""
+        if self._chain_driver is None:
+            return RunOutcome(self.name, (follower.outcome(),))
+        return self._outcome_of_chain(self._chain_driver, follower)
+
+    def host_count(self) -> int:
+        """Return the number of hosts of the newest job."""
+        with translate_call_errors(self.target):
+            return host_count(call_with_retries(partial(self.target.control.describe, self._jobs[-1])))
+
+    def follow(
+        self, sleep: SleepFunction = time.sleep, *, from_first_job: bool = False
+    ) -> Iterator[JobFollower]:
+        """Yield a follower for one job after the other, and submit the next jobs if the run is driven here.
+
+        The caller follows each job to its end before it takes the next one. ``from_first_job`` begins with
+        the run's first job and not with the newest. Ends with the run, or when ``sleep`` returns True. Raises
+        CallError, which ``wait`` translates.
+        """
+        progress = ProgressTracker()
         followed: set[str] = set()
-        chain = None if whole or not self.attached else self.chain
-        if chain is None:
-            for job in self._jobs if whole else self._jobs[-1:]:
+        driver = None if from_first_job or not self.attached else self.chain_driver
+        if driver is None:
+            for job in self._jobs if from_first_job else self._jobs[-1:]:
                 followed.add(job)
-                yield Watch(self.target, job, progress)
-        chain = self.chain
-        while chain is not None and (name := chain.next(wait)) is not None:
-            job = str(name)
-            if job in followed:  # left before its end: whoever watches it does not go on
+                yield JobFollower(self.target, job, progress)
+        driver = self.chain_driver
+        while driver is not None and (task_name := driver.next_job(sleep)) is not None:
+            job = str(task_name)
+            if job in followed:  # its follower was left before the job's end
                 return
             followed.add(job)
             if job not in self._jobs:
                 self._jobs.append(job)
-            yield Watch(self.target, job, progress)
+            yield JobFollower(self.target, job, progress)
 
     def wait(self, on_event: Callable[[Event], None] | None = None) -> RunOutcome:
-        """Follows the run to its end, and drives it there if it was launched here or resumed. Raises
-        TrainingFailed, StoppedByUser, LimitReached or ServiceError when it did not complete. ``on_event``
-        hears every state and log line. The result has the last metrics."""
-        with answers_of(self.target):
-            for watch in self.watches():
-                for events in watch.rounds():
+        """Follow the run to its end, and drive it if it was launched here or resumed.
+
+        ``on_event`` receives every state change and log line. The result includes the last metrics. Raises
+        TrainingFailed, StoppedByUser, LimitReached or ServiceError when the run did not complete.
+        """
+        with translate_call_errors(self.target):
+            for follower in self.follow():
+                for events in follower.event_batches():
                     for event in events:
                         if on_event is not None:
                             on_event(event)
-        result = with_hint(self.glance(), self.target)
+        result = add_missing_file_hint(self.refresh(), self.target)
         error = result.error()
         if error is not None:
             raise error
         return result
 
     def resume(self) -> None:
-        """Goes on with the run from where it is, also from a stop or a failure: ``wait`` drives it from now
-        on. Starts nothing yet. Raises JobError for an ended run of a single job: nothing can follow it."""
-        chain = self.chain
-        if chain is None:
+        """Continue the run, also after a stop or a failure: ``wait`` drives it from now on. Starts nothing
+        yet.
+
+        Raises JobError for a single job that has ended, because no job can follow it.
+        """
+        driver = self.chain_driver
+        if driver is None:
             if self.describe().exit_code is None:
                 return
-            text = f"{self.name} is a single job, and it has ended; launch it again under another --name"
+            text = f"{self.name} is a single job that has ended; launch it again under another --name"
             raise JobError([Problem("", text)])
-        with answers_of(self.target):
-            chain.resume()
+        with translate_call_errors(self.target):
+            driver.resume()
 
     def logs(self) -> Iterator[LogLine]:
-        """Every line written so far, host by host as it was read; does not wait for more."""
+        """Yield all log lines written so far, host by host, without waiting for more."""
         logs = self.target.logs
-        with answers_of(self.target):
+        with translate_call_errors(self.target):
             for job in self._jobs:
-                group = log_group(self._seen_of(job))
-                for stream in retrying(partial(logs.streams, group, job + "/")):
+                group = log_group(self._describe_job(job))
+                for stream in call_with_retries(partial(logs.streams, group, job + "/")):
                     token: str | None = None
-                    before: str | None = ""
-                    while token != before:
-                        before = token
-                        events, token = retrying(partial(logs.read, group, stream, token))
-                        yield from (LogLine(job, host_of(job, stream), at, text) for at, text in events)
+                    previous_token: str | None = ""
+                    while token != previous_token:
+                        previous_token = token
+                        events, token = call_with_retries(partial(logs.read, group, stream, token))
+                        host = host_of_stream(job, stream)
+                        yield from (LogLine(job, host, timestamp_ms, text) for timestamp_ms, text in events)
 
     def stop(self) -> RunOutcome:
-        """Asks the run to stop and returns at once; hosts get SIGTERM and 120 seconds, and no further job is
-        started. A run that has ended is left as it is."""
-        now = self.describe()
-        if now.status in TERMINAL:
-            return now
-        with answers_of(self.target):
-            if self._chain is not None:
-                # First, so that whoever drives the run sees it before the job has ended.
-                self._chain.folder.want_stop(self.target.storage, True)
-            if now.last.status not in TERMINAL:
-                stop(now.last.name, self.target.control)
+        """Ask the run to stop and return at once. Hosts get SIGTERM and 120 seconds, and no further job
+        starts.
+
+        Does nothing to a run that has ended.
+        """
+        outcome = self.describe()
+        if outcome.status in TERMINAL_STATUSES:
+            return outcome
+        with translate_call_errors(self.target):
+            if self._chain_driver is not None:
+                # Requested first, so that the run's driver sees it before the job has ended.
+                self._chain_driver.folder.set_stop_requested(self.target.storage, True)
+            if outcome.last_job.status not in TERMINAL_STATUSES:
+                stop_job(outcome.last_job.name, self.target.control)
         return self.describe()
 
-    def _seen_of(self, job: str) -> Mapping[str, Any]:
-        """A description of the job, for what does not change of it."""
-        return retrying(partial(self.target.control.describe, job))
+    def _describe_job(self, job: str) -> Mapping[str, Any]:
+        """Return a job's description, for members that do not change."""
+        return call_with_retries(partial(self.target.control.describe, job))
 
-    def _found_chain(self) -> Chain | None:
-        """Of a run that was launched elsewhere, or earlier."""
-        job, target = self._jobs[-1], self.target
-        if parse_task_name(job) is None:
+    def _find_chain_driver(self) -> ChainDriver | None:
+        """Return the chain driver of a run that was launched elsewhere or earlier."""
+        newest_job, target = self._jobs[-1], self.target
+        if parse_job_name(newest_job) is None:
             return None
-        known = self._first_seen or retrying(partial(target.control.describe, job))
-        folder = RunFolder.found(self.name, known)
-        workflow = None if folder is None else folder.load(target.storage)
+        description = self._first_description or call_with_retries(
+            partial(target.control.describe, newest_job)
+        )
+        folder = RunFolder.from_description(self.name, description)
+        workflow = None if folder is None else folder.load_workflow(target.storage)
         if folder is None or workflow is None:
             return None
-        return Chain(workflow, folder, target, told=self._told)
+        return ChainDriver(workflow, folder, target, on_message=self._on_message)
 
-    def _chain_outcome(self, chain: Chain, watch: Watch | None = None) -> RunOutcome:
-        """``watch`` knows more about its own job than a description says."""
-        found = [outcome(answer) for answer in chain.lineage.known]
-        if watch is not None and watch.seen:
-            own = watch.outcome()
-            found = [own if job.name == own.name else job for job in found] or [own]
-        step = chain.kept.step or None
-        return RunOutcome(self.name, tuple(found), chain=True, verdict=chain.verdict, step=step)
+    def _outcome_of_chain(self, driver: ChainDriver, follower: JobFollower | None = None) -> RunOutcome:
+        """Return the chain's outcome. ``follower`` has newer facts about its job than a description."""
+        outcomes = [job_outcome(description) for description in driver.job_history.known_descriptions]
+        if follower is not None and follower.is_described:
+            followed_outcome = follower.outcome()
+            outcomes = [
+                followed_outcome if job.name == followed_outcome.name else job for job in outcomes
+            ] or [followed_outcome]
+        step = driver.checkpoint_status.step or None
+        return RunOutcome(
+            self.name, tuple(outcomes), is_chain=True, final_result=driver.final_result, step=step
+        )
 
 
 class RunSummary(NamedTuple):
-    """One row of ``smlaunch ls``: a run, by its newest job. Times are seconds since the epoch; ``created`` is
-    the first job's."""
+    """One row of ``smlaunch ls``: a run and its newest job. Times are seconds since the epoch."""
 
     run: str
     job: str
     status: str
     created: float
+    """When the first job was created."""
     ended: float | None
+    other_format: str | None = None
+    """Format version of a run that this release cannot read, ``none`` for a run without a version; None
+    otherwise."""
 
 
 def list_runs(target: Target, limit: int) -> list[RunSummary]:
-    """The newest runs, each by its newest job."""
-    rows: dict[str, RunSummary] = {}
-    with answers_of(target):
+    """Return the newest runs with their newest jobs."""
+    summary_by_run: dict[str, RunSummary] = {}
+    arn_by_run: dict[str, str] = {}
+    with translate_call_errors(target):
         for summary in target.control.list():
-            task = task_of(summary.name)
+            task = parse_any_job_name(summary.name)
             name = task.run if task else summary.name
-            if name in rows:
-                rows[name] = rows[name]._replace(created=min(rows[name].created, summary.created))
+            if name in summary_by_run:
+                summary_by_run[name] = summary_by_run[name]._replace(
+                    created=min(summary_by_run[name].created, summary.created)
+                )
                 continue
-            if len(rows) == limit:
+            if len(summary_by_run) == limit:
                 break
-            rows[name] = RunSummary(name, summary.name, summary.status, summary.created, summary.ended)
-    return list(rows.values())
+            summary_by_run[name] = RunSummary(
+                name, summary.name, summary.status, summary.created, summary.ended
+            )
+            if task is not None:
+                arn_by_run[name] = summary.arn
+        format_by_arn = unreadable_formats(arn_by_run.values(), target.control)
+    return [
+        summary._replace(other_format=format_by_arn.get(arn_by_run.get(summary.run, "")))
+        for summary in summary_by_run.values()
+    ]
 
 
-def _no_run(given: str, name: str, target: Target) -> JobError:
-    """``given``: the run's name, or the ARN that it was taken from."""
-    execution = target.orchestrators.ask(given)
+def _unknown_run_error(name_or_arn: str, name: str, target: Target) -> JobError:
+    """Return the error for a name that no run has. ``name_or_arn`` is the name, or the ARN that contains
+    it."""
+    execution = target.orchestrators.describe(name_or_arn)
     if execution is not None:
-        why = f": {execution.said}" if execution.said else ""
-        state = f"has ended without a job{why}" if execution.ended else "has made no job yet"
-        next_step = "" if execution.ended else "; look again in a moment"
-        return JobError([Problem("", f"{words_for(given)} {state}{next_step}")])
-    known: set[str] = set()
-    for summary in islice(_listed(target), _LOOKED_THROUGH):
-        task = task_of(summary.name)
-        known.add(task.run if task else summary.name)
-    match = nearest(name, known)
+        message = f": {execution.message}" if execution.message else ""
+        state = f"has ended without a job{message}" if execution.has_ended else "has made no job yet"
+        next_step = "" if execution.has_ended else "; look again in a moment"
+        return JobError([Problem("", f"{describe_driver(name_or_arn)} {state}{next_step}")])
+    run_names: set[str] = set()
+    for summary in islice(_list_jobs(target), _MAX_JOBS_FOR_SUGGESTION):
+        task = parse_any_job_name(summary.name)
+        run_names.add(task.run if task else summary.name)
+    match = nearest_match(name, run_names)
     hint = f", did you mean {match!r}?" if match else "; `smlaunch ls` shows the runs there"
-    return JobError([Problem("", f"there is no run {name!r} on {target.where}{hint}")])
+    return JobError([Problem("", f"there is no run {name!r} on {target.location}{hint}")])
 
 
-def _listed(target: Target) -> Iterator[JobSummary]:
+def _list_jobs(target: Target) -> Iterator[JobSummary]:
     try:
         yield from target.control.list()
     except CallError:

@@ -1,146 +1,158 @@
-"""Carries out a plan's uploads. What is addressed by its content and already there is not sent again."""
+"""Uploads the files of a plan. An object that is named by its content and exists already is not sent
+again."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from smlaunch.aws.interfaces import CallError, ObjectStorage, TransferItem
+from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError, Problem
-from smlaunch.local_files import local_files
-from smlaunch.planning.plan import Plan, Upload
-from smlaunch.planning.surroundings import Surroundings
-from smlaunch.ports import CallError, ObjectStorage, Parcel
-from smlaunch.runs.bundle import build_runtime
-from smlaunch.runs.source import PackedSource
+from smlaunch.planner.facts import Facts
+from smlaunch.planner.plan import Plan, Upload
+from smlaunch.runs.runtime_archive import build_runtime_archive
+from smlaunch.runs.source import SourceArchive
 from smlaunch.runs.target import Target
 
 if TYPE_CHECKING:
-    from smlaunch.data.tally import Tally
+    from smlaunch.data.transfer_progress import TransferProgress
 
-_AT_ONCE = 8
+_PARALLEL_UPLOADS = 8
 
-_WORTH_TELLING = 8 << 20
-_WORTH_COUNTING = 100
-"""From so many bytes or files on a person sees a pause."""
+_MESSAGE_FROM_BYTES = 8 << 20
+_MESSAGE_FROM_FILES = 100
+"""From these sizes on, an upload takes noticeable time."""
 
-Watch = Callable[["Tally"], None]
+ProgressCallback = Callable[["TransferProgress"], None]
 
 
-class _Sending(NamedTuple):
-    """One object to be put; ``content`` is made when it is its turn. ``keep``: one that is there stays."""
+class _ObjectUpload(NamedTuple):
+    """One object to upload. ``content`` is made just before the upload."""
 
     key: str
     bucket: str
     content: Callable[[], bytes]
-    keep: bool = False
+    keep_existing: bool = False
+    """An existing object is not replaced."""
 
 
 def stage(
     plan: Plan,
-    source: PackedSource | None,
+    source: SourceArchive | None,
     target: Target,
-    told: Callable[[str], None],
-    watch: Watch | None = None,
+    on_message: Callable[[str], None],
+    on_progress: ProgressCallback | None = None,
 ) -> None:
-    """Uploads what is missing. Makes the staging bucket when it does not exist. ``told`` hears what
-    takes time or may surprise; ``watch`` sees how far data is.
+    """Upload the missing files of a plan, and create the staging bucket if it does not exist.
 
-    Raises CallError for a refused upload, JobError when a local file cannot be read any more.
+    ``on_message`` receives sentences about slow or unexpected actions, ``on_progress`` the state of the data
+    upload. Raises CallError for a refused upload, and JobError when a local file cannot be read any more.
     """
     storage = target.storage
-    runtime = cache(build_runtime)  # a run in parts sends the same one to each of them
-    pending = [sending for upload in plan.uploads for sending in _missing(upload, source, storage, runtime)]
-    if pending:
-        _send_into(plan.surroundings, pending[0], storage, told)
-    if len(pending) > _AT_ONCE:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(lambda sending: _send(sending, storage), pending[1:]):
-                pass  # drawn one by one, so that the first error is raised
+    runtime = cache(build_runtime_archive)  # all shards of a run get the same one
+    missing_objects = [
+        missing for upload in plan.uploads for missing in _missing_objects(upload, source, storage, runtime)
+    ]
+    if missing_objects:
+        _upload_first_object(plan.facts, missing_objects[0], storage, on_message)
+    if len(missing_objects) > _PARALLEL_UPLOADS:
+        with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
+            for _ in pool.map(lambda missing: _put_object(missing, storage), missing_objects[1:]):
+                pass  # iterated so that the first error is raised
     else:
-        for sending in pending[1:]:
-            _send(sending, storage)
+        for missing in missing_objects[1:]:
+            _put_object(missing, storage)
     for upload in plan.uploads:
         if upload.kind == "data":
-            _stage_data(upload, plan.job.include_secrets, target, told, watch)
+            _upload_data(upload, plan.job.include_secrets, target, on_message, on_progress)
 
 
-def _send_into(
-    surroundings: Surroundings, first: _Sending, storage: ObjectStorage, told: Callable[[str], None]
+def _upload_first_object(
+    job_facts: Facts, upload: _ObjectUpload, storage: ObjectStorage, on_message: Callable[[str], None]
 ) -> None:
     try:
-        _send(first, storage)
+        _put_object(upload, storage)
     except CallError as error:
-        if error.code != "NoSuchBucket" or first.bucket != surroundings.bucket:
+        if error.code != "NoSuchBucket" or upload.bucket != job_facts.bucket:
             raise
-        storage.make_bucket(surroundings.bucket, surroundings.region)
-        told(f"made the bucket {surroundings.bucket} for source and results")
-        _send(first, storage)
+        storage.make_bucket(job_facts.bucket, job_facts.region)
+        on_message(f"created the bucket {job_facts.bucket} for source and results")
+        _put_object(upload, storage)
 
 
-def _missing(
-    upload: Upload, source: PackedSource | None, storage: ObjectStorage, runtime: Callable[[], bytes]
-) -> Iterator[_Sending]:
-    bucket, key = _address(upload.uri)
+def _missing_objects(
+    upload: Upload, source: SourceArchive | None, storage: ObjectStorage, runtime: Callable[[bool], bytes]
+) -> Iterator[_ObjectUpload]:
+    bucket, key = _bucket_and_key(upload.uri)
     if upload.kind == "runtime":
-        yield _Sending(key, bucket, runtime)
+        yield _ObjectUpload(key, bucket, partial(runtime, upload.mpi))
     elif upload.kind in ("launch", "parts"):
         content = (upload.content or "").encode()
-        yield _Sending(key, bucket, lambda: content)
+        yield _ObjectUpload(key, bucket, lambda: content)
     elif upload.kind == "secret":
-        # One for all segments and attempts of a run: hosts that are running may hold it already, and another
-        # client may be launching the same run just now.
-        yield _Sending(key, bucket, _fresh_secret, keep=True)
+        # All segments and attempts of a run share it: running hosts may have it already, and another client
+        # may launch the same run at the same time.
+        yield _ObjectUpload(key, bucket, _generate_secret, keep_existing=True)
     elif upload.kind == "source":
         if source is None or (upload.sha256 is not None and source.sha256 != upload.sha256):
             raise JobError(
                 [Problem("source", f"{upload.path} has changed since the plan was made; plan again")]
             )
         if storage.size(bucket, key) is None:
-            yield _Sending(key, bucket, source.archive)
+            yield _ObjectUpload(key, bucket, source.compressed)
 
 
-def _fresh_secret() -> bytes:
-    """What the hosts of a job know each other by (runtime/secret.py). No plan and no log holds it."""
+def _generate_secret() -> bytes:
+    """Return the secret by which the hosts of a job recognize each other (runtime/secret.py). It is in no
+    plan or log."""
     return secrets.token_hex(32).encode()
 
 
-def _stage_data(
-    upload: Upload, include_secrets: bool, target: Target, told: Callable[[str], None], watch: Watch | None
+def _upload_data(
+    upload: Upload,
+    include_secrets: bool,
+    target: Target,
+    on_message: Callable[[str], None],
+    on_progress: ProgressCallback | None,
 ) -> None:
-    """The address names the content, so an object of the right size is the right object: S3 puts whole
-    objects or none."""
-    from smlaunch.data.tally import Tally
+    """Upload the missing files of an input.
 
-    bucket, key = _address(upload.uri)
-    present = {stored.key: stored.size for stored in target.storage.list(bucket, key)}
-    missing: list[Parcel] = []
-    for file in local_files(_path(upload), None if include_secrets else []):
-        own = key + file.relative if key.endswith("/") else key
-        if present.get(own) != file.size:
-            missing.append(Parcel(own, file.path, file.size))
+    The address contains the content's hash, so that an object of the right size is the right object: S3
+    stores complete objects only.
+    """
+    from smlaunch.data.transfer_progress import TransferProgress
+
+    bucket, key = _bucket_and_key(upload.uri)
+    size_by_key = {stored.key: stored.size for stored in target.storage.list(bucket, key)}
+    missing: list[TransferItem] = []
+    for file in list_local_files(_local_path(upload), None if include_secrets else []):
+        file_key = key + file.relative_path if key.endswith("/") else key
+        if size_by_key.get(file_key) != file.size:
+            missing.append(TransferItem(file_key, file.path, file.size))
     if not missing:
         return
-    size = sum(parcel.size for parcel in missing)
-    if size >= _WORTH_TELLING or len(missing) > _WORTH_COUNTING:
-        kept = f" ({len(present):,} are there already)" if present else ""
-        told(f"uploading {len(missing):,} files, {size / 1_000_000:,.1f} MB{kept}")
-    target.transfer.put(bucket, missing, Tally(len(missing), size, watch).add)
+    total_bytes = sum(parcel.size for parcel in missing)
+    if total_bytes >= _MESSAGE_FROM_BYTES or len(missing) > _MESSAGE_FROM_FILES:
+        existing_text = f" ({len(size_by_key):,} are there already)" if size_by_key else ""
+        on_message(f"uploading {len(missing):,} files, {total_bytes / 1_000_000:,.1f} MB{existing_text}")
+    target.transfer.put(bucket, missing, TransferProgress(len(missing), total_bytes, on_progress).add)
 
 
-def _send(sending: _Sending, storage: ObjectStorage) -> None:
-    put = storage.put_new if sending.keep else storage.put_bytes
-    put(sending.bucket, sending.key, sending.content())
+def _put_object(upload: _ObjectUpload, storage: ObjectStorage) -> None:
+    put = storage.put_if_absent if upload.keep_existing else storage.put_bytes
+    put(upload.bucket, upload.key, upload.content())
 
 
-def _path(upload: Upload) -> Path:
+def _local_path(upload: Upload) -> Path:
     return Path(upload.path or "").expanduser()
 
 
-def _address(uri: str) -> tuple[str, str]:
+def _bucket_and_key(uri: str) -> tuple[str, str]:
     bucket = urlsplit(uri, allow_fragments=False).netloc
     return bucket, uri[len(f"s3://{bucket}/") :]

@@ -1,7 +1,7 @@
-"""Sends a task's request, once and only once, whatever happens on the way.
+"""Submits a job's request exactly once, despite lost responses and retries.
 
-A job's name can be taken only once, so a request may be repeated after any doubt: when the name turns out to
-be taken, the job's tag says whether it is this very job (attach to it) or another one (refuse).
+A job's name can be used only once, so that a request may be repeated after any doubt: when the name is taken,
+the job's tag says whether it is this very job (attach to it) or another one (refuse).
 """
 
 from __future__ import annotations
@@ -10,124 +10,135 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from smlaunch.api.request import CREATE_PROCESSING_JOB, operation_of
+from smlaunch.aws.interfaces import CallError, ControlPlane, ObjectStorage
+from smlaunch.aws.retry import call_with_retries, may_have_succeeded
+from smlaunch.contract.names import TAG_JOB, parse_job_name
+from smlaunch.contract.s3_uri import split_s3_uri
+from smlaunch.contract.segment import parse_bucket_owners
 from smlaunch.errors import JobError, Problem
-from smlaunch.planning.patience import CREATE_PATIENCE, Patience
-from smlaunch.planning.plan import Task
-from smlaunch.planning.storage import RESERVED_CHANNELS
-from smlaunch.ports import CallError, ControlPlane, ObjectStorage
-from smlaunch.protocol.addresses import split_s3
-from smlaunch.protocol.names import TAG_JOB, parse_task_name
-from smlaunch.protocol.segment import owners_in
-from smlaunch.request import PROCESSING, operation_of
-from smlaunch.runs.retry import is_done_perhaps, retrying
+from smlaunch.planner.input_channels import RESERVED_CHANNELS
+from smlaunch.planner.plan import PlannedJob
+from smlaunch.planner.retry_policy import CREATE_BACKOFF, BackoffPolicy
+from smlaunch.runs.run_format import check_tags
 
 
-class Submitted(NamedTuple):
-    """``attached``: the job was there before it was asked for."""
+class SubmittedJob(NamedTuple):
+    """A job that exists at the service."""
 
     name: str
     arn: str
     attached: bool
+    """The job existed before it was requested."""
 
 
 def submit(
-    task: Task,
+    task: PlannedJob,
     job_hash: str,
     control: ControlPlane,
     storage: ObjectStorage,
     *,
-    told: Callable[[CallError, float], None] | None = None,
-    patience: Patience = CREATE_PATIENCE,
-) -> Submitted:
-    """Raises JobError when another job has the name; CallError when the request is refused, or for too long
-    not answered. ``told`` hears of every wait.
+    on_retry: Callable[[CallError, float], None] | None = None,
+    backoff: BackoffPolicy = CREATE_BACKOFF,
+) -> SubmittedJob:
+    """Create the job, or find it if it exists.
 
-    The service runs what lies in the buckets that the request names, and writes to them, and cannot be told
-    whose they have to be: that they are is seen just before."""
-    for bucket in buckets_of(task.request):
-        retrying(partial(storage.check_owner, bucket))
-    doubted = False
+    ``on_retry`` receives each wait. Raises JobError when another job has the name, and CallError when the
+    request is refused or not answered for too long.
 
-    def create() -> str:
-        nonlocal doubted
+    The service reads from and writes to the buckets that the request names, and a request cannot state their
+    owners. So the owners are checked just before.
+    """
+    for bucket in buckets_to_verify(task.request):
+        call_with_retries(partial(storage.check_owner, bucket))
+    may_exist = False
+
+    def create_job() -> str:
+        nonlocal may_exist
         try:
             return control.create(task.request)
         except CallError as error:
-            doubted = doubted or is_done_perhaps(error)
+            may_exist = may_exist or may_have_succeeded(error)
             raise
 
     try:
-        arn = retrying(create, patience, told=told)
+        arn = call_with_retries(create_job, backoff, on_retry=on_retry)
     except CallError as error:
-        # Whatever the last try was told: an earlier one, or one of botocore's own, may have made the job and
-        # its answer been lost. The name says.
-        taken = error.code in ("ResourceInUse", "ResourceInUseException") or "already exists" in error.message
+        # An earlier try, or one of botocore's own, may have created the job and its response been lost,
+        # whatever the last error says. A job with this name decides.
+        name_is_taken = (
+            error.code in ("ResourceInUse", "ResourceInUseException") or "already exists" in error.message
+        )
         try:
-            found = existing(task, job_hash, control)
-        except CallError as unseen:
-            if taken or doubted:
-                raise _unknown(task, unseen) from error
+            existing_job = find_existing_job(task, job_hash, control)
+        except CallError as lookup_error:
+            if name_is_taken or may_exist:
+                raise _doubtful_submission_error(task, lookup_error) from error
             raise error from None
-        if found is None:
+        if existing_job is None:
             raise
-        return found._replace(attached=False)  # nobody had it when this command began: most likely we made it
-    return Submitted(task.name, arn, attached=False)
+        return existing_job._replace(
+            attached=False
+        )  # the name was free when this command began, so that this call created it
+    return SubmittedJob(task.name, arn, attached=False)
 
 
-def buckets_of(request: Mapping[str, Any]) -> list[str]:
-    """That a job's program comes from, and that its results and checkpoints go to; its inputs may be
-    anybody's."""
-    if operation_of(request) == PROCESSING:
+def buckets_to_verify(request: Mapping[str, Any]) -> list[str]:
+    """Return the buckets of a job's program, results and checkpoints. Inputs may be in anybody's bucket."""
+    if operation_of(request) == CREATE_PROCESSING_JOB:
         outputs = request.get("ProcessingOutputConfig", {}).get("Outputs", [])
         uris = [row["S3Output"]["S3Uri"] for row in outputs if "S3Output" in row]
         inputs = [(row["InputName"], row["S3Input"]["S3Uri"]) for row in request.get("ProcessingInputs", [])]
     else:
-        places = (("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"))
-        uris = [uri for member, key in places if (uri := request.get(member, {}).get(key))]
+        uri_members = (("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"))
+        uris = [uri for member, key in uri_members if (uri := request.get(member, {}).get(key))]
         inputs = [
             (row["ChannelName"], row["DataSource"]["S3DataSource"]["S3Uri"])
             for row in request.get("InputDataConfig", [])
         ]
     uris += [uri for name, uri in inputs if name in RESERVED_CHANNELS]
-    found = {place[0] for uri in uris if (place := split_s3(uri)) is not None}
-    return sorted(found | owners_in(request.get("Environment", {})).keys())
+    buckets = {bucket_and_key[0] for uri in uris if (bucket_and_key := split_s3_uri(uri)) is not None}
+    return sorted(buckets | parse_bucket_owners(request.get("Environment", {})).keys())
 
 
-def _unknown(task: Task, error: CallError) -> CallError:
-    name = parse_task_name(task.name)
+def _doubtful_submission_error(task: PlannedJob, error: CallError) -> CallError:
+    name = parse_job_name(task.name)
     run = task.name if name is None else name.run
     text = (
-        f"{error.message}; the job {task.name} may run all the same: `smlaunch show {run}` says whether it "
+        f"{error.message}; the job {task.name} may run nevertheless: `smlaunch show {run}` shows whether it "
         f"does, and the same command with --name {run} goes on with it"
     )
     return CallError(error.operation, error.code, text, error.status)
 
 
-def existing(task: Task, job_hash: str, control: ControlPlane) -> Submitted | None:
-    """The job that has the task's name already, when it is this very job; None when the name is free.
+def find_existing_job(task: PlannedJob, job_hash: str, control: ControlPlane) -> SubmittedJob | None:
+    """Return the existing job with the same name and job hash; None when the name is free.
 
-    Raises JobError when another job has it.
+    Raises JobError when another job has the name, and FormatError when a run of another release has it.
     """
     try:
-        arn = str(retrying(lambda: control.describe(task.name))["TrainingJobArn"])
+        arn = str(call_with_retries(lambda: control.describe(task.name))["TrainingJobArn"])
     except CallError as error:
         if error.code in ("ValidationException", "ResourceNotFound"):
             return None
         raise
-    found = retrying(lambda: control.tags(arn)).get(TAG_JOB)
-    if found == job_hash:
-        return Submitted(task.name, arn, attached=True)
-    whose = "was made of another job, source or data" if found else "was not made by smlaunch"
+    tags = call_with_retries(lambda: control.tags(arn))
+    name = parse_job_name(task.name)
+    check_tags(tags, task.name if name is None else name.run)
+    found_hash = tags.get(TAG_JOB)
+    if found_hash == job_hash:
+        return SubmittedJob(task.name, arn, attached=True)
+    problem = "was made of another job, source or data" if found_hash else "was not made by smlaunch"
     raise JobError(
-        [Problem("name", f"the training job {task.name} exists already and {whose}; take another --name")]
+        [Problem("name", f"the training job {task.name} exists already and {problem}; take another --name")]
     )
 
 
-def stop(name: str, control: ControlPlane) -> None:
-    """Asks a job to stop; one that has ended is left as it is."""
+def stop_job(name: str, control: ControlPlane) -> None:
+    """Ask a job to stop. Does nothing to a job that has ended."""
     try:
-        retrying(lambda: control.stop(name))
+        call_with_retries(lambda: control.stop(name))
     except CallError as error:
-        # It ended meanwhile: what was asked for is the case.
+        # The job has ended meanwhile.
         if error.code != "ValidationException":
             raise

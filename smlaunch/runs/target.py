@@ -1,7 +1,7 @@
-"""Where to launch: a region, or an endpoint that speaks the same API. Everything behind it is made late.
+"""Where a job is launched: a region, or an endpoint with the same API. Clients are created on first use.
 
-A target knows how to reach the services and how often to ask them; it does not know what runs there. The
-same code serves a region and the local endpoint: they differ in these values only.
+A target knows how to reach the services and how often to poll them, and not what runs there. The same code
+serves a region and the local endpoint: they differ in these values only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from smlaunch.errors import AccountError
-from smlaunch.ports import (
+from smlaunch.aws.interfaces import (
     ControlPlane,
     Identity,
     LogReader,
@@ -23,25 +22,35 @@ from smlaunch.ports import (
     Quotas,
     Transfer,
 )
-from smlaunch.runs.follow import Cadence
+from smlaunch.errors import AccountError
+from smlaunch.runs.job_poller import Polling
 
 if TYPE_CHECKING:
-    from smlaunch.planning.surroundings import EndpointFacts
-    from smlaunch.runs.owners import Owners
+    from smlaunch.aws.bucket_owners import BucketOwners
+    from smlaunch.planner.facts import EndpointFacts
 
-Kind = Literal["aws", "local"]
-
-
-REGION_CADENCE = Cadence(first=2.0, longest=20.0, factor=1.5, settle=6.0, patience=900.0)
-"""A job takes minutes to start and DescribeTrainingJob shares the account's rate: ask seldom. CloudWatch
-shows a line some seconds after it was written."""
-
-ENDPOINT_CADENCE = Cadence(first=0.015, longest=0.25, factor=1.5, settle=0.0, patience=5.0, pace=0.02)
-"""On loopback an answer costs about 4 ms of this machine's CPU, and the log is written before the state. What
-capacity there is, is this machine: it is there, or was taken away on purpose for a moment."""
+TargetKind = Literal["aws", "local"]
 
 
-class Standing(NamedTuple):
+REGION_POLLING = Polling(
+    initial_seconds=2.0, max_seconds=20.0, backoff_factor=1.5, settle_seconds=6.0, give_up_seconds=900.0
+)
+"""A job takes minutes to start and DescribeTrainingJob shares the account's request rate: poll seldom.
+CloudWatch shows a line some seconds after it was written."""
+
+ENDPOINT_POLLING = Polling(
+    initial_seconds=0.015,
+    max_seconds=0.25,
+    backoff_factor=1.5,
+    settle_seconds=0.0,
+    give_up_seconds=5.0,
+    time_scale=0.02,
+)
+"""On loopback a response costs about 4 ms of this machine's CPU, and the log is written before the state. The
+capacity is this machine, which is there unless a fault plan takes it away."""
+
+
+class EndpointAddress(NamedTuple):
     """An endpoint's address and its key."""
 
     url: str
@@ -49,28 +58,51 @@ class Standing(NamedTuple):
     secret_key: str
 
 
+class _Boto3Session:
+    """A boto3 session, with those methods of botocore's session that a target calls: boto3 does not offer the
+    botocore session that it holds."""
+
+    def __init__(self, session: Any) -> None:
+        self._boto3 = session
+
+    def create_client(self, service_name: str, **options: Any) -> Any:
+        return self._boto3.client(service_name, **options)
+
+    def get_credentials(self) -> Any:
+        return self._boto3.get_credentials()
+
+    def get_config_variable(self, name: str) -> Any:
+        if name == "region":
+            return self._boto3.region_name
+        import botocore.session
+
+        profile = self._boto3.profile_name
+        # boto3 says "default" also where no profile has that name, which botocore refuses.
+        same = botocore.session.Session(profile=None if profile == "default" else profile)
+        return same.get_config_variable(name)
+
+
 @dataclass(frozen=True)
 class Target:
-    """Made by ``Target.region`` or ``Target.endpoint``. The ports are opened on first use and kept.
+    """A region or an endpoint, made by ``Target.region`` or ``Target.endpoint``."""
 
-    ``account``, ``role`` and ``bucket``: what is known without asking; None is found out when it is needed.
-    """
-
-    kind: Kind
+    kind: TargetKind
     region_name: str
-    cadence: Cadence
-    clients: Any = field(repr=False)
-    """A botocore session, or anything with its ``create_client``."""
+    polling: Polling
+    session: Any = field(repr=False)
+    """A botocore session, or any object with its ``create_client``."""
     url: str | None = None
     account: str | None = None
+    """None is found out when needed, as for role and bucket."""
     role: str | None = None
     bucket: str | None = None
     facts: EndpointFacts | None = None
-    hurried: bool = False
-    """For what would only be told beside: a service that does not answer at once is not waited for."""
+    fail_fast: bool = False
+    """Do not wait for a service that is slow to respond: the result is optional."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    stands: Callable[[], Standing] | None = field(default=None, repr=False)
-    """Where an endpoint is now, that may be started anew at another address; asked before each request."""
+    locate_endpoint: Callable[[], EndpointAddress] | None = field(default=None, repr=False)
+    """Returns the current address of an endpoint, which may restart at another one. Called before each
+    request."""
 
     @classmethod
     def region(
@@ -79,18 +111,20 @@ class Target:
         profile: str | None = None,
         session: Any = None,
     ) -> Target:
-        """A region of AWS, by the usual credential chain (``session``: a boto3 or botocore session to use).
+        """Return a region of AWS with the usual credential chain. ``session`` is a boto3 or botocore session
+        to use.
 
-        Raises AccountError when no region is named anywhere, or the profile does not exist.
+        Raises AccountError when no region is configured, or the profile does not exist.
         """
         import botocore.session
         from botocore.exceptions import BotoCoreError
 
-        core = getattr(session, "_session", session)
-        if core is None:
-            core = botocore.session.Session(profile=profile)
+        if session is None:
+            session = botocore.session.Session(profile=profile)
+        elif not hasattr(session, "create_client"):
+            session = _Boto3Session(session)
         try:
-            name = region or getattr(session, "region_name", None) or core.get_config_variable("region")
+            name = region or session.get_config_variable("region")
         except BotoCoreError as error:
             raise AccountError(f"{error}; name an existing one with --profile or AWS_PROFILE") from error
         name = name or os.environ.get("AWS_REGION")
@@ -99,7 +133,7 @@ class Target:
                 "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; "
                 "to run on this machine without AWS, add --local"
             )
-        return cls("aws", str(name), REGION_CADENCE, core, environment=dict(os.environ))
+        return cls("aws", str(name), REGION_POLLING, session, environment=dict(os.environ))
 
     @classmethod
     def endpoint(
@@ -113,140 +147,147 @@ class Target:
         role: str | None = None,
         bucket: str | None = None,
         facts: EndpointFacts | None = None,
-        stands: Callable[[], Standing] | None = None,
+        locate_endpoint: Callable[[], EndpointAddress] | None = None,
     ) -> Target:
-        """An endpoint that speaks the SageMaker API at ``url``, with its own credentials.
+        """Return an endpoint with the SageMaker API at ``url`` and its own credentials.
 
-        The user's AWS profile, configuration files and proxies do not concern it and are not read.
+        The user's AWS profile, configuration files and proxies are not used.
         """
         import botocore.session
 
-        nothing = (None, None, None, None)
-        devnull = (None, None, os.devnull, None)
-        core = botocore.session.Session(
-            session_vars={"profile": nothing, "config_file": devnull, "credentials_file": devnull}
+        no_value = (None, None, None, None)
+        no_file = (None, None, os.devnull, None)
+        session = botocore.session.Session(
+            session_vars={"profile": no_value, "config_file": no_file, "credentials_file": no_file}
         )
-        core.set_credentials(access_key, secret_key)
-        target = cls("local", region, ENDPOINT_CADENCE, core, url, account, role, bucket, facts)
-        return target if stands is None else replace(target, stands=stands)
+        session.set_credentials(access_key, secret_key)
+        target = cls("local", region, ENDPOINT_POLLING, session, url, account, role, bucket, facts)
+        return target if locate_endpoint is None else replace(target, locate_endpoint=locate_endpoint)
 
     @property
-    def where(self) -> str:
-        """For sentences: where a run is."""
+    def location(self) -> str:
+        """The target in words, for messages."""
         return f"the local endpoint at {self.url}" if self.kind == "local" else self.region_name
 
     @cached_property
     def control(self) -> ControlPlane:
-        from smlaunch.runs.aws import SageMaker
+        from smlaunch.aws.client import SageMakerControlPlane
 
-        return SageMaker(self.client("sagemaker"))
+        return SageMakerControlPlane(self.client("sagemaker"))
 
     @cached_property
-    def owners(self) -> Owners:
-        """Whose the buckets have to be."""
-        from smlaunch.runs.owners import Owners
+    def bucket_owners(self) -> BucketOwners:
+        """Accounts that the buckets have to belong to."""
+        from smlaunch.aws.bucket_owners import BucketOwners
 
-        return Owners(lambda: self.account or self.identity.caller()[0])
+        return BucketOwners(lambda: self.account or self.identity.caller()[0])
 
     @cached_property
     def storage(self) -> ObjectStorage:
-        """Buckets of the caller, and of whom ``owners`` names: others are neither read nor written."""
-        from smlaunch.runs.aws import S3
+        """Buckets of the caller and of the accounts in ``bucket_owners``. Other buckets are neither read nor
+        written."""
+        from smlaunch.aws.client import S3Storage
 
-        return S3(self.s3(), must_exist=self.kind == "aws")
+        return S3Storage(self.s3(), must_exist=self.kind == "aws")
 
     @cached_property
     def inputs(self) -> ObjectStorage:
-        """As ``storage``, but buckets whose owner nobody has named are read, whosever they are."""
-        from smlaunch.runs.aws import S3
+        """As ``storage``, but buckets without a known owner may be read."""
+        from smlaunch.aws.client import S3Storage
 
-        return S3(self.s3(anyones=True))
+        return S3Storage(self.s3(allow_unknown_owner=True))
 
     @cached_property
     def transfer(self) -> Transfer:
-        return self._transfers(self.storage, anyones=False)
+        return self._transfers(self.storage, allow_unknown_owner=False)
 
     @cached_property
     def inputs_transfer(self) -> Transfer:
-        """To ``transfer`` what ``inputs`` is to ``storage``."""
-        return self._transfers(self.inputs, anyones=True)
+        """Transfers for ``inputs``, as ``transfer`` is for ``storage``."""
+        return self._transfers(self.inputs, allow_unknown_owner=True)
 
-    def _transfers(self, storage: ObjectStorage, *, anyones: bool) -> Transfer:
-        from smlaunch.data.transfer import Quick, Transfers
-        from smlaunch.runs.aws_parts import S3Parts
+    def _transfers(self, storage: ObjectStorage, *, allow_unknown_owner: bool) -> Transfer:
+        from smlaunch.aws.s3_multipart import S3Multipart
+        from smlaunch.data.transfer import FastTransfer, S3Transfer
 
-        client = self.s3(anyones=anyones)
+        client = self.s3(allow_unknown_owner=allow_unknown_owner)
 
-        def quick() -> Quick | None:
+        def open_fast_transfer() -> FastTransfer | None:
             try:
-                from smlaunch.data.transfer_obstore import by_obstore
+                from smlaunch.data.transfer_obstore import open_obstore
             except ImportError:  # the extra `data` is not installed
                 return None
-            return by_obstore(client, self.clients, self.owner_for(anyones))
+            return open_obstore(client, self.session, self.owner_for(allow_unknown_owner))
 
-        return Transfers(storage, S3Parts(client), quick)
+        return S3Transfer(storage, S3Multipart(client), open_fast_transfer)
 
-    def owner_for(self, anyones: bool = False) -> Callable[[str, str], str | None]:
-        """Of an operation on a bucket: the account to name in the request; None where it may be anybody's."""
-        from smlaunch.runs.owners import owner_for
+    def owner_for(self, allow_unknown_owner: bool = False) -> Callable[[str, str], str | None]:
+        """Return a function of operation and bucket: the account to state in the request, or None for any."""
+        from smlaunch.aws.bucket_owners import owner_to_check
 
-        return partial(owner_for, self.owners, anyones)
+        return partial(owner_to_check, self.bucket_owners, allow_unknown_owner)
 
-    def s3(self, *, anyones: bool = False) -> Any:
-        """A botocore client of S3, whose requests name the bucket's owner. ``anyones``: as for ``inputs``."""
-        from smlaunch.runs.owners import installed
+    def s3(self, *, allow_unknown_owner: bool = False) -> Any:
+        """Return an S3 client whose requests state the bucket's owner.
 
-        return installed(self.client("s3"), self.owners, anyones=anyones)
+        ``allow_unknown_owner``: see ``inputs``.
+        """
+        from smlaunch.aws.bucket_owners import enforce_bucket_owners
+
+        return enforce_bucket_owners(
+            self.client("s3"), self.bucket_owners, allow_unknown_owner=allow_unknown_owner
+        )
 
     @cached_property
     def logs(self) -> LogReader:
-        from smlaunch.runs.aws import CloudWatchLogs
+        from smlaunch.aws.client import CloudWatchLogs
 
         return CloudWatchLogs(self.client("logs"))
 
     @cached_property
     def orchestrators(self) -> Orchestrators:
-        from smlaunch.runs.orchestrators import Executions
+        from smlaunch.runs.orchestrators import OrchestratorClient
 
-        return Executions(self.client)
+        return OrchestratorClient(self.client)
 
     @cached_property
     def quotas(self) -> Quotas:
-        from smlaunch.runs.aws import ServiceQuotas
+        from smlaunch.aws.client import ServiceQuotas
 
         return ServiceQuotas(self.client("service-quotas"))
 
     @cached_property
     def identity(self) -> Identity:
-        from smlaunch.runs.aws import Caller
+        from smlaunch.aws.client import StsIdentity
 
-        return Caller(lambda: self.client("sts"), lambda: self.client("iam"))
+        return StsIdentity(lambda: self.client("sts"), lambda: self.client("iam"))
 
     def client(self, service: str) -> Any:
-        """A botocore client. Its own retries cover seconds of trouble; ``retry`` goes on from there."""
+        """Return a botocore client. Its own retries cover seconds of failure; ``retry`` covers longer
+        ones."""
         from botocore.config import Config
 
-        attempts = 1 if self.hurried else 5 if self.url is None else 2
+        attempts = 1 if self.fail_fast else 5 if self.url is None else 2
         settings: dict[str, Any] = {
             "retries": {"mode": "standard", "total_max_attempts": attempts},
-            "connect_timeout": 3 if self.hurried else 10,
+            "connect_timeout": 3 if self.fail_fast else 10,
         }
-        if self.hurried:
+        if self.fail_fast:
             settings["read_timeout"] = 10
         if self.url is not None:
             settings["proxies"] = {}
             settings["s3"] = {"addressing_style": "path"}
-        from smlaunch.runs.aws import opened
+        from smlaunch.aws.client import create_client
 
-        client = opened(self.clients, service, self.region_name, self.url, Config(**settings))
-        if self.stands is not None:
+        client = create_client(self.session, service, self.region_name, self.url, Config(**settings))
+        if self.locate_endpoint is not None:
             client.meta.events.register("before-sign", self._redirect)
         return client
 
     def _redirect(self, request: Any, **_: Any) -> None:
-        """Sends a request to where the endpoint is now, before it is signed."""
-        assert self.stands is not None
-        now = self.stands()
-        request.url = urlsplit(request.url)._replace(netloc=urlsplit(now.url).netloc).geturl()
-        credentials = self.clients.get_credentials()
-        credentials.access_key, credentials.secret_key = now.access_key, now.secret_key
+        """Send a request to the endpoint's current address. Called before the request is signed."""
+        assert self.locate_endpoint is not None
+        address = self.locate_endpoint()
+        request.url = urlsplit(request.url)._replace(netloc=urlsplit(address.url).netloc).geturl()
+        credentials = self.session.get_credentials()
+        credentials.access_key, credentials.secret_key = address.access_key, address.secret_key

@@ -1,22 +1,22 @@
-"""Where the host's process begins: first the signals, then everything else, even imports."""
+"""The entry of a host's process: first the signal handlers, then everything else, even imports."""
 
 import os
 
-from smlaunch.runtime.problems import Stopped
-from smlaunch.runtime.signals import Signals
+from smlaunch.runtime.errors import StoppedDuringSetup
+from smlaunch.runtime.signals import SignalQueue
 
 
 def start() -> None:
-    """Ends the process. Not by sys.exit: nothing is left to finalize, and a look-up thread may still be
+    """Run and end the process. Uses os._exit: there is nothing to finalize, and a look-up thread may still be
     waiting.
     """
-    signals = Signals()
+    signals = SignalQueue()
     try:
         signals.install()
         from smlaunch.runtime.main import main
 
         code = main(signals)
-    except Stopped as stopped:
+    except StoppedDuringSetup as stopped:
         code = stopped.exit_code
     os._exit(code)
 

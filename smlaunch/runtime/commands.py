@@ -1,242 +1,267 @@
-"""From job.json's words to the exact bytes each rank is started with.
+"""Compile job.json and the facts of this host into the exact bytes that each rank is started with.
 
-A word goes through untouched, whatever is in it: there is no shell and no quoting anywhere on the way. Only a
-NUL cannot be carried by any argument or variable, and is refused by name.
+An argument is passed on unchanged, whatever it contains: there is no shell and no quoting. Only NUL, which no
+argument or variable can contain, is refused.
 """
 
 import os
 import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from smlaunch.protocol.launch_spec import PORTS, Joined, LaunchSpec, Ref, Word
-from smlaunch.protocol.paths import Paths
+from smlaunch.contract.launch_spec import PORT_REFERENCES, Arg, Concat, LaunchSpec, Ref
+from smlaunch.contract.paths import Paths
 from smlaunch.runtime import rendezvous
-from smlaunch.runtime.arguments import Hyperparameters
 from smlaunch.runtime.cluster import Cluster
-from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.hyperparameters import Hyperparameters
 
-_SEPARATOR = ","
-"""Between the hosts of a word; no host's name holds one."""
+_HOST_SEPARATOR = ","
+"""Separates hosts in one argument; no host name contains it."""
 
 _ADDRESSES = {"address": "host", "leader_address": "leader"}
 
 
-class Outlet(NamedTuple):
-    """A FIFO that a rank writes to which somebody else starts; ``prefix`` goes before its lines."""
+class RankFifo(NamedTuple):
+    """A FIFO that a rank writes to which a launcher starts. ``prefix`` precedes its lines."""
 
     path: str
     rank: int
     prefix: bytes
 
 
-class Command(NamedTuple):
-    """One process to start. ``ranks``: its own rank, those that it will start itself, or none; ``prefix``
-    goes before its lines. ``service``: its name, when it is one and no rank.
-    """
+class ProcessCommand(NamedTuple):
+    """One process to start."""
 
     argv: Tuple[bytes, ...]
     env: Dict[bytes, bytes]
     ranks: Tuple[int, ...] = ()
+    """Its own rank, the ranks that it will start, or none."""
+
     prefix: bytes = b""
-    outlets: Tuple[Outlet, ...] = ()
+    """Precedes its lines in the log."""
+
+    rank_fifos: Tuple[RankFifo, ...] = ()
+    """One for each rank that it will start."""
+
     service: str = ""
+    """Name of the service; empty for a rank."""
 
 
-class Host(NamedTuple):
-    """Everything about this host that a word may refer to. ``importable``: a folder that ranks find
-    smlaunch.train in.
-    """
+class HostContext(NamedTuple):
+    """Everything about this host that a reference in job.json can name."""
 
     cluster: Cluster
     paths: Paths
     hyperparameters: Hyperparameters
     python: str
-    per_host: int
+    ranks_per_host: int
     port: int
-    importable: str = ""
+    import_dir: str = ""
+    """A folder from which ranks can import smlaunch.train."""
 
-    def values(self, local_rank: int) -> Dict[str, str]:
+    def reference_values(self, local_rank: int) -> Dict[str, str]:
+        """The values of the references, by name."""
         return {
             "python": self.python,
             "source": self.paths.code,
             "ml": self.paths.root,
-            "host": self.cluster.current,
+            "host": self.cluster.current_host,
             "leader": self.cluster.leader,
-            "host_rank": str(self.cluster.rank),
+            "host_rank": str(self.cluster.host_rank),
             "hosts": str(len(self.cluster.hosts)),
-            "rank": str(self.cluster.rank * self.per_host + local_rank),
+            "rank": str(self.cluster.host_rank * self.ranks_per_host + local_rank),
             "local_rank": str(local_rank),
-            "world_size": str(len(self.cluster.hosts) * self.per_host),
-            "per_host": str(self.per_host),
+            "world_size": str(len(self.cluster.hosts) * self.ranks_per_host),
+            "per_host": str(self.ranks_per_host),
             "port": str(self.port),
-            "own_port": str(self.port + self.cluster.rank),
-            "each_host": _SEPARATOR.join(self.cluster.hosts),
+            "own_port": str(self.port + self.cluster.host_rank),
+            "each_host": _HOST_SEPARATOR.join(self.cluster.hosts),
         }
 
 
-def rank_commands(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> List[Command]:
-    """``environ`` is what every rank starts from. Raises Unusable."""
-    ranks = spec.ranks
-    shared = base_environment(host, environ)
-    if ranks.rendezvous:
-        shared.update(rendezvous.shared_variables(host.cluster, host.per_host, host.port, environ))
+def rank_commands(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str]) -> List[ProcessCommand]:
+    """The commands of this host's ranks. ``environ``: the environment that every rank inherits. Raises
+    SetupError.
+    """
+    rank_spec = spec.ranks
+    host_env = base_environment(host, environ)
+    if rank_spec.rendezvous:
+        host_env.update(rendezvous.shared_variables(host.cluster, host.ranks_per_host, host.port, environ))
     commands = []
-    for local_rank in range(host.per_host):
-        values = host.values(local_rank)
-        rank = int(values["rank"])
-        env = dict(shared)
-        if ranks.rendezvous:
-            env.update(rendezvous.rank_variables(rank, local_rank))
-        alone = not ranks.rendezvous and host.per_host == 1
+    for local_rank in range(host.ranks_per_host):
+        references = host.reference_values(local_rank)
+        rank = int(references["rank"])
+        rank_env = dict(host_env)
+        if rank_spec.rendezvous:
+            rank_env.update(rendezvous.rank_variables(rank, local_rank))
+        is_only_process = not rank_spec.rendezvous and host.ranks_per_host == 1
         commands.append(
-            Command(
-                argv=argv_of(ranks.argv, values, host.hyperparameters),
-                env=environment_of(env, ranks.env, values),
-                ranks=() if alone else (rank,),
-                prefix=b"[%d] " % rank if ranks.rendezvous else b"",
+            ProcessCommand(
+                argv=resolve_argv(rank_spec.argv, references, host.hyperparameters),
+                env=resolve_environment(rank_env, rank_spec.env, references),
+                ranks=() if is_only_process else (rank,),
+                prefix=b"[%d] " % rank if rank_spec.rendezvous else b"",
             )
         )
     return commands
 
 
-def base_environment(host: Host, environ: Mapping[str, str]) -> Dict[str, str]:
-    """What every program of the user starts with, whoever starts it."""
+def base_environment(host: HostContext, environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment of every program of the user."""
     variables = dict(environ)
-    # Without this a script's prints stay in its buffer until it ends, and are lost when it is killed. AWS's
-    # images set it as well.
+    # Otherwise prints stay in a buffer until the script exits, and are lost when it is killed. AWS's images
+    # set it too.
     variables.setdefault("PYTHONUNBUFFERED", "1")
-    # Stacks on SIGABRT, which ends a hang, and on SIGSEGV and its like.
+    # Print stacks on SIGABRT, which ends a hang, and on SIGSEGV.
     variables.setdefault("PYTHONFAULTHANDLER", "1")
-    # As in the toolkit, the source can be imported from wherever in it the entry point lies. Last comes
-    # smlaunch.train as it travels with the job (importable.py).
-    parts = (host.paths.code, environ.get("PYTHONPATH"), host.importable)
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
+    # As in the toolkit, the source folder can be imported from. smlaunch.train of the runtime comes last
+    # (importable.py).
+    folders = (host.paths.code, environ.get("PYTHONPATH"), host.import_dir)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     return variables
 
 
-def entry_point(spec: LaunchSpec) -> Optional[str]:
-    """The user's program as a path within the source, or the module that ``-m`` names; None when neither is
-    there.
+def find_entry_point(spec: LaunchSpec) -> Optional[str]:
+    """The user's program as a path within the source, or the module that ``-m`` names; None
+    without either.
     """
-    words = spec.ranks.argv
-    for word in words:
-        if isinstance(word, Ref) and word.name == "source" and word.suffix.strip("/"):
-            return word.suffix.strip("/")
-    for index, word in enumerate(words):
-        if word == "-m" and index + 1 < len(words) and isinstance(words[index + 1], str):
-            return str(words[index + 1])
+    argv = spec.ranks.argv
+    for arg in argv:
+        if isinstance(arg, Ref) and arg.name == "source" and arg.suffix.strip("/"):
+            return arg.suffix.strip("/")
+    for index, arg in enumerate(argv):
+        if arg == "-m" and index + 1 < len(argv) and isinstance(argv[index + 1], str):
+            return str(argv[index + 1])
     return None
 
 
-def plain_command(words: Iterable[str], environ: Mapping[str, str]) -> Command:
-    """A helper program of the runtime's own."""
-    return Command(tuple(_bytes(word, "argument") for word in words), environment_of(environ))
+def helper_command(argv: Iterable[str], environ: Mapping[str, str]) -> ProcessCommand:
+    """The command of one of the runtime's own helper programs."""
+    return ProcessCommand(
+        tuple(_encode(argument, "argument") for argument in argv), resolve_environment(environ)
+    )
 
 
-def check_entry(spec: LaunchSpec, paths: Paths) -> None:
-    """Every word that names a file of the source must name one that is there. Raises Unusable."""
-    for word in spec.ranks.argv:
-        if not isinstance(word, Ref) or word.name != "source" or not word.suffix:
+def check_source_files(spec: LaunchSpec, paths: Paths) -> None:
+    """Check that every argument that names a file of the source names an existing one. Raises SetupError."""
+    for arg in spec.ranks.argv:
+        if not isinstance(arg, Ref) or arg.name != "source" or not arg.suffix:
             continue
-        path = word.prefix + paths.code + word.suffix
+        path = arg.prefix + paths.code + arg.suffix
         if not os.path.exists(path):
-            raise Unusable(
+            raise SetupError(
                 "{} is not in the source, which holds {}".format(
-                    word.suffix.strip("/"), _contents(paths.code)
+                    arg.suffix.strip("/"), _list_folder(paths.code)
                 )
             )
 
 
-def _contents(folder: str) -> str:
+def _list_folder(folder: str) -> str:
+    """The first entries of a folder, for a message."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
         return "nothing"
-    shown = ", ".join(names[:8])
-    return shown + (" and {} more".format(len(names) - 8) if len(names) > 8 else "") or "nothing"
+    listing = ", ".join(names[:8])
+    return listing + (" and {} more".format(len(names) - 8) if len(names) > 8 else "") or "nothing"
 
 
-def argv_of(
-    words: Iterable[Word],
-    values: Mapping[str, str],
+def resolve_argv(
+    args: Iterable[Arg],
+    references: Mapping[str, str],
     hyperparameters: Hyperparameters,
-    of: str = "ranks",
+    spec_path: str = "ranks",
 ) -> Tuple[bytes, ...]:
+    """The arguments as bytes. ``spec_path``: where they are in job.json, for messages. Raises SetupError."""
     argv: List[bytes] = []
-    for index, word in enumerate(words):
-        where = "{}.argv[{}]".format(of, index)
-        if isinstance(word, Ref) and word.name == "hyperparameters":
-            if word.prefix or word.suffix:
-                raise Unusable(
-                    "job.json: {}: hyperparameters are whole words, without prefix or suffix".format(where)
+    for index, arg in enumerate(args):
+        arg_path = "{}.argv[{}]".format(spec_path, index)
+        if isinstance(arg, Ref) and arg.name == "hyperparameters":
+            if arg.prefix or arg.suffix:
+                raise SetupError(
+                    "job.json: {}: hyperparameters are whole arguments, without prefix or suffix".format(
+                        arg_path
+                    )
                 )
-            for key, pair in hyperparameters.named_words():
-                argv.extend(_bytes(text, "hyperparameter {!r}".format(key)) for text in pair)
+            for key, option in hyperparameters.to_named_args():
+                argv.extend(_encode(value, "hyperparameter {!r}".format(key)) for value in option)
         else:
-            argv.append(_bytes(text_of(word, values, where), where))
+            argv.append(_encode(resolve_arg(arg, references, arg_path), arg_path))
     return tuple(argv)
 
 
-def text_of(word: Word, values: Mapping[str, str], where: str) -> str:
-    if isinstance(word, str):
-        return word
-    if isinstance(word, Joined):
-        return "".join(text_of(part, values, where) for part in word.words)
-    if word.name in ("each_host", "each_endpoint"):
-        hosts = values["each_host"].split(_SEPARATOR)
-        endpoint = word.name == "each_endpoint"
-        first = int(values["port"]) + word.offset
-        texts = (
-            "{}:{}".format(host, first + index) if endpoint else host for index, host in enumerate(hosts)
+def resolve_arg(arg: Arg, references: Mapping[str, str], spec_path: str) -> str:
+    """The text of one argument. Raises SetupError."""
+    if isinstance(arg, str):
+        return arg
+    if isinstance(arg, Concat):
+        return "".join(resolve_arg(part, references, spec_path) for part in arg.parts)
+    if arg.name in ("each_host", "each_endpoint"):
+        hosts = references["each_host"].split(_HOST_SEPARATOR)
+        with_port = arg.name == "each_endpoint"
+        first_port = int(references["port"]) + arg.offset
+        names = (
+            "{}:{}".format(host, first_port + index) if with_port else host
+            for index, host in enumerate(hosts)
         )
-        return _SEPARATOR.join(word.prefix + text + word.suffix for text in texts)
-    if word.name in _ADDRESSES:
-        return word.prefix + _address_of(values[_ADDRESSES[word.name]]) + word.suffix
-    if word.name not in values:
-        raise Unusable("job.json: {}: {!r} cannot be used here".format(where, word.name))
-    value = values[word.name]
-    return word.prefix + (str(int(value) + word.offset) if word.name in PORTS else value) + word.suffix
+        return _HOST_SEPARATOR.join(arg.prefix + text + arg.suffix for text in names)
+    if arg.name in _ADDRESSES:
+        return arg.prefix + _resolve_address(references[_ADDRESSES[arg.name]]) + arg.suffix
+    if arg.name not in references:
+        raise SetupError("job.json: {}: {!r} cannot be used here".format(spec_path, arg.name))
+    value = references[arg.name]
+    return arg.prefix + (str(int(value) + arg.offset) if arg.name in PORT_REFERENCES else value) + arg.suffix
 
 
-def _address_of(name: str) -> str:
-    """For programs that take no names. The leader's has been waited for (names.py)."""
+def _resolve_address(name: str) -> str:
+    """The IP address of a host, for programs that take no names. The leader's name is known to resolve
+    (name_lookup.py).
+    """
     import socket
 
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise Unusable("{}: the name of this job's host does not resolve: {}".format(name, error)) from None
+        raise SetupError("{}: the name of this job's host does not resolve: {}".format(name, error)) from None
 
 
-def environment_of(
+def resolve_environment(
     variables: Mapping[str, str],
-    words: Iterable[Tuple[str, Word]] = (),
-    values: Optional[Mapping[str, str]] = None,
-    of: str = "ranks",
+    args: Iterable[Tuple[str, Arg]] = (),
+    references: Optional[Mapping[str, str]] = None,
+    spec_path: str = "ranks",
 ) -> Dict[bytes, bytes]:
-    """``words``: the job's own variables, laid over the others."""
-    env: Dict[bytes, bytes] = {}
-    own = ((name, text_of(word, values or {}, "{}.env.{}".format(of, name))) for name, word in words)
-    for name, value in (*variables.items(), *own):
-        # A hyperparameter may be called what no variable can be called. It reaches the script as an
-        # argument and in SM_HPS all the same.
+    """Variables as bytes. ``args``: the job's own variables, which take precedence."""
+    encoded: Dict[bytes, bytes] = {}
+    job_variables = (
+        (name, resolve_arg(arg, references or {}, "{}.env.{}".format(spec_path, name))) for name, arg in args
+    )
+    for name, value in (*variables.items(), *job_variables):
+        # A hyperparameter may have a name that no variable can have. The script still gets it as an
+        # argument and in SM_HPS.
         if name and "=" not in name and "\0" not in name:
-            env[_bytes(name, "a variable's name")] = _bytes(value, name)
-    return env
+            encoded[_encode(name, "a variable's name")] = _encode(value, name)
+    return encoded
 
 
-def _bytes(text: str, where: str) -> bytes:
-    """UTF-8 whatever the locale; bytes that were not UTF-8 in our own environment come out as they were."""
+def _encode(text: str, description: str) -> bytes:
+    """UTF-8 whatever the locale; bytes of the inherited environment that are no UTF-8 stay as they are."""
     if "\0" in text:
-        raise Unusable("{}: holds a NUL character, which no argument or variable can carry".format(where))
+        raise SetupError(
+            "{}: contains a NUL character, which no argument or variable can contain".format(description)
+        )
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise Unusable("{}: holds half a surrogate pair, which is no character".format(where)) from None
+        raise SetupError(
+            "{}: holds half a surrogate pair, which is no character".format(description)
+        ) from None
 
 
-def interpreter() -> str:
-    """The Python that runs us, for the ranks."""
+def interpreter_path() -> str:
+    """The Python that runs this process, for the ranks."""
     if not sys.executable:
-        raise Unusable("the path of the Python interpreter is not known: start the runtime by its full path")
+        raise SetupError(
+            "the path of the Python interpreter is not known: start the runtime by its full path"
+        )
     return sys.executable

@@ -1,8 +1,8 @@
-"""A hang: for a set time no rank of this host prints anything, and none uses the CPU.
+"""Hang detection: for a set time no rank of this host prints anything or uses the CPU.
 
-The time is cut into a few samples, and the supervisor's loop wakes up for each: that many silent ones in a
-row are a hang. A rank that waits busily, as NCCL does, uses the CPU and is not taken for one; the library's
-own time-outs are for that. CPU use is seen on Linux only; elsewhere output alone counts.
+The time is divided into samples, and the supervisor's loop wakes up for each; that many silent samples in a
+row are a hang. A rank that waits busily, as NCCL does, uses the CPU and does not count as hanging; the
+library has time-outs of its own for that. CPU use is measured on Linux only; elsewhere only output counts.
 """
 
 import os
@@ -11,88 +11,98 @@ from typing import Collection, Dict, List, NamedTuple, Sequence, Tuple
 
 from smlaunch.runtime import processes
 
-EXIT_CODE = 124
-"""As timeout(1) has it."""
+HANG_EXIT_CODE = 124
+"""The exit code of timeout(1)."""
 
-_SAMPLES = 8
-_IDLE = 0.005
-"""Share of one CPU below which a rank does nothing: the threads of a library that wake up now and then to
-find nothing to do stay far below it.
+_SAMPLE_COUNT = 8
+_IDLE_CPU_SHARE = 0.005
+"""Share of one CPU below which a rank counts as idle. Library threads that only wake up and sleep again stay
+far below it.
 """
 
 
 class Hang(NamedTuple):
-    """``ranks``: who was silent; empty for a host without ranks. ``seconds``: for how long."""
+    """A hang that was detected."""
 
     seconds: float
+    """How long nothing happened."""
+
     ranks: Tuple[int, ...]
+    """The silent ranks; empty for a host without ranks."""
 
 
-class Watch:
-    """Times are of time.monotonic. ``agents``: processes that start ranks and are none themselves; one that
-    looks after its ranks ten times a second, as torchrun does, is not at work. ``others``: services; what
-    they and those below them do is not the ranks' work.
-    """
+class HangDetector:
+    """Detects a hang of this process's children. Times are of time.monotonic."""
 
     def __init__(
-        self, seconds: float, now: float, agents: Collection[int] = (), others: Collection[int] = ()
+        self, seconds: float, now: float, launchers: Collection[int] = (), services: Collection[int] = ()
     ) -> None:
+        """``seconds``: how long a silence counts as a hang. ``launchers``: pids of processes that start ranks
+        and are no ranks; a launcher polls its ranks (torchrun ten times a second), so its CPU time does
+        not count. ``services``: pids of services; their work, and that of their descendants, is not the
+        ranks' work.
+        """
         self.seconds = seconds
-        self._agents = agents
-        self._others = others
-        self._step = seconds / _SAMPLES
-        self._sampled = now
-        self._used = _cpu_seconds(agents, others)
-        self._heard = False
-        self._silent = 0
+        self._launchers = launchers
+        self._services = services
+        self._sample_seconds = seconds / _SAMPLE_COUNT
+        self._sampled_at = now
+        self._cpu_seconds_by_child = _cpu_seconds(launchers, services)
+        self._had_output = False
+        self._silent_samples = 0
 
     @property
-    def due(self) -> float:
-        """When to ask next."""
-        return self._sampled + self._step
+    def next_sample_at(self) -> float:
+        """When to call is_hang next."""
+        return self._sampled_at + self._sample_seconds
 
-    def heard(self) -> None:
-        """Somebody has printed something."""
-        self._heard = True
+    def record_output(self) -> None:
+        """Note that a rank has printed something."""
+        self._had_output = True
 
     def is_hang(self, now: float) -> bool:
-        """Samples are counted, not seconds: a machine that slept in between has not been silent all the
-        time.
+        """Take a sample if it is due. True after ``_SAMPLE_COUNT`` silent samples in a row. Samples are
+        counted, not seconds: a machine that was suspended in between was not silent all the time.
         """
-        if now < self.due:
+        if now < self.next_sample_at:
             return False
-        used = _cpu_seconds(self._agents, self._others)
-        if self._heard or _is_busy(self._used, used, now - self._sampled):
-            self._silent = 0
+        cpu_seconds = _cpu_seconds(self._launchers, self._services)
+        if self._had_output or _is_busy(self._cpu_seconds_by_child, cpu_seconds, now - self._sampled_at):
+            self._silent_samples = 0
         else:
-            self._silent += 1
-        self._sampled, self._used, self._heard = now, used, False
-        return self._silent >= _SAMPLES
+            self._silent_samples += 1
+        self._sampled_at, self._cpu_seconds_by_child, self._had_output = now, cpu_seconds, False
+        return self._silent_samples >= _SAMPLE_COUNT
 
 
-def abort(pids: Sequence[int]) -> List[int]:
-    """SIGABRT, on which Python writes the stacks of all threads (PYTHONFAULTHANDLER) and ends: for these
-    processes first, then for all others below this one. Returns whom it was sent to.
+def abort_processes(pids: Sequence[int]) -> List[int]:
+    """Send SIGABRT to these processes, then to all other descendants of this process; return the pids it was
+    sent to. Python writes the stacks of all threads on SIGABRT (PYTHONFAULTHANDLER), then exits.
     """
-    others = [pid for pid in processes.below(os.getpid(), processes.living()) if pid not in set(pids)]
-    sent = []
-    for pid in (*pids, *others):
-        _leave_no_core(pid)
+    other_pids = [
+        pid
+        for pid in processes.descendants_of(os.getpid(), processes.list_processes())
+        if pid not in set(pids)
+    ]
+    aborted_pids = []
+    for pid in (*pids, *other_pids):
+        _disable_core_dump(pid)
         try:
             os.kill(pid, signal.SIGABRT)
         except (ProcessLookupError, PermissionError):
             continue
-        sent.append(pid)
-    return sent
+        aborted_pids.append(pid)
+    return aborted_pids
 
 
-def still_there(pids: Sequence[int]) -> List[int]:
-    living = processes.living()
-    return [pid for pid in pids if pid in living]
+def living_pids(pids: Sequence[int]) -> List[int]:
+    """The pids of processes that still exist."""
+    processes_by_pid = processes.list_processes()
+    return [pid for pid in pids if pid in processes_by_pid]
 
 
-def _leave_no_core(pid: int) -> None:
-    """An image of a training process's memory would fill the disk, and take minutes to write."""
+def _disable_core_dump(pid: int) -> None:
+    """The core dump of a training process would fill the disk and take minutes to write."""
     try:
         import resource
 
@@ -105,28 +115,34 @@ def _leave_no_core(pid: int) -> None:
         return
 
 
-def _cpu_seconds(agents: Collection[int], others: Collection[int]) -> Dict[int, float]:
-    """What each child of this process has used, with all that is below it; of an agent only what is below, of
-    the ``others`` nothing.
+def _cpu_seconds(launchers: Collection[int], services: Collection[int]) -> Dict[int, float]:
+    """CPU time of each child of this process with its descendants, by the child's pid. Of a launcher only the
+    descendants count; services are left out.
     """
-    living = processes.living()
-    per_second = os.sysconf("SC_CLK_TCK")
-    own = os.getpid()
+    processes_by_pid = processes.list_processes()
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
+    own_pid = os.getpid()
     return {
-        child: sum(living[pid].ticks for pid in _at_work(child, agents, living)) / per_second
-        for child, seen in living.items()
-        if seen.parent == own and child not in others
+        child: sum(
+            processes_by_pid[pid].cpu_ticks for pid in _working_pids(child, launchers, processes_by_pid)
+        )
+        / ticks_per_second
+        for child, process in processes_by_pid.items()
+        if process.parent_pid == own_pid and child not in services
     }
 
 
-def _at_work(child: int, agents: Collection[int], living: Dict[int, processes.Seen]) -> List[int]:
-    own = [] if child in agents else [child]
-    return own + processes.below(child, living)
+def _working_pids(
+    child: int, launchers: Collection[int], processes_by_pid: Dict[int, processes.ProcessInfo]
+) -> List[int]:
+    """The child and its descendants; of a launcher only the descendants."""
+    pids = [] if child in launchers else [child]
+    return pids + processes.descendants_of(child, processes_by_pid)
 
 
-def _is_busy(before: Dict[int, float], after: Dict[int, float], elapsed: float) -> bool:
-    """That a process came or went is something happening as well."""
+def _is_busy(before: Dict[int, float], after: Dict[int, float], elapsed_seconds: float) -> bool:
+    """Whether any child used the CPU between two samples, or a child started or exited."""
     if before.keys() != after.keys():
         return True
-    # Where a process has ended that nobody waited for, its time is gone from the sum.
-    return any(abs(after[child] - before[child]) > _IDLE * elapsed for child in after)
+    # abs: the sum becomes smaller when a descendant exits and is not waited for.
+    return any(abs(after[child] - before[child]) > _IDLE_CPU_SHARE * elapsed_seconds for child in after)

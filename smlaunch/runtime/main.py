@@ -1,25 +1,26 @@
-"""One host's way from the SageMaker contract to an exit code.
+"""Run one host's part of a job: from the SageMaker contract to an exit code.
 
     job.json, resourceconfig.json   ->  what to start, and who the peers are
     source, requirements            ->  unpacked and installed
     the leader's name               ->  resolved, meanwhile
-    services, then ranks            ->  started, looked after (supervise.py); on a host that has none, the
-                                        leader is followed (link.py)
+    services, then ranks            ->  started and supervised (supervisor.py); a host without ranks follows
+                                        the leader (control_channel.py)
     the first failure               ->  the failure file and the exit code
-    all are gone                    ->  the outcome of the segment, beside its checkpoints
+    all ranks exited                ->  the outcome of the segment, beside its checkpoints
 
-Exit codes: 0 when all left with 0, or were stopped at the segment's planned end and others can read that the
-run goes on; otherwise that of the first rank that failed (128 + n for a signal), 143 when ranks ended by the
-SIGTERM this host was sent; 124 after a hang; 2 when the job cannot run as it was sent, 70 when the runtime
-itself failed.
+Exit codes: 0 when all ranks exited with 0, or were stopped at the segment's planned end and the outcome says
+that the run continues; otherwise that of the first rank that failed (128 + n for a signal), 143 when ranks
+ended by the SIGTERM that this host received; 124 after a hang; 2 when the job cannot run as it was sent, 70
+when the runtime itself failed.
 """
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional
 
-from smlaunch.protocol.launch_spec import AUTO, LEADER, MPI, TORCHRUN, LaunchSpec, LaunchSpecError
-from smlaunch.protocol.paths import (
+from smlaunch.contract.launch_spec import AUTO, LEADER, MPI, TORCHRUN, LaunchSpec, LaunchSpecError
+from smlaunch.contract.paths import (
     LAUNCH_FILE,
     PORT_VARIABLE,
     RUNTIME_CHANNEL,
@@ -28,283 +29,375 @@ from smlaunch.protocol.paths import (
     Paths,
     ProcessingPaths,
 )
-from smlaunch.protocol.progress import NOT_KNOWN
-from smlaunch.protocol.segment import FINISHED_LINE, REQUIRED, REQUIRED_LINE, TELL_FINISHED, Segment
-from smlaunch.runtime import accelerators, arguments, commands, environment, image, memory, own, segments
+from smlaunch.contract.progress import PROGRESS_UNKNOWN
+from smlaunch.contract.segment import (
+    FINISHED_LINE_PREFIX,
+    REPORT_FINISHED_VARIABLE,
+    REQUIRED_LINE_PREFIX,
+    REQUIRED_METRICS_VARIABLE,
+    Segment,
+)
+from smlaunch.runtime import (
+    accelerators,
+    commands,
+    environment,
+    image_setup,
+    oom_kills,
+    runtime_dir,
+    segment_lifecycle,
+)
 from smlaunch.runtime.cluster import Cluster, processing, training
-from smlaunch.runtime.outcome import News, Outcome
-from smlaunch.runtime.problems import Unusable
-from smlaunch.runtime.reported import Reported
-from smlaunch.runtime.signals import Signals
-from smlaunch.runtime.streams import Output
-from smlaunch.runtime.supervise import Supervisor
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import HostOutcome, PeerStatus
+from smlaunch.runtime.hyperparameters import read_hyperparameters
+from smlaunch.runtime.log_streams import HostOutput
+from smlaunch.runtime.signals import SignalQueue
+from smlaunch.runtime.step_tracker import StepTracker
+from smlaunch.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from smlaunch.protocol.checkpoint import Outcome as CheckpointOutcome
-    from smlaunch.runtime.link import Link
+    from smlaunch.contract.checkpoint import SegmentOutcome
+    from smlaunch.runtime.control_channel import ControlChannel
 
-_INTERNAL = 70
+_INTERNAL_ERROR_EXIT_CODE = 70
 """sysexits.h: EX_SOFTWARE."""
 
 
-class _Work(NamedTuple):
-    """What a host has been given to do, before anything has been prepared. ``folder``: the runtime's own."""
+class _HostTask(NamedTuple):
+    """What this host has to do, as read at the start. ``runtime_dir``: the runtime's own folder."""
 
     spec: LaunchSpec
     paths: Paths
     cluster: Cluster
     resource_config: Dict[str, Any]
     channels: Dict[str, Any]
-    folder: str
+    runtime_dir: str
     segment: Segment
-    end: segments.End
-    before: segments.Left
+    segment_end: segment_lifecycle.SegmentEnd
+    previous_outcome: segment_lifecycle.PreviousOutcome
 
     @property
     def has_ranks(self) -> bool:
-        return self.spec.ranks.on != LEADER or self.leads
+        return self.spec.ranks.runs_on != LEADER or self.is_leader
 
     @property
-    def leads(self) -> bool:
-        return self.cluster.current == self.cluster.leader
+    def is_leader(self) -> bool:
+        return self.cluster.current_host == self.cluster.leader
 
 
-def main(signals: Signals) -> int:
-    """Returns the exit code. Raises Stopped when a stop came before there were processes to stop."""
-    began = time.time()
+def main(signals: SignalQueue) -> int:
+    """Return the exit code. Raises StoppedDuringSetup when a stop signal arrives before any process is
+    started.
+    """
+    started_at = time.time()
     paths = Paths.from_environment()
     host = None
     try:
         if isinstance(paths, ProcessingPaths):
-            cluster, resource_config = processing.read(paths)
-            host = cluster.current
-            # As a training job's platform tells both.
-            os.environ["TRAINING_JOB_NAME"], channels = processing.job_of(paths)
+            cluster, resource_config = processing.read_cluster(paths)
+            host = cluster.current_host
+            # A training job's platform sets both.
+            os.environ["TRAINING_JOB_NAME"], channels = processing.read_job(paths)
         else:
-            cluster, resource_config = training.read(paths.resource_config)
-            host = cluster.current
+            cluster, resource_config = training.read_cluster(paths.resource_config)
+            host = cluster.current_host
             channels = environment.read_input_data_config(paths.input_data_config)
-        return _run(paths, cluster, resource_config, channels, signals, began)
-    except Unusable as problem:
-        signals.hold()
-        _report_unusable(paths, host, str(problem))
-        return problem.exit_code
+        return _run_segment(paths, cluster, resource_config, channels, signals, started_at)
+    except SetupError as error:
+        signals.defer()
+        _report_setup_error(paths, host, str(error))
+        return error.exit_code
     except Exception as error:
-        signals.hold()
+        signals.defer()
         import traceback
 
-        _say(traceback.format_exc())
-        _report_unusable(paths, host, "the runtime failed: {}: {}".format(type(error).__name__, error))
-        return _INTERNAL
+        _log(traceback.format_exc())
+        _report_setup_error(paths, host, "the runtime failed: {}: {}".format(type(error).__name__, error))
+        return _INTERNAL_ERROR_EXIT_CODE
 
 
-def _run(
+def _run_segment(
     paths: Paths,
     cluster: Cluster,
     resource_config: Dict[str, Any],
     channels: Dict[str, Any],
-    signals: Signals,
-    began: float,
+    signals: SignalQueue,
+    started_at: float,
 ) -> int:
-    spec = _read_launch_spec(os.path.join(paths.channel(RUNTIME_CHANNEL), LAUNCH_FILE))
-    folder = own.folder(paths)
-    segment = segments.segment_of(spec, paths, folder, os.environ, began)
-    end = segments.end_of(segment, spec)
-    before = segments.left_before(segment)
-    if before.finished:
-        _tell_required()
-        _tell_finished(1)
-        _say("run {} has trained to its end before: nothing is left to do".format(segment.run))
+    """Run this host's part of a segment, unless the training is finished already. Returns the exit code."""
+    spec = _read_launch_spec(os.path.join(paths.channel_dir(RUNTIME_CHANNEL), LAUNCH_FILE))
+    runtime_folder = runtime_dir.make_runtime_dir(paths)
+    segment = segment_lifecycle.prepare_segment(spec, paths, runtime_folder, os.environ, started_at)
+    segment_end = segment_lifecycle.make_segment_end(segment, spec)
+    previous_outcome = segment_lifecycle.read_previous_outcome(segment)
+    if previous_outcome.finished_outcome is not None:
+        if cluster.current_host == cluster.leader:
+            try:
+                segment_lifecycle.write_finished_outcome(segment, previous_outcome.finished_outcome)
+            except OSError as error:
+                _log(
+                    "error: {}: the outcome cannot be written: {}".format(
+                        segment.checkpoint_dir, error.strerror
+                    )
+                )
+        _print_required_metrics()
+        _print_finished_metric(1)
+        _log("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
-    work = _Work(spec, paths, cluster, resource_config, channels, folder, segment, end, before)
-    if work.leads:
-        _tell_required()
-        _tell_finished(0)
-    if spec.ranks.on != LEADER or len(cluster.hosts) == 1:
-        return _do(work, signals)
-    from smlaunch.runtime import link as links
-    from smlaunch.runtime import secret
+    task = _HostTask(
+        spec,
+        paths,
+        cluster,
+        resource_config,
+        channels,
+        runtime_folder,
+        segment,
+        segment_end,
+        previous_outcome,
+    )
+    if task.is_leader:
+        _print_required_metrics()
+        _print_finished_metric(0)
+    if spec.ranks.runs_on != LEADER or len(cluster.hosts) == 1:
+        return _run_host(task, signals)
+    from smlaunch.runtime import control_channel, secret
 
-    key = secret.read(os.path.join(paths.channel(RUNTIME_CHANNEL), SECRET_FILE))
-    link = links.join(cluster, key, _port(spec, os.environ))
+    key = secret.read_secret(os.path.join(paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE))
+    channel = control_channel.open_channel(cluster, key, _first_port(spec, os.environ))
     try:
-        code = _do(work, signals, link)
+        exit_code = _run_host(task, signals, channel)
     except BaseException as error:
-        link.tell(links.last_word(cluster.current, error))
+        channel.send_status(control_channel.status_of_error(cluster.current_host, error))
         raise
-    link.tell(News(code))  # where nothing more was said
-    return code
+    channel.send_status(PeerStatus(exit_code))  # ignored where a status was sent before
+    return exit_code
 
 
-def _do(work: _Work, signals: Signals, link: "Optional[Link]" = None) -> int:
-    spec, paths, cluster = work.spec, work.paths, work.cluster
-    resolution = None
-    if (spec.ranks.rendezvous or spec.services or link is not None) and len(cluster.hosts) > 1:
-        from smlaunch.runtime import names
+def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlChannel]" = None) -> int:
+    """Prepare the host, run its processes and report how they ended. Returns the exit code."""
+    spec, paths, cluster = task.spec, task.paths, task.cluster
+    leader_lookup = None
+    if (spec.ranks.rendezvous or spec.services or channel is not None) and len(cluster.hosts) > 1:
+        from smlaunch.runtime import name_lookup
 
-        resolution = names.Resolution(cluster.leader)
+        leader_lookup = name_lookup.NameLookup(cluster.leader)
     if spec.source is not None:
         from smlaunch.runtime import source
 
-        archive = os.path.join(paths.channel(SOURCE_CHANNEL), spec.source)
-        source.unpack(archive, paths.code, spec.source_sha256)
+        archive = os.path.join(paths.channel_dir(SOURCE_CHANNEL), spec.source)
+        source.unpack_source(archive, paths.code, spec.source_sha256)
     if os.path.isdir(paths.code):
         os.chdir(paths.code)
-    commands.check_entry(spec, paths)
+    commands.check_source_files(spec, paths)
 
-    hyperparameters = arguments.read(paths.hyperparameters)
-    machine = environment.Machine.seen(cluster.instance_type)
-    python = commands.interpreter()
-    reported = Reported(segments.reported_before(os.environ))
-    output = Output(1, reported)
+    hyperparameters = read_hyperparameters(paths.hyperparameters)
+    hardware = environment.HostHardware.detect(cluster.instance_type)
+    python = commands.interpreter_path()
+    step_tracker = StepTracker(segment_lifecycle.read_previous_highest_step(os.environ))
+    output = HostOutput(1, step_tracker)
     if spec.requirements is not None:
         from smlaunch.runtime import requirements
 
         python = requirements.target_python(python, paths, os.environ)
-        words = requirements.install_words(python, paths, spec.requirements)
-        pip = Supervisor(signals, output, spec.grace_seconds, spec.failure_grace_seconds)
-        outcome = pip.run([commands.plain_command(words, os.environ)])
-        signals.release()
-        if outcome.stopped_by is not None:
-            return 128 + outcome.stopped_by
-        if outcome.first_failure is not None:
-            raise requirements.failed(spec.requirements, outcome.first_failure.tail)
+        stop_signal = _install_requirements(spec.requirements, python, task, signals, output)
+        if stop_signal is not None:
+            return 128 + stop_signal
 
-    unresolved = image.make_hostname_resolve(cluster.current, os.environ)
-    if unresolved is not None:
-        _say("warning: " + unresolved)
-    port = _port(spec, os.environ)
-    rank_environment = dict(os.environ)
-    rank_environment.update(image.cuda_variables(os.environ))
-    rank_environment.update(
-        environment.sagemaker_variables(
-            paths,
-            cluster,
-            work.resource_config,
-            work.channels,
-            hyperparameters,
-            machine,
-            commands.entry_point(spec),
-            spec.ranks.rendezvous,
-            port,
-            os.environ,
-        )
-    )
-    rank_environment.update(work.segment.to_environment())
-    host = commands.Host(
+    hostname_problem = image_setup.make_hostname_resolve(cluster.current_host, os.environ)
+    if hostname_problem is not None:
+        _log("warning: " + hostname_problem)
+    host_context = commands.HostContext(
         cluster=cluster,
         paths=paths,
         hyperparameters=hyperparameters,
         python=python,
-        per_host=_per_host(spec, machine),
-        port=port,
-        importable=own.importable(work.folder, paths),
+        ranks_per_host=_ranks_per_host(spec, hardware),
+        port=_first_port(spec, os.environ),
+        import_dir=runtime_dir.write_import_package(task.runtime_dir, paths),
     )
+    rank_environment = _rank_environment(task, host_context, hardware)
     launcher = spec.ranks.launcher
-    ranks = []
-    if work.has_ranks and launcher not in (TORCHRUN, MPI):
-        ranks = commands.rank_commands(spec, host, rank_environment)
-    if resolution is not None:
-        resolution.wait()
-    steps = []
+    rank_commands = []
+    if task.has_ranks and launcher not in (TORCHRUN, MPI):
+        rank_commands = commands.rank_commands(spec, host_context, rank_environment)
+    if leader_lookup is not None:
+        leader_lookup.wait()
+    service_starts = []
     if spec.services:
         from smlaunch.runtime import services
 
-        steps = services.steps(spec, host, rank_environment)
+        service_starts = services.plan_services(spec, host_context, rank_environment)
     supervisor = Supervisor(
-        signals, output, spec.grace_seconds, spec.failure_grace_seconds, spec.hang_seconds, work.end, link
+        signals,
+        output,
+        spec.grace_seconds,
+        spec.failure_grace_seconds,
+        spec.hang_seconds,
+        task.segment_end,
+        channel,
     )
-    memory_kills = memory.out_of_memory_kills()
+    oom_kills_before = oom_kills.count_oom_kills()
     if launcher == TORCHRUN:
         from smlaunch.runtime import torchrun
 
-        outcome = torchrun.run(spec, host, rank_environment, supervisor)
+        outcome = torchrun.run(spec, host_context, rank_environment, supervisor)
     elif launcher == MPI:
-        from smlaunch.runtime import mpi
+        from smlaunch.runtime.mpi import mpirun
 
-        outcome = mpi.run(spec, host, rank_environment, supervisor)
+        outcome = mpirun.run(spec, host_context, rank_environment, supervisor)
     else:
-        outcome = supervisor.run(ranks, steps)
-    if work.end.problem is not None:
-        _say("error: " + work.end.problem)
-    planned = work.segment.checkpoints is not None and outcome.ended_by_plan(
-        work.end.has_come and len(cluster.hosts) > 1
+        outcome = supervisor.run(rank_commands, service_starts)
+    if task.segment_end.problem is not None:
+        _log("error: " + task.segment_end.problem)
+    is_planned_end = task.segment.checkpoint_dir is not None and outcome.is_planned_end(
+        task.segment_end.has_passed and len(cluster.hosts) > 1
     )
-    if work.leads:
-        left = _leave_outcome(work, reported, outcome.exit_code == 0)
-        # To end with 0 says that the run goes on; where nobody can read that, it would say that it is over.
-        planned = planned and left is not None and left.result == "continue"
-    if planned and outcome.exit_code != 0:
-        _say("the segment is at its planned end, and its ranks have been stopped: no failure of theirs")
-        outcome = Outcome(())
-    text = _report_failure(paths, cluster.current, outcome, memory_kills)
-    if link is not None:
-        link.tell(News(outcome.exit_code, text or "", outcome.began))
+    if task.is_leader:
+        segment_outcome = _write_outcome(task, step_tracker, outcome)
+        # Exit code 0 without a readable outcome would look like the end of the run.
+        is_planned_end = (
+            is_planned_end and segment_outcome is not None and segment_outcome.result == "continue"
+        )
+    elif task.has_ranks and not spec.ranks.rendezvous:
+        segment_outcome = _write_outcome(task, step_tracker, outcome)
+        is_planned_end = is_planned_end and segment_outcome is not None
+    if is_planned_end and outcome.exit_code != 0:
+        _log("the segment is at its planned end, and its ranks have been stopped: this is no failure")
+        outcome = HostOutcome(())
+    failure_text = _report_failure(paths, cluster.current_host, outcome, oom_kills_before)
+    if channel is not None:
+        channel.send_status(PeerStatus(outcome.exit_code, failure_text or "", outcome.failed_at))
     return outcome.exit_code
 
 
-def _leave_outcome(work: _Work, reported: Reported, in_peace: bool) -> "Optional[CheckpointOutcome]":
-    """The training itself is done: what cannot be written here must not make a failure of it. The client
-    takes a missing outcome for one to be continued. None where nothing could be left.
+def _install_requirements(
+    requirements_file: str, python: str, task: _HostTask, signals: SignalQueue, output: HostOutput
+) -> Optional[int]:
+    """Install the source's requirements; return the stop signal that ended it, if any. Raises SetupError."""
+    from smlaunch.runtime import requirements
+
+    command = requirements.install_command(python, task.paths, requirements_file)
+    pip = Supervisor(signals, output, task.spec.grace_seconds, task.spec.failure_grace_seconds)
+    outcome = pip.run([commands.helper_command(command, os.environ)])
+    signals.release()
+    if outcome.stop_signal is None and outcome.first_failure is not None:
+        raise requirements.install_error(requirements_file, outcome.first_failure.output_tail)
+    return outcome.stop_signal
+
+
+def _rank_environment(
+    task: _HostTask, host_context: commands.HostContext, hardware: environment.HostHardware
+) -> Dict[str, str]:
+    """The environment that every program of the user inherits."""
+    sagemaker_variables = environment.sagemaker_variables(
+        task.paths,
+        task.cluster,
+        task.resource_config,
+        task.channels,
+        host_context.hyperparameters,
+        hardware,
+        commands.find_entry_point(task.spec),
+        task.spec.ranks.rendezvous,
+        host_context.port,
+        os.environ,
+    )
+    return {
+        **os.environ,
+        **image_setup.cuda_variables(os.environ),
+        **sagemaker_variables,
+        **task.segment.to_environment(),
+    }
+
+
+def _write_outcome(
+    task: _HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
+) -> "Optional[SegmentOutcome]":
+    """Write the segment's outcome. None where nothing was written. The training itself is done, so a failure
+    to write is only logged; the client continues a run whose outcome is missing.
     """
-    segment = work.segment
+    segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
+    was_signalled = host_outcome.stop_signal is not None
+    ranks_ended = segment_lifecycle.RanksEnded(
+        ranks_succeeded,
+        was_signalled,
+        task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
+        (task.paths.model, task.paths.output_data),
+        partial(_may_read_stop_file, task),
+    )
+    host = None if task.is_leader else task.cluster.current_host
     try:
-        left = segments.leave_outcome(segment, work.end, work.before, reported, in_peace)
+        outcome = segment_lifecycle.write_outcome(
+            segment, task.segment_end, task.previous_outcome, step_tracker, ranks_ended, host
+        )
     except OSError as error:
-        _say("error: {}: the outcome cannot be written: {}".format(segment.checkpoints, error.strerror))
+        _log("error: {}: the outcome cannot be written: {}".format(segment.checkpoint_dir, error.strerror))
         return None
-    if left is None:
+    except ValueError as error:  # the ranks wrote it with another release of smlaunch.train
+        _log("error: {}".format(error))
         return None
-    if work.end.at is not None and left.reported is None and left.step is None:
-        _say(NOT_KNOWN)
-    if in_peace:
-        _say("segment {} of run {}: {}".format(segment.segment, segment.run, left.result))
-        if left.result == "finished":
-            _tell_finished(1)
-    return left
+    if outcome is None or not task.is_leader:
+        return outcome
+    if task.segment_end.planned_at is not None and outcome.reported_step is None and outcome.step is None:
+        _log(PROGRESS_UNKNOWN)
+    if ranks_succeeded:
+        _log("segment {} of run {}: {}".format(segment.segment, segment.run, outcome.result))
+        if outcome.result == "finished":
+            _print_finished_metric(1)
+    return outcome
 
 
-def _tell_required() -> None:
-    for value in os.environ.get(REQUIRED, "").split():
-        _say(REQUIRED_LINE + value)
+def _may_read_stop_file(task: _HostTask) -> bool:
+    """Whether the program may read the stop file. True for a program of the image, which
+    cannot be searched.
+    """
+    if task.spec.source is None:
+        return True
+    from smlaunch.runtime import stop_file_scan
+
+    return stop_file_scan.may_read_stop_file(task.paths.code)
 
 
-def _tell_finished(finished: int) -> None:
-    if os.environ.get(TELL_FINISHED):
-        _say(FINISHED_LINE + str(finished))
+def _print_required_metrics() -> None:
+    for value in os.environ.get(REQUIRED_METRICS_VARIABLE, "").split():
+        _log(REQUIRED_LINE_PREFIX + value)
 
 
-def _report_failure(paths: Paths, host: str, outcome: Outcome, memory_kills: int) -> Optional[str]:
-    """What there was to say."""
+def _print_finished_metric(finished: int) -> None:
+    if os.environ.get(REPORT_FINISHED_VARIABLE):
+        _log(FINISHED_LINE_PREFIX + str(finished))
+
+
+def _report_failure(paths: Paths, host: str, outcome: HostOutcome, oom_kills_before: int) -> Optional[str]:
+    """Log the failure and write the failure file. Returns the text."""
     if outcome.exit_code == 0:
         return None
-    from smlaunch.runtime import failure
+    from smlaunch.runtime import failure_file
 
-    text = failure.describe(host, outcome, memory.out_of_memory_kills() > memory_kills)
+    text = failure_file.describe_failure(host, outcome, oom_kills.count_oom_kills() > oom_kills_before)
     if text is not None:
-        _say(text.partition("\n")[0])
-        _write_failure(paths, text, outcome.began)
+        _log(text.partition("\n")[0])
+        _write_failure(paths, text, outcome.failed_at)
     return text
 
 
-def _report_unusable(paths: Paths, host: Optional[str], problem: str) -> None:
-    from smlaunch.protocol.failure import format_failure
+def _report_setup_error(paths: Paths, host: Optional[str], problem: str) -> None:
+    from smlaunch.contract.failure import format_failure
 
-    _say("error: " + problem)
+    _log("error: " + problem)
     _write_failure(paths, format_failure(host or "this host", None, None, problem))
 
 
-def _write_failure(paths: Paths, text: str, began: Optional[float] = None) -> None:
-    from smlaunch.runtime import failure
+def _write_failure(paths: Paths, text: str, failed_at: Optional[float] = None) -> None:
+    from smlaunch.runtime import failure_file
 
     try:
-        failure.write(paths, text, began)
-    except OSError as error:  # a full disk may be the very reason; the exit code still tells
-        _say("error: {}: {}".format(paths.failure, error.strerror))
+        failure_file.write_failure_file(paths, text, failed_at)
+    except OSError as error:  # for example a full disk; the exit code still reports the failure
+        _log("error: {}: {}".format(paths.failure_file, error.strerror))
 
 
-def _say(text: str) -> None:
-    """On stderr; that nobody reads it must not change how this ends."""
+def _log(text: str) -> None:
+    """Print a line on stderr. That nobody reads it must not change the exit code."""
     try:
         os.write(2, "smlaunch: {}\n".format(text).encode("utf-8", "replace"))
     except OSError:
@@ -312,25 +405,26 @@ def _say(text: str) -> None:
 
 
 def _read_launch_spec(path: str) -> LaunchSpec:
+    """Read job.json. Raises SetupError."""
     try:
         with open(path, encoding="utf-8") as file:
             return LaunchSpec.from_json(file.read())
     except OSError as error:
-        raise Unusable("{}: {}".format(path, error.strerror)) from None
+        raise SetupError("{}: {}".format(path, error.strerror)) from None
     except (LaunchSpecError, UnicodeDecodeError) as error:
-        raise Unusable("{}: {}".format(path, error)) from None
+        raise SetupError("{}: {}".format(path, error)) from None
 
 
-def _per_host(spec: LaunchSpec, machine: environment.Machine) -> int:
+def _ranks_per_host(spec: LaunchSpec, hardware: environment.HostHardware) -> int:
     if spec.ranks.per_host == AUTO:
-        return accelerators.usable(machine.gpus, machine.neuron_cores, os.environ)
+        return accelerators.default_ranks_per_host(hardware.gpus, hardware.neuron_cores, os.environ)
     return int(spec.ranks.per_host)
 
 
-def _port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+def _first_port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
     text = environ.get(PORT_VARIABLE)
     if not text:
         return spec.port
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise Unusable("{}: a port number is needed, not {!r}".format(PORT_VARIABLE, text))
+        raise SetupError("{}: a port number is needed, not {!r}".format(PORT_VARIABLE, text))
     return int(text)

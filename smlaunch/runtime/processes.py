@@ -1,22 +1,24 @@
-"""The processes of this machine, as /proc tells them. Outside Linux there are none to be seen."""
+"""The processes of this machine, from /proc. Outside Linux the list is empty."""
 
 import os
 import sys
 from typing import Dict, List, NamedTuple
 
 
-class Seen(NamedTuple):
-    """``ticks``: CPU time of the process and of those children of it that have ended and been waited for."""
+class ProcessInfo(NamedTuple):
+    """What /proc says of a process. ``cpu_ticks``: CPU time of the process and of its children that have
+    exited and been waited for.
+    """
 
-    parent: int
-    ticks: int
+    parent_pid: int
+    cpu_ticks: int
 
 
-def living() -> Dict[int, Seen]:
-    """By process number; zombies left out."""
-    found: Dict[int, Seen] = {}
+def list_processes() -> Dict[int, ProcessInfo]:
+    """All processes by pid, without zombies."""
+    processes: Dict[int, ProcessInfo] = {}
     if not sys.platform.startswith("linux"):
-        return found
+        return processes
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -28,18 +30,18 @@ def living() -> Dict[int, Seen]:
             continue
         if fields[0] not in (b"Z", b"X"):
             # proc(5): state, parent, ... and, as fields 14 to 17, utime, stime, cutime, cstime
-            found[int(name)] = Seen(int(fields[1]), sum(map(int, fields[11:15])))
-    return found
+            processes[int(name)] = ProcessInfo(int(fields[1]), sum(map(int, fields[11:15])))
+    return processes
 
 
-def below(root: int, among: Dict[int, Seen]) -> List[int]:
-    """Those that descend from ``root``, parents before their children."""
+def descendants_of(root_pid: int, processes: Dict[int, ProcessInfo]) -> List[int]:
+    """Pids of all descendants of ``root_pid``, parents before their children."""
     children: Dict[int, List[int]] = {}
-    for pid, seen in among.items():
-        children.setdefault(seen.parent, []).append(pid)
-    found: List[int] = []
-    row = children.get(root, [])
-    while row:
-        found.extend(row)
-        row = [child for pid in row for child in children.get(pid, [])]
-    return found
+    for pid, process in processes.items():
+        children.setdefault(process.parent_pid, []).append(pid)
+    descendants: List[int] = []
+    generation = children.get(root_pid, [])
+    while generation:
+        descendants.extend(generation)
+        generation = [child for pid in generation for child in children.get(pid, [])]
+    return descendants

@@ -1,4 +1,4 @@
-"""What a rank is told so that it finds its peers: the set of variables torchrun sets.
+"""Variables by which a rank finds its peers: those that torchrun sets.
 
 Source: torch 2.13, distributed/elastic/agent/server/local_elastic_agent.py (_start_workers) and
 distributed/run.py (OMP_NUM_THREADS).
@@ -12,60 +12,60 @@ _LOOPBACK = "127.0.0.1"
 
 
 def shared_variables(
-    cluster: Cluster, per_host: int, port: int, environ: Mapping[str, str]
+    cluster: Cluster, ranks_per_host: int, port: int, environ: Mapping[str, str]
 ) -> Dict[str, str]:
-    """What all ranks of this host have in common."""
-    world = len(cluster.hosts) * per_host
+    """The variables that all ranks of this host share."""
+    world_size = len(cluster.hosts) * ranks_per_host
     variables = {
-        "GROUP_RANK": str(cluster.rank),
+        "GROUP_RANK": str(cluster.host_rank),
         "GROUP_WORLD_SIZE": str(len(cluster.hosts)),
-        "LOCAL_WORLD_SIZE": str(per_host),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
         "MASTER_ADDR": master_address(cluster),
         "MASTER_PORT": str(port),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world_size),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_RUN_ID": run_id(environ),
+        "TORCHELASTIC_RUN_ID": rendezvous_id(environ),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "WORLD_SIZE": str(world),
+        "WORLD_SIZE": str(world_size),
     }
-    variables.update(thread_limit(per_host, environ))
+    variables.update(thread_limit(ranks_per_host, environ))
     variables.update(socket_interfaces(cluster, environ))
     return variables
 
 
-def thread_limit(per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
-    """Ranks that share a host share its CPUs."""
-    return {"OMP_NUM_THREADS": "1"} if per_host > 1 and "OMP_NUM_THREADS" not in environ else {}
+def thread_limit(ranks_per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Ranks on one host share its CPUs."""
+    return {"OMP_NUM_THREADS": "1"} if ranks_per_host > 1 and "OMP_NUM_THREADS" not in environ else {}
 
 
 def master_address(cluster: Cluster) -> str:
-    """One host needs no name that somebody would have to resolve."""
+    """A single host needs no name that has to be resolved."""
     return cluster.leader if len(cluster.hosts) > 1 else _LOOPBACK
 
 
-def run_id(environ: Mapping[str, str]) -> str:
+def rendezvous_id(environ: Mapping[str, str]) -> str:
     return environ.get("TRAINING_JOB_NAME") or "none"
 
 
 def socket_interfaces(cluster: Cluster, environ: Mapping[str, str]) -> Dict[str, str]:
-    """NCCL by the training toolkit's example. Gloo would ask for the address of this machine's own hostname,
-    and a container whose entry point is not the image's own may have one that does not resolve.
+    """NCCL as in the training toolkit. Gloo would look up this machine's hostname, which may not resolve in a
+    container whose entry point is not the image's own.
     """
-    if not _exists(cluster.interface):
+    if not _has_interface(cluster.network_interface):
         return {}
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    return {name: cluster.interface for name in names if name not in environ}
+    return {name: cluster.network_interface for name in names if name not in environ}
 
 
 def rank_variables(rank: int, local_rank: int) -> Dict[str, str]:
     return {"LOCAL_RANK": str(local_rank), "RANK": str(rank), "ROLE_RANK": str(rank)}
 
 
-def _exists(interface: str) -> bool:
-    """Asks the kernel about our own network namespace; /sys/class/net may show another one."""
+def _has_interface(interface: str) -> bool:
+    """By the kernel's list for this network namespace; /sys/class/net may show another namespace."""
     try:
         with open("/proc/self/net/dev", encoding="utf-8") as file:
             return any(line.partition(":")[0].strip() == interface for line in file)

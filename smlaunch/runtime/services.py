@@ -1,7 +1,7 @@
-"""Programs beside the ranks: what they are started with, and when one is ready.
+"""Services beside the ranks: their commands, and when each is ready.
 
-A service is started before the ranks and told to end after them. A service on the leader is waited for by all
-hosts: what others start may need it.
+A service is started before the ranks and stopped after them. All hosts wait for a service on the leader,
+since other services may need it.
 """
 
 import _thread
@@ -10,104 +10,121 @@ import socket
 import time
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
-from smlaunch.protocol.launch_spec import ALL, LEADER, LaunchSpec
-from smlaunch.runtime.commands import Command, Host, argv_of, base_environment, environment_of, text_of
-from smlaunch.runtime.problems import Unusable
+from smlaunch.contract.launch_spec import ALL, LEADER, LaunchSpec
+from smlaunch.runtime.commands import (
+    HostContext,
+    ProcessCommand,
+    base_environment,
+    resolve_arg,
+    resolve_argv,
+    resolve_environment,
+)
+from smlaunch.runtime.errors import SetupError
 
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.5
+_FIRST_PAUSE_SECONDS = 0.02
+_MAX_PAUSE_SECONDS = 0.5
 
 
-class Step(NamedTuple):
-    """One service of job.json as this host sees it. ``command``: None where it runs on other hosts only.
-    ``ready``: the host and port that must accept a connection before the next step; ``patience``: seconds.
-    """
+class ServiceStart(NamedTuple):
+    """One service of job.json, as this host sees it."""
 
     name: str
-    command: Optional[Command]
-    ready: Optional[Tuple[str, int]]
-    patience: float
+    command: Optional[ProcessCommand]
+    """None where the service runs on other hosts only."""
 
-    def door(self) -> "Door":
-        return Door(self)
+    ready_address: Optional[Tuple[str, int]]
+    """Host and port that must accept a connection before the next service starts."""
+
+    timeout_seconds: float
+
+    def start_probe(self) -> "ReadinessProbe":
+        return ReadinessProbe(self)
 
 
-def steps(spec: LaunchSpec, host: Host, environ: Mapping[str, str]) -> List[Step]:
-    """``environ`` is what every program of the user starts from. Raises Unusable."""
-    values = {name: text for name, text in host.values(0).items() if name not in ("rank", "local_rank")}
-    shared = base_environment(host, environ)
-    leads = host.cluster.current == host.cluster.leader
-    found = []
+def plan_services(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str]) -> List[ServiceStart]:
+    """What this host starts or waits for. ``environ``: the environment that every program of the user
+    inherits. Raises SetupError.
+    """
+    references = {
+        name: text for name, text in host.reference_values(0).items() if name not in ("rank", "local_rank")
+    }
+    base_env = base_environment(host, environ)
+    is_leader = host.cluster.current_host == host.cluster.leader
+    starts = []
     for index, service in enumerate(spec.services):
-        where = "services[{}]".format(index)
-        here = service.on == ALL or (service.on == LEADER) == leads
+        spec_path = "services[{}]".format(index)
+        runs_here = service.runs_on == ALL or (service.runs_on == LEADER) == is_leader
         command = None
-        if here:
-            command = Command(
-                argv=argv_of(service.argv, values, host.hyperparameters, where),
-                env=environment_of(shared, service.env, values, where),
+        if runs_here:
+            command = ProcessCommand(
+                argv=resolve_argv(service.argv, references, host.hyperparameters, spec_path),
+                env=resolve_environment(base_env, service.env, references, spec_path),
                 prefix="[{}] ".format(service.name).encode("utf-8", "replace"),
                 service=service.name,
             )
-        ready = None
-        if service.ready is not None and (here or service.on == LEADER):
-            ready = _endpoint(text_of(service.ready, values, where + ".ready"), where)
-        if here or ready is not None:
-            found.append(Step(service.name, command, ready, service.ready_seconds))
-    return found
+        ready_address = None
+        if service.ready_address is not None and (runs_here or service.runs_on == LEADER):
+            ready_address = _parse_address(
+                resolve_arg(service.ready_address, references, spec_path + ".ready"), spec_path
+            )
+        if runs_here or ready_address is not None:
+            starts.append(ServiceStart(service.name, command, ready_address, service.ready_seconds))
+    return starts
 
 
-def _endpoint(text: str, where: str) -> Tuple[str, int]:
+def _parse_address(text: str, spec_path: str) -> Tuple[str, int]:
     name, _, port = text.rpartition(":")
     if not name or not port.isdigit():
-        raise Unusable("job.json: {}.ready: host:port is needed, not {!r}".format(where, text))
+        raise SetupError("job.json: {}.ready: host:port is needed, not {!r}".format(spec_path, text))
     return name, int(port)
 
 
-class Door:
-    """Knocks until somebody opens. ``descriptor`` gets readable when that has happened.
+class ReadinessProbe:
+    """Connect to the service's address until it accepts. ``ready_fd`` then becomes readable.
 
-    Nothing tells when a port begins to be listened at, so it is asked again and again, less and less often;
-    in a thread of its own, since a look-up of a name cannot be interrupted. ``_thread`` and not
-    ``threading``: nobody ever joins this thread, and it imports nothing.
+    There is no event for a port that opens, so this retries, at growing intervals; in a thread, since a name
+    look-up cannot be interrupted. Uses ``_thread``, not ``threading``: the thread is never joined, and
+    ``_thread`` imports nothing.
     """
 
-    def __init__(self, step: Step) -> None:
-        assert step.ready is not None
-        self.step = step
-        self.gives_up = time.monotonic() + step.patience
-        self._address = step.ready
-        self._last = ""
-        self._closed = False
-        self.descriptor, self._write_end = os.pipe()
-        self._ours = _thread.allocate_lock()
-        _thread.start_new_thread(self._knock, ())
+    def __init__(self, service: ServiceStart) -> None:
+        assert service.ready_address is not None
+        self.service = service
+        self.deadline = time.monotonic() + service.timeout_seconds
+        self._address = service.ready_address
+        self._last_error = ""
+        self._is_closed = False
+        self.ready_fd, self._write_fd = os.pipe()
+        self._lock = _thread.allocate_lock()
+        _thread.start_new_thread(self._probe, ())
 
     @property
     def problem(self) -> str:
+        """Why the service is not ready, for a message."""
         name, port = self._address
         return "was not ready within {:g} s: {}:{} accepts no connection ({})".format(
-            self.step.patience, name, port, self._last or "no answer"
+            self.service.timeout_seconds, name, port, self._last_error or "no answer"
         )
 
     def close(self) -> None:
-        with self._ours:
-            self._closed = True
-            os.close(self.descriptor)
-            os.close(self._write_end)
+        with self._lock:
+            self._is_closed = True
+            os.close(self.ready_fd)
+            os.close(self._write_fd)
 
-    def _knock(self) -> None:
-        pause = _FIRST_PAUSE
-        while not self._closed:
-            left = max(_LONGEST_PAUSE, self.gives_up - time.monotonic())
+    def _probe(self) -> None:
+        """Connect until the service accepts, then make ``ready_fd`` readable. Runs in a thread."""
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        while not self._is_closed:
+            timeout_seconds = max(_MAX_PAUSE_SECONDS, self.deadline - time.monotonic())
             try:
-                socket.create_connection(self._address, left).close()
+                socket.create_connection(self._address, timeout_seconds).close()
             except (OSError, UnicodeError) as error:
-                self._last = str(error)
-                time.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                self._last_error = str(error)
+                time.sleep(pause_seconds)
+                pause_seconds = min(pause_seconds * 2, _MAX_PAUSE_SECONDS)
                 continue
-            with self._ours:
-                if not self._closed:
-                    os.write(self._write_end, b".")
+            with self._lock:
+                if not self._is_closed:
+                    os.write(self._write_fd, b".")
             return

@@ -1,12 +1,12 @@
-"""Signals of PID 1, turned into events a loop can wait for.
+"""Signals of PID 1, turned into events that a loop can wait for.
 
 The kernel drops a signal that PID 1 has no handler for, so the handlers are installed before anything else is
-even imported. (Whoever starts us can close the last gap by starting us with SIGTERM blocked: a blocked signal
-is kept, and ``install`` unblocks it.)
+imported. (A parent process can close the last gap by starting this one with SIGTERM blocked: a blocked signal
+stays pending, and ``install`` unblocks it.)
 
-While the host gets ready, a stop signal raises ``Stopped`` wherever the program happens to be, which ends
-an unpacking or a wait at once. As soon as there are processes to look after, signals are only noted
-(``hold``), and the supervisor answers them.
+While the host prepares, a stop signal raises ``StoppedDuringSetup`` wherever the program is, which ends an
+unpacking or a wait at once. When processes are running, signals are queued (``defer``), and the supervisor
+handles them.
 """
 
 import os
@@ -14,63 +14,66 @@ import signal
 from types import FrameType
 from typing import List, Optional
 
-from smlaunch.runtime.problems import Stopped
+from smlaunch.runtime.errors import StoppedDuringSetup
 
-STOP = (signal.SIGTERM, signal.SIGINT)
-"""Ask everything to end: passed on to every rank, then SIGKILL when the grace is over."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""End everything: sent on to every rank, SIGKILL when the grace period is over."""
 
-PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Mean nothing to the runtime itself; a rank may have a use for them."""
+FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Sent on to the ranks; the runtime itself does not use them."""
 
 
-class Signals:
-    """Install once, in the main thread. ``wakeup`` is a descriptor that gets readable with every signal."""
+class SignalQueue:
+    """Install once, in the main thread. ``wakeup_fd`` becomes readable with every signal."""
 
     def __init__(self) -> None:
-        self.wakeup, self._write_end = os.pipe()
-        os.set_blocking(self.wakeup, False)
-        os.set_blocking(self._write_end, False)
-        self._noted: List[int] = []
-        self._holding = False
+        self.wakeup_fd, self._wakeup_write_fd = os.pipe()
+        os.set_blocking(self.wakeup_fd, False)
+        os.set_blocking(self._wakeup_write_fd, False)
+        self._pending: List[int] = []
+        self._is_deferring = False
 
     def install(self) -> None:
-        # A full pipe loses nothing: it is readable, and what came is noted by the handler as well.
-        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        handled = (*STOP, *PASSED_ON, signal.SIGCHLD)
-        for number in handled:
-            signal.signal(number, self._handle)
+        # A full pipe loses nothing: it is readable, and the handler queues the signal too.
+        """Install the handlers and unblock the signals."""
+        signal.set_wakeup_fd(self._wakeup_write_fd, warn_on_full_buffer=False)
+        handled = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
+        for signal_number in handled:
+            signal.signal(signal_number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
-    def hold(self) -> None:
-        """From now on signals are noted, not raised; what meant processes not yet there is dropped."""
-        self._holding = True
-        self._noted = [number for number in self._noted if number in STOP]
+    def defer(self) -> None:
+        """Queue signals from now on instead of raising; forget queued signals that were
+        meant for processes.
+        """
+        self._is_deferring = True
+        self._pending = [number for number in self._pending if number in STOP_SIGNALS]
 
     def release(self) -> None:
-        """Back to raising ``Stopped``; raises at once for a stop that nobody took in the meantime."""
-        self._holding = False
-        for number in self.take():
-            if number in STOP:
-                raise Stopped(number)
+        """Raise ``StoppedDuringSetup`` again from now on; at once for a stop signal in the queue."""
+        self._is_deferring = False
+        for signal_number in self.take_pending():
+            if signal_number in STOP_SIGNALS:
+                raise StoppedDuringSetup(signal_number)
 
-    def take(self) -> List[int]:
-        """The signals since the last call, SIGCHLD left out, and an empty wakeup pipe."""
+    def take_pending(self) -> List[int]:
+        """Return and clear the queue (without SIGCHLD), and empty the wakeup pipe."""
         try:
-            while os.read(self.wakeup, 4096):
+            while os.read(self.wakeup_fd, 4096):
                 pass
         except BlockingIOError:
             pass
-        noted, self._noted = self._noted, []
-        return noted
+        pending, self._pending = self._pending, []
+        return pending
 
-    def _handle(self, number: int, frame: Optional[FrameType]) -> None:
-        if number == signal.SIGCHLD:
+    def _handle(self, signal_number: int, frame: Optional[FrameType]) -> None:
+        if signal_number == signal.SIGCHLD:
             return
-        # Noted even where it raises: Python drops what is raised into a callback of its own, such as that
-        # of an import's lock, and the stop would be lost. Then the supervisor answers it.
-        self._noted.append(number)
-        if self._holding or number not in STOP:
+        # Queued even where it raises: Python drops exceptions that are raised into its own callbacks, such
+        # as that of an import lock. The supervisor then handles the queued stop.
+        self._pending.append(signal_number)
+        if self._is_deferring or signal_number not in STOP_SIGNALS:
             return
-        # Only once: a second SIGTERM must not raise again out of the clean-up of the first.
-        self._holding = True
-        raise Stopped(number)
+        # Raise once: a second SIGTERM must not interrupt the clean-up after the first.
+        self._is_deferring = True
+        raise StoppedDuringSetup(signal_number)

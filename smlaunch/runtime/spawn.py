@@ -1,37 +1,41 @@
-"""One process of the supervisor's: how it is started, and what is known of it."""
+"""Start one process of the supervisor, and hold its state."""
 
 import errno
 import os
 import signal
 from typing import Dict, Optional
 
-from smlaunch.runtime.commands import Command
-from smlaunch.runtime.problems import Unusable
-from smlaunch.runtime.streams import Output, Stream
+from smlaunch.runtime.commands import ProcessCommand
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
 
-_DEFAULTED = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
-"""Python ignores these, and what is ignored stays so through an exec: give them back to the ranks."""
+_DEFAULT_SIGNALS = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
+"""Python ignores these signals, and an ignored signal stays ignored after exec: restore the default for
+ranks.
+"""
 
 
-class Process:
-    def __init__(self, command: Command, pid: int, stream: Stream) -> None:
+class ChildProcess:
+    """A started process."""
+
+    def __init__(self, command: ProcessCommand, pid: int, output: ProcessOutput) -> None:
         self.command = command
         self.pid = pid
-        self.stream = stream
-        self.rank_streams: Dict[int, Stream] = {}
-        """Of ranks that it starts itself."""
+        self.output = output
+        self.rank_outputs: Dict[int, ProcessOutput] = {}
+        """Outputs of the ranks that it starts, by rank."""
         self.status: Optional[int] = None
-        self.ended = 0.0
-        self.stopped = False
-        """Told to end because another one had failed, or because it is no longer needed."""
+        self.ended_at = 0.0
+        self.was_stopped = False
+        """It was told to exit: another process had failed, or it is no longer needed."""
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.status is None
 
 
-def start(command: Command, output: Output) -> Process:
-    """In a process group of its own. Raises Unusable."""
+def start_process(command: ProcessCommand, output: HostOutput) -> ChildProcess:
+    """Start a process in a process group of its own. Raises SetupError."""
     read_end, write_end = os.pipe()
     try:
         pid = os.posix_spawnp(
@@ -45,41 +49,46 @@ def start(command: Command, output: Output) -> Process:
             ],
             setpgroup=0,
             setsigmask=(),
-            setsigdef=_DEFAULTED,
+            setsigdef=_DEFAULT_SIGNALS,
         )
     except OSError as error:
         os.close(read_end)
-        raise Unusable(_why_not(command, error)) from None
+        raise SetupError(_start_problem(command, error)) from None
     finally:
         os.close(write_end)
-    process = Process(command, pid, Stream(read_end, command.prefix, output))
-    for outlet in command.outlets:
-        # Opened for writing too: so it never ends before its first writer has come.
+    process = ChildProcess(command, pid, ProcessOutput(read_end, command.prefix, output))
+    for outlet in command.rank_fifos:
+        # O_RDWR: without a writer of its own it would be at its end before the first rank opens it.
         descriptor = os.open(outlet.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        process.rank_streams[outlet.rank] = Stream(descriptor, outlet.prefix, output)
+        process.rank_outputs[outlet.rank] = ProcessOutput(descriptor, outlet.prefix, output)
     return process
 
 
-def send(pid: int, number: int) -> None:
-    """To a child that has not been reaped, so its number is still its own."""
+def send_signal(pid: int, signal_number: int) -> None:
+    """Send a signal to a child that has not been reaped, so its pid is still valid."""
     try:
-        os.kill(pid, number)
-    except PermissionError:  # it has taken another user's identity
+        os.kill(pid, signal_number)
+    except PermissionError:  # it runs as another user now
         return
 
 
 def kill_group(pid: int) -> None:
+    """Send SIGKILL to a process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # none left; or, on macOS, none left but zombies
         return
 
 
-def _why_not(command: Command, error: OSError) -> str:
+def _start_problem(command: ProcessCommand, error: OSError) -> str:
+    """Why a program cannot be started, for a message."""
     program = command.argv[0].decode("utf-8", "replace")
     if error.errno == errno.E2BIG:
-        size = sum(map(len, command.argv)) + sum(len(k) + len(v) for k, v in command.env.items())
-        return "{}: arguments and environment are {} bytes, more than this system takes".format(program, size)
+        argv_bytes = sum(map(len, command.argv))
+        env_bytes = sum(len(name) + len(value) for name, value in command.env.items())
+        return "{}: arguments and environment are {} bytes, more than this system accepts".format(
+            program, argv_bytes + env_bytes
+        )
     if error.errno == errno.EACCES:
         return "{}: is not executable (chmod +x), or may not be run by this user".format(program)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

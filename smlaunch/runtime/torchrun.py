@@ -1,8 +1,8 @@
-"""``launcher: torchrun``: the runtime starts one torchrun, and torchrun starts this host's ranks.
+"""``launcher: torchrun``: the runtime starts one torchrun, which starts this host's ranks.
 
-For those who want its agent. The rendezvous is static, as AWS's own launchers have it. Each rank writes to
-a FIFO of its own instead of the pipe that all would share: so lines are not torn, carry their rank, and the
-traceback in a failure file is that of the rank that failed. Which one that was, torchrun reports at its end.
+For users who want its agent. The rendezvous is static, as with AWS's own launchers. Each rank writes to a
+FIFO of its own instead of one shared pipe: lines stay whole and have their rank's prefix, and the failure
+file has the traceback of the rank that failed. Which one that was, torchrun reports at its end.
 """
 
 import os
@@ -10,26 +10,33 @@ import re
 import signal
 from typing import List, Mapping, Optional
 
-from smlaunch.protocol.launch_spec import LaunchSpec, references
+from smlaunch.contract.launch_spec import LaunchSpec, host_references
 from smlaunch.runtime import tracebacks
-from smlaunch.runtime.commands import Command, Host, Outlet, argv_of, base_environment, environment_of
-from smlaunch.runtime.outcome import Ended, Outcome
-from smlaunch.runtime.problems import Unusable
-from smlaunch.runtime.rendezvous import master_address, run_id, socket_interfaces, thread_limit
-from smlaunch.runtime.supervise import Supervisor
+from smlaunch.runtime.commands import (
+    HostContext,
+    ProcessCommand,
+    RankFifo,
+    base_environment,
+    resolve_argv,
+    resolve_environment,
+)
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
+from smlaunch.runtime.rendezvous import master_address, rendezvous_id, socket_interfaces, thread_limit
+from smlaunch.runtime.supervisor import Supervisor
 
-_MODULE = "torch.distributed.run"
+_TORCHRUN_MODULE = "torch.distributed.run"
 
-_REDIRECT = """import os, sys
+_REDIRECT_PROGRAM = """import os, sys
 out = os.open(sys.argv[1] + os.environ["LOCAL_RANK"], os.O_WRONLY)
 os.dup2(out, 1)
 os.dup2(out, 2)
 os.close(out)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""What torchrun starts as each rank: it gives way to the rank's own program."""
+"""What torchrun starts as each rank: it redirects the output and becomes the rank's program."""
 
-_PER_RANK = frozenset(("rank", "local_rank"))
+_RANK_REFERENCES = frozenset(("rank", "local_rank"))
 
 _ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):.*?"
@@ -38,99 +45,118 @@ _ROOT_CAUSE = re.compile(
 )
 """torch.distributed.elastic.multiprocessing.errors.ChildFailedError, from torch 1.9 to 2.13."""
 
-_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)\s*$")
-_SPARE_SECONDS = 5.0
+_SIGNAL_EXCEPTION = re.compile(r"SignalException: Process \d+ got signal: (\d+)\s*$")
+_SHUTDOWN_MARGIN_SECONDS = 5.0
 
 
-def run(spec: LaunchSpec, host: Host, environ: Mapping[str, str], supervisor: Supervisor) -> Outcome:
-    """Returns when every process is gone. Raises Unusable."""
+def run(
+    spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], supervisor: Supervisor
+) -> HostOutcome:
+    """Run torchrun; return when every process has exited. Raises SetupError."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="smlaunch-") as folder:
-        return _by_rank(supervisor.run([_command(spec, host, environ, folder)]))
+        return _outcome_by_rank(supervisor.run([_torchrun_command(spec, host, environ, folder)]))
 
 
-def _command(spec: LaunchSpec, host: Host, environ: Mapping[str, str], folder: str) -> Command:
-    """``folder``: an empty one, for the FIFOs. Raises Unusable."""
-    _check(spec)
-    values = {name: value for name, value in host.values(0).items() if name not in _PER_RANK}
-    prefix = os.path.join(folder, "rank-")
-    first = int(host.values(0)["rank"])
-    outlets = []
-    for local_rank in range(host.per_host):
-        path = prefix + str(local_rank)
-        os.mkfifo(path, 0o600)
-        outlets.append(Outlet(path, first + local_rank, b"[%d] " % (first + local_rank)))
-    env = base_environment(host, environ)
-    env.update(socket_interfaces(host.cluster, environ))
-    env.update(
-        thread_limit(host.per_host, environ)
+def _torchrun_command(
+    spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str
+) -> ProcessCommand:
+    """The command of torchrun. ``folder``: empty, for the FIFOs. Raises SetupError."""
+    _check_references(spec)
+    references = {
+        name: value for name, value in host.reference_values(0).items() if name not in _RANK_REFERENCES
+    }
+    fifo_prefix = os.path.join(folder, "rank-")
+    first_rank = int(host.reference_values(0)["rank"])
+    fifos = []
+    for local_rank in range(host.ranks_per_host):
+        fifo_path = fifo_prefix + str(local_rank)
+        os.mkfifo(fifo_path, 0o600)
+        fifos.append(RankFifo(fifo_path, first_rank + local_rank, b"[%d] " % (first_rank + local_rank)))
+    environment = base_environment(host, environ)
+    environment.update(socket_interfaces(host.cluster, environ))
+    environment.update(
+        thread_limit(host.ranks_per_host, environ)
     )  # torchrun would do the same, and print six lines about it
-    # What torchrun leaves its ranks after SIGTERM; it must itself be gone before we lose patience.
-    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, int(spec.grace_seconds - _SPARE_SECONDS))))
-    words = (
-        *(host.python, "-m", _MODULE, "--no_python", "--max_restarts=0"),
+    # How long torchrun waits for its ranks after SIGTERM; it must exit before its own SIGKILL.
+    environment.setdefault(
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, int(spec.grace_seconds - _SHUTDOWN_MARGIN_SECONDS)))
+    )
+    torchrun_args = (
+        *(host.python, "-m", _TORCHRUN_MODULE, "--no_python", "--max_restarts=0"),
         "--nnodes={}".format(len(host.cluster.hosts)),
-        "--node_rank={}".format(host.cluster.rank),
-        "--nproc_per_node={}".format(host.per_host),
+        "--node_rank={}".format(host.cluster.host_rank),
+        "--nproc_per_node={}".format(host.ranks_per_host),
         "--master_addr={}".format(master_address(host.cluster)),
         "--master_port={}".format(host.port),
-        "--rdzv_id={}".format(run_id(environ)),
-        *(host.python, "-I", "-S", "-c", _REDIRECT, prefix),
+        "--rdzv_id={}".format(rendezvous_id(environ)),
+        *(host.python, "-I", "-S", "-c", _REDIRECT_PROGRAM, fifo_prefix),
     )
-    argv = argv_of(spec.ranks.options, values, host.hyperparameters)
-    argv += tuple(word.encode("utf-8", "surrogateescape") for word in words)
-    return Command(
-        argv=argv + argv_of(spec.ranks.argv, values, host.hyperparameters),
-        env=environment_of(env, spec.ranks.env, values),
-        ranks=tuple(outlet.rank for outlet in outlets),
+    argv = resolve_argv(spec.ranks.launcher_options, references, host.hyperparameters)
+    argv += tuple(arg.encode("utf-8", "surrogateescape") for arg in torchrun_args)
+    return ProcessCommand(
+        argv=argv + resolve_argv(spec.ranks.argv, references, host.hyperparameters),
+        env=resolve_environment(environment, spec.ranks.env, references),
+        ranks=tuple(fifo.rank for fifo in fifos),
         prefix=b"[torchrun] ",
-        outlets=tuple(outlets),
+        rank_fifos=tuple(fifos),
     )
 
 
-def _check(spec: LaunchSpec) -> None:
-    words = (*spec.ranks.argv, *(word for _, word in spec.ranks.env))
-    for reference in (reference for word in words for reference in references(word)):
-        if reference.name in _PER_RANK:
-            raise Unusable(
+def _check_references(spec: LaunchSpec) -> None:
+    """Refuse references that differ from rank to rank. Raises SetupError."""
+    args = (*spec.ranks.argv, *(arg for _, arg in spec.ranks.env))
+    for reference in (reference for arg in args for reference in host_references(arg)):
+        if reference.name in _RANK_REFERENCES:
+            raise SetupError(
                 "job.json: {!r} is not known before torchrun starts its ranks; "
                 "read RANK and LOCAL_RANK in the program".format(reference.name)
             )
 
 
-def _by_rank(outcome: Outcome) -> Outcome:
-    """The same outcome with the ranks that torchrun speaks of in its place, as far as it does."""
-    processes: List[Ended] = []
-    for agent in outcome.processes:
+def _outcome_by_rank(outcome: HostOutcome) -> HostOutcome:
+    """The outcome with the ranks that torchrun reports instead of torchrun itself, where it reports any."""
+    processes: List[FinishedProcess] = []
+    for launcher in outcome.processes:
         if outcome.hang is not None:
-            processes.extend(_as_rank(agent, rank, agent.status) for rank in agent.rank_tails)
+            processes.extend(
+                _as_rank_process(launcher, rank, launcher.status) for rank in launcher.rank_outputs
+            )
         else:
-            processes.append(_named(agent))
+            processes.append(_identify_failed_rank(launcher))
     return outcome._replace(processes=tuple(processes))
 
 
-def _named(agent: Ended) -> Ended:
-    report = _last(_ROOT_CAUSE, agent.tail)
-    if agent.status != 0 and report is not None:
-        return _as_rank(agent, int(report.group("rank")), int(report.group("status")))
-    stopped = _SIGNALLED.search(agent.tail)
-    if agent.status == 1 and stopped is not None:
-        # Its way of dying of a signal, which it has passed on to its ranks.
-        return agent._replace(rank=None, status=-int(stopped.group(1)))
-    return agent._replace(rank=None)
+def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
+    """The rank that failed first by torchrun's report; without a report, torchrun itself as no rank."""
+    root_cause = _last_match(_ROOT_CAUSE, launcher.output_tail)
+    if launcher.status != 0 and root_cause is not None:
+        return _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
+    signal_exception = _SIGNAL_EXCEPTION.search(launcher.output_tail)
+    if launcher.status == 1 and signal_exception is not None:
+        # torchrun exits with 1 after a signal, which it has sent on to its ranks.
+        return launcher._replace(rank=None, status=-int(signal_exception.group(1)))
+    return launcher._replace(rank=None)
 
 
-def _as_rank(agent: Ended, rank: int, status: int) -> Ended:
-    tail, traceback_at = agent.rank_tails.get(rank, ("", None))
-    began = agent.ended
-    if traceback_at is not None and status != -signal.SIGKILL and tracebacks.find(tail) is not None:
-        began = min(began, traceback_at)
-    return agent._replace(rank=rank, status=status, began=began, tail=tail, rank_tails={})
+def _as_rank_process(launcher: FinishedProcess, rank: int, status: int) -> FinishedProcess:
+    """The process of one of torchrun's ranks."""
+    output_tail, traceback_at = launcher.rank_outputs.get(rank, ("", None))
+    failed_at = launcher.ended_at
+    if (
+        traceback_at is not None
+        and status != -signal.SIGKILL
+        and tracebacks.find_cause(output_tail) is not None
+    ):
+        failed_at = min(failed_at, traceback_at)
+    return launcher._replace(
+        rank=rank, status=status, failed_at=failed_at, output_tail=output_tail, rank_outputs={}
+    )
 
 
-def _last(pattern: "re.Pattern[str]", text: str) -> Optional["re.Match[str]"]:
-    found = None
+def _last_match(pattern: "re.Pattern[str]", text: str) -> Optional["re.Match[str]"]:
+    last_match = None
     for match in pattern.finditer(text):
-        found = match
-    return found
+        last_match = match
+    return last_match

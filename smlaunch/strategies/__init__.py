@@ -1,4 +1,4 @@
-"""Ways to start a training program on many hosts, one small file each, loaded when named."""
+"""Strategies: ways to start a training program on many hosts, one small file each, loaded on use."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.strategy_names import BUILT_IN, find
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES, find_strategy
 
 if TYPE_CHECKING:
     from smlaunch.strategies.base import Strategy
 
 
-def load(name: str) -> Strategy:
-    """The strategy called ``name``. Raises KeyError for a name that ``strategy_names`` does not know, and
-    JobError where another package registers it and what it registers is none."""
-    place = find(name)
-    if place is None:
+def load_strategy(name: str) -> Strategy:
+    """The strategy called ``name``. Raises KeyError for an unknown name, and JobError if what another
+    package registers under it is not a strategy."""
+    entry_point = find_strategy(name)
+    if entry_point is None:
         raise KeyError(name)
-    if name in BUILT_IN:
-        return _made(place)
+    if name in BUILT_IN_STRATEGIES:
+        return _instantiate(entry_point)
     from smlaunch.strategies.base import Strategy
 
     try:
-        strategy = _made(place)
+        strategy = _instantiate(entry_point)
     except Exception as error:
-        raise _unusable(name, place, f"{type(error).__name__}: {error}") from error
+        raise _unusable_strategy(name, entry_point, f"{type(error).__name__}: {error}") from error
     if not isinstance(strategy, Strategy):
-        raise _unusable(name, place, "it is no smlaunch.strategies.base.Strategy")
+        raise _unusable_strategy(name, entry_point, "it is no smlaunch.strategies.base.Strategy")
     return strategy
 
 
-def _made(place: str) -> Strategy:
-    module, _, attribute = place.partition(":")
+def _instantiate(entry_point: str) -> Strategy:
+    module, _, attribute = entry_point.partition(":")
     strategy: Strategy = getattr(import_module(module), attribute)()
     return strategy
 
 
-def _unusable(name: str, place: str, why: str) -> JobError:
-    told = f"{name!r}, which another package registers as {place}, cannot be loaded ({why})"
+def _unusable_strategy(name: str, entry_point: str, reason: str) -> JobError:
+    message = f"{name!r}, which another package registers as {entry_point}, cannot be loaded ({reason})"
     return JobError(
-        [Problem("strategy", f"{told}; repair or uninstall that package, or take another strategy")]
+        [Problem("strategy", f"{message}; repair or uninstall that package, or take another strategy")]
     )

@@ -1,6 +1,6 @@
-"""What every strategy is: data about how processes are started, a check, and a compiler to job.json.
+"""Base class of strategies: data about how processes are started, checks, and the compilation to job.json.
 
-A strategy compiles into the runtime's few verbs on the client; inside the job nobody knows its name.
+A strategy is compiled into the runtime's few verbs on the client; inside the job its name is unknown.
 """
 
 from __future__ import annotations
@@ -10,303 +10,324 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.errors import Problem
-from smlaunch.job import Channel
-from smlaunch.protocol.launch_spec import (
+from smlaunch.contract.launch_spec import (
     ALL,
     RUNTIME,
     TORCHRUN,
+    Arg,
     CheckpointSpec,
     LaunchSpec,
-    Ranks,
+    RankSpec,
     Ref,
-    Service,
-    Word,
+    ServiceSpec,
 )
-from smlaunch.protocol.paths import SOURCE_ARCHIVE
-from smlaunch.suggest import did_you_mean
+from smlaunch.contract.paths import SOURCE_ARCHIVE
+from smlaunch.errors import Problem
+from smlaunch.job.model import Channel
+from smlaunch.text.did_you_mean import did_you_mean
 
-OnTrainium = Literal["no", "may", "only"]
+TrainiumSupport = Literal["no", "may", "only"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is decided already, and what the script shows.
-
-    ``entry``: the script's path inside the source archive, empty where the image brings its own program.
-    ``per_host``: ranks, a number or ``auto``. ``options``: the job's, for this strategy. ``instance_type`` is
-    a name, ``instance`` what the catalog knows of it. ``channels``: the job's inputs by name. ``files``: JSON
-    files of the source that options, args or hyperparameters name, by that name.
-    ``environment``: the job's own variables, which win over a strategy's. ``imports``: dotted names.
-    ``max_runtime``, ``margin`` (between a planned end and that) and ``hang`` in seconds; ``hang`` None leaves
-    it to the strategy. ``run``: its id, for ranks that keep ``checkpoints``. ``split``: hosts get different
-    parts of an input.
-    """
+class LaunchContext:
+    """Decisions and facts that a strategy compiles into a launch specification."""
 
     entry: str
+    """The script's path inside the source archive; empty if the image contains its own program."""
+
     args: tuple[str, ...] = ()
     hosts: int = 1
-    per_host: int | str = 1
-    environment: frozenset[str] = frozenset()
+    processes_per_host: int | str = 1
+    """A number, or ``auto``."""
+
+    environment_names: frozenset[str] = frozenset()
+    """Names of the job's own variables, which take precedence over the strategy's."""
+
     requirements: str | None = None
-    max_runtime: int | None = None
-    hang: int | None = None
+    max_runtime_seconds: int | None = None
+    hang_seconds: int | None = None
+    """The job's limits.hang; None leaves it to the strategy."""
+
     launcher: str = RUNTIME
     imports: frozenset[str] = field(default_factory=frozenset)
+    """Dotted names that the script imports."""
+
     reads_resource_config: bool = False
-    run: str | None = None
+    run_id: str | None = None
+    """For ranks that save ``checkpoints``."""
+
     checkpoints: CheckpointSpec | None = None
-    margin: int | None = None
+    margin_seconds: int | None = None
+    """Time between the planned end and the job's limit."""
+
     deterministic: bool = False
-    split: bool = False
+    has_split_input: bool = False
+    """Hosts get different shares of an input."""
+
     options: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    """The job's options for this strategy."""
+
+    json_files: Mapping[str, str] = field(default_factory=dict)
+    """Content, by name, of the JSON files of the source that options, args or hyperparameters name."""
+
     algorithm: str | None = None
     instance_type: str = ""
     instance: InstanceType | None = None
+    """The catalog's entry for ``instance_type``, if any."""
+
     image: str = ""
     framework_version: str | None = None
     channels: Mapping[str, Channel] = field(default_factory=dict)
+    """The job's inputs by name."""
+
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     spot: bool = False
     target: Literal["aws", "local"] = "aws"
 
     @property
-    def alone(self) -> bool:
-        """One process in all."""
-        return self.hosts == self.per_host == 1
+    def is_single_process(self) -> bool:
+        """Whether the whole job is one process."""
+        return self.hosts == self.processes_per_host == 1
 
 
 class Strategy:
-    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``; where
-    more is started than ranks, ``services`` and ``variables``."""
+    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``; if
+    it starts more than ranks, ``services`` and ``variables``."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    """What happens, as the end of a sentence: "ddp starts ..."."""
+    """What it does, as the end of a sentence: "ddp starts ..."."""
 
     rendezvous: ClassVar[bool]
-    """Ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
+    """Whether ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
 
     operation: ClassVar[str] = "CreateTrainingJob"
-    """What the service is asked for."""
+    """API operation that creates the job."""
 
-    hang: ClassVar[int | None] = None
-    """Seconds without output and CPU use that count as a hang where the job does not say; None: none do."""
+    hang_seconds: ClassVar[int | None] = None
+    """Time without output and CPU use that counts as a hang, unless the job states one; None: never."""
 
-    family: ClassVar[str | None] = "pytorch"
-    """Of images (``catalog.images``) that bring what this needs; None: the job has to name an image."""
+    image_family: ClassVar[str | None] = "pytorch"
+    """Family of images (``catalog.images``) that contain what the strategy needs; None: the job must name
+    an image."""
 
     frameworks: ClassVar[tuple[str, ...] | None] = None
-    """One of them has to be in an image of AWS's: PyTorch, TensorFlow, XGBoost, scikit-learn or Spark; None:
-    it goes with all of them."""
+    """An AWS image must contain one of these: PyTorch, TensorFlow, XGBoost, scikit-learn or Spark; None:
+    any image is suitable."""
 
-    trainium: ClassVar[OnTrainium] = "may"
-    """Whether it works on hosts with NeuronCores, or on them alone."""
+    trainium_support: ClassVar[TrainiumSupport] = "may"
+    """Whether it works on hosts with NeuronCores, or only there."""
 
     image_version: ClassVar[str | None] = None
-    """Of the family, where the newest image does not do."""
+    """Version of the family, if the newest image is not suitable."""
 
     libraries: ClassVar[tuple[str, ...]] = ()
-    """A script that imports one of them is made for this strategy."""
+    """A script that imports one of these is written for the strategy."""
 
     other_libraries: ClassVar[tuple[str, ...]] = ()
-    """Those do as well, though a script that imports one may be made for something else."""
+    """Libraries that work with the strategy, but do not indicate it."""
 
-    never_with: ClassVar[tuple[str, ...]] = ()
-    """Unless it imports one of these too."""
+    excluded_libraries: ClassVar[tuple[str, ...]] = ()
+    """A script that imports one of these is not written for the strategy, whatever else it imports."""
 
     options: ClassVar[Mapping[str, str]] = {}
-    """What the job's ``options`` may hold, each with a line that says what it does."""
+    """Keys of the job's ``options``, each with a line of help."""
 
-    flags: ClassVar[tuple[str, ...]] = ()
-    """Of the options, those that are true or false."""
+    boolean_options: ClassVar[tuple[str, ...]] = ()
+    """Options that are true or false."""
 
-    counts: ClassVar[tuple[str, ...]] = ()
-    """Of the options, those that are whole numbers from 1."""
+    count_options: ClassVar[tuple[str, ...]] = ()
+    """Options that are whole numbers from 1."""
 
     python_only: ClassVar[bool] = False
-    """It starts Python scripts and nothing else."""
+    """Starts only Python scripts."""
 
-    one_per_host: ClassVar[bool] = False
-    """One plain process on each host, which starts what else it needs itself."""
+    one_process_per_host: ClassVar[bool] = False
+    """Starts one plain process on each host, which starts others itself if needed."""
 
-    one_unless_asked: ClassVar[bool] = False
-    """One process on each host where the job does not ask for more, whatever accelerators there are."""
+    one_process_by_default: ClassVar[bool] = False
+    """Starts one process on each host unless the job asks for more, whatever accelerators there are."""
 
     joins_hosts: ClassVar[bool] = True
-    """The processes of all hosts work together, so that they have to be one job."""
+    """The processes of all hosts work together, so that they must be one job."""
 
-    for_several_hosts: ClassVar[bool] = False
-    """Its scripts are written for several hosts, whatever reading them shows."""
+    is_multi_host: ClassVar[bool] = False
+    """Scripts are written for several hosts, whatever their analysis shows."""
 
-    deals_out: ClassVar[bool] = False
-    """Its scripts deal out records among their hosts themselves, so that it serves batch inference too."""
+    distributes_records: ClassVar[bool] = False
+    """Scripts distribute records among hosts themselves, so that the strategy suits batch inference too."""
 
-    by_parts: ClassVar[bool] = False
-    """Each host works on its own part of a split input alone: the more hosts, the faster."""
+    works_on_shards: ClassVar[bool] = False
+    """Each host works independently on its share of a split input: speed is proportional to hosts."""
 
-    for_tables: ClassVar[bool] = False
-    """Its work is tables, which it deals out: a plan that chooses machines takes no accelerators, and a host
-    for every 100 GB."""
+    is_for_tables: ClassVar[bool] = False
+    """Processes tables: a plan that chooses machines takes no accelerators, and one host per 100 GB."""
 
     sized_by_data: ClassVar[bool] = False
-    """Machines are chosen by the sizes of its inputs, where the job says nothing of its work."""
+    """Machines are chosen by the size of the inputs if the job states no workload."""
 
-    holds_data: ClassVar[bool] = False
-    """It reads all of its data into memory, whatever a script imports."""
+    loads_all_data: ClassVar[bool] = False
+    """Loads all data into memory, whatever the script imports."""
 
-    for_algorithms: ClassVar[bool] = False
-    """It runs the built-in algorithm that the job names, whose image brings the program."""
+    runs_algorithms: ClassVar[bool] = False
+    """Runs the built-in algorithm that the job names, whose image contains the program."""
 
-    joined_by_script: ClassVar[bool] = False
-    """Its scripts join their ranks themselves, by torch.distributed; the plan says what they lack for it."""
+    script_joins_ranks: ClassVar[bool] = False
+    """Scripts join their ranks themselves, by torch.distributed; the plan reports what they lack for it."""
 
     launcher: ClassVar[str | None] = None
-    """Who starts the ranks, where it is not the job's choice."""
+    """What starts the ranks, if the job cannot choose it."""
 
-    runs_on: ClassVar[str] = ALL
-    """Which hosts have ranks: ALL, or the LEADER alone."""
+    rank_hosts: ClassVar[str] = ALL
+    """Hosts with ranks: ALL, or only the LEADER."""
 
     needs_script: ClassVar[bool] = True
-    """Whether there must be an entry; else the image or the algorithm may bring the program."""
+    """Whether the job must have an entry; otherwise the image or the algorithm may contain the program."""
 
-    instead_of_ranks: ClassVar[str] = "let the script start its own"
-    """The way out where one_per_host and the job asks for more."""
+    more_ranks_hint: ClassVar[str] = "let the script start its own"
+    """What to do instead, for a job that asks for more than one_process_per_host."""
 
-    own_checkpoints: ClassVar[str | None] = None
-    """What a chain of segments is worth where the script does not use smlaunch.train, as a sentence; None: it
-    depends on the script alone."""
+    checkpoint_note: ClassVar[str | None] = None
+    """What a chain of segments restores if the script does not use smlaunch.train, as a sentence; None: it
+    depends on the script."""
 
-    def check_all(self, setting: Setting) -> list[Problem]:
-        """``check``, and what holds for every strategy."""
+    def check_all(self, context: LaunchContext) -> list[Problem]:
+        """Problems of this strategy (``check``) and of every strategy."""
         problems = []
-        if setting.algorithm is not None and not self.for_algorithms:
-            told = f"a built-in algorithm runs by builtin, not by {self.name}; leave it out"
-            return [Problem("strategy", told)]
-        if self.needs_script and not setting.entry:
-            problems.append(Problem("entry", f"{self.name} starts a script of yours; name one"))
-        if self.python_only and setting.entry and not setting.entry.endswith(".py"):
-            told = f"{self.name} starts Python scripts; {setting.entry} needs strategy: custom, or a .py"
-            problems.append(Problem("strategy", f"{told} around it"))
-        if self.one_per_host and setting.per_host != 1:
-            told = f"{self.name} starts one process per host, not {setting.per_host}"
-            problems.append(Problem("compute.processes_per_host", f"{told}; {self.instead_of_ranks}"))
-        if setting.launcher == TORCHRUN and not self.rendezvous:
-            told = (
+        if context.algorithm is not None and not self.runs_algorithms:
+            message = f"a built-in algorithm needs strategy: builtin, not {self.name}; leave it out"
+            return [Problem("strategy", message)]
+        if self.needs_script and not context.entry:
+            problems.append(Problem("entry", f"{self.name} starts a script; name one"))
+        if self.python_only and context.entry and not context.entry.endswith(".py"):
+            message = f"{self.name} starts Python scripts; {context.entry} needs strategy: custom, or a .py"
+            problems.append(Problem("strategy", f"{message} around it"))
+        if self.one_process_per_host and context.processes_per_host != 1:
+            message = f"{self.name} starts one process per host, not {context.processes_per_host}"
+            problems.append(Problem("compute.processes_per_host", f"{message}; {self.more_ranks_hint}"))
+        if context.launcher == TORCHRUN and not self.rendezvous:
+            message = (
                 f"torchrun joins ranks, and {self.name} has none to join; use strategy: ddp, or leave it out"
             )
-            problems.append(Problem("launcher", told))
-        if setting.launcher == TORCHRUN and self.launcher not in (None, TORCHRUN):
-            problems.append(Problem("launcher", f"{self.name} brings its own; leave it out"))
-        for option in setting.options:
+            problems.append(Problem("launcher", message))
+        if context.launcher == TORCHRUN and self.launcher not in (None, TORCHRUN):
+            problems.append(Problem("launcher", f"{self.name} starts its own ranks; leave it out"))
+        for option in context.options:
             if option not in self.options:
-                known = did_you_mean(option, self.options) if self.options else "; it has none"
-                problems.append(Problem(f"options.{option}", f"{self.name} does not know it{known}"))
-        problems += self._check_kinds(setting)
-        return [*problems, *self.check(setting)]
+                suggestion = did_you_mean(option, self.options) if self.options else "; it has none"
+                problems.append(Problem(f"options.{option}", f"{self.name} has no such option{suggestion}"))
+        problems += self._check_option_types(context)
+        return [*problems, *self.check(context)]
 
-    def _check_kinds(self, setting: Setting) -> Iterator[Problem]:
-        for name, value in setting.options.items():
-            if name in self.flags and not isinstance(value, bool):
+    def _check_option_types(self, context: LaunchContext) -> Iterator[Problem]:
+        """Options with a value of the wrong type."""
+        for name, value in context.options.items():
+            if name in self.boolean_options and not isinstance(value, bool):
                 yield Problem(f"options.{name}", f"true or false is needed, not {value!r}")
-            if name in self.counts and not (type(value) is int and value >= 1):
+            if name in self.count_options and not (type(value) is int and value >= 1):
                 yield Problem(f"options.{name}", f"a whole number from 1 is needed, not {value!r}")
 
-    def check(self, setting: Setting) -> list[Problem]:
-        """What makes this strategy impossible here, by the job's own field names."""
+    def check(self, context: LaunchContext) -> list[Problem]:
+        """Problems that make this strategy impossible, by the job's fields."""
         return []
 
-    def advice(self, setting: Setting) -> list[str]:
-        """What will work, but probably not as meant."""
+    def advice(self, context: LaunchContext) -> list[str]:
+        """Warnings about what works, but probably not as intended."""
         return []
 
-    def advice_all(self, setting: Setting) -> list[str]:
-        """``advice``, and what holds for every strategy."""
-        told = self.advice(setting)
-        looked_for = (*self.libraries, *self.other_libraries)
-        if self.libraries and setting.entry.endswith(".py") and imported(setting.imports, looked_for) is None:
-            means = self.unimported(setting)
-            return [*told, f"{setting.entry} {means}"] if means else told
-        return told
+    def advice_all(self, context: LaunchContext) -> list[str]:
+        """Warnings of this strategy (``advice``) and of every strategy."""
+        warnings = self.advice(context)
+        relevant_libraries = (*self.libraries, *self.other_libraries)
+        if (
+            self.libraries
+            and context.entry.endswith(".py")
+            and first_imported(context.imports, relevant_libraries) is None
+        ):
+            sentence = self.unimported_warning(context)
+            return [*warnings, f"{context.entry} {sentence}"] if sentence else warnings
+        return warnings
 
-    def unimported(self, setting: Setting) -> str:
-        """What it means that the script imports none of ``libraries`` and ``other_libraries``: a sentence
-        without its subject; empty where it means nothing."""
-        told = f"does not import {self.libraries[0]}: unless a module of its own does"
-        return f"{told}, {self.name} starts what it does not use"
+    def unimported_warning(self, context: LaunchContext) -> str:
+        """Consequence of a script that imports none of ``libraries`` and ``other_libraries``: a sentence
+        without its subject; empty if there is none."""
+        message = f"does not import {self.libraries[0]}: unless one of its modules does"
+        return f"{message}, {self.name} starts processes that it does not use"
 
-    def family_on(self, accelerated: bool) -> str | None:
-        """``family``, where it is not the same with and without accelerators."""
-        return self.family
+    def image_family_for(self, accelerated: bool) -> str | None:
+        """``image_family``, for hosts with or without accelerators."""
+        return self.image_family
 
     def ranks_per_host(self, instance: InstanceType) -> int:
-        """How many ranks a host of that type has where the job does not say: one for each accelerator."""
+        """Ranks per host unless the job states them: one per accelerator."""
         return instance.accelerators
 
-    def longest_wait(self, setting: Setting) -> int | None:
-        """Seconds that a spot job may take with its wait for capacity; None: the service's own limit."""
+    def max_wait_seconds(self, context: LaunchContext) -> int | None:
+        """Limit for the duration of a spot job including its wait for capacity; None: the service's own
+        limit."""
         return None
 
-    def command(self, setting: Setting) -> tuple[Word, ...]:
-        """The words of each rank's command: interpreter, script, arguments, then hyperparameters."""
-        return (*program(setting.entry), *setting.args, Ref("hyperparameters"))
+    def command(self, context: LaunchContext) -> tuple[Arg, ...]:
+        """Command of each rank: interpreter, script, arguments, hyperparameters."""
+        return (*program_command(context.entry), *context.args, Ref("hyperparameters"))
 
-    def services(self, setting: Setting) -> tuple[Service, ...]:
-        """What runs beside the ranks, in the order of its start."""
+    def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
+        """Programs that run beside the ranks, in the order of their start."""
         return ()
 
-    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
-        """Of every rank's environment; the job's own variables win."""
+    def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
+        """Environment variables of every rank; the job's own take precedence."""
         return ()
 
-    def hyperparameters(self, setting: Setting) -> Mapping[str, Any]:
-        """What the request's hyperparameters hold beside the job's own."""
+    def hyperparameters(self, context: LaunchContext) -> Mapping[str, Any]:
+        """Hyperparameters that the request contains in addition to the job's."""
         return {}
 
-    def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
-        """Words for who starts the ranks."""
+    def launcher_options(self, context: LaunchContext) -> tuple[Arg, ...]:
+        """Arguments of the launcher."""
         return ()
 
-    def launch_spec(self, setting: Setting) -> LaunchSpec:
-        environment = [pair for pair in self.variables(setting) if pair[0] not in setting.environment]
-        if "PYTHONUNBUFFERED" not in setting.environment:
-            # Output goes into a pipe, where Python would hold back what a script prints until 8 KiB are full.
+    def launch_spec(self, context: LaunchContext) -> LaunchSpec:
+        """Compile the launch specification."""
+        environment = [pair for pair in self.variables(context) if pair[0] not in context.environment_names]
+        if "PYTHONUNBUFFERED" not in context.environment_names:
+            # Output goes to a pipe, for which Python buffers 8 KiB.
             environment.append(("PYTHONUNBUFFERED", "1"))
-        command = self.command(setting)
-        ranks = Ranks(
+        command = self.command(context)
+        ranks = RankSpec(
             command,
             tuple(environment),
-            setting.per_host,
+            context.processes_per_host,
             self.rendezvous,
-            self.launcher or setting.launcher,
-            self.runs_on,
-            self.launcher_options(setting),
+            self.launcher or context.launcher,
+            self.rank_hosts,
+            self.launcher_options(context),
         )
         return LaunchSpec(
             ranks=ranks,
             source=SOURCE_ARCHIVE,
-            requirements=setting.requirements,
-            max_runtime_seconds=setting.max_runtime,
-            hang_seconds=self.hang if setting.hang is None else setting.hang,
-            run=setting.run,
-            checkpoints=setting.checkpoints,
-            margin_seconds=setting.margin,
-            deterministic=setting.deterministic,
-            services=self.services(setting),
+            requirements=context.requirements,
+            max_runtime_seconds=context.max_runtime_seconds,
+            hang_seconds=self.hang_seconds if context.hang_seconds is None else context.hang_seconds,
+            run=context.run_id,
+            checkpoints=context.checkpoints,
+            margin_seconds=context.margin_seconds,
+            deterministic=context.deterministic,
+            services=self.services(context),
         )
 
 
-def imported(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
-    """The first of ``libraries`` that one of ``imports`` is, or lies in."""
+def first_imported(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
+    """The first of ``libraries`` that equals or contains one of ``imports``."""
     for library in libraries:
         if any(name == library or name.startswith(library + ".") for name in imports):
             return library
     return None
 
 
-def program(entry: str) -> tuple[Word, ...]:
-    """What starts a file of the source: its interpreter, or itself."""
+def program_command(entry: str) -> tuple[Arg, ...]:
+    """Command that starts a file of the source: its interpreter and the file, or the file itself."""
     script = Ref("source", suffix="/" + entry)
     if entry.endswith(".sh"):
         return ("bash", script)

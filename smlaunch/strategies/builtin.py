@@ -1,7 +1,7 @@
-"""builtin: one of SageMaker's own algorithms, whose image brings the program. Nothing of ours is put in.
+"""builtin: one of SageMaker's algorithms, whose image contains the program. smlaunch adds nothing to it.
 
-What each takes is the catalog's (``catalog.algorithms``); what is said of single ones stands in
-``builtin_rules``.
+``catalog.algorithms`` states the requirements of all algorithms; ``builtin_rules`` has rules for single
+ones.
 """
 
 from __future__ import annotations
@@ -9,174 +9,203 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from smlaunch.catalog.algorithms import CONTENT_TYPES, DATA_CHANNELS, Algorithm, find, unknown
+from smlaunch.catalog.algorithms import (
+    CONTENT_TYPES,
+    DATA_CHANNELS,
+    Algorithm,
+    find_algorithm,
+    unknown_algorithm_message,
+)
 from smlaunch.errors import Problem
-from smlaunch.job import Channel
-from smlaunch.strategies.base import Setting, Strategy
-from smlaunch.strategies.builtin_rules import advice_of, problems_of
-from smlaunch.suggest import did_you_mean
+from smlaunch.job.model import Channel
+from smlaunch.strategies.base import LaunchContext, Strategy
+from smlaunch.strategies.builtin_rules import algorithm_problems, algorithm_warnings
+from smlaunch.text.did_you_mean import did_you_mean
 
-LONGEST_WAIT = 3600
-"""Seconds: MaxWaitTimeInSeconds of a spot job whose algorithm keeps no checkpoints."""
+MAX_WAIT_SECONDS = 3600
+"""Limit of MaxWaitTimeInSeconds for a spot job whose algorithm saves no checkpoints."""
 
 GPU_FAMILIES = ("p2", "p3", "g4dn", "g5")
-"""That the developer guide names for built-in algorithms, in 2023."""
+"""Named by the developer guide for built-in algorithms, in 2023."""
 
-_NAMES = {"cpu": "CPUs", "gpu": "GPUs"}
+_PROCESSOR_NAMES = {"cpu": "CPUs", "gpu": "GPUs"}
 
 
 class Builtin(Strategy):
     name = "builtin"
     summary = "runs SageMaker's own image of the algorithm, with nothing of smlaunch's in it"
     rendezvous = False
-    family = None
+    image_family = None
     needs_script = False
-    for_algorithms = True
+    runs_algorithms = True
     sized_by_data = True
-    holds_data = True
+    loads_all_data = True
     options: ClassVar[Mapping[str, str]] = {
-        "model": "JumpStart's id, of an algorithm that it hosts, by which the region is asked for the image"
+        "model": "JumpStart's model id, for an algorithm that JumpStart hosts: determines the image"
     }
-    own_checkpoints = "a built-in algorithm does not end itself to be gone on with by a next job"
+    checkpoint_note = "a built-in algorithm does not stop itself to be continued by another job"
 
-    def check(self, setting: Setting) -> list[Problem]:
-        if setting.algorithm is None:
+    def check(self, context: LaunchContext) -> list[Problem]:
+        if context.algorithm is None:
             return [Problem("algorithm", "builtin runs one of SageMaker's algorithms; name it")]
-        algorithm = find(setting.algorithm)
+        algorithm = find_algorithm(context.algorithm)
         if algorithm is None:
-            return [Problem("algorithm", unknown(setting.algorithm))]
-        found = [*_hosts(algorithm, setting), *_processor(algorithm, setting), *_channels(algorithm, setting)]
+            return [Problem("algorithm", unknown_algorithm_message(context.algorithm))]
+        problems = [
+            *_host_problems(algorithm, context),
+            *_processor_problems(algorithm, context),
+            *_channel_problems(algorithm, context),
+        ]
         for name in algorithm.required_hyperparameters:
-            if name not in setting.hyperparameters:
-                told = f"it is missing; {setting.algorithm} does not start without it"
-                found.append(Problem(f"hyperparameters.{name}", told))
-        found += _spot(algorithm, setting)
-        return [*found, *problems_of(algorithm, setting)]
+            if name not in context.hyperparameters:
+                message = f"it is missing; {context.algorithm} does not start without it"
+                problems.append(Problem(f"hyperparameters.{name}", message))
+        problems += _spot_problems(algorithm, context)
+        return [*problems, *algorithm_problems(algorithm, context)]
 
-    def advice(self, setting: Setting) -> list[str]:
-        algorithm = find(setting.algorithm or "")
+    def advice(self, context: LaunchContext) -> list[str]:
+        algorithm = find_algorithm(context.algorithm or "")
         if algorithm is None:
             return []
-        told = [*_gpu_advice(algorithm, setting), *_formats_to_state(algorithm, setting)]
-        if setting.checkpoints is not None and not algorithm.checkpoints:
-            told.append(
-                f"checkpoints has no effect: {setting.algorithm} keeps none, and an interruption costs all"
+        warnings = [*_gpu_warnings(algorithm, context), *_content_type_warnings(algorithm, context)]
+        if context.checkpoints is not None and not algorithm.checkpoints:
+            warnings.append(
+                f"checkpoints has no effect: {context.algorithm} saves none, and an interruption loses all "
+                "progress"
             )
-        if algorithm.jumpstart and setting.image and "sagemaker_program" not in setting.hyperparameters:
-            told.append(
-                f"JumpStart hosts {algorithm.name}: its image runs a script that JumpStart keeps beside it "
+        if algorithm.jumpstart and context.image and "sagemaker_program" not in context.hyperparameters:
+            warnings.append(
+                f"JumpStart hosts {algorithm.name}: its image runs a separate script of JumpStart "
                 "(hyperparameters sagemaker_program and sagemaker_submit_directory, and a channel model); "
                 "smlaunch does not add them"
             )
-        if setting.target == "local":
-            told.append(
-                f"{setting.algorithm} is an image of AWS's: the executor containers runs it, where it can "
+        if context.target == "local":
+            warnings.append(
+                f"{context.algorithm} is an image of AWS's: the executor containers runs it, where it can "
                 "pull it; the executor processes starts this machine's own `train`"
             )
-        return [*told, *advice_of(algorithm, setting)]
+        return [*warnings, *algorithm_warnings(algorithm, context)]
 
-    def longest_wait(self, setting: Setting) -> int | None:
-        algorithm = find(setting.algorithm or "")
-        return None if algorithm is None or algorithm.checkpoints else LONGEST_WAIT
+    def max_wait_seconds(self, context: LaunchContext) -> int | None:
+        algorithm = find_algorithm(context.algorithm or "")
+        return None if algorithm is None or algorithm.checkpoints else MAX_WAIT_SECONDS
 
 
-def _hosts(algorithm: Algorithm, setting: Setting) -> Iterator[Problem]:
-    if setting.hosts == 1 or algorithm.hosts != "one":
+def _host_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """Several hosts for an algorithm that runs on one."""
+    if context.hosts == 1 or algorithm.hosts != "one":
         return
-    if algorithm.id == "blazingtext" and setting.hyperparameters.get("mode") == "batch_skipgram":
-        return  # the exception of its own page
-    only = f"{setting.algorithm} is not parallelizable over hosts: it runs on one"
-    many = ", where it uses all GPUs" if algorithm.gpus == "all" else ""
-    yield Problem("compute.hosts", f"{only}{many}, not on {setting.hosts}; take one larger host")
+    if algorithm.id == "blazingtext" and context.hyperparameters.get("mode") == "batch_skipgram":
+        return  # an exception on the algorithm's own page
+    message = f"{context.algorithm} is not parallelizable over hosts: it runs on one"
+    gpu_text = ", where it uses all GPUs" if algorithm.gpus == "all" else ""
+    yield Problem("compute.hosts", f"{message}{gpu_text}, not on {context.hosts}; take one larger host")
 
 
-def _processor(algorithm: Algorithm, setting: Setting) -> Iterator[Problem]:
-    known = setting.instance
-    if known is None:
+def _processor_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """An instance type that the algorithm does not run on."""
+    instance = context.instance
+    if instance is None:
         return
-    if known.is_neuron:
-        told = f"{setting.algorithm} does not run on NeuronCores, which {setting.instance_type} has"
-        yield Problem("compute.instance_type", f"{told}; take a type with {_listed(algorithm)}")
+    if instance.is_neuron:
+        message = f"{context.algorithm} does not run on NeuronCores, which {context.instance_type} has"
+        yield Problem("compute.instance_type", f"{message}; take a type with {_processors_text(algorithm)}")
         return
-    has = "gpu" if known.accelerators else "cpu"
-    if has not in algorithm.processors:
-        told = f"{setting.algorithm} runs on {_listed(algorithm)}, not on the {_NAMES[has]}"
-        yield Problem("compute.instance_type", f"{told} of {setting.instance_type}; take another type")
+    processor = "gpu" if instance.accelerators else "cpu"
+    if processor not in algorithm.processors:
+        message = (
+            f"{context.algorithm} runs on {_processors_text(algorithm)}, not on the "
+            f"{_PROCESSOR_NAMES[processor]}"
+        )
+        yield Problem("compute.instance_type", f"{message} of {context.instance_type}; take another type")
 
 
-def _channels(algorithm: Algorithm, setting: Setting) -> Iterator[Problem]:
-    for group in algorithm.required_channels:
-        if not any(name in setting.channels for name in group):
-            told = f"{setting.algorithm} needs a channel {' or '.join(map(repr, group))}; it has none"
-            yield Problem("inputs", told)
-    for name, channel in setting.channels.items():
-        where = f"inputs.{name}"
+def _channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """Missing and unknown channels, modes and content types."""
+    for alternatives in algorithm.required_channels:
+        if not any(name in context.channels for name in alternatives):
+            message = (
+                f"{context.algorithm} needs a channel {' or '.join(map(repr, alternatives))}; it has none"
+            )
+            yield Problem("inputs", message)
+    for name, channel in context.channels.items():
+        field = f"inputs.{name}"
         if name not in algorithm.channels:
-            hint = did_you_mean(name, algorithm.channels)
-            yield Problem(where, f"{setting.algorithm} has no channel of that name{hint}")
+            suggestion = did_you_mean(name, algorithm.channels)
+            yield Problem(field, f"{context.algorithm} has no channel of that name{suggestion}")
             continue
         if channel.mode not in algorithm.modes:
-            told = f"{setting.algorithm} reads in {' or '.join(algorithm.modes)} mode, not in {channel.mode}"
-            yield Problem(f"{where}.mode", told)
-        fault = _format_fault(algorithm, name, channel, setting)
-        if fault is not None:
-            yield Problem(f"{where}.content_type", fault)
+            message = (
+                f"{context.algorithm} reads in {' or '.join(algorithm.modes)} mode, not in {channel.mode}"
+            )
+            yield Problem(f"{field}.mode", message)
+        problem = _format_problem(algorithm, name, channel, context)
+        if problem is not None:
+            yield Problem(f"{field}.content_type", problem)
 
 
-def _format_fault(algorithm: Algorithm, name: str, channel: Channel, setting: Setting) -> str | None:
-    stated = channel.content_type
-    if stated is None or name not in DATA_CHANNELS:
+def _format_problem(algorithm: Algorithm, name: str, channel: Channel, context: LaunchContext) -> str | None:
+    """Why the algorithm does not read the channel's content type."""
+    content_type = channel.content_type
+    if content_type is None or name not in DATA_CHANNELS:
         return None
-    kind = stated.partition(";")[0].strip().lower()  # `text/csv; label_size=0`
-    if kind in algorithm.content_types:
+    media_type = content_type.partition(";")[0].strip().lower()  # `text/csv; label_size=0`
+    if media_type in algorithm.content_types:
         return None
     files = ", ".join(f"{file} ({CONTENT_TYPES[file][0]})" for file in algorithm.files)
-    return f"{setting.algorithm} does not read {stated!r}; it reads {files}"
+    return f"{context.algorithm} does not read {content_type!r}; it reads {files}"
 
 
-def _spot(algorithm: Algorithm, setting: Setting) -> Iterator[Problem]:
-    """Without a checkpoint prefix the rule for all spot jobs says the same already."""
-    longest = setting.max_runtime or 0
+def _spot_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """With no checkpoint prefix the rule for all spot jobs reports the same."""
+    max_runtime_seconds = context.max_runtime_seconds or 0
     if (
-        setting.spot
+        context.spot
         and not algorithm.checkpoints
-        and setting.checkpoints is not None
-        and longest > LONGEST_WAIT
+        and context.checkpoints is not None
+        and max_runtime_seconds > MAX_WAIT_SECONDS
     ):
-        told = f"{setting.algorithm} keeps no checkpoints: on spot it may take an hour with its wait"
-        yield Problem("limits.max_runtime", f"{told}; shorten it, or take hosts on demand")
+        message = f"{context.algorithm} saves no checkpoints: on spot it may take an hour including its wait"
+        yield Problem("limits.max_runtime", f"{message}; shorten it, or take hosts on demand")
 
 
-def _gpu_advice(algorithm: Algorithm, setting: Setting) -> Iterator[str]:
-    known = setting.instance
-    if known is None or not known.accelerators or known.is_neuron or "gpu" not in algorithm.processors:
+def _gpu_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+    """GPUs that the algorithm does not use."""
+    instance = context.instance
+    if (
+        instance is None
+        or not instance.accelerators
+        or instance.is_neuron
+        or "gpu" not in algorithm.processors
+    ):
         return
-    if setting.instance_type.split(".")[1] not in GPU_FAMILIES:
-        named = ", ".join(GPU_FAMILIES[:-1]) + f" and {GPU_FAMILIES[-1]}"
+    if context.instance_type.split(".")[1] not in GPU_FAMILIES:
+        families_text = ", ".join(GPU_FAMILIES[:-1]) + f" and {GPU_FAMILIES[-1]}"
         yield (
-            f"That built-in algorithms run on {setting.instance_type} is unconfirmed: the guide names "
-            f"{named} (2023)"
+            f"That built-in algorithms run on {context.instance_type} is unconfirmed: the guide names "
+            f"{families_text} (2023)"
         )
     if algorithm.gpus == "none":
-        yield f"{setting.algorithm} gains nothing from the GPUs of {setting.instance_type}; take CPUs"
-    elif algorithm.gpus == "one" and known.accelerators > 1 and algorithm.id != "xgboost":
+        yield f"{context.algorithm} gains nothing from the GPUs of {context.instance_type}; take CPUs"
+    elif algorithm.gpus == "one" and instance.accelerators > 1 and algorithm.id != "xgboost":
         yield (
-            f"{setting.algorithm} uses one GPU of a host, and {setting.instance_type} has "
-            f"{known.accelerators}; take a type with one"
+            f"{context.algorithm} uses one GPU of a host, and {context.instance_type} has "
+            f"{instance.accelerators}; take a type with one"
         )
 
 
-def _formats_to_state(algorithm: Algorithm, setting: Setting) -> Iterator[str]:
-    silent = [
+def _content_type_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+    """Channels without a content type."""
+    untyped_channels = [
         name
-        for name, channel in setting.channels.items()
+        for name, channel in context.channels.items()
         if name in DATA_CHANNELS and name in algorithm.channels and channel.content_type is None
     ]
-    if silent and len(algorithm.files) > 1:
-        fields = ", ".join(f"inputs.{name}.content_type" for name in silent)
+    if untyped_channels and len(algorithm.files) > 1:
+        fields = ", ".join(f"inputs.{name}.content_type" for name in untyped_channels)
         formats = ", ".join(algorithm.files)
-        yield f"{fields} is not stated: {setting.algorithm} reads {formats}, and takes one for granted"
+        yield f"{fields} is not stated: {context.algorithm} reads {formats}, and assumes one of them"
 
 
-def _listed(algorithm: Algorithm) -> str:
-    return " or ".join(_NAMES[processor] for processor in algorithm.processors)
+def _processors_text(algorithm: Algorithm) -> str:
+    return " or ".join(_PROCESSOR_NAMES[processor] for processor in algorithm.processors)

@@ -1,7 +1,6 @@
-"""What holds for single built-in algorithms, beyond the table that all are in.
+"""Rules for single built-in algorithms, beyond the common table.
 
-From the algorithms' own pages in the developer guide; what two sources say differently is not refused, but
-told.
+From the algorithms' own pages in the developer guide; where two sources differ, the rule warns.
 """
 
 from __future__ import annotations
@@ -12,97 +11,106 @@ from typing import Any
 
 from smlaunch.catalog.algorithms import Algorithm
 from smlaunch.errors import Problem
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import LaunchContext
 
-_GPU_FROM = (1, 2, 1)
-_DASK_FROM = (1, 5, 1)
-_DASK_HOSTS_FROM = (1, 7, 1)
+_FIRST_GPU_VERSION = (1, 2, 1)
+_FIRST_DASK_VERSION = (1, 5, 1)
+_FIRST_MULTI_HOST_DASK_VERSION = (1, 7, 1)
 """XGBoost's versions: the first two from AWS's announcement of distributed training on GPUs (2023-05-30), the
 last from memory: that several hosts need it, the announcement does not say."""
 
-_GPU_UNKNOWN_FROM = (3,)
+_FIRST_UNCONFIRMED_GPU_VERSION = (3,)
 
 _DASK_FORMATS = ("text/csv", "application/x-parquet")
 
 
-def problems_of(algorithm: Algorithm, setting: Setting) -> Iterator[Problem]:
-    """What cannot work with this one."""
-    rule = _PROBLEMS.get(algorithm.id)
-    return iter(()) if rule is None else rule(setting)
+def algorithm_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """What cannot work with this algorithm."""
+    check = _PROBLEMS.get(algorithm.id)
+    return iter(()) if check is None else check(context)
 
 
-def advice_of(algorithm: Algorithm, setting: Setting) -> Iterator[str]:
-    """What works, but probably not as meant."""
-    rule = _ADVICE.get(algorithm.id)
-    return iter(()) if rule is None else rule(setting)
+def algorithm_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+    """What works with this algorithm, but probably not as intended."""
+    check = _ADVICE.get(algorithm.id)
+    return iter(()) if check is None else check(context)
 
 
 # ---- XGBoost ---------------------------------------------------------------------------------------------
 
 
-def _xgboost_problems(setting: Setting) -> Iterator[Problem]:
-    version, gpus = _version(setting.image), _gpus(setting)
-    wants_dask = _is_true(setting.hyperparameters.get("use_dask_gpu_training"))
-    where = "hyperparameters.use_dask_gpu_training"
-    if not wants_dask:
+def _xgboost_problems(context: LaunchContext) -> Iterator[Problem]:
+    """Requirements of XGBoost's distributed training on GPUs."""
+    version, gpus = _xgboost_version(context.image), _gpu_count(context)
+    uses_dask = _is_true(context.hyperparameters.get("use_dask_gpu_training"))
+    field = "hyperparameters.use_dask_gpu_training"
+    if not uses_dask:
         return
     if not gpus:
         yield Problem(
-            where, f"it trains on GPUs, and {setting.instance_type} has none; take a type with GPUs"
+            field, f"it trains on GPUs, and {context.instance_type} has none; take a type with GPUs"
         )
-    if version and version < _DASK_FROM:
-        yield Problem(where, f"XGBoost {_dotted(version)} has it not; take framework_version 1.5-1 or later")
-    if setting.hyperparameters.get("tree_method") != "gpu_hist":
+    if version and version < _FIRST_DASK_VERSION:
+        yield Problem(
+            field,
+            f"XGBoost {_version_text(version)} does not support it; use framework_version 1.5-1 or later",
+        )
+    if context.hyperparameters.get("tree_method") != "gpu_hist":
         yield Problem("hyperparameters.tree_method", "use_dask_gpu_training needs gpu_hist")
-    for name, channel in setting.channels.items():
+    for name, channel in context.channels.items():
         if channel.split is not None:
-            told = "use_dask_gpu_training shares the data out itself, and every host needs all; leave it out"
-            yield Problem(f"inputs.{name}.split", told)
+            message = (
+                "use_dask_gpu_training distributes the data itself, and every host needs all of it; leave "
+                "it out"
+            )
+            yield Problem(f"inputs.{name}.split", message)
         if channel.mode != "File":
             yield Problem(f"inputs.{name}.mode", "use_dask_gpu_training reads in File mode")
-        kind = (channel.content_type or "").partition(";")[0].strip().lower()
-        if kind not in _DASK_FORMATS:
-            told = f"use_dask_gpu_training reads {' or '.join(_DASK_FORMATS)}; state which it is"
-            yield Problem(f"inputs.{name}.content_type", told)
+        media_type = (channel.content_type or "").partition(";")[0].strip().lower()
+        if media_type not in _DASK_FORMATS:
+            message = f"use_dask_gpu_training reads {' or '.join(_DASK_FORMATS)}; state which it is"
+            yield Problem(f"inputs.{name}.content_type", message)
 
 
-def _xgboost_advice(setting: Setting) -> Iterator[str]:
-    version, gpus = _version(setting.image), _gpus(setting)
-    dask = _is_true(setting.hyperparameters.get("use_dask_gpu_training"))
-    if gpus and version[:1] >= _GPU_UNKNOWN_FROM:
-        yield f"That XGBoost {_dotted(version)} uses GPUs is unconfirmed; framework_version 1.7-1 does"
-    if gpus and not dask:
-        if setting.hyperparameters.get("tree_method") != "gpu_hist":
-            yield "XGBoost uses a GPU with tree_method: gpu_hist alone; without it the GPUs stay idle"
+def _xgboost_advice(context: LaunchContext) -> Iterator[str]:
+    """GPUs and hosts that XGBoost does not use."""
+    version, gpus = _xgboost_version(context.image), _gpu_count(context)
+    uses_dask = _is_true(context.hyperparameters.get("use_dask_gpu_training"))
+    if gpus and version[:1] >= _FIRST_UNCONFIRMED_GPU_VERSION:
+        yield f"That XGBoost {_version_text(version)} uses GPUs is unconfirmed; framework_version 1.7-1 does"
+    if gpus and not uses_dask:
+        if context.hyperparameters.get("tree_method") != "gpu_hist":
+            yield "XGBoost uses a GPU only with tree_method: gpu_hist; otherwise the GPUs are idle"
         if gpus > 1:
             yield (
                 f"XGBoost uses one of the {gpus} GPUs of a host; with use_dask_gpu_training: 'true' (from "
                 "1.5-1, CSV or Parquet, all data on every host) it uses all"
             )
-    if dask and setting.hosts > 1 and version and version < _DASK_HOSTS_FROM:
-        yield f"For GPUs of several hosts 1.7-1 is sure; of {_dotted(version)} sources say different things"
-    train = setting.channels.get("train")
-    if setting.hosts > 1 and not dask and train is not None and train.split is None:
+    if uses_dask and context.hosts > 1 and version and version < _FIRST_MULTI_HOST_DASK_VERSION:
+        yield f"For GPUs of several hosts 1.7-1 is confirmed; sources differ about {_version_text(version)}"
+    train_channel = context.channels.get("train")
+    if context.hosts > 1 and not uses_dask and train_channel is not None and train_channel.split is None:
         yield (
-            f"inputs.train is not split: all {setting.hosts} hosts train on the same data, and gain nothing; "
-            "say split: key"
+            f"inputs.train is not split: all {context.hosts} hosts train on the same data, and gain "
+            "nothing; use split: key"
         )
 
 
-def _version(image: str) -> tuple[int, ...]:
-    """Of one of AWS's XGBoost images; empty where it is another's."""
-    found = re.search(r"/sagemaker-xgboost:(\d+)\.(\d+)-(\d+)", image)
-    return tuple(map(int, found.groups())) if found else ()
+def _xgboost_version(image: str) -> tuple[int, ...]:
+    """Version of an AWS XGBoost image; empty for other images."""
+    version_match = re.search(r"/sagemaker-xgboost:(\d+)\.(\d+)-(\d+)", image)
+    return tuple(map(int, version_match.groups())) if version_match else ()
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def _version_text(version: tuple[int, ...]) -> str:
     """``(1, 5, 1)`` -> ``1.5-1``."""
     return "{}.{}-{}".format(*version)
 
 
-def _gpus(setting: Setting) -> int:
-    known = setting.instance
-    return 0 if known is None or known.is_neuron else known.accelerators
+def _gpu_count(context: LaunchContext) -> int:
+    """GPUs of a host."""
+    instance = context.instance
+    return 0 if instance is None or instance.is_neuron else instance.accelerators
 
 
 def _is_true(value: Any) -> bool:
@@ -112,90 +120,92 @@ def _is_true(value: Any) -> bool:
 # ---- others ----------------------------------------------------------------------------------------------
 
 
-def _forest_problems(setting: Setting) -> Iterator[Problem]:
-    train, test = setting.channels.get("train"), setting.channels.get("test")
-    if train is not None and train.split != "key":
-        told = f"{setting.algorithm} reads train as ShardedByS3Key alone; say split: key"
-        yield Problem("inputs.train.split", told)
-    if test is not None and test.split is not None:
+def _random_cut_forest_problems(context: LaunchContext) -> Iterator[Problem]:
+    train_channel, test_channel = context.channels.get("train"), context.channels.get("test")
+    if train_channel is not None and train_channel.split != "key":
+        message = f"{context.algorithm} reads train only as ShardedByS3Key; use split: key"
+        yield Problem("inputs.train.split", message)
+    if test_channel is not None and test_channel.split is not None:
         yield Problem(
-            "inputs.test.split", f"{setting.algorithm} needs all of test on every host; leave it out"
+            "inputs.test.split", f"{context.algorithm} needs all of test on every host; leave it out"
         )
 
 
-def _image_problems(setting: Setting) -> Iterator[Problem]:
-    for name, channel in setting.channels.items():
-        recordio = (channel.content_type or "").lower() == "application/x-recordio"
-        if channel.mode == "Pipe" and recordio and channel.split is not None:
-            told = f"{setting.algorithm} reads recordIO in Pipe mode on every host whole; leave it out"
-            yield Problem(f"inputs.{name}.split", told)
+def _image_problems(context: LaunchContext) -> Iterator[Problem]:
+    for name, channel in context.channels.items():
+        is_recordio = (channel.content_type or "").lower() == "application/x-recordio"
+        if channel.mode == "Pipe" and is_recordio and channel.split is not None:
+            message = f"{context.algorithm} reads all recordIO data in Pipe mode on every host; leave it out"
+            yield Problem(f"inputs.{name}.split", message)
 
 
-def _image_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1 and "kv_store" not in setting.hyperparameters:
-        yield f"{setting.algorithm} on several hosts wants hyperparameters.kv_store: dist_sync, or dist_async"
+def _image_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1 and "kv_store" not in context.hyperparameters:
+        yield f"{context.algorithm} on several hosts wants hyperparameters.kv_store: dist_sync, or dist_async"
 
 
-def _lightgbm_problems(setting: Setting) -> Iterator[Problem]:
-    if setting.hosts > 1 and "train" not in setting.channels and "training" in setting.channels:
+def _lightgbm_problems(context: LaunchContext) -> Iterator[Problem]:
+    if context.hosts > 1 and "train" not in context.channels and "training" in context.channels:
         yield Problem("inputs.training", "lightgbm on several hosts reads a channel train; rename it")
 
 
-def _blazingtext_problems(setting: Setting) -> Iterator[Problem]:
-    if setting.hosts > 1 and setting.hyperparameters.get("mode") == "batch_skipgram" and _gpus(setting):
-        told = f"batch_skipgram trains on several hosts with CPUs alone, and {setting.instance_type} has GPUs"
-        yield Problem("compute.instance_type", f"{told}; take a type without, or one host")
+def _blazingtext_problems(context: LaunchContext) -> Iterator[Problem]:
+    if context.hosts > 1 and context.hyperparameters.get("mode") == "batch_skipgram" and _gpu_count(context):
+        message = (
+            f"batch_skipgram trains on several hosts only with CPUs, and {context.instance_type} has GPUs"
+        )
+        yield Problem("compute.instance_type", f"{message}; use a type without GPUs, or one host")
 
 
-def _blazingtext_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1:
+def _blazingtext_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1:
         yield (
-            f"{setting.algorithm} on {setting.hosts} hosts: its own page allows it for mode batch_skipgram, "
+            f"{context.algorithm} on {context.hosts} hosts: its own page allows it for mode batch_skipgram, "
             "the table of all algorithms does not (unconfirmed)"
         )
 
 
-def _kmeans_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1:
+def _kmeans_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1:
         yield (
-            f"{setting.algorithm} on {setting.hosts} hosts: its own page describes it, with split: key for "
+            f"{context.algorithm} on {context.hosts} hosts: its own page describes it, with split: key for "
             "train; the table of all algorithms says that it is not parallelizable"
         )
 
 
-def _sharded_advice(setting: Setting) -> Iterator[str]:
-    train = setting.channels.get("train")
-    if setting.hosts > 1 and train is not None and train.split is None:
-        yield f"{setting.algorithm} on several hosts recommends split: key for inputs.train"
+def _linear_learner_advice(context: LaunchContext) -> Iterator[str]:
+    train_channel = context.channels.get("train")
+    if context.hosts > 1 and train_channel is not None and train_channel.split is None:
+        yield f"{context.algorithm} on several hosts recommends split: key for inputs.train"
     for name in ("validation", "test"):
-        if name in setting.channels and setting.channels[name].split is not None:
-            yield f"{setting.algorithm} recommends all of {name} on every host: leave out inputs.{name}.split"
+        if name in context.channels and context.channels[name].split is not None:
+            yield f"{context.algorithm} recommends all of {name} on every host: leave out inputs.{name}.split"
 
 
-def _ipinsights_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1 and _gpus(setting):
-        yield f"{setting.algorithm} uses several hosts with CPUs, and with GPUs those of one host"
+def _ipinsights_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1 and _gpu_count(context):
+        yield f"{context.algorithm} uses several hosts with CPUs, and with GPUs those of one host"
 
 
-def _machines_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1 and _gpus(setting):
-        yield f"{setting.algorithm} is distributed over hosts with CPUs; GPUs are for dense data"
+def _factorization_machines_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1 and _gpu_count(context):
+        yield f"{context.algorithm} is distributed over hosts with CPUs; GPUs are for dense data"
 
 
-def _deepar_advice(setting: Setting) -> Iterator[str]:
-    if setting.hosts > 1:
-        yield f"{setting.algorithm} gains from several hosts with large models alone"
+def _deepar_advice(context: LaunchContext) -> Iterator[str]:
+    if context.hosts > 1:
+        yield f"{context.algorithm} gains from several hosts only with large models"
 
 
-def _topics_advice(setting: Setting) -> Iterator[str]:
-    yield f"{setting.algorithm} leaves no model behind when it is stopped: give limits.max_runtime room"
+def _neural_topic_model_advice(context: LaunchContext) -> Iterator[str]:
+    yield f"{context.algorithm} leaves no model behind when it is stopped: give limits.max_runtime room"
 
 
-_Rule = Callable[[Setting], Iterator[Any]]
+_Rule = Callable[[LaunchContext], Iterator[Any]]
 
 _PROBLEMS: dict[str, _Rule] = {
     "xgboost": _xgboost_problems,
-    "randomcutforest": _forest_problems,
+    "randomcutforest": _random_cut_forest_problems,
     "image-classification": _image_problems,
     "object-detection": _image_problems,
     "lightgbm": _lightgbm_problems,
@@ -208,9 +218,9 @@ _ADVICE: dict[str, _Rule] = {
     "object-detection": _image_advice,
     "blazingtext": _blazingtext_advice,
     "kmeans": _kmeans_advice,
-    "linear-learner": _sharded_advice,
+    "linear-learner": _linear_learner_advice,
     "ipinsights": _ipinsights_advice,
-    "factorization-machines": _machines_advice,
+    "factorization-machines": _factorization_machines_advice,
     "forecasting-deepar": _deepar_advice,
-    "ntm": _topics_advice,
+    "ntm": _neural_topic_model_advice,
 }

@@ -1,25 +1,25 @@
-"""custom: one plain process per host, which finds its peers itself from resourceconfig.json."""
+"""custom: one plain process per host, which finds its peers in resourceconfig.json."""
 
 from __future__ import annotations
 
-from smlaunch.strategies.base import Setting, Strategy
+from smlaunch.strategies.base import LaunchContext, Strategy
 
 
 class Custom(Strategy):
     name = "custom"
     summary = "starts one plain process per host, which reads resourceconfig.json itself"
     rendezvous = False
-    one_per_host = True
+    one_process_per_host = True
     joins_hosts = False
     needs_script = False
-    instead_of_ranks = "use strategy: ddp, or let the script start its own processes"
+    more_ranks_hint = "use strategy: ddp, or let the script start its own processes"
 
-    def advice(self, setting: Setting) -> list[str]:
-        if setting.hosts == 1 or setting.reads_resource_config or setting.split:
+    def advice(self, context: LaunchContext) -> list[str]:
+        if context.hosts == 1 or context.reads_resource_config or context.has_split_input:
             return []
-        if not setting.entry.endswith(".py"):
-            return []  # nobody can see into it
+        if not context.entry.endswith(".py"):
+            return []  # not a Python script: cannot be analyzed
         return [
-            f"{setting.entry} does not name resourceconfig.json: unless a module of its own reads it, "
-            f"{setting.hosts} hosts do the same work {setting.hosts} times"
+            f"{context.entry} does not name resourceconfig.json: unless one of its modules reads it, "
+            f"{context.hosts} hosts do the same work {context.hosts} times"
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.strategies.base import OnTrainium, Setting, Strategy
+from smlaunch.strategies.base import LaunchContext, Strategy, TrainiumSupport
 
 
 class DDP(Strategy):
@@ -12,21 +12,21 @@ class DDP(Strategy):
     summary = "starts every rank with RANK, WORLD_SIZE and MASTER_ADDR set as torchrun sets them"
     rendezvous = True
     frameworks: ClassVar[tuple[str, ...] | None] = ("PyTorch",)
-    trainium: ClassVar[OnTrainium] = "no"
-    for_several_hosts = True
-    joined_by_script = True
+    trainium_support: ClassVar[TrainiumSupport] = "no"
+    is_multi_host = True
+    script_joins_ranks = True
     python_only = True
     libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
-    # They join ranks by RANK, WORLD_SIZE and MASTER_ADDR from the environment too.
+    # These also join ranks by RANK, WORLD_SIZE and MASTER_ADDR from the environment.
     other_libraries: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
-    # Twice the half hour after which gloo itself gives up on a peer (NCCL: ten minutes): whoever waits longer
-    # than that waits for nobody. Not for custom, whose hosts may serve others and rightly idle.
-    hang = 3600
+    # Twice gloo's own timeout of half an hour (NCCL: ten minutes): a longer wait never ends. Not for custom,
+    # whose hosts may be servers that are idle legitimately.
+    hang_seconds = 3600
 
-    def unimported(self, setting: Setting) -> str:
-        if setting.alone:
+    def unimported_warning(self, context: LaunchContext) -> str:
+        if context.is_single_process:
             return ""
         return (
             "imports nothing that joins ranks (torch.distributed, accelerate, lightning, transformers): "
-            "unless a module of its own does, every rank trains alone on the same data"
+            "unless one of its modules does, every rank trains separately on the same data"
         )

@@ -1,31 +1,31 @@
-"""horovod: its ranks by mpirun, or by the runtime itself where Horovod was built with gloo alone.
+"""horovod: ranks started by mpirun, or by the runtime if Horovod was built with gloo only.
 
-The variables are those that horovodrun sets (Horovod 0.28, horovod/runner/gloo_run.py). Docs: docs/mpi.md.
+The variables are those of horovodrun (Horovod 0.28, horovod/runner/gloo_run.py). Docs: docs/mpi.md.
 """
 
 from __future__ import annotations
 
+from smlaunch.contract.launch_spec import LEADER, RUNTIME, Arg, Concat, LaunchSpec, Ref, ServiceSpec
+from smlaunch.contract.tcp_ports import FIRST_SERVICE_PORT
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import LEADER, RUNTIME, Joined, LaunchSpec, Ref, Service, Word
-from smlaunch.protocol.ports import SERVICES
-from smlaunch.strategies.base import Setting
-from smlaunch.strategies.mpi import MPI, OPTION
+from smlaunch.strategies.base import LaunchContext
+from smlaunch.strategies.mpi import MPI, MPIRUN_OPTIONS
 
 CONTROLLERS = ("mpi", "gloo")
 
-_STORE: tuple[Word, ...] = (
-    *(Ref("python"), "-c", "from smlaunch.train.horovod_rendezvous import main; main()"),
-    *(Ref("port", offset=SERVICES), Ref("world_size"), Ref("hosts")),
+_RENDEZVOUS_COMMAND: tuple[Arg, ...] = (
+    *(Ref("python"), "-c", "from smlaunch.runtime.horovod_rendezvous import main; main()"),
+    *(Ref("port", offset=FIRST_SERVICE_PORT), Ref("world_size"), Ref("hosts")),
 )
-_READY = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=SERVICES)))
+_RENDEZVOUS_READY = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=FIRST_SERVICE_PORT)))
 
-_GLOO: tuple[tuple[str, Word], ...] = (
+_GLOO_VARIABLES: tuple[tuple[str, Arg], ...] = (
     ("HOROVOD_CONTROLLER", "gloo"),
     ("HOROVOD_CPU_OPERATIONS", "gloo"),
     ("HOROVOD_CROSS_RANK", Ref("host_rank")),
     ("HOROVOD_CROSS_SIZE", Ref("hosts")),
     ("HOROVOD_GLOO_RENDEZVOUS_ADDR", Ref("leader_address")),
-    ("HOROVOD_GLOO_RENDEZVOUS_PORT", Ref("port", offset=SERVICES)),
+    ("HOROVOD_GLOO_RENDEZVOUS_PORT", Ref("port", offset=FIRST_SERVICE_PORT)),
     ("HOROVOD_HOSTNAME", Ref("host")),
     ("HOROVOD_LOCAL_RANK", Ref("local_rank")),
     ("HOROVOD_LOCAL_SIZE", Ref("per_host")),
@@ -38,8 +38,8 @@ class Horovod(MPI):
     name = "horovod"
     summary = "starts Horovod's ranks by the leader's mpirun, or, with controller: gloo, without an MPI"
     frameworks = ("PyTorch", "TensorFlow")
-    trainium = "no"
-    deals_out = False
+    trainium_support = "no"
+    distributes_records = False
     libraries = ("horovod",)
     python_only = True
     options = {  # noqa: RUF012
@@ -47,40 +47,44 @@ class Horovod(MPI):
         **MPI.options,
     }
 
-    def check(self, setting: Setting) -> list[Problem]:
-        problems = super().check(setting)
-        if _controller(setting) not in CONTROLLERS:
-            told = f"one of {', '.join(CONTROLLERS)}, not {_controller(setting)!r}"
-            problems.append(Problem("options.controller", told))
-        if _controller(setting) == "gloo" and setting.options.get(OPTION):
-            told = "with controller: gloo there is no mpirun; leave one of them out"
-            problems.append(Problem(f"options.{OPTION}", told))
+    def check(self, context: LaunchContext) -> list[Problem]:
+        problems = super().check(context)
+        if _controller(context) not in CONTROLLERS:
+            message = f"one of {', '.join(CONTROLLERS)}, not {_controller(context)!r}"
+            problems.append(Problem("options.controller", message))
+        if _controller(context) == "gloo" and context.options.get(MPIRUN_OPTIONS):
+            message = "with controller: gloo there is no mpirun; leave one of them out"
+            problems.append(Problem(f"options.{MPIRUN_OPTIONS}", message))
         return problems
 
-    def advice(self, setting: Setting) -> list[str]:
+    def advice(self, context: LaunchContext) -> list[str]:
         return [
-            "Horovod's newest release, 0.28.1, compiles as C++14 and PyTorch of today asks for C++17, so it "
-            "does not build unpatched: the image must bring it; strategy: ddp is PyTorch's own way"
+            "Horovod's newest release, 0.28.1, compiles as C++14 and current PyTorch needs C++17, so it "
+            "does not build unpatched: the image must contain it; strategy: ddp is PyTorch's own method"
         ]
 
-    def unimported(self, setting: Setting) -> str:
-        told = "does not import horovod: unless a module of its own does, every rank trains alone"
-        return "" if setting.alone else f"{told} on the same data"
+    def unimported_warning(self, context: LaunchContext) -> str:
+        message = "does not import horovod: unless one of its modules does, every rank trains separately"
+        return "" if context.is_single_process else f"{message} on the same data"
 
-    def services(self, setting: Setting) -> tuple[Service, ...]:
-        if _controller(setting) != "gloo":
+    def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
+        if _controller(context) != "gloo":
             return ()
-        return (Service("horovod-rendezvous", _STORE, on=LEADER, ready=_READY),)
+        return (
+            ServiceSpec(
+                "horovod-rendezvous", _RENDEZVOUS_COMMAND, runs_on=LEADER, ready_address=_RENDEZVOUS_READY
+            ),
+        )
 
-    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
-        return _GLOO if _controller(setting) == "gloo" else ()
+    def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
+        return _GLOO_VARIABLES if _controller(context) == "gloo" else ()
 
-    def launch_spec(self, setting: Setting) -> LaunchSpec:
-        spec = super().launch_spec(setting)
-        if _controller(setting) == "gloo":
+    def launch_spec(self, context: LaunchContext) -> LaunchSpec:
+        spec = super().launch_spec(context)
+        if _controller(context) == "gloo":
             return spec._replace(ranks=spec.ranks._replace(launcher=RUNTIME))
         return spec
 
 
-def _controller(setting: Setting) -> str:
-    return str(setting.options.get("controller", "mpi"))
+def _controller(context: LaunchContext) -> str:
+    return str(context.options.get("controller", "mpi"))

@@ -1,31 +1,31 @@
-"""huggingface: ranks of transformers' Trainer or of accelerate, which join as torchrun's do."""
+"""huggingface: ranks of transformers' Trainer or of accelerate, which join like torchrun's."""
 
 from __future__ import annotations
 
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.ddp import DDP
 
 
 class HuggingFace(DDP):
     name = "huggingface"
     summary = (
-        "starts every rank with the variables that transformers and accelerate join by; no accelerate launch"
+        "starts every rank with the variables that transformers and accelerate read; no accelerate launch"
     )
-    family = "huggingface"
-    trainium = "may"
-    joined_by_script = False
+    image_family = "huggingface"
+    trainium_support = "may"
+    script_joins_ranks = False
     libraries = ("transformers", "accelerate")
     other_libraries = DDP.libraries
 
-    def family_on(self, accelerated: bool) -> str | None:
-        # AWS publishes it for GPUs alone (facts: Deep Learning Containers, "GPU only").
+    def image_family_for(self, accelerated: bool) -> str | None:
+        # AWS publishes it only for GPUs (facts: Deep Learning Containers, "GPU only").
         return "huggingface" if accelerated else "pytorch"
 
-    def advice(self, setting: Setting) -> list[str]:
-        brings_torch_alone = any(name in setting.image for name in ("/pytorch:", "/pytorch-training:"))
-        if setting.target == "aws" and brings_torch_alone and setting.requirements is None:
+    def advice(self, context: LaunchContext) -> list[str]:
+        has_only_torch = any(name in context.image for name in ("/pytorch:", "/pytorch-training:"))
+        if context.target == "aws" and has_only_torch and context.requirements is None:
             return [
-                "AWS has no Hugging Face image without GPUs: PyTorch's is taken, which brings neither "
-                "transformers nor accelerate; name them in a requirements file"
+                "AWS has no Hugging Face image without GPUs: PyTorch's is used, which contains neither "
+                "transformers nor accelerate; add them to a requirements file"
             ]
         return []

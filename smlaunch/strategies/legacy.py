@@ -1,11 +1,11 @@
-"""What smddp and smp have in common: libraries that AWS has stopped developing."""
+"""Common parts of smddp and smp: libraries that AWS no longer develops."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from smlaunch.errors import Problem
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import LaunchContext
 
 WHY_DDP = (
     "strategy: ddp is the default, because NCCL over EFA is in every image of today and on every type that "
@@ -13,23 +13,30 @@ WHY_DDP = (
 )
 
 
-def instance_problem(setting: Setting, name: str, runs_on: Collection[str]) -> list[Problem]:
-    """``runs_on``: the instance types there are."""
-    if setting.instance_type in runs_on or (setting.instance is not None and setting.instance.is_neuron):
-        return []  # on Trainium the strategy is at fault, and refused as that
-    told = f"{name} runs on {_listed(runs_on)} alone, not on {setting.instance_type}; take one, or use ddp"
-    return [Problem("compute.instance_type", told)]
+def instance_type_problems(
+    context: LaunchContext, library: str, supported_types: Collection[str]
+) -> list[Problem]:
+    """Problem of an instance type that ``library`` does not run on."""
+    if context.instance_type in supported_types or (
+        context.instance is not None and context.instance.is_neuron
+    ):
+        return []  # on Trainium another rule reports the strategy
+    message = (
+        f"{library} runs only on {_list_text(supported_types)}, not on {context.instance_type}; use one of "
+        "them, or strategy: ddp"
+    )
+    return [Problem("compute.instance_type", message)]
 
 
 def repository_and_tag(image: str) -> tuple[str, str]:
-    """``("pytorch-training", "2.2.0-gpu-py310")`` of an image of AWS's; two empty words of any other."""
-    host, _, rest = image.partition("/")
-    if ".dkr.ecr." not in host:
+    """``("pytorch-training", "2.2.0-gpu-py310")`` for an AWS image; two empty strings for others."""
+    registry, _, image_path = image.partition("/")
+    if ".dkr.ecr." not in registry:
         return "", ""
-    repository, _, tag = rest.partition(":")
+    repository, _, tag = image_path.partition(":")
     return repository, tag
 
 
-def _listed(names: Collection[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+def _list_text(names: Collection[str]) -> str:
+    *first_names, last_name = names
+    return f"{', '.join(first_names)} and {last_name}" if first_names else last_name

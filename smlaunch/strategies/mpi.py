@@ -1,17 +1,17 @@
-"""mpi: the leader's mpirun starts the ranks of all hosts, by our runtime and not by sshd."""
+"""mpi: the leader's mpirun starts the ranks of all hosts, through smlaunch's runtime instead of sshd."""
 
 from __future__ import annotations
 
 import shlex
 
+from smlaunch.contract.launch_spec import MPI as LAUNCHER
+from smlaunch.contract.launch_spec import Arg, Ref
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import MPI as LAUNCHER
-from smlaunch.protocol.launch_spec import Ref, Word
-from smlaunch.strategies.base import Setting, Strategy, imported, program
+from smlaunch.strategies.base import LaunchContext, Strategy, first_imported, program_command
 
-OPTION = "mpirun_options"
+MPIRUN_OPTIONS = "mpirun_options"
 
-_OURS = {
+_RESERVED_OPTIONS = {
     **dict.fromkeys(
         ("np", "n", "c", "ppn", "N", "npernode", "ppr", "perhost", "npersocket"),
         "compute.processes_per_host says how many ranks there are",
@@ -25,71 +25,76 @@ _OURS = {
         "hosts are reached by smlaunch's own agent",
     ),
 }
-"""What the user may not say, and why: Open MPI's and hydra's names of what is said elsewhere."""
+"""Why the user cannot give an option: Open MPI's and hydra's names of what other fields determine."""
 
 
 class MPI(Strategy):
     name = "mpi"
     summary = "starts the ranks of all hosts by the leader's mpirun, without an sshd in the image"
     rendezvous = True
-    for_several_hosts = True
-    deals_out = True
+    is_multi_host = True
+    distributes_records = True
     launcher = LAUNCHER
     libraries = ("mpi4py",)
-    options = {OPTION: "words for mpirun, a list or one text: --map-by node"}  # noqa: RUF012
+    options = {MPIRUN_OPTIONS: "arguments of mpirun, a list or one text: --map-by node"}  # noqa: RUF012
 
-    def check(self, setting: Setting) -> list[Problem]:
-        words, problem = _options(setting)
+    def check(self, context: LaunchContext) -> list[Problem]:
+        arguments, problem = _mpirun_arguments(context)
         if problem:
-            return [Problem(f"options.{OPTION}", problem)]
+            return [Problem(f"options.{MPIRUN_OPTIONS}", problem)]
         problems = []
-        for word in words:
-            name = word.partition("=")[0].lstrip("-")
-            why = _OURS.get(name) if word.startswith(("-", "plm")) else None
-            if word == ":":
-                why = "one program runs on all ranks; let it branch by its rank"
-            if why is not None:
-                problems.append(Problem(f"options.{OPTION}", f"{word} cannot be given: {why}"))
+        for argument in arguments:
+            name = argument.partition("=")[0].lstrip("-")
+            reason = _RESERVED_OPTIONS.get(name) if argument.startswith(("-", "plm")) else None
+            if argument == ":":
+                reason = "one program runs on all ranks; let it branch on its rank"
+            if reason is not None:
+                problems.append(Problem(f"options.{MPIRUN_OPTIONS}", f"{argument} cannot be given: {reason}"))
         return problems
 
-    def advice(self, setting: Setting) -> list[str]:
-        of_aws = setting.target == "aws" and "/pytorch" in setting.image
-        if of_aws and setting.requirements is None and setting.entry.endswith(".py") and uses_mpi4py(setting):
-            # Users found it missing there (aws/deep-learning-containers, issue 1968).
-            return ["AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file"]
+    def advice(self, context: LaunchContext) -> list[str]:
+        is_aws_image = context.target == "aws" and "/pytorch" in context.image
+        if (
+            is_aws_image
+            and context.requirements is None
+            and context.entry.endswith(".py")
+            and uses_mpi4py(context)
+        ):
+            # Reported missing there (aws/deep-learning-containers, issue 1968).
+            return ["AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file"]
         return []
 
-    def unimported(self, setting: Setting) -> str:
-        if setting.alone:
+    def unimported_warning(self, context: LaunchContext) -> str:
+        if context.is_single_process:
             return ""
         return (
-            "does not import mpi4py: unless a module of its own joins the ranks, each works alone, and an "
-            "exception in one of them may leave the others waiting"
+            "does not import mpi4py: unless one of its modules joins the ranks, each works separately, and "
+            "an exception in one of them may leave the others waiting"
         )
 
-    def command(self, setting: Setting) -> tuple[Word, ...]:
-        words = program(setting.entry)
-        if setting.entry.endswith(".py") and uses_mpi4py(setting):
-            # Else an exception leaves the other ranks in MPI_Finalize, and the job hangs.
-            words = (Ref("python"), "-m", "mpi4py", *words[1:])
-        return (*words, *setting.args, Ref("hyperparameters"))
+    def command(self, context: LaunchContext) -> tuple[Arg, ...]:
+        command = program_command(context.entry)
+        if context.entry.endswith(".py") and uses_mpi4py(context):
+            # Without it an exception leaves the other ranks in MPI_Finalize, and the job hangs.
+            command = (Ref("python"), "-m", "mpi4py", *command[1:])
+        return (*command, *context.args, Ref("hyperparameters"))
 
-    def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
-        return tuple(_options(setting)[0])
-
-
-def uses_mpi4py(setting: Setting) -> bool:
-    return imported(setting.imports, MPI.libraries) is not None
+    def launcher_options(self, context: LaunchContext) -> tuple[Arg, ...]:
+        return tuple(_mpirun_arguments(context)[0])
 
 
-def _options(setting: Setting) -> tuple[list[str], str]:
-    """Each is one word for mpirun, whatever is in it; and what is wrong with them, if anything is."""
-    value = setting.options.get(OPTION, [])
-    if isinstance(value, list | tuple):
-        return [str(word) for word in value], ""
-    if not isinstance(value, str):
-        return [], f"a list of words or one text is needed, not {value!r}"
+def uses_mpi4py(context: LaunchContext) -> bool:
+    return first_imported(context.imports, MPI.libraries) is not None
+
+
+def _mpirun_arguments(context: LaunchContext) -> tuple[list[str], str]:
+    """Arguments of mpirun, and the problem with them; empty without one."""
+    option_value = context.options.get(MPIRUN_OPTIONS, [])
+    if isinstance(option_value, list | tuple):
+        return [str(argument) for argument in option_value], ""
+    if not isinstance(option_value, str):
+        return [], f"a list of arguments or one text is needed, not {option_value!r}"
     try:
-        return shlex.split(value), ""
+        return shlex.split(option_value), ""
     except ValueError as error:
-        return [], f"{value!r} does not come apart into words: {error}"
+        return [], f"{option_value!r} cannot be split into arguments: {error}"

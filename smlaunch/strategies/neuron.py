@@ -1,4 +1,4 @@
-"""neuron: torchrun's ranks on Trainium, one for each NeuronCore, joined by the backend ``xla``."""
+"""neuron: torchrun's ranks on Trainium, one per NeuronCore, joined by the backend ``xla``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from smlaunch.catalog.instances import InstanceType
+from smlaunch.contract.launch_spec import TORCHRUN, Arg
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import TORCHRUN, Word
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.ddp import DDP
 
 COMPILER = "neuron_parallel_compile"
-"""A program of the image: runs what it is given, and compiles the graphs it saw, several at a time."""
+"""A program of the image: runs the given command, and compiles the graphs it traced, several at a time."""
 
-_LOGICAL = 2
-"""Physical NeuronCores in a logical one, Neuron's default on Trainium2 (from memory)."""
+_CORES_PER_LOGICAL_CORE = 2
+"""Physical NeuronCores per logical one, Neuron's default on Trainium2 (from memory)."""
 
 
 class Neuron(DDP):
     name = "neuron"
     summary = "starts a rank for every NeuronCore by torchrun, for a script that trains with torch-xla"
-    family = "pytorch-neuronx"
-    trainium = "only"
-    joined_by_script = False
+    image_family = "pytorch-neuronx"
+    trainium_support = "only"
+    script_joins_ranks = False
     libraries = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
     other_libraries = ()
     launcher = TORCHRUN
@@ -31,40 +31,38 @@ class Neuron(DDP):
         "parallel_compile": f"true starts it under {COMPILER}: a run that only fills the compiler's cache"
     }
 
-    flags = ("parallel_compile",)
+    boolean_options = ("parallel_compile",)
 
-    def check(self, setting: Setting) -> list[Problem]:
-        found = super().check(setting)
-        known = setting.instance
-        if not (known.is_neuron if known is not None else setting.instance_type.startswith("ml.trn")):
-            told = f"{setting.instance_type} has no NeuronCores; take a trn type, as ml.trn1.32xlarge"
-            found.append(Problem("compute.instance_type", f"{told}, or use ddp"))
-        return found
+    def check(self, context: LaunchContext) -> list[Problem]:
+        problems = super().check(context)
+        instance = context.instance
+        if not (instance.is_neuron if instance is not None else context.instance_type.startswith("ml.trn")):
+            message = f"{context.instance_type} has no NeuronCores; take a trn type, as ml.trn1.32xlarge"
+            problems.append(Problem("compute.instance_type", f"{message}, or use ddp"))
+        return problems
 
-    def advice(self, setting: Setting) -> list[str]:
-        told = []
-        if setting.instance is not None and setting.instance.accelerator == "AWS Trainium2":
-            told.append(
-                f"{setting.instance_type} has {setting.instance.accelerators} physical NeuronCores, of which "
-                f"Neuron's default makes {self.ranks_per_host(setting.instance)} logical ones (unconfirmed): "
-                "say compute.processes_per_host where your image has it otherwise"
+    def advice(self, context: LaunchContext) -> list[str]:
+        warnings = []
+        if context.instance is not None and context.instance.accelerator == "AWS Trainium2":
+            warnings.append(
+                f"{context.instance_type} has {context.instance.accelerators} physical NeuronCores, of "
+                f"which Neuron's default makes {self.ranks_per_host(context.instance)} logical ones "
+                "(unconfirmed): state compute.processes_per_host if your image differs"
             )
-        if setting.target == "local":
-            told.append(
-                "There are no NeuronCores here: this machine can show the launch line, not the training"
-            )
-        return told
+        if context.target == "local":
+            warnings.append("There are no NeuronCores here: this machine can show the command, but not train")
+        return warnings
 
-    def unimported(self, setting: Setting) -> str:
+    def unimported_warning(self, context: LaunchContext) -> str:
         return (
-            "does not import torch_xla: unless a module of its own does, and calls "
+            "does not import torch_xla: unless one of its modules does, and calls "
             'init_process_group("xla"), the NeuronCores stay idle'
         )
 
     def ranks_per_host(self, instance: InstanceType) -> int:
         if instance.accelerator == "AWS Trainium2":
-            return instance.accelerators // _LOGICAL
+            return instance.accelerators // _CORES_PER_LOGICAL_CORE
         return instance.accelerators
 
-    def launcher_options(self, setting: Setting) -> tuple[Word, ...]:
-        return (COMPILER,) if setting.options.get("parallel_compile") is True else ()
+    def launcher_options(self, context: LaunchContext) -> tuple[Arg, ...]:
+        return (COMPILER,) if context.options.get("parallel_compile") is True else ()

@@ -1,10 +1,10 @@
-"""processing: one plain process per host, as a processing job instead of a training job."""
+"""processing: one plain process per host, as a processing job."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.strategies.base import Setting
+from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.custom import Custom
 
 
@@ -13,7 +13,7 @@ class Processing(Custom):
     summary = "runs one plain process per host as a processing job, for work that trains nothing"
     operation: ClassVar[str] = "CreateProcessingJob"
 
-    instead_of_ranks = "let the script start its own"
+    more_ranks_hint = "let the script start its own"
 
-    def advice(self, setting: Setting) -> list[str]:
+    def advice(self, context: LaunchContext) -> list[str]:
         return []  # whether hosts do the same work depends on the inputs: planning.processing

@@ -1,4 +1,4 @@
-"""ray: the job's hosts become a Ray cluster; the script is its driver, on the leader, and ends it.
+"""ray: the job's hosts form a Ray cluster; the script is its driver, on the leader, and ends it.
 
 Docs: docs/ray.md.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service, Word
-from smlaunch.protocol.ports import HOSTS, MORE_HOSTS, SERVICES
-from smlaunch.strategies.base import Setting, Strategy, program
+from smlaunch.contract.launch_spec import LEADER, OTHERS, Arg, Concat, Ref, ServiceSpec
+from smlaunch.contract.tcp_ports import FIRST_HOST_PORT, FIRST_SERVICE_PORT, SECOND_HOST_PORT
+from smlaunch.strategies.base import LaunchContext, Strategy, program_command
 
-_CLUSTER = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=SERVICES)))
-_NODE = Joined((Ref("address", suffix=":"), Ref("own_port", offset=HOSTS)))
+_HEAD_ADDRESS = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=FIRST_SERVICE_PORT)))
+_WORKER_ADDRESS = Concat((Ref("address", suffix=":"), Ref("own_port", offset=FIRST_HOST_PORT)))
 
-_DRIVER = (Ref("python"), "-c", "from smlaunch.train.ray_driver import main; main()", Ref("hosts"))
-"""Waits until every host is a node of the cluster, and becomes the script (train/ray_driver.py)."""
+_DRIVER_COMMAND = (Ref("python"), "-c", "from smlaunch.runtime.ray_driver import main; main()", Ref("hosts"))
+"""Waits until every host has joined the cluster, then runs the script (runtime/ray_driver.py)."""
 
-_ENVIRONMENT: tuple[tuple[str, Word], ...] = (
-    # The job is over when the script is: nothing is moved to other nodes first, which takes up to 30 s.
+_ENVIRONMENT: tuple[tuple[str, Arg], ...] = (
+    # The job ends with the script: moving work to other nodes first would take up to 30 s.
     ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0"),
     ("RAY_USAGE_STATS_ENABLED", "0"),
 )
@@ -28,58 +28,63 @@ class Ray(Strategy):
     name = "ray"
     summary = "makes a Ray cluster of the job's hosts and runs the script as its driver, on the leader"
     rendezvous = False
-    family = "pytorch"
-    one_per_host = True
-    for_several_hosts = True
-    deals_out = True
-    runs_on = LEADER
+    image_family = "pytorch"
+    one_process_per_host = True
+    is_multi_host = True
+    distributes_records = True
+    rank_hosts = LEADER
     python_only = True
-    counts = ("cpus",)
-    flags = ("dashboard",)
+    count_options = ("cpus",)
+    boolean_options = ("dashboard",)
     libraries = ("ray",)
-    instead_of_ranks = "Ray starts its own; options.cpus says for how many CPUs on each host"
+    more_ranks_hint = "Ray starts its own; options.cpus states the CPUs of each host"
     options: ClassVar[dict[str, str]] = {
         "cpus": "CPUs of each host that tasks may use; all by default",
         "dashboard": "true for Ray's dashboard on the leader; off by default, needs ray[default]",
     }
 
-    def advice(self, setting: Setting) -> list[str]:
-        of_aws = any(name in setting.image for name in ("/pytorch:", "/pytorch-training:"))
-        if setting.target == "aws" and of_aws and setting.requirements is None:
-            return ["AWS's PyTorch images bring no Ray: name ray in a requirements file, or another image"]
+    def advice(self, context: LaunchContext) -> list[str]:
+        is_aws_image = any(name in context.image for name in ("/pytorch:", "/pytorch-training:"))
+        if context.target == "aws" and is_aws_image and context.requirements is None:
+            return [
+                (
+                    "AWS's PyTorch images do not contain Ray: add ray to a requirements file, or name "
+                    "another image"
+                )
+            ]
         return []
 
-    def unimported(self, setting: Setting) -> str:
+    def unimported_warning(self, context: LaunchContext) -> str:
         return (
-            "does not import ray: unless a module of its own does, it runs on the leader alone, and the "
-            "cluster stays idle"
+            "does not import ray: unless one of its modules does, it runs only on the leader, and the "
+            "cluster is idle"
         )
 
-    def command(self, setting: Setting) -> tuple[Word, ...]:
-        return (*_DRIVER, *program(setting.entry), *setting.args, Ref("hyperparameters"))
+    def command(self, context: LaunchContext) -> tuple[Arg, ...]:
+        return (*_DRIVER_COMMAND, *program_command(context.entry), *context.args, Ref("hyperparameters"))
 
-    def services(self, setting: Setting) -> tuple[Service, ...]:
-        start: tuple[Word, ...] = (
+    def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
+        start_command: tuple[Arg, ...] = (
             *(Ref("python"), "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-            # By name, Ray would ask the machine for its address, of which a host may have several.
+            # Without it Ray resolves the machine's address, of which a host may have several.
             Ref("address", prefix="--node-ip-address="),
-            Ref("own_port", prefix="--node-manager-port=", offset=HOSTS),
-            # Else every host takes the same, also where they share a network.
-            Ref("own_port", prefix="--dashboard-agent-listen-port=", offset=MORE_HOSTS),
+            Ref("own_port", prefix="--node-manager-port=", offset=FIRST_HOST_PORT),
+            # Without it all hosts use the same port, even if they share a network.
+            Ref("own_port", prefix="--dashboard-agent-listen-port=", offset=SECOND_HOST_PORT),
             *("--min-worker-port=0", "--max-worker-port=0"),
         )
-        if "cpus" in setting.options:
-            start = (*start, f"--num-cpus={setting.options['cpus']}")
-        dashboard = "true" if setting.options.get("dashboard") else "false"
-        head = (
-            *(*start, "--head", Ref("port", prefix="--port=", offset=SERVICES)),
+        if "cpus" in context.options:
+            start_command = (*start_command, f"--num-cpus={context.options['cpus']}")
+        dashboard = "true" if context.options.get("dashboard") else "false"
+        head_command = (
+            *(*start_command, "--head", Ref("port", prefix="--port=", offset=FIRST_SERVICE_PORT)),
             f"--include-dashboard={dashboard}",
         )
-        worker = (*start, Joined(("--address=", *_CLUSTER.words)))
+        worker_command = (*start_command, Concat(("--address=", *_HEAD_ADDRESS.parts)))
         return (
-            Service("ray-head", head, _ENVIRONMENT, LEADER, _CLUSTER),
-            Service("ray-worker", worker, _ENVIRONMENT, OTHERS, _NODE),
+            ServiceSpec("ray-head", head_command, _ENVIRONMENT, LEADER, _HEAD_ADDRESS),
+            ServiceSpec("ray-worker", worker_command, _ENVIRONMENT, OTHERS, _WORKER_ADDRESS),
         )
 
-    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
-        return (("RAY_ADDRESS", _CLUSTER), ("RAY_USAGE_STATS_ENABLED", "0"))
+    def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
+        return (("RAY_ADDRESS", _HEAD_ADDRESS), ("RAY_USAGE_STATS_ENABLED", "0"))

@@ -1,32 +1,42 @@
-"""sklearn: one process on one host, whose cores scikit-learn shares out by joblib."""
+"""sklearn: one process on one host, whose cores scikit-learn uses through joblib."""
 
 from __future__ import annotations
 
 from smlaunch.errors import Problem
-from smlaunch.strategies.base import Setting, Strategy
+from smlaunch.strategies.base import LaunchContext, Strategy
 
 
 class Sklearn(Strategy):
     name = "sklearn"
     summary = "trains in one process of one host, whose cores joblib uses (n_jobs=-1)"
     rendezvous = False
-    family = "sklearn"
-    trainium = "no"
-    one_per_host = True
+    image_family = "sklearn"
+    trainium_support = "no"
+    one_process_per_host = True
     joins_hosts = False
     libraries = ("sklearn",)
-    # Many scripts import scikit-learn for a metric; its image has none of these.
-    never_with = ("torch", "tensorflow", "keras", "jax", "flax", "lightgbm", "catboost", "mxnet", "paddle")
-    instead_of_ranks = "joblib starts its own (n_jobs)"
+    # Many scripts import scikit-learn only for a metric; its image has none of these.
+    excluded_libraries = (
+        "torch",
+        "tensorflow",
+        "keras",
+        "jax",
+        "flax",
+        "lightgbm",
+        "catboost",
+        "mxnet",
+        "paddle",
+    )
+    more_ranks_hint = "joblib starts its own (n_jobs)"
 
-    def unimported(self, setting: Setting) -> str:
-        return ""  # one process on one host: nothing is started that it would not use
+    def unimported_warning(self, context: LaunchContext) -> str:
+        return ""  # one process on one host: nothing else is started
 
-    def check(self, setting: Setting) -> list[Problem]:
-        if setting.hosts == 1:
+    def check(self, context: LaunchContext) -> list[Problem]:
+        if context.hosts == 1:
             return []
-        told = (
-            f"scikit-learn knows one host, and {setting.hosts} would train the same {setting.hosts} times; "
-            "ask for one, or for strategy: share-nothing where each host has work of its own"
+        message = (
+            f"scikit-learn uses one host, and {context.hosts} would train the same {context.hosts} times; "
+            "use one host, or strategy: share-nothing if each host has its own work"
         )
-        return [Problem("compute.hosts", told)]
+        return [Problem("compute.hosts", message)]

@@ -1,6 +1,6 @@
-"""xgboost: one worker per host, which meet at a tracker on the leader (XGBoost's own collective).
+"""xgboost: one worker per host, which join through a tracker on the leader (XGBoost's own collective).
 
-The script joins them by the variables that XGBoost's launchers have always set:
+The script joins by the variables that XGBoost's launchers set:
 
     xgboost.collective.init(
         dmlc_tracker_uri=os.environ["DMLC_TRACKER_URI"],
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import re
 
+from smlaunch.contract.launch_spec import LEADER, Arg, Concat, Ref, ServiceSpec
+from smlaunch.contract.tcp_ports import FIRST_SERVICE_PORT
 from smlaunch.errors import Problem
-from smlaunch.protocol.launch_spec import LEADER, Joined, Ref, Service, Word
-from smlaunch.protocol.ports import SERVICES
-from smlaunch.strategies.base import Setting, Strategy
+from smlaunch.strategies.base import LaunchContext, Strategy
 
-_TRACKER: tuple[Word, ...] = (
-    *(Ref("python"), "-c", "from smlaunch.train.xgboost_tracker import main; main()"),
+_TRACKER_COMMAND: tuple[Arg, ...] = (
+    *(Ref("python"), "-c", "from smlaunch.runtime.xgboost_tracker import main; main()"),
     *(Ref("world_size"), Ref("leader_address")),
-    *(Ref("port", offset=SERVICES), Ref("port", offset=SERVICES + 1)),
+    *(Ref("port", offset=FIRST_SERVICE_PORT), Ref("port", offset=FIRST_SERVICE_PORT + 1)),
 )
-_READY = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=SERVICES + 1)))
+_TRACKER_READY = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=FIRST_SERVICE_PORT + 1)))
 
 _FIRST_WITH_TRACKER = (2, 1)
-"""Before, the tracker was another class, with other words; AWS's images go back to 1.7."""
+"""Earlier versions have another tracker class with other arguments; AWS's images go back to 1.7."""
 
 
 class XGBoost(Strategy):
@@ -36,53 +36,61 @@ class XGBoost(Strategy):
     summary = "starts one worker per host, which meet at XGBoost's tracker on the leader"
     python_only = True
     rendezvous = False
-    # A worker waits for the others in every split it looks for.
-    hang = 3600
-    family = "xgboost"
+    # A worker waits for the others in every split.
+    hang_seconds = 3600
+    image_family = "xgboost"
     frameworks = ("XGBoost",)
-    trainium = "no"
-    one_unless_asked = True
-    for_several_hosts = True
+    trainium_support = "no"
+    one_process_by_default = True
+    is_multi_host = True
     libraries = ("xgboost",)
 
-    def check(self, setting: Setting) -> list[Problem]:
+    def check(self, context: LaunchContext) -> list[Problem]:
         problems = []
-        found = re.match(r"(\d+)\.(\d+)", setting.framework_version or "")
-        if _joined(setting) and found and (int(found[1]), int(found[2])) < _FIRST_WITH_TRACKER:
-            told = f"XGBoost {setting.framework_version} has no tracker for several workers; 2.1 has"
-            problems.append(Problem("framework_version", f"{told}, or ask for one host"))
+        version_match = re.match(r"(\d+)\.(\d+)", context.framework_version or "")
+        if (
+            _has_several_workers(context)
+            and version_match
+            and (int(version_match[1]), int(version_match[2])) < _FIRST_WITH_TRACKER
+        ):
+            message = f"XGBoost {context.framework_version} has no tracker for several workers; 2.1 has"
+            problems.append(Problem("framework_version", f"{message}, or ask for one host"))
         return problems
 
-    def advice(self, setting: Setting) -> list[str]:
-        if setting.hosts == 1 or setting.split or not setting.channels:
+    def advice(self, context: LaunchContext) -> list[str]:
+        if context.hosts == 1 or context.has_split_input or not context.channels:
             return []
         return [
-            f"every one of {setting.hosts} hosts is given all the data: workers train on their own rows "
-            "together, so give each its part (split: key or bytes), or let the script take every n-th row"
+            f"every one of {context.hosts} hosts gets all the data: each worker should train on its own "
+            "rows, so split the input (split: key or bytes), or let the script take every n-th row"
         ]
 
-    def unimported(self, setting: Setting) -> str:
-        told = "does not import xgboost: unless a module of its own does, every worker trains alone"
-        return "" if setting.alone else f"{told}, and nothing asks the tracker"
+    def unimported_warning(self, context: LaunchContext) -> str:
+        message = "does not import xgboost: unless one of its modules does, every worker trains separately"
+        return "" if context.is_single_process else f"{message}, and the tracker is unused"
 
-    def services(self, setting: Setting) -> tuple[Service, ...]:
-        return (Service("xgboost-tracker", _TRACKER, on=LEADER, ready=_READY),) if _joined(setting) else ()
-
-    def variables(self, setting: Setting) -> tuple[tuple[str, Word], ...]:
-        if not _joined(setting):
-            return ()
-        # Hosts of the local endpoint share one machine: where each takes all cores, threads that wait by
-        # spinning take them from those that work, and a training of seconds takes minutes.
-        shared = (("OMP_NUM_THREADS", "1"),) if setting.target == "local" else ()
+    def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         return (
-            *shared,
+            (ServiceSpec("xgboost-tracker", _TRACKER_COMMAND, runs_on=LEADER, ready_address=_TRACKER_READY),)
+            if _has_several_workers(context)
+            else ()
+        )
+
+    def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
+        if not _has_several_workers(context):
+            return ()
+        # Hosts of the local endpoint share one machine: if each used all cores, spinning threads would slow
+        # down working ones, and seconds of training would take minutes.
+        thread_variables = (("OMP_NUM_THREADS", "1"),) if context.target == "local" else ()
+        return (
+            *thread_variables,
             ("DMLC_NUM_WORKER", Ref("world_size")),
             ("DMLC_ROLE", "worker"),
             ("DMLC_TASK_ID", Ref("rank")),
-            ("DMLC_TRACKER_PORT", Ref("port", offset=SERVICES)),
+            ("DMLC_TRACKER_PORT", Ref("port", offset=FIRST_SERVICE_PORT)),
             ("DMLC_TRACKER_URI", Ref("leader_address")),
         )
 
 
-def _joined(setting: Setting) -> bool:
-    return setting.hosts > 1 or setting.per_host != 1
+def _has_several_workers(context: LaunchContext) -> bool:
+    return context.hosts > 1 or context.processes_per_host != 1

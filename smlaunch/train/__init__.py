@@ -1,13 +1,21 @@
-"""What a training script may import: checkpoints, resumable data, the stop that all ranks agree on."""
+"""What a training script may import: checkpoints, resumable data, and a stop that all ranks agree on."""
 
 from smlaunch.train.checkpointer import Checkpointer
-from smlaunch.train.equal_steps import equal_steps, exactly
-from smlaunch.train.group import let_world_end
-from smlaunch.train.io_watch import watched
+from smlaunch.train.data_wait import measure_data_wait
+from smlaunch.train.equal_steps import batches_for_steps, equal_steps
 from smlaunch.train.order import ResumableOrder
-from smlaunch.train.part_files import part_files
+from smlaunch.train.rank_group import preload_distributed_nn
 from smlaunch.train.rng import sample_seed
+from smlaunch.train.shard_files import shard_files
 
-__all__ = ["Checkpointer", "ResumableOrder", "equal_steps", "exactly", "part_files", "sample_seed", "watched"]
+__all__ = [
+    "Checkpointer",
+    "ResumableOrder",
+    "batches_for_steps",
+    "equal_steps",
+    "measure_data_wait",
+    "sample_seed",
+    "shard_files",
+]
 
-let_world_end()
+preload_distributed_nn()

@@ -1,4 +1,4 @@
-"""Deterministic kernels: set, and then looked at again.
+"""Deterministic kernels: set them, then check the settings.
 
 Sources: PyTorch's notes on reproducibility; NVIDIA/nccl issues 157 (the algorithm, and with it the order of a
 sum, depends on the message's size) and 2360 (NVLS depends on the history of allocations).
@@ -8,21 +8,23 @@ import os
 import sys
 from typing import List, MutableMapping
 
-_WORKSPACES = (":4096:8", ":16:8")
-"""The two sizes for which cuBLAS promises the same result in every run."""
+_CUBLAS_WORKSPACES = (":4096:8", ":16:8")
+"""The two sizes with which cuBLAS guarantees the same result in every run."""
 
 
-def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
-    """Switches PyTorch to deterministic algorithms. Returns what cannot be promised, one sentence each.
-    RuntimeError when something that had to be set before is set otherwise."""
+def enable_determinism(environ: MutableMapping[str, str] = os.environ) -> List[str]:
+    """Switch PyTorch to deterministic algorithms. Return what cannot be guaranteed, one sentence each. Raises
+    RuntimeError if a setting that must be made earlier has another value."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ["the script does not use PyTorch: nothing was set"]
     problems = []
-    late = "CUBLAS_WORKSPACE_CONFIG" not in environ and torch.cuda.is_initialized()
-    workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
-    if workspace not in _WORKSPACES:
-        problems.append("CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(workspace, *_WORKSPACES))
+    is_too_late = "CUBLAS_WORKSPACE_CONFIG" not in environ and torch.cuda.is_initialized()
+    workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES[0])
+    if workspace not in _CUBLAS_WORKSPACES:
+        problems.append(
+            "CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(workspace, *_CUBLAS_WORKSPACES)
+        )
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -39,9 +41,9 @@ def enable(environ: MutableMapping[str, str] = os.environ) -> List[str]:
         return []
     notes = [
         "kernels of other libraries (Triton, flash-attention, custom CUDA) are not checked",
-        "the same GPU model, driver and PyTorch are needed in every segment; nobody checks that",
+        "every segment needs the same GPU model, driver and PyTorch, which is not checked",
     ]
-    if late:
+    if is_too_late:
         notes.append(
             "CUDA was in use before CUBLAS_WORKSPACE_CONFIG was set, which cuBLAS reads at its start"
         )

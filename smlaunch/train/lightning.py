@@ -1,15 +1,15 @@
-"""PyTorch Lightning's Trainer, resumable at any step: a callback, and the loader of a ResumableOrder.
+"""Make PyTorch Lightning's Trainer resumable at any step: a callback, and the loader of a ResumableOrder.
 
     order = ResumableOrder(len(dataset), batch_size=64, seed=1)
     resume = Resume(order)
     trainer = Trainer(callbacks=[resume, ...], ...)
     trainer.fit(module, order.loader(dataset, num_workers=2))
     if resume.finished:
-        ...save the model; otherwise the next segment goes on
+        ...save the model; otherwise the next segment continues
 
-Not Lightning's checkpoint files but the objects themselves are kept, as by any script that uses Checkpointer:
-model, optimizers, schedulers, Lightning's loops, its callbacks and the random state of every rank. Tried with
-lightning 2.6; docs/trainers.md says what is exact and what is not.
+Not Lightning's checkpoint files are saved but the objects themselves, as in any script with a Checkpointer:
+model, optimizers, schedulers, Lightning's loops, its callbacks and the random state of every rank. Tested
+with lightning 2.6; docs/trainers.md lists what is exact and what is not.
 """
 
 import importlib
@@ -23,23 +23,23 @@ from smlaunch.train import rng
 from smlaunch.train.checkpointer import Checkpointer
 from smlaunch.train.order import ResumableOrder
 
-# Both names of the library have classes of their own, and a Trainer takes its own only.
+# Each name of the library has classes of its own, and a Trainer accepts only its own.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     import pytorch_lightning as pl
 else:
     import lightning.pytorch as pl
 
-# How Lightning's own tools end fit() early. Trainer.should_stop would first run a validation, and tell all
-# hooks that an epoch and the training have ended, which the next segment goes on with.
-_Leave: Any = importlib.import_module(pl.__name__ + ".utilities.exceptions")._TunerExitException
+# Lightning's own tools end fit() early with it. Trainer.should_stop would first run a validation, and tell
+# all hooks that an epoch and the training have ended, although the next segment continues them.
+_StopTraining: Any = importlib.import_module(pl.__name__ + ".utilities.exceptions")._TunerExitException  # noqa: SLF001
 
 
 class Resume(pl.Callback):  # type: ignore[misc]
-    """``order``: whose ``loader()`` is the training's. ``every``, ``every_steps``, ``keep``, ``directory``:
-    as the Checkpointer's. Put it before other callbacks.
+    """``order``: the order whose ``loader()`` is the training's. ``every``, ``every_steps``, ``keep``,
+    ``directory``: as the Checkpointer's. Put it before other callbacks.
 
-    A step is over when all that Lightning does after it is, validation and the end of an epoch included. So a
-    run that is cut where these come does them once.
+    A step ends after everything that Lightning does after it, validation and the end of an epoch included. So
+    an interrupted run does these only once.
     """
 
     def __init__(
@@ -58,74 +58,76 @@ class Resume(pl.Callback):  # type: ignore[misc]
             "keep": keep,
             "directory": directory,
         }
-        self._run: Optional[Checkpointer] = None
+        self._checkpointer: Optional[Checkpointer] = None
         self._generators: Optional[Mapping[str, Any]] = None
-        self._handler: Any = None
-        self._former: Any = None
+        self._checkpointer_handler: Any = None
+        self._previous_handler: Any = None
         self._optimizer_steps = 0
         self._metrics: Optional[Dict[str, Any]] = None
         self.finished = False
-        """After ``fit()``: the training is over, not just the segment."""
+        """After ``fit()``: whether the training is finished, rather than only the segment."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raises as entering a Checkpointer does, and TypeError for a strategy whose state cannot be kept."""
+        """Raises as entering a Checkpointer does, and TypeError for a strategy whose state cannot be
+        saved."""
         strategy = type(trainer.strategy).__name__
         if strategy.startswith("DeepSpeed"):
             raise TypeError("{}: its state is not torch.optim's; use ddp".format(strategy))
         self.finished = False
         optimizers, schedulers = trainer.optimizers, trainer.lr_scheduler_configs
-        things: Dict[str, Any] = {
+        extra_components: Dict[str, Any] = {
             "precision": trainer.precision_plugin,
-            "loops": _Loops(trainer.fit_loop),
-            "callbacks": _Callbacks(trainer, self),
-            "hooks": _Hooks(trainer, pl_module),
+            "loops": _LoopProgress(trainer.fit_loop),
+            "callbacks": _CallbackStates(trainer, self),
+            "hooks": _HookStates(trainer, pl_module),
         }
-        for place, optimizer in enumerate(optimizers[1:], 2):
-            things["optimizer_{}".format(place)] = optimizer
-        for place, config in enumerate(schedulers[1:], 2):
-            things["scheduler_{}".format(place)] = config.scheduler
-        self._former = signal.getsignal(signal.SIGTERM)
-        run = Checkpointer(
+        for number, optimizer in enumerate(optimizers[1:], 2):
+            extra_components["optimizer_{}".format(number)] = optimizer
+        for number, config in enumerate(schedulers[1:], 2):
+            extra_components["scheduler_{}".format(number)] = config.scheduler
+        self._previous_handler = signal.getsignal(signal.SIGTERM)
+        checkpointer = Checkpointer(
             model=trainer.strategy.model,
             optimizer=optimizers[0] if optimizers else None,
             scheduler=schedulers[0].scheduler if schedulers else None,
             order=self._order,
             **self._settings,
-            **things,
+            **extra_components,
         )
-        self._run = run.__enter__()
-        self._handler = signal.getsignal(signal.SIGTERM)
-        # Until the first batch, Lightning and the module may draw what they drew at the very start, too.
-        self._generators = rng.capture() if run.restored_step is not None else None
+        self._checkpointer = checkpointer.__enter__()
+        self._checkpointer_handler = signal.getsignal(signal.SIGTERM)
+        # Before the first batch, Lightning and the module may draw the same numbers as at the very start.
+        self._generators = rng.capture() if checkpointer.restored_step is not None else None
         self._optimizer_steps = trainer.global_step
         self._metrics = None
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        self._on_sigterm(self._handler)
+        self._set_sigterm_handler(self._checkpointer_handler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = trainer.train_dataloader
         if getattr(loader, "order", None) is not self._order:
-            raise ValueError("the training's loader is not of loader() of the order that Resume was given")
-        if self._run is not None and math.isfinite(trainer.estimated_stepping_batches):
-            self._run.expect(int(trainer.estimated_stepping_batches))
+            raise ValueError("the training's loader must come from loader() of the order that Resume has")
+        if self._checkpointer is not None and math.isfinite(trainer.estimated_stepping_batches):
+            self._checkpointer.set_total_steps(int(trainer.estimated_stepping_batches))
         # Lightning's handler would end this rank alone, and its collectives inside a signal handler hang.
-        self._on_sigterm(self._handler)
+        self._set_sigterm_handler(self._checkpointer_handler)
         if self._generators is not None:
             rng.restore(self._generators)
             self._generators = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._step_over()
-        if self._run is not None and self._run.leaving:
-            self._close()
-            raise _Leave
+        self._record_step()
+        if self._checkpointer is not None and self._checkpointer.should_stop:
+            self._finish()
+            raise _StopTraining
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Advance the order, and note the loss if the optimizer has made a step."""
         order = self._order
-        order.position = order.after(order.position) or order.next_epoch(order.position)
+        order.position = order.position_after(order.position) or order.next_epoch(order.position)
         if trainer.global_step != self._optimizer_steps:  # else gradients are still being accumulated
             self._optimizer_steps = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -133,57 +135,61 @@ class Resume(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         order = self._order
-        if order.after(order.position) is None:
+        if order.position_after(order.position) is None:
             order.position = order.next_epoch(order.position)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._step_over()
-        self._close()
+        self._record_step()
+        self._finish()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close()  # where there was nothing left to train
+        self._finish()  # if there was nothing left to train
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        # What Lightning puts back at its end is the Checkpointer's handler: right for a rank that leaves,
-        # which must not be killed on its way out, and wrong for a script that goes on to its own end.
+        # At its end Lightning restores the Checkpointer's handler: right for a rank that stops, which must
+        # not be killed meanwhile, and wrong for a script that continues to its own end.
         if self.finished:
-            self._on_sigterm(self._former)
+            self._set_sigterm_handler(self._previous_handler)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.__exit__(type(exception), exception, exception.__traceback__)
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            checkpointer.__exit__(type(exception), exception, exception.__traceback__)
 
-    def _step_over(self) -> None:
-        if self._run is not None and self._metrics is not None:
+    def _record_step(self) -> None:
+        """Report the optimizer's last step to the Checkpointer, once."""
+        if self._checkpointer is not None and self._metrics is not None:
             metrics, self._metrics = self._metrics, None
-            self._run.step(**metrics)
+            self._checkpointer.step(**metrics)
 
-    def _close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.__exit__(None, None, None)
-            self.finished = not run.leaving
+    def _finish(self) -> None:
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            checkpointer.__exit__(None, None, None)
+            self.finished = not checkpointer.should_stop
 
-    def _on_sigterm(self, handler: Any) -> None:
+    def _set_sigterm_handler(self, handler: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
-class _Loops:
-    """Lightning's counters. A batch that has been fetched and not trained with is nobody's yet."""
+class _LoopProgress:
+    """Lightning's counters. A batch that was fetched but not trained with does not count."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
 
     def state_dict(self) -> Dict[str, Any]:
         state: Dict[str, Any] = self._loop.state_dict()
-        batches = state["epoch_loop.batch_progress"]
+        progress = state["epoch_loop.batch_progress"]
         state["epoch_loop.batch_progress"] = {
-            **batches,
-            **{span: {**batches[span], "ready": batches[span]["started"]} for span in ("total", "current")},
-            "is_last_batch": batches["is_last_batch"]
-            and batches["current"]["ready"] == batches["current"]["started"],
+            **progress,
+            **{
+                period: {**progress[period], "ready": progress[period]["started"]}
+                for period in ("total", "current")
+            },
+            "is_last_batch": progress["is_last_batch"]
+            and progress["current"]["ready"] == progress["current"]["started"],
         }
         return state
 
@@ -191,26 +197,26 @@ class _Loops:
         self._loop.load_state_dict(state)
 
 
-class _Callbacks:
-    """The other callbacks, by the keys Lightning gives them."""
+class _CallbackStates:
+    """The other callbacks, by their Lightning state keys."""
 
-    def __init__(self, trainer: Any, own: Resume) -> None:
+    def __init__(self, trainer: Any, resume: Resume) -> None:
         self._trainer = trainer
-        self._own = own
+        self._resume = resume
 
     def state_dict(self) -> Dict[str, Any]:
-        return {callback.state_key: callback.state_dict() for callback in self._others()}
+        return {callback.state_key: callback.state_dict() for callback in self._other_callbacks()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for callback in self._others():
+        for callback in self._other_callbacks():
             if state.get(callback.state_key):
                 callback.load_state_dict(state[callback.state_key])
 
-    def _others(self) -> List[Any]:
-        return [callback for callback in self._trainer.callbacks if callback is not self._own]
+    def _other_callbacks(self) -> List[Any]:
+        return [callback for callback in self._trainer.callbacks if callback is not self._resume]
 
 
-class _Hooks:
+class _HookStates:
     """What the script's own hooks put into a checkpoint: the module's, the data module's, the callbacks'."""
 
     def __init__(self, trainer: Any, module: Any) -> None:
@@ -222,8 +228,8 @@ class _Hooks:
         for callback in self._trainer.callbacks:
             callback.on_save_checkpoint(self._trainer, self._module, state)
         self._module.on_save_checkpoint(state)
-        data = self._trainer.datamodule
-        return {"checkpoint": state, "data": data.state_dict() if data is not None else {}}
+        datamodule = self._trainer.datamodule
+        return {"checkpoint": state, "data": datamodule.state_dict() if datamodule is not None else {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         checkpoint = dict(state["checkpoint"])

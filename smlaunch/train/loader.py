@@ -1,4 +1,5 @@
-"""A DataLoader in a ResumableOrder: the same batches with the same random draws, whatever the workers."""
+"""A DataLoader in a ResumableOrder: the same batches with the same random numbers, however many workers there
+are."""
 
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Sequence
 
@@ -6,35 +7,37 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from smlaunch.train import rng
-from smlaunch.train.order import Key
+from smlaunch.train.order import SampleKey
 
 if TYPE_CHECKING:
     from smlaunch.train.order import ResumableOrder
 
-_DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
+_OPTIONS_OF_THE_ORDER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
 
 
-class Loader:
-    """Every iteration gives this rank's batches from the order's position to the end of its epoch."""
+class ResumableLoader:
+    """Each iteration yields this rank's batches from the order's position to the end of its epoch."""
 
     def __init__(self, order: "ResumableOrder", dataset: Any, options: Mapping[str, Any]) -> None:
-        refused = [name for name in _DECIDED if name in options]
-        if refused:
-            raise TypeError("{}: the order decides that; set it in ResumableOrder".format(", ".join(refused)))
+        refused_options = [name for name in _OPTIONS_OF_THE_ORDER if name in options]
+        if refused_options:
+            raise TypeError(
+                "{}: set by the order; pass it to ResumableOrder instead".format(", ".join(refused_options))
+            )
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
-                "a dataset with len() and [index] is needed: a stream has no order that could be resumed"
+                "a dataset with len() and [index] is needed: a stream cannot be resumed at a position"
             )
         if len(dataset) != order.length:
             raise ValueError(
                 "the order is over {} samples, the dataset has {}".format(order.length, len(dataset))
             )
         self.order = order
-        self._batches = _Batches(order)
-        # A generator of its own: DataLoader draws a seed from it at every start, which would otherwise come
-        # from the global one, and would move all that is drawn after a restart.
+        self._batches = _BatchSampler(order)
+        # A generator of its own: DataLoader draws a seed from it at every start. Drawn from the global
+        # generator, it would change all later random numbers after a restart.
         self._loader: DataLoader[Any] = DataLoader(
-            _Seeded(dataset, order.seed),
+            _SeededDataset(dataset, order.seed),
             batch_sampler=self._batches,
             generator=torch.Generator().manual_seed(order.seed),
             **dict(options),
@@ -48,11 +51,11 @@ class Loader:
         return self.order.steps_per_epoch
 
 
-class _Batches:
+class _BatchSampler:
     def __init__(self, order: "ResumableOrder") -> None:
         self._order = order
 
-    def __iter__(self) -> Iterator[List[Key]]:
+    def __iter__(self) -> Iterator[List[SampleKey]]:
         for _, keys in self._order.batches():
             yield keys
 
@@ -60,8 +63,8 @@ class _Batches:
         return self._order.steps_per_epoch
 
 
-class _Seeded:
-    """The dataset, with the global generators set for each sample."""
+class _SeededDataset:
+    """The dataset, with the global generators seeded for each sample."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
@@ -70,14 +73,14 @@ class _Seeded:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: SampleKey) -> Any:
         return self.__getitems__([key])[0]
 
-    def __getitems__(self, keys: Sequence[Key]) -> List[Any]:
-        # A worker process has its generators to itself; here, they are the training's.
-        with rng.apart(keep=get_worker_info() is None):
+    def __getitems__(self, keys: Sequence[SampleKey]) -> List[Any]:
+        # A worker process has generators of its own; in this process they belong to the training.
+        with rng.fork_rng(restore_state=get_worker_info() is None):
             return [self._load(*key) for key in keys]
 
     def _load(self, epoch: int, index: int) -> Any:
-        rng.begin_sample(self._seed, epoch, index)
+        rng.seed_sample(self._seed, epoch, index)
         return self._dataset[index]

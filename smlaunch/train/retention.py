@@ -1,56 +1,62 @@
-"""Which steps a running segment may delete: a decision about numbers and times, without files."""
+"""Which steps a running segment may delete: decided from numbers and times, without files."""
 
 from typing import Callable, Dict, Iterable, List, Set
 
 
-class Kept:
-    """The steps one job has committed, and when. Only they are ever deleted from inside the job.
+class RetentionPolicy:
+    """The steps one job has committed, and when. Only these may be deleted from inside the job.
 
-    A delete in the directory is repeated in S3, where the steps that are to take the place of the deleted one
-    may not have arrived. A step counts only ``settle_seconds`` after its commit; with a save every minute and
-    five minutes to settle, the directory thus holds ``keep`` steps and five more.
+    A delete in the directory is repeated in S3, where the newer steps may not have arrived yet. So a step
+    counts only ``settle_seconds`` after its commit; with a save every minute and five minutes to settle, the
+    directory holds ``keep`` steps and five more.
     """
 
     def __init__(self, keep: int, settle_seconds: float, clock: Callable[[], float]) -> None:
         """``keep``: at least 1. ``clock`` gives seconds."""
         if keep < 1:
-            raise ValueError("keep: at least one checkpoint has to be kept, not {}".format(keep))
+            raise ValueError("keep: at least 1 checkpoint, not {}".format(keep))
         self._keep = keep
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._since: Dict[int, float] = {}
-        self._written: Set[int] = set()
+        self._counted_since: Dict[int, float] = {}
+        self._written_steps: Set[int] = set()
 
-    def found(self, steps: Iterable[int]) -> None:
-        """Steps that were there before anything was written: nobody knows since when, so they settle from
-        now on."""
-        if not self._written:
+    def add_found(self, steps: Iterable[int]) -> None:
+        """Add steps that existed before anything was written: their age is unknown, so they settle from now
+        on."""
+        if not self._written_steps:
             for step in steps:
-                self._since.setdefault(step, self._clock())
+                self._counted_since.setdefault(step, self._clock())
 
-    def written(self, step: int) -> None:
-        """Something of it may be there; when it is never committed, that goes with the older steps.
+    def add_written(self, step: int) -> None:
+        """Add a step that may have files. If it is never committed, it is deleted with the older steps.
 
-        Steps beyond it that were found at the start could not be loaded: they take nobody's place.
+        Later steps that were found at the start could not be loaded: they do not count.
         """
-        self._written.add(step)
-        self._since = {found: since for found, since in self._since.items() if found <= step}
+        self._written_steps.add(step)
+        self._counted_since = {
+            found_step: since for found_step, since in self._counted_since.items() if found_step <= step
+        }
 
-    def committed(self, step: int) -> None:
-        """Again, when a step was saved a second time after a restart."""
-        self._since[step] = self._clock()
+    def add_committed(self, step: int) -> None:
+        """Called again if a step is saved a second time after a restart."""
+        self._counted_since[step] = self._clock()
 
-    def deleted(self, step: int) -> None:
-        self._since.pop(step, None)
-        self._written.discard(step)
+    def forget_step(self, step: int) -> None:
+        self._counted_since.pop(step, None)
+        self._written_steps.discard(step)
 
-    def to_delete(self, protected: Iterable[int] = ()) -> List[int]:
-        """Oldest first."""
+    def steps_to_delete(self, protected: Iterable[int] = ()) -> List[int]:
+        """Return the steps that may be deleted, oldest first."""
         now = self._clock()
-        settled = sorted(step for step, since in self._since.items() if now - since >= self._settle_seconds)
+        settled = sorted(
+            step for step, since in self._counted_since.items() if now - since >= self._settle_seconds
+        )
         if len(settled) <= self._keep:
             return []
-        oldest_kept = settled[-self._keep]
-        spared = set(protected)
-        there = self._written.union(self._since)
-        return [step for step in sorted(there) if step < oldest_kept and step not in spared]
+        oldest_retained = settled[-self._keep]
+        protected_steps = set(protected)
+        existing_steps = self._written_steps.union(self._counted_since)
+        return [
+            step for step in sorted(existing_steps) if step < oldest_retained and step not in protected_steps
+        ]

@@ -1,7 +1,7 @@
-"""The random generators of one rank, kept and given back; and one for every sample.
+"""Save and restore the random generators of one rank, and seed them for every sample.
 
 Python's, NumPy's and PyTorch's global generators, and PyTorch's of the current CUDA device. A library that
-the script does not import is not imported for this.
+the script does not import is not imported here.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _current_sample: Optional[int] = None
 
 
 def capture() -> Dict[str, Any]:
-    """The state of every generator there is, as plain values and bytes, by its name."""
+    """Return the state of every existing generator by its name, as plain values and bytes."""
     state: Dict[str, Any] = {PYTHON: random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -26,14 +26,14 @@ def capture() -> Dict[str, Any]:
     if torch is not None:
         state[TORCH] = _bytes_of(torch.get_rng_state())
         if _cuda_in_use(torch):
-            # The current device's only: to ask the others would make a context on each of them.
+            # Only the current device's: reading the others would create a context on each of them.
             state[CUDA] = _bytes_of(torch.cuda.get_rng_state())
     return state
 
 
-def untouched() -> List[str]:
-    """Generators from which nobody has drawn since they were last seeded, where that can be seen: NumPy's
-    stands at the end of its words then (one before it without a seed), and keeps no spare normal number."""
+def unused_generators() -> List[str]:
+    """Return generators that were not drawn from since they were seeded, as far as that can be seen: NumPy's
+    is then at the end of its words (one before it without a seed), without a cached normal number."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -42,7 +42,7 @@ def untouched() -> List[str]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """What ``capture`` gave. A generator that has no state in it stays as it is."""
+    """Restore what ``capture`` returned. A generator without a state in it stays unchanged."""
     if PYTHON in state:
         version, words, gauss = state[PYTHON]
         random.setstate((version, tuple(words), gauss))
@@ -60,48 +60,48 @@ def restore(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(_tensor_of(state[CUDA]))
 
 
-def reseed(*words: Any) -> None:
-    """All generators anew, from what is said: for a rank that was not there before."""
-    _seed_all(_hash(*words))
+def reseed(*seed_parts: Any) -> None:
+    """Seed all generators from these values: for a rank that the checkpoint does not have."""
+    _seed_all(_hash64(*seed_parts))
     torch = sys.modules.get("torch")
     if torch is not None and _cuda_in_use(torch):
-        torch.cuda.manual_seed(_hash(*words))
+        torch.cuda.manual_seed(_hash64(*seed_parts))
 
 
 def sample_seed() -> int:
-    """64 bits that depend on (seed, epoch, sample) of the sample being loaded alone: for a generator of your
-    own inside a dataset's ``__getitem__``. RuntimeError anywhere else."""
+    """Return 64 bits that depend only on (seed, epoch, sample) of the sample being loaded: for a generator of
+    your own inside a dataset's ``__getitem__``. Raises RuntimeError anywhere else."""
     if _current_sample is None:
         raise RuntimeError("sample_seed() is for a dataset's __getitem__, loaded by ResumableOrder.loader()")
     return _current_sample
 
 
 @contextlib.contextmanager
-def apart(keep: bool) -> Iterator[None]:
-    """Samples are loaded inside. ``keep``: the generators are the training's own, and are put back."""
+def fork_rng(restore_state: bool) -> Iterator[None]:
+    """Load samples inside this context. ``restore_state``: restore the training's generators at its end."""
     global _current_sample
-    if not keep:
+    if not restore_state:
         yield
         return
-    python = random.getstate()
+    python_state = random.getstate()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    words = numpy.random.get_state() if numpy is not None else None
-    tensor = torch.default_generator.get_state() if torch is not None else None
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    torch_state = torch.default_generator.get_state() if torch is not None else None
     try:
         yield
     finally:
         _current_sample = None
-        random.setstate(python)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.random.set_state(words)
+            numpy.random.set_state(numpy_state)
         if torch is not None:
-            torch.default_generator.set_state(tensor)
+            torch.default_generator.set_state(torch_state)
 
 
-def begin_sample(seed: int, epoch: int, index: int) -> None:
-    """From here on the global generators are this sample's."""
+def seed_sample(seed: int, epoch: int, index: int) -> None:
+    """Seed the global generators for this sample."""
     global _current_sample
-    _current_sample = _hash("sample", seed, epoch, index)
+    _current_sample = _hash64("sample", seed, epoch, index)
     _seed_all(_current_sample)
 
 
@@ -112,12 +112,12 @@ def _seed_all(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Not torch.manual_seed: that would reach for the accelerator's generators as well.
+        # Not torch.manual_seed: that would also seed the accelerator's generators.
         torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
-def _hash(*words: Any) -> int:
-    text = " ".join(str(word) for word in words)
+def _hash64(*seed_parts: Any) -> int:
+    text = " ".join(str(part) for part in seed_parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 
 

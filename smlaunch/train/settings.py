@@ -1,5 +1,5 @@
-"""The Checkpointer's settings, checked when it is made. A component may be called as its owner likes, also by
-the name of a setting: what is no such setting is refused then, not when a training is under way."""
+"""Checks of the Checkpointer's settings when it is created. A component may have any name, also that of a
+setting: a value that is not valid for the setting is then refused at once, not during the training."""
 
 import operator
 import os
@@ -7,30 +7,32 @@ from typing import Any, Callable, List, Mapping, NamedTuple
 
 from smlaunch.train.order import ResumableOrder
 
-_TRANSPORT = ("rank", "world_size", "begin_max", "gather")
+_GROUP_MEMBERS = ("rank", "world_size", "begin_max", "gather")
 
 
-class _Kind(NamedTuple):
-    wanted: str
-    fits: Callable[[Any], bool]
+class _SettingRule(NamedTuple):
+    expected: str
+    is_valid: Callable[[Any], bool]
 
 
-def check(settings: Mapping[str, Any]) -> None:
-    """By their names, None where one is not given. ValueError with a line for each that cannot be."""
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Check settings by their names; None means not given. Raises ValueError with a line for each invalid
+    one."""
     problems: List[str] = []
     for name, value in settings.items():
-        kind = _KINDS[name]
-        if value is None or kind.fits(value):
+        rule = _RULES[name]
+        if value is None or rule.is_valid(value):
             continue
-        plain = isinstance(value, (str, int, float))
-        given = repr(value) if plain else "a " + type(value).__name__
-        way_out = "" if plain else "; a component of your own needs another name"
-        problems.append("{}: {}, not {}{}".format(name, kind.wanted, given, way_out))
+        is_plain = isinstance(value, (str, int, float))
+        actual = repr(value) if is_plain else "a " + type(value).__name__
+        hint = "" if is_plain else "; a component of your own needs another name"
+        problems.append("{}: {}, not {}{}".format(name, rule.expected, actual, hint))
     if problems:
         raise ValueError("\n".join(problems))
 
 
 def _is_count(value: Any) -> bool:
+    """Return whether the value is an integer of at least 1."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= 1
     except TypeError:
@@ -38,6 +40,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_duration(value: Any) -> bool:
+    """Return whether the value is a number of seconds, 0 or more."""
     try:
         return not isinstance(value, (bool, str)) and float(value) >= 0  # false for nan
     except (TypeError, ValueError):
@@ -48,16 +51,16 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in value)
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "order": _Kind("a ResumableOrder", lambda value: isinstance(value, ResumableOrder)),
-    "shared": _Kind("a list of names of components", _are_names),
-    "directory": _Kind("a path", lambda value: isinstance(value, (str, os.PathLike))),
-    "every": _Kind("seconds between two saves", _is_duration),
-    "every_steps": _Kind("a number of steps, at least 1", _is_count),
-    "keep": _Kind("how many checkpoints stay, at least 1", _is_count),
-    "deterministic": _Kind("True, False or None", lambda value: isinstance(value, bool)),
-    "group": _Kind(
-        "a transport with " + ", ".join(_TRANSPORT),
-        lambda value: all(hasattr(value, name) for name in _TRANSPORT),
+_RULES: Mapping[str, _SettingRule] = {
+    "order": _SettingRule("a ResumableOrder", lambda value: isinstance(value, ResumableOrder)),
+    "shared": _SettingRule("a list of names of components", _are_names),
+    "directory": _SettingRule("a path", lambda value: isinstance(value, (str, os.PathLike))),
+    "every": _SettingRule("seconds between two saves", _is_duration),
+    "every_steps": _SettingRule("a number of steps, at least 1", _is_count),
+    "keep": _SettingRule("how many checkpoints stay, at least 1", _is_count),
+    "deterministic": _SettingRule("True, False or None", lambda value: isinstance(value, bool)),
+    "group": _SettingRule(
+        "a transport with " + ", ".join(_GROUP_MEMBERS),
+        lambda value: all(hasattr(value, name) for name in _GROUP_MEMBERS),
     ),
 }

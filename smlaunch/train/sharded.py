@@ -1,34 +1,36 @@
-"""State that lies over several ranks (FSDP): which piece of each tensor is here, through PyTorch's own
-state-dict functions, so that names and shapes are the whole model's and another number of ranks can load it.
-"""
+"""State that is distributed over several ranks (FSDP): which piece of each tensor is on this rank, through
+PyTorch's own state-dict functions, so that names and shapes are the whole model's and another number of ranks
+can load it."""
 
 import sys
 from typing import Any, Dict, List
 
-from smlaunch.train.tensors import Box
+from smlaunch.train.tensors import TensorBox
 
 
 def is_sharded(model: Any) -> bool:
-    """Does FSDP (``fully_shard``, or the older wrapper) hold the parameters in pieces?"""
-    kind = _dtensor()
-    if kind is not None and any(isinstance(parameter, kind) for parameter in model.parameters()):
+    """Return whether FSDP (``fully_shard``, or the older wrapper) holds the parameters in pieces."""
+    dtensor_class = _dtensor_class()
+    if dtensor_class is not None and any(
+        isinstance(parameter, dtensor_class) for parameter in model.parameters()
+    ):
         return True
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
-def boxes(tensor: Any) -> List[Box]:
-    """The pieces of a distributed tensor that are here; none for an ordinary one. ValueError for a placement
-    whose pieces are no boxes."""
-    kind = _dtensor()
-    if kind is not None and isinstance(tensor, kind):
+def local_boxes(tensor: Any) -> List[TensorBox]:
+    """Return the pieces of a distributed tensor on this rank; none for an ordinary tensor. Raises ValueError
+    for a placement whose pieces are not boxes."""
+    dtensor_class = _dtensor_class()
+    if dtensor_class is not None and isinstance(tensor, dtensor_class):
         return [_box_of(tensor)]
     if type(tensor).__name__ == "ShardedTensor":
         return [
-            Box(
+            TensorBox(
                 tuple(shard.metadata.shard_offsets),
                 tuple(shard.metadata.shard_sizes),
                 shard.tensor,
-                writes=True,
+                is_writer=True,
             )
             for shard in tensor.local_shards()
         ]
@@ -43,7 +45,7 @@ def model_state(model: Any) -> Dict[str, Any]:
 
 
 def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
-    """By parameter names. Collective; makes the optimizer's state when there is none yet."""
+    """Return the state by parameter names. Collective; creates the optimizer's state if it has none yet."""
     from torch.distributed.checkpoint import state_dict
 
     state: Dict[str, Any] = state_dict.get_optimizer_state_dict(model, optimizer)
@@ -62,28 +64,30 @@ def restore_optimizer(model: Any, optimizer: Any, state: Dict[str, Any]) -> None
     state_dict.set_optimizer_state_dict(model, optimizer, state)
 
 
-def _box_of(tensor: Any) -> Box:
+def _box_of(tensor: Any) -> TensorBox:
+    """Return this rank's piece of a DTensor. Raises ValueError for a placement that is neither Shard nor
+    Replicate."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     coordinate = tensor.device_mesh.get_coordinate()
     for placement in tensor.placements:
-        # A subclass deals elements out in another way (_StridedShard); a sum that is still open is no state.
+        # A subclass distributes elements differently (_StridedShard); a partial sum is not a state.
         if type(placement) not in (Shard, Replicate):
             raise ValueError(
-                "its placement {} cannot be kept in pieces; only Shard and Replicate can".format(placement)
+                "its placement {} cannot be saved in pieces; only Shard and Replicate can".format(placement)
             )
     shape, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     writes = all(
-        place == 0
-        for place, placement in zip(coordinate, tensor.placements)
+        index == 0
+        for index, placement in zip(coordinate, tensor.placements)
         if isinstance(placement, Replicate)
     )
-    return Box(tuple(offsets), tuple(shape), tensor.to_local(), writes)
+    return TensorBox(tuple(offsets), tuple(shape), tensor.to_local(), writes)
 
 
-def _dtensor() -> Any:
+def _dtensor_class() -> Any:
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)

@@ -1,6 +1,6 @@
-"""Trees of state and the tensors in them: found by their paths, looked at as bytes, cut out and filled in.
+"""Trees of state and the tensors in them: found by their paths, viewed as bytes, cut out and filled in.
 
-Nothing here imports PyTorch or NumPy for a script that does not use them.
+PyTorch and NumPy are not imported for a script that does not use them.
 """
 
 import ctypes
@@ -8,36 +8,37 @@ import sys
 from collections import OrderedDict
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
-from smlaunch.train.parts import Buffer
+from smlaunch.train.tree_format import Buffer
 
-Path = Tuple[Any, ...]
-"""Keys and places from the tree's root."""
+TreePath = Tuple[Any, ...]
+"""Keys and indices from the tree's root."""
 
 _TORCH, _ARRAY, _SCALAR = "torch.", "numpy.", "numpy-scalar."
 
 
-class Box(NamedTuple):
-    """This rank's piece of a tensor that lies over several ranks. ``offsets`` and ``shape`` in elements of
-    the whole; ``writes``: of several ranks with the same piece, this is the one that keeps it."""
+class TensorBox(NamedTuple):
+    """This rank's piece of a tensor that is distributed over several ranks. ``offsets`` and ``shape``: in
+    elements of the whole."""
 
     offsets: Tuple[int, ...]
     shape: Tuple[int, ...]
-    local: Any
-    writes: bool
+    local_tensor: Any
+    is_writer: bool
+    """Of several ranks with the same piece, this one saves it."""
 
 
-def rewrite(tree: Any, leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
-    """The tree, and in it what ``leaf`` makes of every value that is no plain dict, list or tuple."""
-    kind = type(tree)
-    if kind is dict:
-        return {key: rewrite(value, leaf, path + (key,)) for key, value in tree.items()}
-    if kind is OrderedDict:
-        return OrderedDict((key, rewrite(value, leaf, path + (key,))) for key, value in tree.items())
-    if kind is list:
-        return [rewrite(value, leaf, path + (place,)) for place, value in enumerate(tree)]
-    if kind is tuple:
-        return tuple(rewrite(value, leaf, path + (place,)) for place, value in enumerate(tree))
-    return leaf(tree, path)
+def map_leaves(tree: Any, convert: Callable[[Any, TreePath], Any], path: TreePath = ()) -> Any:
+    """Return the tree with ``convert`` applied to every value that is not a plain dict, list or tuple."""
+    node_type = type(tree)
+    if node_type is dict:
+        return {key: map_leaves(value, convert, path + (key,)) for key, value in tree.items()}
+    if node_type is OrderedDict:
+        return OrderedDict((key, map_leaves(value, convert, path + (key,))) for key, value in tree.items())
+    if node_type is list:
+        return [map_leaves(value, convert, path + (index,)) for index, value in enumerate(tree)]
+    if node_type is tuple:
+        return tuple(map_leaves(value, convert, path + (index,)) for index, value in enumerate(tree))
+    return convert(tree, path)
 
 
 def is_tensor(value: Any) -> bool:
@@ -45,23 +46,23 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def flat(tensor: Any) -> Any:
-    """The tensor's bytes in row-major order, as a flat uint8 tensor; a view where it can be one. ValueError
-    for a layout without such bytes."""
+def flat_bytes(tensor: Any) -> Any:
+    """Return the tensor's bytes in row-major order as a flat uint8 tensor, a view if possible. Raises
+    ValueError for a layout without such bytes."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise ValueError("a {} tensor cannot be kept; hand in its parts".format(tensor.layout))
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
+        raise ValueError("a {} tensor cannot be saved; register its components".format(tensor.layout))
+    contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return contiguous.view(torch.uint8) if contiguous.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def dtype_name(tensor: Any) -> str:
     return str(tensor.dtype)
 
 
-def empty(dtype: str, shape: Sequence[int]) -> Any:
-    """A tensor in the CPU's memory. ValueError for a dtype that this PyTorch does not have."""
+def empty_tensor(dtype: str, shape: Sequence[int]) -> Any:
+    """Return a tensor in CPU memory. Raises ValueError for a dtype that this PyTorch does not have."""
     import torch
 
     kind = getattr(torch, dtype[len(_TORCH) :], None) if dtype.startswith(_TORCH) else None
@@ -70,61 +71,61 @@ def empty(dtype: str, shape: Sequence[int]) -> Any:
     return torch.empty(tuple(shape), dtype=kind)
 
 
-def address(tensor: Any) -> memoryview:
-    """The memory of a flat uint8 tensor on the CPU. (Without NumPy, which not every image has.)"""
+def memory_of(tensor: Any) -> memoryview:
+    """Return the memory of a flat uint8 tensor on the CPU, without NumPy, which not every image has."""
     size = tensor.numel()
     if not size:
         return memoryview(bytearray())
     memory: Any = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    memory.owner = tensor  # lives as long as somebody looks at it
+    memory.owner = tensor  # keeps the tensor alive as long as the view
     return memoryview(memory).cast("B")
 
 
-def fill(flat_tensor: Any, start: int, data: Any) -> None:
-    """Bytes into a flat uint8 tensor on the CPU."""
-    address(flat_tensor)[start : start + len(data)] = data
+def copy_bytes(flat_tensor: Any, start: int, data: Any) -> None:
+    """Copy bytes into a flat uint8 tensor on the CPU."""
+    memory_of(flat_tensor)[start : start + len(data)] = data
 
 
-def array_buffer(value: Any) -> Any:
-    """A NumPy array or scalar as a Buffer; anything else as it is."""
+def buffer_of_array(value: Any) -> Any:
+    """Return a NumPy array or scalar as a Buffer; any other value unchanged."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
         return value
     if value.dtype.hasobject:
-        return value  # refused by its path when it is written
-    word = _ARRAY if isinstance(value, numpy.ndarray) else _SCALAR
-    return Buffer(word + value.dtype.str, tuple(value.shape), value.tobytes())
+        return value  # the encoder reports its path
+    prefix = _ARRAY if isinstance(value, numpy.ndarray) else _SCALAR
+    return Buffer(prefix + value.dtype.str, tuple(value.shape), value.tobytes())
 
 
 def from_buffer(value: Any) -> Any:
-    """The tensor, array or scalar that a Buffer was made of; anything else as it is."""
+    """Return the tensor, array or scalar that a Buffer was made from; any other value unchanged."""
     if type(value) is not Buffer:
         return value
     if value.dtype.startswith(_TORCH):
-        tensor = empty(value.dtype, value.shape)
-        fill(flat(tensor), 0, value.data)
+        tensor = empty_tensor(value.dtype, value.shape)
+        copy_bytes(flat_bytes(tensor), 0, value.data)
         return tensor
     import numpy
 
-    word = _SCALAR if value.dtype.startswith(_SCALAR) else _ARRAY
-    array = numpy.frombuffer(bytes(value.data), dtype=value.dtype[len(word) :]).reshape(value.shape)
-    return array[()] if word == _SCALAR else array.copy()
+    prefix = _SCALAR if value.dtype.startswith(_SCALAR) else _ARRAY
+    array = numpy.frombuffer(bytes(value.data), dtype=value.dtype[len(prefix) :]).reshape(value.shape)
+    return array[()] if prefix == _SCALAR else array.copy()
 
 
 def to_buffers(tree: Any) -> Any:
-    """A copy of the tree for ``parts.encode``, everything in it at once: for what is small."""
+    """Return a copy of a small tree for ``tree_format.encode``, with all tensors and arrays as Buffers."""
 
-    def leaf(value: Any, path: Path) -> Any:
+    def to_buffer(value: Any, path: TreePath) -> Any:
         if is_tensor(value):
-            content = bytes(address(flat(value).cpu()))
+            content = bytes(memory_of(flat_bytes(value).cpu()))
             return Buffer(dtype_name(value), tuple(value.shape), content)
-        return array_buffer(value)
+        return buffer_of_array(value)
 
-    return rewrite(tree, leaf)
+    return map_leaves(tree, to_buffer)
 
 
-def at(tree: Any, path: Path) -> Any:
-    """What lies at a path, or None."""
+def value_at(tree: Any, path: TreePath) -> Any:
+    """Return the value at a path, or None."""
     for key in path:
         try:
             tree = tree[key]
@@ -133,26 +134,26 @@ def at(tree: Any, path: Path) -> Any:
     return tree
 
 
-def overlap(one: Box, offsets: Sequence[int], shape: Sequence[int]) -> "List[Tuple[int, int, int]]":
-    """Where a box and another one meet: (start in the one, start in the other, length) per dimension; nothing
-    where they do not."""
-    found: List[Tuple[int, int, int]] = []
-    for own, size, other, other_size in zip(one.offsets, one.shape, offsets, shape):
-        start, end = max(own, other), min(own + size, other + other_size)
+def box_overlap(box: TensorBox, offsets: Sequence[int], shape: Sequence[int]) -> "List[Tuple[int, int, int]]":
+    """Return where two boxes overlap: (start in the box, start in the other, length) per dimension; empty if
+    they do not."""
+    overlaps: List[Tuple[int, int, int]] = []
+    for box_start, size, other_start, other_size in zip(box.offsets, box.shape, offsets, shape):
+        start, end = max(box_start, other_start), min(box_start + size, other_start + other_size)
         if start >= end:
             return []
-        found.append((start - own, start - other, end - start))
-    return found
+        overlaps.append((start - box_start, start - other_start, end - start))
+    return overlaps
 
 
-def paths_of(tree: Any) -> Dict[Path, Any]:
-    """Every tensor by its path."""
-    found: Dict[Path, Any] = {}
+def tensors_by_path(tree: Any) -> Dict[TreePath, Any]:
+    """Return every tensor by its path."""
+    result: Dict[TreePath, Any] = {}
 
-    def leaf(value: Any, path: Path) -> Any:
+    def collect(value: Any, path: TreePath) -> Any:
         if is_tensor(value):
-            found[path] = value
+            result[path] = value
         return value
 
-    rewrite(tree, leaf)
-    return found
+    map_leaves(tree, collect)
+    return result

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.airflow.driving import Begun, Try, advance, again, begin_try, follow, result_of
-from smlaunch.job import Job
+from smlaunch.airflow.task_runs import (
+    StartedRun,
+    TaskTry,
+    fetch_outcome,
+    follow_run,
+    reattach,
+    start_or_reattach,
+    submit_due_jobs,
+)
+from smlaunch.connection.connect import endpoint_target
+from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.place import target_of
-from smlaunch.runs.follow import Event
+from smlaunch.runs.job_poller import Event
 from smlaunch.runs.run import Run
 from smlaunch.runs.target import Target
 from tests.e2e.chains import SEGMENTS, write_script
@@ -21,10 +29,10 @@ from tests.e2e.chains import SEGMENTS, write_script
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with Endpoint(tmp_path_factory.mktemp("home")) as info:
-        yield target_of(info)
+        yield endpoint_target(info)
 
 
-class Tries:
+class TaskTries:
     def __init__(self, target: Target, folder: Path, base: str) -> None:
         self.target, self.base = target, base
         self.script = write_script(folder / base)
@@ -36,9 +44,9 @@ class Tries:
             {"entry": str(self.script), "limits": {"max_runtime": "10m", "segment": "60s", "attempts": 1}}
         )
 
-    def begin(self, number: int, cleared_at: int = 0, *, own: bool = True) -> Begun:
-        this = Try(self.base, number, cleared_at, own)
-        return begin_try(this, self.job, self.target, self.told.append)
+    def begin(self, number: int, cleared_at: int = 0, *, own: bool = True) -> StartedRun:
+        this = TaskTry(self.base, number, cleared_at, own)
+        return start_or_reattach(this, self.job, self.target, self.told.append)
 
     def jobs(self) -> list[str]:
         found = sorted(row.name for row in self.target.control.list(self.base))
@@ -51,52 +59,52 @@ CHAIN = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 def step_by_step(name: str, target: Target, told: list[str]) -> None:
     """As a deferred task goes on: every step in a process of its own."""
     while True:
-        run = again(name, target, told.append)
-        standing = advance(run)
-        if standing.ended:
+        run = reattach(name, target, told.append)
+        standing = submit_due_jobs(run)
+        if standing.run_has_ended:
             return
-        while any(target.control.describe(job)["TrainingJobStatus"] == "InProgress" for job in standing.jobs):
+        while any(
+            target.control.describe(job)["TrainingJobStatus"] == "InProgress" for job in standing.running_jobs
+        ):
             time.sleep(0.02)
 
 
-def test_every_step_by_another_process_and_every_try_finds_the_run(target: Target, tmp_path: Path) -> None:
-    tries = Tries(target, tmp_path, "steps")
+def test_each_try_finds_the_run_in_another_process(target: Target, tmp_path: Path) -> None:
+    tries = TaskTries(target, tmp_path, "steps")
     first, second = tries.begin(1), tries.begin(2)
-    assert first.run.name == second.run.name == "steps" and not second.over
+    assert first.run.name == second.run.name == "steps" and not second.is_finished
     step_by_step("steps", target, tries.told)
     assert tries.jobs() == CHAIN
-    assert result_of("steps", target).to_dict()["status"] == "Completed"
+    assert fetch_outcome("steps", target).to_dict()["status"] == "Completed"
     # Nobody heard of the end: a third try reports it, and trains nothing.
-    assert tries.begin(3).over and tries.jobs() == CHAIN
+    assert tries.begin(3).is_finished and tries.jobs() == CHAIN
     # Cleared after that: to be done again, under the name of that try; a retry of it goes on with it.
     assert tries.begin(4, cleared_at=3).run.name == "steps-t4"
     assert tries.begin(5, cleared_at=3).run.name == "steps-t4"
-    follow(tries.begin(5, cleared_at=3).run, tries.heard.append)
+    follow_run(tries.begin(5, cleared_at=3).run, tries.heard.append)
     assert tries.jobs() == CHAIN + [f"t4-{job}" for job in CHAIN]
 
 
-def test_a_failed_chain_goes_on_and_a_changed_job_is_a_run_of_its_own(target: Target, tmp_path: Path) -> None:
-    tries = Tries(target, tmp_path, "fails")
+def test_a_failed_chain_is_resumed_and_a_changed_job_starts_a_new_run(target: Target, tmp_path: Path) -> None:
+    tries = TaskTries(target, tmp_path, "fails")
     good = tries.script.read_text()
     tries.script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
-    follow(tries.begin(1).run, tries.heard.append)
-    assert result_of("fails", target).exit_code == 1 and tries.jobs() == ["s1-a1"]
-    follow(tries.begin(2).run, tries.heard.append)
+    follow_run(tries.begin(1).run, tries.heard.append)
+    assert fetch_outcome("fails", target).exit_code == 1 and tries.jobs() == ["s1-a1"]
+    follow_run(tries.begin(2).run, tries.heard.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"], "a retry is the next attempt"
     tries.script.write_text(good)
-    follow(tries.begin(3, cleared_at=2).run, tries.heard.append)
+    follow_run(tries.begin(3, cleared_at=2).run, tries.heard.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"] + [f"t3-{job}" for job in CHAIN]
 
 
-def test_a_try_that_comes_while_its_run_is_being_stopped_goes_on_afterwards(
-    target: Target, tmp_path: Path
-) -> None:
-    tries = Tries(target, tmp_path, "stopped")
+def test_a_try_waits_for_a_run_that_is_being_stopped(target: Target, tmp_path: Path) -> None:
+    tries = TaskTries(target, tmp_path, "stopped")
     tries.script.write_text(tries.script.read_text().replace('"TEST_PAUSE", "0"', '"TEST_PAUSE", "0.05"'))
     run = tries.begin(1).run
     while not any("progress" in line.text for line in run.logs()):
         time.sleep(0.05)
     Run.attach(run.name, target).stop()
-    follow(tries.begin(2).run, tries.heard.append)
+    follow_run(tries.begin(2).run, tries.heard.append)
     assert tries.jobs()[:2] == ["s1-a1", "s1-a2"]
-    assert result_of("stopped", target).exit_code == 0
+    assert fetch_outcome("stopped", target).exit_code == 0

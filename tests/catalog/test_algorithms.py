@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.catalog.algorithms import algorithm_image, find, known_algorithms, unknown, versions
+from smlaunch.catalog.algorithms import (
+    algorithm_image,
+    algorithm_versions,
+    find_algorithm,
+    known_algorithms,
+    unknown_algorithm_message,
+)
 from smlaunch.catalog.images import UnknownImage
+from tests.tables import table
 
 
 def test_there_are_24_of_which_jumpstart_hosts_seven() -> None:
@@ -23,16 +30,17 @@ def test_those_that_keep_checkpoints() -> None:
     }
 
 
-@pytest.mark.parametrize("name", known_algorithms())
+@table("name", known_algorithms())
 def test_each_is_found_by_its_id_and_by_its_name(name: str) -> None:
     row = known_algorithms()[name]
-    assert find(name) is find(row.name) is find(name.upper()) is row
+    assert find_algorithm(name) is find_algorithm(row.name) is find_algorithm(name.upper()) is row
 
 
 def test_names_that_are_none() -> None:
-    assert find("train.py") is None
+    assert find_algorithm("train.py") is None
     assert (
-        unknown("blazing-txt") == "there is no built-in algorithm 'blazing-txt', did you mean 'blazingtext'?"
+        unknown_algorithm_message("blazing-txt")
+        == "there is no built-in algorithm 'blazing-txt', did you mean 'blazingtext'?"
     )
 
 
@@ -40,9 +48,9 @@ def test_images() -> None:
     kmeans, catboost = known_algorithms()["kmeans"], known_algorithms()["catboost"]
     image = algorithm_image(kmeans, "us-west-2", "aws", "cpu")
     assert image.uri == "174872318107.dkr.ecr.us-west-2.amazonaws.com/kmeans:1"
-    assert versions(kmeans) == ["1"]
+    assert algorithm_versions(kmeans) == ["1"]
     with pytest.raises(UnknownImage, match="JumpStart hosts CatBoost") as caught:
         algorithm_image(catboost, "us-west-2", "aws", "cpu")
-    assert caught.value.part == "jumpstart"
+    assert caught.value.unknown_part == "jumpstart"
     with pytest.raises(UnknownImage, match="K-Means has no version 2; it has 1"):
         algorithm_image(kmeans, "us-west-2", "aws", "cpu", "2")

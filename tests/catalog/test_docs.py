@@ -39,15 +39,15 @@ def test_images() -> None:
     text = (ROOT / "docs" / "images.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     expected = []
-    for family in images.families():
+    for family in images.image_families():
         defaults = ", ".join(
             f"{images.default_version(family, processor)} ({processor})"
-            for processor in images.processors(family)
+            for processor in images.family_processors(family)
         )
-        known = images.versions(family)
+        known = images.family_versions(family)
         span = f"{known[0]} to {known[-1]}" if known else "none: retired"
         expected.append(
-            f"| `{family}` | {images.title(family)} | {span} | {defaults} |".replace("|  |", "| |")
+            f"| `{family}` | {images.family_title(family)} | {span} | {defaults} |".replace("|  |", "| |")
         )
     assert rows == expected
 

@@ -6,6 +6,7 @@ import pytest
 
 from smlaunch.catalog import images
 from smlaunch.catalog.images import UnknownImage, training_image
+from tests.tables import table
 
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 CLASSIC = "683313688378.dkr.ecr.us-east-1.amazonaws.com"
@@ -42,7 +43,7 @@ DEFAULTS: dict[tuple[str, str], tuple[str, str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("family", "processor"), DEFAULTS)
+@table(("family", "processor"), DEFAULTS)
 def test_the_default(family: str, processor: str) -> None:
     registry, tag, end_of_patch = DEFAULTS[family, processor]
     image = training_image(family, "us-east-1", "aws", processor)
@@ -51,7 +52,7 @@ def test_the_default(family: str, processor: str) -> None:
 
 
 def test_every_family_but_the_retired_one_has_a_default() -> None:
-    assert {family for family, _ in DEFAULTS} == set(images.families()) - {"mxnet"}
+    assert {family for family, _ in DEFAULTS} == set(images.image_families()) - {"mxnet"}
 
 
 PYTORCH = {
@@ -136,11 +137,11 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "part", "said"), UNKNOWN)
+@table(("asked", "part", "said"), UNKNOWN)
 def test_what_is_not_known(asked: tuple[str, ...], part: str, said: str) -> None:
     with pytest.raises(UnknownImage) as caught:
         training_image(*asked)
-    assert caught.value.part == part
+    assert caught.value.unknown_part == part
     assert said in str(caught.value)
 
 
@@ -152,7 +153,7 @@ def test_versions_are_found_by_their_first_numbers() -> None:
 
 
 def test_source_and_date_stand_in_the_tables() -> None:
-    told = images.source()
+    told = images.table_sources()
     assert told["registries"].startswith("sagemaker 3.27.0")
     assert "aws/deep-learning-containers commit e0ecedea" in told["published"]
     assert "2026-08-21" in told["published"]

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from smlaunch.job import Job
-from smlaunch.planning.surroundings import ResolvedImage
-from smlaunch.sdk_images import resolved_image
-from tests.strategies.asked import channel, documented, planned, refusals, request_of
+from smlaunch.discovery.sdk_images import resolve_image
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import ResolvedImage
+from tests.strategies.requests import channel, documented, planned, refusals, request_of
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"
 HOSTED = "763104351884.dkr.ecr.us-east-1.amazonaws.com/jumpstart-tabular-training:1.0"
@@ -23,7 +23,7 @@ def test_its_image_is_taken_and_the_doubt_is_told() -> None:
     answer = ResolvedImage(URI, source="sagemaker 4.1.0")
     plan = planned({"framework_version": "9.9"}, resolved_image=answer)
     assert plan.image == URI
-    because = {reason.rule: reason.because for reason in plan.reasons}["image.resolved"]
+    because = {reason.rule: reason.explanation for reason in plan.reasons}["image.resolved"]
     assert because.startswith("The catalog does not know it (no PyTorch 9.9 image is known")
     assert f"sagemaker 4.1.0 does: {URI}" in because
     assert any("that the registry has it is unconfirmed" in warning for warning in plan.warnings)
@@ -82,13 +82,15 @@ def test_it_is_not_taken_for_what_the_catalog_knows() -> None:
 @pytest.mark.skipif(find_spec("sagemaker") is not None, reason="the extra sagemaker is installed")
 def test_without_the_extra_the_next_step_is_told() -> None:
     unknown = Job(entry="train.py", framework_version="9.9")
-    answer = resolved_image(unknown, "us-east-1", is_region=True)
-    assert answer == ResolvedImage(problem="pip install 'smlaunch[sagemaker]', which may know it")
+    answer = resolve_image(unknown, "us-east-1", is_region=True)
+    assert answer == ResolvedImage(
+        problem="the sagemaker package may know it: pip install 'smlaunch[sagemaker]'"
+    )
 
 
 def test_what_is_found_out_without_the_extra() -> None:
     def asked(is_region: bool = True, region: str = "us-east-1", **fields: object) -> ResolvedImage | None:
-        return resolved_image(Job.from_mapping(fields), region, is_region)
+        return resolve_image(Job.from_mapping(fields), region, is_region)
 
     assert asked(entry="train.py") is None
     assert asked(entry="train.py", framework_version="2.13") is None
@@ -102,10 +104,10 @@ def test_what_is_found_out_without_the_extra() -> None:
     assert which.problem is not None
     assert which.problem.startswith("say which of JumpStart's models it is (options.model")
     local = asked(is_region=False, algorithm="lightgbm", options={"model": "lightgbm-classification-model"})
-    assert local == ResolvedImage(problem="JumpStart answers in a region, not on a local endpoint")
+    assert local == ResolvedImage(problem="JumpStart works in a region, not on a local endpoint")
 
 
 def test_the_scripts_libraries_tell_what_is_asked_for() -> None:
     job = Job(entry="train.py", framework_version="2.21")
-    assert resolved_image(job, "us-east-1", True, frozenset({"tensorflow.keras"})) is None
-    assert resolved_image(job, "us-east-1", True, frozenset({"torch.distributed"})) is not None
+    assert resolve_image(job, "us-east-1", True, frozenset({"tensorflow.keras"})) is None
+    assert resolve_image(job, "us-east-1", True, frozenset({"torch.distributed"})) is not None

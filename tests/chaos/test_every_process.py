@@ -19,9 +19,9 @@ import pytest
 
 from smlaunch.local.executors.levels import LEVELS
 from tests.e2e.command import SMLAUNCH
-from tests.local.client import Client
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.grounds import Grounds, grounds
 
 PATIENCE = 60.0
 """For a slow machine; what is left after that hangs."""
@@ -44,9 +44,9 @@ PROCESSES = 17
 
 
 class Round:
-    """A job, run by the command line on a standing endpoint or on one embedded in the command."""
+    """A job, run by the command line on a background endpoint or on one embedded in the command."""
 
-    def __init__(self, place: Grounds, embedded: bool) -> None:
+    def __init__(self, place: EndpointHarness, embedded: bool) -> None:
         self._place = place
         self._embedded = embedded
         source = place.home.parent / "train.py"
@@ -55,7 +55,7 @@ class Round:
         if embedded:
             words += ["--isolation", place.level]
         else:
-            place.start("standing")
+            place.start("background")
         self.client = subprocess.Popen(
             place.command(*words),
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class Round:
             part = os.read(self.client.stdout.fileno(), 1 << 16)
             assert part, seen
             seen += part
-        self._place.learn_owners()
+        self._place.collect_owners()
 
     def victims(self) -> dict[str, int]:
         """Every process there is to kill, by a name that says what it is."""
@@ -101,7 +101,7 @@ def _is_daemon(pid: int) -> bool:
 def one_round(level: str, embedded: bool, chance: random.Random, victim: str | None = None) -> list[str]:
     """Kills one of the processes, any or the one named; returns the names of all there were. What is left
     afterwards is looked for by ``grounds``."""
-    with grounds(level) as place:
+    with endpoint_harness(level) as place:
         playing = Round(place, embedded)
         try:
             playing.wait_until_ready()
@@ -124,7 +124,7 @@ def one_round(level: str, embedded: bool, chance: random.Random, victim: str | N
             text = said.decode(errors="replace")
             assert playing.client.returncode == _expected(name, embedded), text
             assert "Traceback (most recent call last)" not in text
-            assert eventually(place.nothing_runs), place.processes()
+            assert eventually(place.has_no_processes), place.processes()
             return sorted(found)
         finally:
             playing.client.kill()
@@ -134,12 +134,12 @@ def one_round(level: str, embedded: bool, chance: random.Random, victim: str | N
 def _expected(victim: str, embedded: bool) -> int:
     """The client's exit code; see the table in smlaunch/errors.py."""
     kind = victim.partition(" ")[0]
-    codes = {"client": -signal.SIGKILL, "endpoint": 4, "supervisor": 4, "runtime": 1, "rank": 1}
+    codes = {"client": -signal.SIGKILL, "endpoint": 8, "supervisor": 4, "runtime": 1, "rank": 1}
     return codes.get(kind, 5 if embedded else 130)
 
 
-def _another_client_stops_the_job(place: Grounds) -> None:
-    client = Client(place.info)
+def _another_client_stops_the_job(place: EndpointHarness) -> None:
+    client = EndpointClient(place.info)
     (job,) = client.sagemaker.list_training_jobs()["TrainingJobSummaries"]
     assert job["TrainingJobStatus"] == "InProgress"
     client.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
@@ -159,7 +159,7 @@ def test_any_process_is_killed(level: str, embedded: bool) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "standing"])
+@pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "background"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
     seed = new_seed()
@@ -183,11 +183,11 @@ def test_kills_at_random_moments(level: str) -> None:
     chance = random.Random(seed)
     for number in range(int(os.environ.get("SMLAUNCH_CHAOS_ROUNDS", "20"))):
         embedded = chance.random() < 0.5
-        with grounds(level) as place:
+        with endpoint_harness(level) as place:
             playing = Round(place, embedded)
             try:
                 time.sleep(chance.uniform(0.0, 6.0))
-                place.learn_owners()
+                place.collect_owners()
                 found = playing.victims()
                 names = chance.sample(sorted(found), chance.randint(1, min(3, len(found))))
                 print(f"seed {seed} round {number}: {level}, {names} of {len(found)}", flush=True)

@@ -22,8 +22,8 @@ import pytest
 
 from smlaunch.local.executors.levels import LEVELS
 from tests.e2e.command import ENTRYPOINTS, SMLAUNCH, weights_hash
+from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.grounds import Grounds, grounds
 
 pytest.importorskip("torch")
 
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 class Training:
     """One run, driven by as many clients and endpoints as it takes."""
 
-    def __init__(self, place: Grounds, name: str, shape: Shape) -> None:
+    def __init__(self, place: EndpointHarness, name: str, shape: Shape) -> None:
         self._place = place
         self.name = name
         script = [
@@ -81,7 +81,7 @@ class Training:
 
     def committed(self) -> int:
         """The newest step that S3 has a COMMIT of; 0 before the first."""
-        found = self._place.home.glob(f"s3/*/smlaunch/{self.name}/checkpoints/step-*/COMMIT")
+        found = self._place.home.glob(f"s3/*/smlaunch/{self.name}/checkpoints/smlaunch/step-*/COMMIT-*")
         return max((int(path.parent.name[5:]) for path in found), default=0)
 
     def wait_for_a_newer(self, than: int) -> bool:
@@ -96,14 +96,14 @@ class Training:
         raise AssertionError(f"no checkpoint newer than step {than}:\n{self.said[-4000:]}")
 
 
-def kill_something(place: Grounds, training: Training, chance: random.Random) -> str:
+def kill_something(place: EndpointHarness, training: Training, chance: random.Random) -> str:
     """Returns what it was. What ends with it is started again as a person would."""
-    place.learn_owners()
+    place.collect_owners()
     kind = chance.choice(VICTIMS)
     if kind == "endpoint":
         place.kill()
         training.client.wait(PATIENCE)
-        place.start("standing")
+        place.start("background")
         training.go_on()
     elif kind == "client":
         training.client.send_signal(signal.SIGKILL)
@@ -124,7 +124,7 @@ def kill_something(place: Grounds, training: Training, chance: random.Random) ->
 def lost_steps(said: str) -> list[int]:
     """For every restart: how many steps that had been told of were trained again."""
     lost, told = [], 0
-    for match in re.finditer(r"goes on after step (\d+)|step=(\d+)|, step (\d+)/", said):
+    for match in re.finditer(r"continues after step (\d+)|step=(\d+)|, step (\d+)/", said):
         if match.group(1):
             lost.append(max(0, told - int(match.group(1))))
             told = int(match.group(1))
@@ -136,8 +136,8 @@ def lost_steps(said: str) -> list[int]:
 def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter[str]:
     chance = random.Random(seed)
     fallen: Counter[str] = Counter()
-    with grounds(level) as place:
-        place.start("standing")
+    with endpoint_harness(level) as place:
+        place.start("background")
         whole = Training(place, "whole", shape)
         assert whole.client.wait(PATIENCE) == 0, whole.said[-4000:]
         wanted = weights_hash(whole.said)
@@ -162,7 +162,7 @@ def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter
                 check=True,
             ).stdout
             assert weights_hash(shown) == wanted, training.said[-4000:]
-            assert eventually(place.nothing_runs) or place.processes(), "the standing endpoint is left"
+            assert eventually(place.has_no_processes) or place.processes(), "the background endpoint is left"
             lost = lost_steps(shown)
             print(json.dumps({"fired": rounds, "lost_steps": lost}), flush=True)
     return fallen
@@ -192,6 +192,6 @@ def test_many_kills(shape: Shape) -> None:
 
 def test_lost_steps_are_counted() -> None:
     said = (
-        "step=5 steps=9\nstep=6 steps=9\nsmlaunch.train: goes on after step 4 (1 samples)\nstep=5 steps=9\n"
+        "step=5 steps=9\nstep=6 steps=9\nsmlaunch.train: continues after step 4 (1 samples)\nstep=5 steps=9\n"
     )
     assert lost_steps(said) == [2]

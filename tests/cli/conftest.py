@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
+
+from tests import warm
 
 COMMAND = [sys.executable, "-m", "smlaunch.cli.main"]
 
@@ -46,16 +48,8 @@ class Shell:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def __call__(self, *words: str | Path, **settings: Any) -> Outcome:
-        done = subprocess.run(
-            [*COMMAND, *map(str, words)],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-            timeout=60,
-            **settings,
-        )
+    def __call__(self, *words: str | Path) -> Outcome:
+        done = warm.run([*map(str, words)], env=self.environment, cwd=self.folder, timeout=60)
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -80,7 +74,7 @@ def shell(tmp_path: Path) -> Shell:
 @pytest.fixture(scope="package")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """With one endpoint for all tests of this folder."""
-    folder = tmp_path_factory.mktemp("standing")
+    folder = tmp_path_factory.mktemp("background")
     (folder / "train.py").write_text(SCRIPT)
     shell = Shell(folder, tmp_path_factory.mktemp("home"))
     started = shell("local", "start")

@@ -10,27 +10,28 @@ from tests.cli.conftest import Shell
 
 SAVES = """\
 import os
-from smlaunch.train.parts import encode
-from smlaunch.train.store import Store
-store = Store(os.environ["SMLAUNCH_CHECKPOINTS"], 0, 1, job=os.environ["SMLAUNCH_JOB"])
+from smlaunch.train.tree_format import encode
+from smlaunch.train.checkpoint_store import CheckpointStore
+store = CheckpointStore(os.environ["SMLAUNCH_CHECKPOINTS"], 0, 1, job=os.environ["SMLAUNCH_JOB"])
 for step in (10, 20):
-    part = store.write(step, encode({"step": step}).chunks())
+    part = store.write_shard(step, encode({"step": step}).chunks())
     store.commit(step, [part], samples=step * 2)
-store.write(30, encode({"step": 30}).chunks())
+store.write_shard(30, encode({"step": 30}).chunks())
 """
 
 CARRIES = """\
 import os
 from pathlib import Path
-from smlaunch.protocol.checkpoint import Part, part_name
-from smlaunch.protocol.segment import Segment
-from smlaunch.train.carriers import carrier_for
-from smlaunch.train.store import Store
+from smlaunch.contract.checkpoint import Shard, shard_name
+from smlaunch.contract.segment import Segment
+from smlaunch.train.transports import open_transport
+from smlaunch.train.checkpoint_store import CheckpointStore
 import hashlib
 segment = Segment.from_environment(os.environ)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-store = Store(segment.checkpoints, rank, world_size, job=segment.job, carrier=carrier_for(segment))
-newest = store.newest_whole([rank])
+names = {"job": segment.job, "writer": segment.writer}
+store = CheckpointStore(segment.checkpoint_dir, rank, world_size, transport=open_transport(segment), **names)
+newest = store.newest_intact([rank])
 there = sorted(path.name[:10] for path in Path(store.directory).rglob("rank-*"))
 print("rank", rank, "began with", newest and newest.step, there, flush=True)
 
@@ -39,9 +40,9 @@ def content(step, rank):
 
 # Ranks that cannot talk: each knows what the others have written, and the leader commits unseen.
 for step in (1, 2):
-    store.write(step + (newest.step if newest else 0), [content(step, rank)])
+    store.write_shard(step + (newest.step if newest else 0), [content(step, rank)])
     digests = [hashlib.sha256(content(step, other)).hexdigest() for other in range(world_size)]
-    parts = [Part(r, part_name(r, world_size, d), len(content(step, r)), d) for r, d in enumerate(digests)]
+    parts = [Shard(r, shard_name(r, world_size, d), len(content(step, r)), d) for r, d in enumerate(digests)]
     if rank == 0:
         store.commit(step + (newest.step if newest else 0), parts)
 """
@@ -49,7 +50,7 @@ JOB = """\
 entry: carries.py
 strategy: ddp
 compute: {hosts: 2, processes_per_host: 1}
-checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", carrier: direct}
+checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", upload: direct}
 """
 
 
@@ -76,7 +77,11 @@ def test_list_and_verify(standing: Shell) -> None:
     listed = standing("checkpoints", "ls", "keeps", "--local")
     head, *rows = [re.split(r"\s{2,}", line) for line in listed.out.splitlines()]
     assert head == ["STEP", "RANKS", "SIZE", "SAMPLES", "JOB", "STATE"]
-    assert [(row[0], row[-1]) for row in rows] == [("30", "not committed"), ("20", "whole"), ("10", "whole")]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("30", "not committed"),
+        ("20", "complete"),
+        ("10", "complete"),
+    ]
     assert rows[1][1] == "1" and rows[1][3:5] == ["40", "keeps-s1-a1"]
     assert "keeps-s1-a1: finished" in listed.err
     assert standing("checkpoints", "verify", "keeps", "--local").out.splitlines() == [
@@ -85,7 +90,7 @@ def test_list_and_verify(standing: Shell) -> None:
     ]
 
     home = Path(standing.environment["SMLAUNCH_HOME"])
-    (part,) = (home / "s3" / "keeps" / "ckpt").glob("step-000000000020/rank-*")
+    (part,) = (home / "s3" / "keeps" / "ckpt").glob("smlaunch/step-000000000020/rank-*")
     part.write_bytes(b"x" + part.read_bytes()[1:])
     assert standing("checkpoints", "verify", uri, "--local", "--step", "10").code == 0
     spoilt = standing("checkpoints", "verify", uri, "--local", "--json")
@@ -103,7 +108,7 @@ def test_list_and_verify(standing: Shell) -> None:
 
 def test_what_cannot_be_found(standing: Shell) -> None:
     missing = standing("checkpoints", "verify", "s3://nowhere/here", "--local", "--step", "3")
-    assert missing.code == 2 and "3 is not below s3://nowhere/here/; there are: none" in missing.err
+    assert missing.code == 2 and "3 is not below s3://nowhere/here/; steps there: none" in missing.err
     empty = standing("checkpoints", "ls", "s3://nowhere/here", "--local")
     assert (empty.code, empty.out) == (0, "") and "no checkpoints below" in empty.err
     assert standing("checkpoints", "ls", "no-such-run", "--local").code == 2

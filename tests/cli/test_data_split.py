@@ -32,7 +32,7 @@ def test_the_command_on_a_folder(shell: Shell) -> None:
     assert sorted(names) == [f"sub/{place}.bin" for place in range(9)]
     again = shell("data", "split", "data", "--hosts", "3", "--previous", "out")
     assert again.code == 0, again.err
-    assert "0 keys have another host than before" in again.out
+    assert "0 keys moved to another host" in again.out
     assert again.out.splitlines()[0] == "9 keys, 45.0 kB over 3 hosts: as before, what is new largest first"
     missing = shell("data", "split", "nowhere", "--hosts", "3")
     assert missing.code == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.cli.export_files import written
+from smlaunch.cli.export_files import write_export_files
 from tests.cli.conftest import Shell
 
 WORDS = ("export", "step-functions", "train.py", "--local", "--max-runtime", "10m", "--segment", "60s")
@@ -65,7 +65,7 @@ def test_an_interrupted_export_leaves_the_files_as_they_were(tmp_path: Path) -> 
     (tmp_path / "a.json").write_text("before")
     with (
         pytest.raises(KeyboardInterrupt),
-        written(str(tmp_path), {"a.json": "after", "b.json": "new"}, ()) as paths,
+        write_export_files(str(tmp_path), {"a.json": "after", "b.json": "new"}, ()) as paths,
     ):
         assert paths == [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
         raise KeyboardInterrupt
@@ -88,13 +88,16 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(
     role = "arn:aws:iam::000000000000:role/machine"
     for words, said in (
         (("--deploy",), "--deploy: the state machine needs a role"),
-        (("--machine-role", role), "--machine-role: it is used with --deploy only"),
+        (("--machine-role", role), "--machine-role: is used with --deploy only"),
         (("--deploy", "--machine-role", "machine"), "--machine-role: 'machine' is not a role's ARN"),
         (
             ("--deploy", "--machine-role", role.replace("0000", "1234")),
             "of the machine's own, 000000000000",
         ),
-        (("--deploy", "--machine-role", role, "--called", "a b"), "--called: 'a b' is no state machine's"),
+        (
+            ("--deploy", "--machine-role", role, "--called", "a b"),
+            "--called: 'a b' is not a valid state machine name",
+        ),
     ):
         refused = user(*WORDS, *words)
         assert (refused.code, refused.out) == (2, "")

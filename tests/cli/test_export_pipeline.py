@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from smlaunch.job_file import write_mapping
+from smlaunch.job.yaml_file import dump_job_yaml
 from tests.cli.conftest import Shell
 
 STEPS = [
@@ -17,7 +17,7 @@ STEPS = [
 
 def write(shell: Shell, steps: list[dict[str, object]]) -> Path:
     path = shell.folder / "churn.yaml"
-    path.write_text(write_mapping({"steps": steps}))
+    path.write_text(dump_job_yaml({"steps": steps}))
     return path
 
 
@@ -27,8 +27,8 @@ def test_a_file_of_several_jobs_is_deployed_once(standing: Shell) -> None:
     first = standing(*words)
     assert first.code == 0, first.err
     assert first.out.rstrip().endswith(":pipeline/churn")
-    assert "created; every execution is a run: aws sagemaker start-pipeline-execution" in first.err
-    assert re.search("warning: train-[0-9a-f]{8}: inputs.data: an earlier step is to leave it", first.err)
+    assert "created; each execution is a run: aws sagemaker start-pipeline-execution" in first.err
+    assert re.search("warning: train-[0-9a-f]{8}: inputs.data: an earlier step will write it", first.err)
     again = standing(*words, "--json", "--no-stage")
     assert json.loads(again.out) == {
         "run": None,
@@ -53,9 +53,9 @@ def test_what_a_file_of_several_jobs_cannot_be_given_is_refused(shell: Shell) ->
     refused = shell(*words, "--hosts", "2", "--hp", "lr=1", "--", "--fast")
     assert (refused.code, refused.out) == (2, "")
     for name in ("--hosts", "--hp", "--"):
-        assert f"{name}: each job of a pipeline's file is described there" in refused.err
+        assert f"{name}: a pipeline file describes its jobs itself" in refused.err
     embedded = shell(*words, "--deploy")
-    assert embedded.code == 2 and "--deploy: the local endpoint would end with this command" in embedded.err
+    assert embedded.code == 2 and "--deploy: the local endpoint of this command ends" in embedded.err
 
 
 def test_a_pipelines_file_is_no_job(shell: Shell) -> None:
@@ -63,7 +63,7 @@ def test_a_pipelines_file_is_no_job(shell: Shell) -> None:
     refused = shell("plan", "churn.yaml", "--local")
     assert (refused.code, refused.out) == (2, "")
     assert (
-        "churn.yaml is a pipeline's file, of several jobs: `smlaunch export pipeline churn.yaml`"
+        "churn.yaml is a pipeline file with several jobs: `smlaunch export pipeline churn.yaml`"
         in refused.err
     )
 
@@ -72,5 +72,5 @@ def test_a_name_is_refused_with_everything_else(shell: Shell) -> None:
     words = ("export", "pipeline", "train.py", "--local", "--no-stage", "--name", "mine")
     refused = shell(*words, "--max-runtime", "2m", "--segment", "60s")  # nothing in the script can be cut
     assert (refused.code, refused.out) == (2, "")
-    assert "  name: the executions of a pipeline name their runs" in refused.err
+    assert "  name: every execution of a pipeline is a new run" in refused.err
     assert "  limits.segment: " in refused.err

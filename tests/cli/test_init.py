@@ -9,18 +9,18 @@ import pytest
 import yaml
 
 from smlaunch.cli.main import run_command
-from smlaunch.job import Job
-from smlaunch.starters import STARTERS, write
-from smlaunch.strategy_names import BUILT_IN
+from smlaunch.cli.templates import TEMPLATES, write_template
+from smlaunch.job.model import Job
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 
 
 def test_every_strategy_of_ours_has_a_first_job() -> None:
-    assert set(STARTERS) == set(BUILT_IN)
+    assert set(TEMPLATES) == set(BUILT_IN_STRATEGIES)
 
 
-@pytest.mark.parametrize("name", STARTERS)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_it_is_a_job_with_its_files_beside_it(name: str, tmp_path: Path) -> None:
-    written = write(name, tmp_path)
+    written = write_template(name, tmp_path)
     assert all(path.is_file() for path in written)
     job = Job.from_file(tmp_path / "job.yaml")
     assert job.strategy == name
@@ -29,14 +29,14 @@ def test_it_is_a_job_with_its_files_beside_it(name: str, tmp_path: Path) -> None
     assert set(yaml.safe_load((tmp_path / "job.yaml").read_text())) <= set(Job.model_fields)
 
 
-@pytest.mark.parametrize("name", [name for name, starter in STARTERS.items() if starter.local])
+@pytest.mark.parametrize("name", [name for name, starter in TEMPLATES.items() if starter.runs_locally])
 def test_it_plans(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(name, tmp_path)
+    write_template(name, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path / ".smlaunch"))
-    for address in STARTERS[name].inputs.values():
+    for address in TEMPLATES[name].inputs.values():
         Path(address).mkdir(parents=True, exist_ok=True)
         for number in range(4):
             (Path(address) / f"part-{number}").write_bytes(b"x" * 100)
@@ -44,27 +44,29 @@ def test_it_plans(
     assert json.loads(capsys.readouterr().out)["strategy"] == name
 
 
-@pytest.mark.parametrize("name", STARTERS)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_what_comes_next_makes_the_inputs_first(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["init", name, str(tmp_path), "--json"]) == 0
-    *before, plan = json.loads(capsys.readouterr().out)["next"][: -1 if STARTERS[name].local else None]
+    *before, plan = json.loads(capsys.readouterr().out)["next"][
+        : -1 if TEMPLATES[name].runs_locally else None
+    ]
     assert plan.startswith("smlaunch plan job.yaml --")
-    makes = any(not address.startswith("s3://") for address in STARTERS[name].inputs.values())
-    assert (before[-1] == STARTERS[name].make) is makes
+    makes = any(not address.startswith("s3://") for address in TEMPLATES[name].inputs.values())
+    assert (before[-1] == TEMPLATES[name].prepare_command) is makes
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train_ddp.py").write_text("mine")
     assert run_command(["init", "ddp", str(tmp_path)]) == 2
-    assert "train_ddp.py is there already; nothing was written" in capsys.readouterr().err
+    assert "train_ddp.py exists already; nothing was written" in capsys.readouterr().err
     assert (tmp_path / "train_ddp.py").read_text() == "mine"
     assert not (tmp_path / "job.yaml").exists()
 
 
 def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["init", "--json"]) == 0
-    assert set(BUILT_IN) <= set(json.loads(capsys.readouterr().out)["strategies"])
+    assert set(BUILT_IN_STRATEGIES) <= set(json.loads(capsys.readouterr().out)["strategies"])
     assert run_command(["init", "dpp"]) == 2
     assert "'dpp' is unknown, did you mean 'ddp'?" in capsys.readouterr().err

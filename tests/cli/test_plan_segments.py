@@ -33,7 +33,7 @@ def test_one_job_has_nothing_to_simulate(shell: Shell) -> None:
     (shell.folder / "resumable.py").write_text(RESUMABLE)
     done = shell("plan", "resumable.py", "--local", "--simulate")
     assert (done.code, done.out) == (2, "")
-    assert "--simulate: the run is one job" in done.err
+    assert "--simulate: the run is a single job" in done.err
 
 
 def test_a_script_that_does_nothing_is_told_what_would_help(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""``smlaunch plan`` on described workloads (tests/planning/workloads) gives what was expected."""
+"""``smlaunch plan`` on described workloads (tests/planner/workloads) gives what was expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from tests.cli.conftest import Shell
 
-FOLDER = Path(__file__).parent.parent / "planning" / "workloads"
+FOLDER = Path(__file__).parent.parent / "planner" / "workloads"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:
 def test_a_package_that_is_not_there_is_told_before_the_job_fails_of_it(shell: Shell) -> None:
     (shell.folder / "train.py").write_text("import no_such_package\n", encoding="utf-8")
     done = shell("plan", "train.py", "--local")
-    assert "! train.py imports no_such_package, which the Python that hosts run on here does not" in done.out
+    assert "! train.py imports no_such_package, which the hosts' Python does not" in done.out
     (shell.folder / "requirements.txt").write_text("no-such-package\n", encoding="utf-8")
     (shell.folder / "job.yaml").write_text(
         "entry: train.py\nrequirements: requirements.txt\n", encoding="utf-8"

@@ -18,7 +18,7 @@ def test_a_run_from_start_to_result(standing: Shell) -> None:
     assert "metrics: accuracy 0.5" in out
     model = Path(out[-1].removeprefix("model: "))
     assert model.name == "model.tar.gz" and model.exists()
-    place = "run fine on this machine (standing endpoint"
+    place = "run fine on this machine (background endpoint"
     for word in (place, "Starting", "Training", "step 2/2 (100%)", "completed"):
         assert word in done.err
     shown = json.loads(standing("show", "fine", "--local", "--json").out)
@@ -28,7 +28,7 @@ def test_a_run_from_start_to_result(standing: Shell) -> None:
     log = standing("logs", "fine", "--local")
     assert "smlaunch: progress step=1" in log.out
     again = standing("run", "train.py", "--local", "--name", "fine", "--hp", "text=true", "--", "fine", "a b")
-    assert again.code == 0 and "was launched before with this very job" in again.err
+    assert again.code == 0 and "exists already with the same job" in again.err
     other = standing("run", "train.py", "--local", "--name", "fine")
     assert other.code == 2 and "take another --name" in other.err
 
@@ -39,7 +39,7 @@ def test_a_failure_shows_the_traceback_first_then_who_then_the_next_step(standin
     assert done.code == 1
     trace = done.err.rindex("Traceback (most recent call last):")
     who = done.err.index("failed: rank 1 on algo-2 exited with code 1: ValueError: boom")
-    step = done.err.index("exit code 1; the whole log: smlaunch logs failing --local")
+    step = done.err.index("exit code 1; full log: smlaunch logs failing --local")
     assert trace < who < step
     document = json.loads(done.out)
     failure = document["jobs"][0]["failure"]
@@ -54,7 +54,7 @@ def test_ctrl_c_leaves_a_run_that_has_a_home_and_stop_ends_it(standing: Shell) -
     interrupt(process, "hello")
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "Back to it: smlaunch logs left -f --local" in err
+    assert "To follow it: smlaunch logs left -f --local" in err
     follower = standing.start("logs", "left", "-f", "--local")
     stopped = standing("stop", "left", "--local")
     assert stopped.code == 0
@@ -71,7 +71,7 @@ def test_detached_runs_print_their_name_alone(standing: Shell) -> None:
 
 
 def test_the_time_limit(standing: Shell) -> None:
-    done = standing("run", "train.py", "--local", "--max-runtime", "1s", "--", "wait")
+    done = standing("run", "train.py", "--local", "--max-runtime", "3s", "--", "wait")
     assert done.code == 6
     assert "told to stop" in done.out
     assert "stopped at its max_runtime" in done.err
@@ -132,7 +132,7 @@ def test_an_embedded_run_and_its_traces(shell: Shell) -> None:
 def test_detach_needs_a_home(shell: Shell) -> None:
     done = shell("run", "train.py", "--local", "--detach")
     assert done.code == 2
-    assert "`smlaunch local start` keeps an endpoint standing" in done.err
+    assert "start a background endpoint first: `smlaunch local start`" in done.err
 
 
 def test_ctrl_c_stops_an_embedded_run(shell: Shell) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from smlaunch.errors import JobError
-from smlaunch.job import Job
+from smlaunch.job.model import Job
 from smlaunch.runs.api import plan
 from tests.cli.conftest import Shell
 from tests.runs.fakes import ROLE, fake_target
@@ -198,7 +198,7 @@ def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
         ran = standing("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
         assert ran.code == 0, ran.err
         assert leaks(ran.err) == []
-        warning = next(line for line in ran.err.splitlines() if "the export holds the values of" in line)
+        warning = next(line for line in ran.err.splitlines() if "the export contains the values of" in line)
         for field in (
             "environment.DB_PASSWORD",
             "environment.NOTE",

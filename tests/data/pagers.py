@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from threading import Lock
 
-from smlaunch.data.listing import Page
+from smlaunch.data.parallel_listing import KeyPage
 
 AT = "2026-11-21T12:34:56.000Z"
 
@@ -24,13 +24,13 @@ class MemoryPager:
         self.requests = 0
         self._lock = Lock()
 
-    def page(self, bucket: str, prefix: str, after: str) -> Page:
+    def list_page(self, bucket: str, prefix: str, start_after: str) -> KeyPage:
         with self._lock:
             self.requests += 1
             number = self.requests
         self.asked(number)
-        start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, after))
+        start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, start_after))
         window = self.keys[start : start + self.size + 1]
         keys = list(takewhile(lambda key: key.startswith(prefix), window))
         more, keys = len(keys) > self.size, keys[: self.size]
-        return Page(keys, [len(key) for key in keys], ["etag"] * len(keys), [AT] * len(keys), more)
+        return KeyPage(keys, [len(key) for key in keys], ["etag"] * len(keys), [AT] * len(keys), more)

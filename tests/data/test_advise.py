@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from smlaunch.cli.main import run_command
 from smlaunch.data.inventory import SCHEMA, Inventory, InventoryWriter
-from smlaunch.data.sizes import census
-from smlaunch.planning.census import Census
+from smlaunch.data.size_stats import summarize_inventory
+from smlaunch.planner.dataset_stats import DatasetCounter
 
 
 def inventory(path: Path, objects: list[tuple[str, int]]) -> Path:
@@ -28,11 +28,11 @@ def inventory(path: Path, objects: list[tuple[str, int]]) -> Path:
 def test_counting_by_the_column_is_counting_one_by_one(tmp_path: Path) -> None:
     objects = [(f"d/{number:04}.{'csv' if number % 3 else 'jpg'}", number**3 * 7) for number in range(900)]
     objects.append(("d/line\nbreak ünd.JSONL.gz", 2**40))
-    found = census(Inventory(inventory(tmp_path / "keys.parquet", objects)))
-    count = Census()
+    found = summarize_inventory(Inventory(inventory(tmp_path / "keys.parquet", objects)))
+    count = DatasetCounter()
     for key, size in objects:
         count.add(key, size)
-    assert found == count.facts()
+    assert found == count.stats()
 
 
 def test_advice_on_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smlaunch.data.folder import list_folder
+from smlaunch.data.folder_inventory import list_folder
 from smlaunch.data.inventory import ROW_GROUP, SCHEMA, Inventory, InventoryWriter
-from smlaunch.data.runs import Runs
+from smlaunch.data.sorted_runs import SortedRuns
 from smlaunch.errors import JobError
 
 HOSTILE = [
@@ -51,8 +51,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         file.write(table_of(keys[3:]))
     found = Inventory(path)
     assert (found.bucket, found.prefix, found.version) == ("bucket", "some/prefix", "1.0")
-    assert found.objects == len(keys)
-    assert found.bytes == 5 + 2**40 + len(keys) - 3
+    assert found.object_count == len(keys)
+    assert found.total_bytes == 5 + 2**40 + len(keys) - 3
     assert [key for batch in found.batches() for key in batch.column("key").to_pylist()] == keys
     assert found.column("size").dtype == np.int64
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
@@ -72,7 +72,7 @@ def test_row_groups_are_bounded(tmp_path: Path) -> None:
 def test_a_key_that_comes_twice_is_refused(tmp_path: Path, tables: list[list[str]]) -> None:
     path = tmp_path / "keys.parquet"
     path.write_text("what was there")
-    with pytest.raises(JobError, match=f"{tables[-1][-1]!r} comes twice"):  # noqa: SIM117
+    with pytest.raises(JobError, match=f"{tables[-1][-1]!r} is repeated"):  # noqa: SIM117
         with InventoryWriter(path, "b", "") as file:
             for keys in tables:
                 file.write(table_of(keys))
@@ -93,7 +93,7 @@ def test_a_disk_without_room_is_told(tmp_path: Path, room: int) -> None:
             file.write(table_of(sorted(keys)))
         with (
             pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
-            Runs(tmp_path / "keys.parquet", {}, resume=False) as runs,
+            SortedRuns(tmp_path / "keys.parquet", {}, resume=False) as runs,
         ):
             runs.add(table_of(keys), None)
     finally:
@@ -109,7 +109,7 @@ def test_what_is_no_inventory_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be read as Parquet"):
         Inventory(path)
     for columns, message in (
-        ({"name": ["a"]}, "no column 'key', which an inventory must; it has: name"),
+        ({"name": ["a"]}, "no column 'key', which an inventory needs; it has: name"),
         ({"key": ["a"]}, "no column 'size'"),
         ({"key": [b"a"], "size": [1]}, "column 'key' must hold text, not binary"),
         ({"key": ["a"], "size": [1.5]}, "column 'size' must hold whole numbers, not double"),
@@ -122,17 +122,17 @@ def test_what_is_no_inventory_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"version 2\.0"):
         Inventory(path)
     pq.write_table(table, path)
-    assert Inventory(path).weights == ["samples"]
+    assert Inventory(path).weight_columns == ["samples"]
     with pytest.raises(JobError, match="'samples' has no value for 1 objects"):
         Inventory(path).column("samples")
 
 
 def test_overlapping_runs_come_out_in_order_and_in_pieces(tmp_path: Path) -> None:
     keys = [f"{number * 7919 % 30_011:05d}" for number in range(30_011)]
-    with Runs(tmp_path / "out", {"what": "test"}, resume=False) as runs:
+    with SortedRuns(tmp_path / "out", {"what": "test"}, resume=False) as runs:
         for start in range(0, len(keys), 10_000):
             runs.add(table_of(keys[start : start + 10_000]), [start])
-        tables = list(runs.merged(at_once=1000))
+        tables = list(runs.merged_tables(batch_rows=1000))
     merged = [key for table in tables for key in table.column("key").to_pylist()]
     assert merged == sorted(keys)
     assert len(tables) > 1
@@ -149,7 +149,7 @@ def test_a_folder(tmp_path: Path) -> None:
     (folder / "loop").symlink_to(folder)
     os.mkfifo(folder / "pipe")
     found = list_folder(folder, tmp_path / "keys.parquet")
-    assert found.others == 3
+    assert found.skipped == 3
     inventory = Inventory(tmp_path / "keys.parquet")
     rows = [row for batch in inventory.batches(("key", "size", "modified")) for row in batch.to_pylist()]
     assert [row["key"] for row in rows] == [".hidden/x y", "a", "b/1.jpg", "b/2.jpg", "new\nline", "é☃"]

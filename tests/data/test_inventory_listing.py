@@ -12,24 +12,25 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smlaunch.aws.interfaces import UNREACHABLE, CallError
+from smlaunch.aws.s3_list import S3Pager, parse_object_list
 from smlaunch.cli.main import run_command
+from smlaunch.connection.connect import endpoint_target
 from smlaunch.data.inventory import Inventory
-from smlaunch.data.key_ranges import KeyRange, between, joined, rest
-from smlaunch.data.listing import Counts, Page, list_prefix
+from smlaunch.data.key_ranges import KeyRange, key_between, merge_ranges, uncovered_ranges
+from smlaunch.data.parallel_listing import KeyPage, ListingProgress, list_prefix
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.place import target_of
-from smlaunch.ports import UNREACHABLE, CallError
-from smlaunch.runs.pages import S3Pages, read_page
 from smlaunch.runs.target import Target
 from tests.data.pagers import AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 PAGE = (
     "<ListBucketResult><Contents>{}<LastModified>2026-11-21T12:34:56.000Z</LastModified><ETag>e</ETag>"
@@ -49,7 +50,7 @@ def keys_in(path: Path) -> list[str]:
 def test_between_is_inside(low: str, high: str | None, seen: set[str]) -> None:
     if high is not None and low >= high:
         return
-    found = between(low, high, sorted(seen))
+    found = key_between(low, high, sorted(seen))
     if found is not None:
         assert low < found and (high is None or found < high)
 
@@ -60,7 +61,7 @@ def test_between_finds_any_place_in_few_steps() -> None:
     alphabet = sorted(set("data/train/part-0123456789.jpg"))
     low, high, steps = "", None, 0
     while low != wanted:
-        middle = between(low, high, alphabet)
+        middle = key_between(low, high, alphabet)
         assert middle is not None
         steps += 1
         low, high = (middle, high) if middle <= wanted else (low, middle)
@@ -77,14 +78,14 @@ ranges = st.builds(
 def test_what_is_taken_and_what_is_left_make_up_everything(taken: list[KeyRange], open_end: bool) -> None:
     if open_end:
         taken = [*taken, KeyRange("b", None)]
-    left = rest(taken)
+    left = uncovered_ranges(taken)
     for key in ("a", "aa", "ab", "abc", "b", "bb", "c", "cc", "ccc", "d"):
 
         def inside(some: list[KeyRange], key: str = key) -> int:
-            return sum(one.after < key and (one.upto is None or key <= one.upto) for one in some)
+            return sum(one.after < key and (one.up_to is None or key <= one.up_to) for one in some)
 
         assert inside(left) == (not inside(taken))
-        assert inside(joined(taken)) == bool(inside(taken))
+        assert inside(merge_ranges(taken)) == bool(inside(taken))
 
 
 @given(key_sets, st.integers(1, 7), st.integers(1, 6), st.sampled_from(["", "a", "a/", "b"]))
@@ -111,11 +112,11 @@ def test_ten_workers_share_the_keys_out(tmp_path: Path, name: str) -> None:
     pager = MemoryPager(keys, 100, lambda number: time.sleep(0.002))
     most = 0
 
-    def heard(counts: Counts) -> None:
+    def heard(counts: ListingProgress) -> None:
         nonlocal most
-        most = max(most, counts.workers)
+        most = max(most, counts.active_workers)
 
-    counts = list_prefix(pager, "b", "", tmp_path / "keys.parquet", heard=heard, every=0.01)
+    counts = list_prefix(pager, "b", "", tmp_path / "keys.parquet", on_progress=heard, interval_seconds=0.01)
     assert keys_in(tmp_path / "keys.parquet") == sorted(keys)
     assert most == 10
     assert counts.requests < 2 * 300, "cuts that find nothing are the smaller part"
@@ -128,7 +129,7 @@ class _Killed(BaseException):
 @pytest.mark.parametrize("when", [2, 5, 17, 40, 90])
 def test_what_ends_early_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
     """Nothing lost, nothing twice, and what was kept is not asked for again."""
-    monkeypatch.setattr("smlaunch.data.listing._RUN_ROWS", 50)
+    monkeypatch.setattr("smlaunch.data.parallel_listing._RUN_ROWS", 50)
     keys = [f"{folder}/{number:04d}" for folder in "abc" for number in range(400)]
     out = tmp_path / "keys.parquet"
 
@@ -140,9 +141,9 @@ def test_what_ends_early_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(_Killed):
         list_prefix(pager, "b", "", out, workers=3)
     assert not out.exists()
-    with pytest.raises(JobError, match="--resume goes on"):
+    with pytest.raises(JobError, match="continue it with --resume"):
         list_prefix(pager, "b", "", out, workers=3)
-    with pytest.raises(JobError, match=r"'bucket': 'b'.*not of .*'bucket': 'other'"):
+    with pytest.raises(JobError, match=r"'bucket': 'b'.*not {.*'bucket': 'other'"):
         list_prefix(pager, "other", "", out, workers=3, resume=True)
     again = MemoryPager(keys, 10)
     counts = list_prefix(again, "b", "", out, workers=3, resume=True)
@@ -157,7 +158,7 @@ def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
     out = tmp_path / "keys.parquet"
 
     def asked(number: int) -> None:
-        with pytest.raises(JobError, match="another process writes it"):
+        with pytest.raises(JobError, match="another process is writing it"):
             list_prefix(MemoryPager([]), "b", "", out, resume=True)
 
     list_prefix(MemoryPager(["a"], asked=asked), "b", "", out, workers=1)
@@ -167,7 +168,7 @@ def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
 def test_a_service_that_is_asked_too_much_is_asked_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smlaunch.data.listing._LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("smlaunch.data.parallel_listing._MAX_PAUSE_SECONDS", 0.01)
 
     def asked(number: int) -> None:
         time.sleep(0.001)
@@ -207,15 +208,15 @@ def test_a_service_that_is_asked_too_much_is_asked_less(
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        (Page([], [], [], [], True), "lists nothing"),
-        (Page(["p/b", "p/a"], [1, 1], ["", ""], [AT, AT], False), "out of order"),
-        (Page(["q"], [1], [""], [AT], False), "do not begin with 'p/'"),
-        (Page(["p/a"], [1], [""], [AT], True), "lists 'p/a' after 'p/a'"),
+        (KeyPage([], [], [], [], True), "returns none"),
+        (KeyPage(["p/b", "p/a"], [1, 1], ["", ""], [AT, AT], False), "out of order"),
+        (KeyPage(["q"], [1], [""], [AT], False), "do not begin with 'p/'"),
+        (KeyPage(["p/a"], [1], [""], [AT], True), "lists 'p/a' after 'p/a'"),
     ],
 )
-def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: Page, message: str) -> None:
+def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: KeyPage, message: str) -> None:
     class Odd:
-        def page(self, bucket: str, prefix: str, after: str) -> Page:
+        def list_page(self, bucket: str, prefix: str, start_after: str) -> KeyPage:
             return page
 
     with pytest.raises(CallError, match=message):
@@ -223,7 +224,7 @@ def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: Page, mess
 
 
 def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="lists in no order"):
+    with pytest.raises(JobError, match="does not list in key order"):
         list_prefix(MemoryPager([]), "b--use1-az4--x-s3", "", tmp_path / "keys.parquet")
 
 
@@ -233,23 +234,25 @@ def test_an_answer_is_read_however_it_is_written(written: Callable[[str], str]) 
     etag = "<ETag>&quot;abc-2&quot;</ETag>"
     rest_of_it = "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
 
-    def page(*entries: str) -> Page:
+    def page(*entries: str) -> KeyPage:
         text = written(f"<ListBucketResult>{''.join(entries)}{rest_of_it}</ListBucketResult>")
-        return read_page(text.replace("Result>", ' Result xmlns:s3="x">', 1).replace(" R", "R", 1).encode())
+        return parse_object_list(
+            text.replace("Result>", ' Result xmlns:s3="x">', 1).replace(" R", "R", 1).encode()
+        )
 
     plain = entry.format("<Key>a%2Fb+c%2B</Key>", AT, etag)
-    assert page(plain) == Page(["a/b c+"], [7], ["abc-2"], [AT], True)
+    assert page(plain) == KeyPage(["a/b c+"], [7], ["abc-2"], [AT], True)
     escaped = entry.format("<Key>a&amp;b</Key>", AT, etag)
     without_etag = entry.format("<Key>c</Key>", AT, "")
     assert page(plain, escaped, without_etag).keys == ["a/b c+", "a&b", "c"]
     assert page(plain, escaped, without_etag).etags == ["abc-2", "abc-2", ""]
-    assert page() == Page([], [], [], [], True)
+    assert page() == KeyPage([], [], [], [], True)
 
 
 def test_an_answer_that_is_no_listing() -> None:
     for body in (b"<html/>", b"<ListBucketResult>", b"", b"<ListBucketResult><Contents/></ListBucketResult>"):
         with pytest.raises((ValueError, SyntaxError, KeyError)):
-            read_page(body)
+            parse_object_list(body)
 
 
 def test_an_error_with_status_200_is_asked_again() -> None:
@@ -276,30 +279,51 @@ def test_an_error_with_status_200_is_asked_again() -> None:
         thread.start()
         try:
             target = Target.endpoint(f"http://127.0.0.1:{server.server_port}", "us-east-1", "a", "b")
-            pages = S3Pages(target.client("s3"))
-            assert pages.page("bucket", "", "").keys == ["a"]
+            pages = S3Pager(target.client("s3"))
+            assert pages.list_page("bucket", "", "").keys == ["a"]
             with pytest.raises(CallError, match="ListObjectsV2"):
-                pages.page("bucket", "", "")
+                pages.list_page("bucket", "", "")
         finally:
             server.shutdown()
             thread.join()
     assert not bodies
 
 
+def test_botocore_does_not_parse_a_page_again() -> None:
+    """It would take as long as all the rest. The handler stands where botocore's own one does that parses."""
+    client = Target.endpoint("http://127.0.0.1:9", "us-east-1", "a", "b").client("s3")
+    S3Pager(client)
+    bodies: list[bytes] = []
+
+    def parsed(response_dict: dict[str, Any], **unused: object) -> None:
+        bodies.append(response_dict["body"])
+
+    client.meta.events.register_first("before-parse.s3.*", parsed)
+    answer: dict[str, Any] = {}
+    client.meta.events.emit(
+        "before-parse.s3.ListObjectsV2",
+        operation_model=client.meta.service_model.operation_model("ListObjectsV2"),
+        response_dict={"status_code": 200, "headers": {}, "body": PAGE.format("<Key>a</Key>").encode()},
+        customized_response_dict=answer,
+    )
+    assert bodies == [b"<ListBucketResult/>"]
+    assert [page.keys for page in answer.values()] == [["a"]]
+
+
 def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
     """Through botocore and HTTP, by the command, and page by page as botocore itself reads them."""
     with Endpoint(home) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         for number, key in enumerate(HOSTILE):
             client.put(key, b"x" * number)
-        pages = S3Pages(target_of(info).client("s3"))
-        page = pages.page("tests", "", "")
+        pages = S3Pager(endpoint_target(info).client("s3"))
+        page = pages.list_page("tests", "", "")
         theirs = client.s3.list_objects_v2(Bucket="tests")["Contents"]
         assert page.keys == [entry["Key"] for entry in theirs] == sorted(HOSTILE)
         assert page.sizes == [entry["Size"] for entry in theirs]
         assert page.etags == [entry["ETag"].strip('"') for entry in theirs]
         with pytest.raises(CallError, match="NoSuchBucket"):
-            pages.page("nobody", "", "")
+            pages.list_page("nobody", "", "")
     out = tmp_path / "keys.parquet"
     assert run_command(["data", "inventory", "s3://tests/", "--out", str(out), "--local"]) == 0
     assert keys_in(out) == sorted(HOSTILE)
@@ -313,7 +337,7 @@ def test_a_listing_that_is_killed_goes_on(tmp_path: Path) -> None:
     script = """\
 import sys, time
 from pathlib import Path
-import smlaunch.data.listing as listing
+import smlaunch.data.parallel_listing as listing
 from tests.data.pagers import MemoryPager
 listing._RUN_ROWS = 200
 keys = [f"{number:06d}" for number in range(20_000)]
@@ -337,10 +361,13 @@ listing.list_prefix(pager, "b", "", Path(sys.argv[1]), resume=True, workers=4)
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "keys.parquet")]
     for words, said in (
-        (["data", "inventory", *out], "say what to list"),
+        (["data", "inventory", *out], "give what to list"),
         (["data", "inventory", str(tmp_path / "gone"), *out], "is neither s3://bucket/prefix nor a folder"),
         (["data", "inventory", "s3://", *out], "'s3://' is not s3://bucket/prefix"),
-        (["data", "inventory", str(tmp_path), "--resume", *out], "a folder is listed anew"),
+        (
+            ["data", "inventory", str(tmp_path), "--resume", *out],
+            "a folder is always listed from the beginning",
+        ),
         (["data", "invntory"], "did you mean 'inventory'"),
     ):
         assert run_command(words) == 2

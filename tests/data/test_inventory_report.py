@@ -18,14 +18,14 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
 
+from smlaunch.aws.interfaces import CallError
 from smlaunch.cli.main import run_command
 from smlaunch.data.inventory import Inventory
-from smlaunch.data.s3_inventory import Progress, from_report, read_report
+from smlaunch.data.s3_inventory import ReportProgress, inventory_from_report, read_report
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.ports import CallError
 from tests.data.test_inventory import HOSTILE
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.runs.fakes import FakeStorage
 
 AT = datetime(2026, 11, 21, 12, 34, 56, 789000, timezone.utc)
@@ -111,7 +111,7 @@ def report(kind: str, files: Sequence[bytes], columns: Sequence[str], /, **chang
 
 
 def read(storage: FakeStorage, out: Path, prefix: str = "", **settings: Any) -> list[dict[str, Any]]:
-    from_report(storage, read_report(storage, "dest", MANIFEST), prefix, out, **settings)
+    inventory_from_report(storage, read_report(storage, "dest", MANIFEST), prefix, out, **settings)
     names = ("key", "size", "etag", "modified")
     return [one for batch in Inventory(out).batches(names) for one in batch.to_pylist()]
 
@@ -129,7 +129,7 @@ def test_each_format(tmp_path: Path, kind: str) -> None:
     assert {one["modified"] for one in found} == {AT}
     assert {one["etag"] for one in found} == {"e"}
     kept = Inventory(tmp_path / "keys.parquet")
-    assert (kept.bucket, kept.prefix, kept.bytes) == ("data", "", sum(range(len(HOSTILE))))
+    assert (kept.bucket, kept.prefix, kept.total_bytes) == ("data", "", sum(range(len(HOSTILE))))
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
@@ -166,19 +166,19 @@ def test_what_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
     files = [as_csv([row("a", 1)], PLAIN)]
     out = tmp_path / "keys.parquet"
     storage = report("CSV", files, PLAIN)
-    with pytest.raises(JobError, match=r"given by its manifest\.json"):
+    with pytest.raises(JobError, match=r"name the manifest\.json"):
         read_report(storage, "dest", "inv/data/all/data/0.csv")
-    with pytest.raises(JobError, match="is not there"):
+    with pytest.raises(JobError, match="does not exist"):
         read_report(storage, "dest", "inv/manifest.json")
     storage.delete("dest", [MANIFEST.replace(".json", ".checksum")])
-    with pytest.raises(JobError, match=r"manifest\.checksum is not beside it"):
+    with pytest.raises(JobError, match=r"manifest\.checksum is missing beside it"):
         read(storage, out)
     storage.put_bytes("dest", MANIFEST.replace(".json", ".checksum"), b"0" * 32)
     with pytest.raises(JobError, match=r"its MD5 is .* manifest\.checksum says 0000"):
         read(storage, out)
     for changes, message in (
-        ({"fileFormat": "XML"}, "fileFormat 'XML' is not read; CSV, ORC, Parquet are"),
-        ({"files": [{"key": "x"}]}, "no manifest of an S3 Inventory report: KeyError"),
+        ({"fileFormat": "XML"}, "fileFormat 'XML' is not supported; CSV, ORC, Parquet are"),
+        ({"files": [{"key": "x"}]}, "not a manifest of an S3 Inventory report: KeyError"),
         ({"fileSchema": "Bucket, Key"}, "0.csv: cannot be read as CSV"),
     ):
         with pytest.raises(JobError, match=message):
@@ -186,7 +186,7 @@ def test_what_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
     no_size = ["Bucket", "Key", "ETag"]
     with pytest.raises(JobError, match="no column 'size'; add Size to the inventory's optional fields"):
         read(report("CSV", [as_csv([row("a", 1)], no_size)], no_size), tmp_path / "no-size")
-    with pytest.raises(JobError, match="'a' comes twice"):
+    with pytest.raises(JobError, match="'a' is repeated"):
         read(report("CSV", [*files, *files], PLAIN), tmp_path / "twice")
     assert not list(tmp_path.glob("*.parquet"))
 
@@ -201,10 +201,10 @@ def test_a_spoilt_file_is_found_and_the_others_are_not_read_again(tmp_path: Path
         read(storage, out)
     storage.put_bytes("dest", bad, files[4])
     storage.delete("dest", [f"inv/data/all/data/{number}.csv" for number in range(4)])
-    told: list[Progress] = []
-    found = read(storage, out, resume=True, heard=told.append)
+    told: list[ReportProgress] = []
+    found = read(storage, out, resume=True, on_progress=told.append)
     assert [one["key"] for one in found] == list("012345")
-    assert told[-1] == Progress(6, 15, told[-1].whole, sum(map(len, files)))
+    assert told[-1] == ReportProgress(6, 15, told[-1].total_bytes, sum(map(len, files)))
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
 def test_by_the_command(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = report("Parquet", [as_parquet([row("a/1", 5), row("b", 6)], PLAIN)], PLAIN)
     with Endpoint(home) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         for key, content in made.objects["dest"].items():
             client.put(key, content)
     command = ["data", "inventory", "--local", "--out", str(tmp_path / "keys.parquet")]

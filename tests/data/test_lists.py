@@ -14,11 +14,11 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
 
+from smlaunch.contract.shard_lists import ShardListIndex, parse_json_lines  # noqa: E402
 from smlaunch.data.inventory import SCHEMA, Inventory, InventoryWriter  # noqa: E402
-from smlaunch.data.lists import Written, described, write_lists  # noqa: E402
-from smlaunch.data.parting import part  # noqa: E402
+from smlaunch.data.inventory_split import split_inventory  # noqa: E402
+from smlaunch.data.split_files import SplitFiles, summary_with_files, write_split  # noqa: E402
 from smlaunch.errors import JobError  # noqa: E402
-from smlaunch.protocol.part_lists import PartsIndex, from_lines  # noqa: E402
 
 PREFIX = "data/träin/"
 HOSTILE = [
@@ -66,7 +66,7 @@ def write(
     return path
 
 
-def lists_of(folder: Path, written: Written, manifests: bool = True) -> list[list[str]]:
+def lists_of(folder: Path, written: SplitFiles, manifests: bool = True) -> list[list[str]]:
     found = []
     for host, (listed, manifest) in enumerate(zip(written.lists, written.manifests, strict=True)):
         with (folder / listed).open(encoding="utf-8", newline="\n") as file:
@@ -85,30 +85,30 @@ def lists_of(folder: Path, written: Written, manifests: bool = True) -> list[lis
 @pytest.mark.parametrize("hosts", [1, 3, 40])
 def test_any_key_is_in_one_list(tmp_path: Path, hosts: int) -> None:
     rows = {name: 100 + place for place, name in enumerate(HOSTILE)}
-    found = part(Inventory(write(tmp_path / "keys.parquet", rows)), hosts)
+    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), hosts)
     out = tmp_path / "out"
-    written = write_lists(found.keys, found.split, out, found.summary)
+    written = write_split(found.keys, found.host_split, out, found.summary)
     lists = lists_of(out, written)
     assert Counter(name for names in lists for name in names) == Counter(list(rows))
     summary = json.loads((out / "split.json").read_text())
     for names, told in zip(lists, summary["parts"], strict=True):
         assert (told["keys"], told["bytes"]) == (len(names), sum(rows[name] for name in names))
-    assert written.faults == len(NO_FILES)
-    assert written.fault in " ".join(described(found.summary, written)["warnings"])
-    index = PartsIndex.from_json((out / "lists" / "parts.json").read_text())
-    assert [one.files for one in index.parts] == [len(names) for names in lists]
+    assert written.invalid_names == len(NO_FILES)
+    assert written.first_invalid_name in " ".join(summary_with_files(found.summary, written)["warnings"])
+    index = ShardListIndex.from_json((out / "lists" / "shards.json").read_text())
+    assert [one.files for one in index.shards] == [len(names) for names in lists]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.parquet", "out"]
 
 
 def test_lists_are_what_a_script_reads(tmp_path: Path) -> None:
     rows = {name: 7 for name in HOSTILE if name not in NO_FILES}
-    found = part(Inventory(write(tmp_path / "keys.parquet", rows)), 2)
-    written = write_lists(found.keys, found.split, tmp_path / "out", found.summary)
-    assert not written.faults
+    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 2)
+    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
+    assert not written.invalid_names
     names: list[str] = []
     for listed in written.lists:
         with (tmp_path / "out" / listed).open(encoding="utf-8") as file:
-            names += from_lines(file)
+            names += parse_json_lines(file)
     assert sorted(names) == sorted(rows)
 
 
@@ -121,11 +121,11 @@ def many(count: int, seed: int = 0) -> dict[str, int]:
 def test_many_keys_in_ranges(tmp_path: Path) -> None:
     """Over several row groups, with folder markers and a few hostile names among them."""
     rows = many(150_000) | dict.fromkeys(HOSTILE, 5) | {"": 0, "00/": 0, "50/": 0, "zero": 0}
-    found = part(Inventory(write(tmp_path / "keys.parquet", rows)), 5)
+    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 5)
     assert found.summary["folder_markers_left_out"] == 3
     assert found.summary["imbalance"] < 1.0001
     assert found.summary["stability"]["in_ranges"] > 0.9
-    written = write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     lists = lists_of(tmp_path / "out", written)
     assert Counter(name for names in lists for name in names) == Counter(set(rows) - {"", "00/", "50/"})
     for names, told in zip(lists, found.summary["parts"], strict=True):
@@ -135,12 +135,14 @@ def test_many_keys_in_ranges(tmp_path: Path) -> None:
 def test_previous_lists_are_kept(tmp_path: Path) -> None:
     old, new = many(30_000), many(30_300) | {'a "new" one\n': 10}
     del old["00/0000000.jpg"]
-    first = part(Inventory(write(tmp_path / "old.parquet", old | {'an "old" one\\': 10})), 4)
-    before = lists_of(tmp_path / "a", write_lists(first.keys, first.split, tmp_path / "a", first.summary))
-    again = part(
+    first = split_inventory(Inventory(write(tmp_path / "old.parquet", old | {'an "old" one\\': 10})), 4)
+    before = lists_of(
+        tmp_path / "a", write_split(first.keys, first.host_split, tmp_path / "a", first.summary)
+    )
+    again = split_inventory(
         Inventory(write(tmp_path / "new.parquet", new | {'an "old" one\\': 10})), 4, previous=tmp_path / "a"
     )
-    now = lists_of(tmp_path / "b", write_lists(again.keys, again.split, tmp_path / "b", again.summary))
+    now = lists_of(tmp_path / "b", write_split(again.keys, again.host_split, tmp_path / "b", again.summary))
     assert again.summary["imbalance"] < 1.0002
     had = {name: host for host, names in enumerate(before) for name in names}
     has = {name: host for host, names in enumerate(now) for name in names}
@@ -153,18 +155,18 @@ def test_by_another_weight(tmp_path: Path) -> None:
     rows = {f"{n:03d}": 1000 - n for n in range(300)}
     samples = {name: float(n % 7) for n, name in enumerate(rows)}
     inventory = Inventory(write(tmp_path / "keys.parquet", rows, samples=samples))
-    summary = part(inventory, 3, weight="samples").summary
+    summary = split_inventory(inventory, 3, weight="samples").summary
     assert summary["weight"] == "samples"
     assert sum(told["samples"] for told in summary["parts"]) == sum(samples.values())
     assert sum(told["bytes"] for told in summary["parts"]) == summary["bytes"] == sum(rows.values())
     with pytest.raises(JobError, match="no column 'tokens' of numbers; there is size, samples"):
-        part(inventory, 3, weight="tokens")
+        split_inventory(inventory, 3, weight="tokens")
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["a", "b", "b"], "'b' comes twice"),
+        (["a", "b", "b"], "'b' is repeated"),
         (["b", "a"], "'a' is not in the order"),
         (["a", None], "row 1 has no key"),
         (["z", "\ue000", "\U00010000"], None),  # by UTF-8 bytes, not by UTF-16 units
@@ -172,12 +174,15 @@ def test_by_another_weight(tmp_path: Path) -> None:
 )
 def test_files_of_others_are_checked(tmp_path: Path, keys: list[str | None], said: str | None) -> None:
     pq.write_table(pa.table({"key": keys, "size": [1] * len(keys)}), tmp_path / "keys.parquet")
-    found = part(Inventory(tmp_path / "keys.parquet"), 2)
+    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 2)
     if said is None:
-        assert write_lists(found.keys, found.split, tmp_path / "out", found.summary).manifests == (None, None)
+        assert write_split(found.keys, found.host_split, tmp_path / "out", found.summary).manifests == (
+            None,
+            None,
+        )
         return
     with pytest.raises(JobError, match=said):
-        write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
@@ -186,8 +191,8 @@ def test_wide_text_and_narrow_numbers(tmp_path: Path) -> None:
     names = sorted((name for name in HOSTILE if name not in NO_FILES), key=str.encode)
     table = {"key": pa.array(names, pa.large_string()), "size": pa.array(range(len(names)), pa.uint32())}
     pq.write_table(pa.table(table), tmp_path / "keys.parquet", row_group_size=3)
-    found = part(Inventory(tmp_path / "keys.parquet"), 3)
-    written = write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 3)
+    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     lists = lists_of(tmp_path / "out", written, manifests=False)
     assert sorted(name for one in lists for name in one) == sorted(names)
 
@@ -198,42 +203,44 @@ def test_sizes_that_are_none(tmp_path: Path, sizes: list[int | None]) -> None:
         pa.table({"key": ["a", "b"], "size": pa.array(sizes, pa.int64())}), tmp_path / "keys.parquet"
     )
     with pytest.raises(JobError, match="row 1"):
-        part(Inventory(tmp_path / "keys.parquet"), 2)
+        split_inventory(Inventory(tmp_path / "keys.parquet"), 2)
 
 
 def test_keys_not_below_the_prefix(tmp_path: Path) -> None:
     table = pa.table({"key": ["other/a"], "size": [1]})
     kept = {"smlaunch.bucket": "b", "smlaunch.prefix": "data/", "smlaunch.version": "1.0"}
     pq.write_table(table.replace_schema_metadata(kept), tmp_path / "keys.parquet")
-    found = part(Inventory(tmp_path / "keys.parquet"), 1)
+    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 1)
     with pytest.raises(JobError, match="'other/a' is not below the prefix 'data/'"):
-        write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
 
 
 def test_a_prefix_that_is_no_folder(tmp_path: Path) -> None:
     """``s3://bucket/data/tr`` has data/train-1/x: names are relative to data/, a folder for a channel."""
-    found = part(Inventory(write(tmp_path / "keys.parquet", {"ain-1/x": 1, "ain-2/y": 1}, "data/tr")), 1)
-    written = write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+    found = split_inventory(
+        Inventory(write(tmp_path / "keys.parquet", {"ain-1/x": 1, "ain-2/y": 1}, "data/tr")), 1
+    )
+    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     manifest = json.loads((tmp_path / "out" / str(written.manifests[0])).read_text())
     assert manifest == [{"prefix": "s3://bucket/data/"}, "train-1/x", "train-2/y"]
 
 
 def test_out_is_not_mixed_with_what_is_there(tmp_path: Path) -> None:
-    found = part(Inventory(write(tmp_path / "keys.parquet", {"a": 1})), 1)
+    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", {"a": 1})), 1)
     (tmp_path / "out").mkdir()
-    write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+    write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     with pytest.raises(JobError, match="not empty"):
-        write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     for bad in ("no json\n", "7\n", '{"hosts": 1}'):
-        (tmp_path / "out" / "lists" / "part-00000.jsonl").write_text(bad)
+        (tmp_path / "out" / "lists" / "shard-00000.jsonl").write_text(bad)
         with pytest.raises(JobError, match="not a list of keys"):
-            part(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path / "out")
-    with pytest.raises(JobError, match="is not what smlaunch data split"):
-        part(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path)
+            split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path / "out")
+    with pytest.raises(JobError, match="was not written by smlaunch data split"):
+        split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path)
 
 
 def test_empty_inventory(tmp_path: Path) -> None:
-    found = part(Inventory(write(tmp_path / "keys.parquet", {})), 2)
-    written = write_lists(found.keys, found.split, tmp_path / "out", found.summary)
+    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", {})), 2)
+    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
     assert written.manifests == (None, None)
     assert lists_of(tmp_path / "out", written) == [[], []]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from smlaunch.cli.main import cli
-from smlaunch.data.mirror import pulling
+from smlaunch.data.folder_sync import plan_pull
 from smlaunch.errors import JobError
 from smlaunch.runs.target import Target
 from tests.runs.fakes import BUCKET, fake_target
@@ -28,9 +28,9 @@ def put(target: Target, *keys: str) -> None:
 
 
 def pull(target: Target, uri: str, folder: Path) -> list[str]:
-    found = pulling(target.storage, target.transfer, uri, folder)
-    target.transfer.get(found.bucket, found.parcels, lambda size, files: None)
-    return sorted(parcel.path.relative_to(folder).as_posix() for parcel in found.parcels)
+    found = plan_pull(target.storage, target.transfer, uri, folder)
+    target.transfer.get(found.bucket, found.items, lambda size, files: None)
+    return sorted(parcel.path.relative_to(folder).as_posix() for parcel in found.items)
 
 
 def test_a_folder_is_meant_with_or_without_its_slash_and_an_object_is_one(
@@ -88,7 +88,7 @@ def test_there_and_back_by_the_command_line(
         return answer
 
     # The embedded endpoint keeps its objects in SMLAUNCH_HOME; the bucket is the one it makes for results.
-    from smlaunch.local.caller import ACCOUNT, DEFAULT_REGION
+    from smlaunch.local.request_context import ACCOUNT, DEFAULT_REGION
 
     uri = f"s3://sagemaker-{DEFAULT_REGION}-{ACCOUNT}/pushed"
     assert run("push", str(source), uri) == {"files": 4, "bytes": 70_002, "kept": 0}

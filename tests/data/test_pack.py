@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -24,13 +25,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.data import file_sizes, folder_worker, tar_writer
-from smlaunch.data.folder_workers import FolderWorkers
-from smlaunch.data.grouping import Found, listing, sample_of
-from smlaunch.data.pack import Engine, FolderSource, Packed, Wanted, pack
-from smlaunch.data.pack_place import FolderPlace
-from smlaunch.data.shard_index import index_json, read_index
-from smlaunch.data.tar_shards import gnu_tar, plan_shards
+from smlaunch.data import file_stats, folder_worker, pack_destination, tar_writer
+from smlaunch.data.folder_worker_pool import FolderWorkerPool
+from smlaunch.data.pack import FolderSource, PackEngine, PackOptions, PackResult, pack
+from smlaunch.data.pack_destination import FolderDestination
+from smlaunch.data.packing_list import SourceFiles, make_packing_list, sample_key
+from smlaunch.data.shard_index import encode_index, parse_index
+from smlaunch.data.tar_shards import find_gnu_tar, plan_shards
 from smlaunch.errors import JobError, ServiceError
 
 NAMES = [
@@ -81,8 +82,8 @@ def many(root: Path, count: int, seed: int = 0) -> Path:
     return root
 
 
-def packed(src: Path, dst: Path, engine: Engine = "python", **wanted: object) -> Packed:
-    return pack(FolderSource(src, engine=engine), FolderPlace(dst), Wanted(**wanted))  # type: ignore[arg-type]
+def packed(src: Path, dst: Path, engine: PackEngine = "python", **wanted: object) -> PackResult:
+    return pack(FolderSource(src, engine=engine), FolderDestination(dst), PackOptions(**wanted))  # type: ignore[arg-type]
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -108,10 +109,10 @@ def problems(error: pytest.ExceptionInfo[JobError]) -> list[str]:
 
 
 def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> None:
-    done = packed(tree, tmp_path / "dst", count=3)
+    done = packed(tree, tmp_path / "dst", shard_count=3)
     found = members(tmp_path / "dst")
     assert dict(found) == content(tree) and len(found) == len(NAMES) + 1
-    index = read_index((tmp_path / "dst" / "index.json").read_bytes())
+    index = parse_index((tmp_path / "dst" / "index.json").read_bytes())
     assert index == done.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
     for record in index.shards:
         whole = (tmp_path / "dst" / record.name).read_bytes()
@@ -121,22 +122,24 @@ def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> 
 
 
 def test_the_same_files_give_the_same_bytes_whoever_packs_them(tree: Path, tmp_path: Path) -> None:
-    packed(tree, tmp_path / "once", count=3)
+    packed(tree, tmp_path / "once", shard_count=3)
     for path in tree.rglob("*"):
         os.utime(path, (1, 1))
-    packed(tree, tmp_path / "twice", count=3, workers=1)
+    packed(tree, tmp_path / "twice", shard_count=3, workers=1)
     assert content(tmp_path / "once") == content(tmp_path / "twice")
-    if gnu_tar() is None:
+    if find_gnu_tar() is None:
         pytest.skip("no GNU tar here")
-    packed(tree, tmp_path / "tar", engine="tar", count=3)
+    packed(tree, tmp_path / "tar", engine="tar", shard_count=3)
     assert content(tmp_path / "once") == content(tmp_path / "tar")
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
-def test_the_checksum_is_sha256_where_that_is_asked_for(tree: Path, tmp_path: Path, engine: Engine) -> None:
-    if engine == "tar" and gnu_tar() is None:
+def test_the_checksum_is_sha256_where_that_is_asked_for(
+    tree: Path, tmp_path: Path, engine: PackEngine
+) -> None:
+    if engine == "tar" and find_gnu_tar() is None:
         pytest.skip("no GNU tar here")
-    done = packed(tree, tmp_path / "dst", engine=engine, count=2, checksum="sha256")
+    done = packed(tree, tmp_path / "dst", engine=engine, shard_count=2, checksum="sha256")
     for record in done.index.shards:
         whole = (tmp_path / "dst" / record.name).read_bytes()
         assert record.checksum == f"sha256:{hashlib.sha256(whole).hexdigest()}"
@@ -158,7 +161,7 @@ def test_a_checksum_is_the_same_without_isal(monkeypatch: pytest.MonkeyPatch) ->
 def test_headers_are_those_that_tarfile_reads(parts: list[str], size: int) -> None:
     name = "/".join(part.strip("/") * 20 or "x" for part in parts)
     try:
-        block = tar_writer.header(name.encode(), size)
+        block = tar_writer.tar_header(name.encode(), size)
     except tar_writer.NameTooLong:
         slashes = [at for at, letter in enumerate(name) if letter == "/"]
         assert not any(at <= 155 and len(name) - at - 1 <= 100 for at in slashes)
@@ -175,14 +178,14 @@ def test_a_sample_is_never_parted(tmp_path: Path) -> None:
     for number in range(40):
         for kind in ("jpg", "seg.png", "x/part.jpg", "zip"):
             write(tmp_path / "src" / f"{number:02}.{kind}", b"." * 900)
-    packed(tmp_path / "src", tmp_path / "dst", count=7)
+    packed(tmp_path / "src", tmp_path / "dst", shard_count=7)
     homes: dict[str, set[str]] = {}
     for shard in (tmp_path / "dst" / "shards").iterdir():
         with tarfile.open(shard) as tar:
             for name in tar.getnames():
-                homes.setdefault(sample_of(name.encode()).decode(), set()).add(shard.name)
+                homes.setdefault(sample_key(name.encode()).decode(), set()).add(shard.name)
     assert len(homes) == 80 and all(len(shards) == 1 for shards in homes.values())
-    alone = packed(tmp_path / "src", tmp_path / "each", count=7, group="none")
+    alone = packed(tmp_path / "src", tmp_path / "each", shard_count=7, grouping="none")
     assert alone.index.samples == alone.index.files == 160
 
 
@@ -192,24 +195,27 @@ SIZE_LISTS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 10**7)), mi
 @given(SIZE_LISTS, st.integers(1, 12), st.integers(1, 5), st.booleans())
 def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, grouped: bool) -> None:
     names = [b"%04d.%d" % (number // 3 if grouped else number, number) for number in range(len(sizes))]
-    files = listing(Found(names, sizes, [0] * len(sizes)))
-    shards = plan_shards(files, size=None, count=count, multiple=hosts)
-    samples = len(files.starts)
+    files = make_packing_list(SourceFiles(names, sizes, [0] * len(sizes)))
+    shards = plan_shards(files, shard_bytes=None, count=count, host_count=hosts)
+    samples = len(files.sample_starts)
     assert len(shards) == min(-(-count // hosts) * hosts, samples)
     assert [shard.begin for shard in shards] == [0, *(shard.end for shard in shards[:-1])]
-    assert shards[-1].end == len(sizes) and all(shard.samples for shard in shards)
-    assert sum(shard.samples for shard in shards) == samples
-    largest = max(end - start for start, end in zip([0, *files.ends], files.ends, strict=False))
-    assert max(shard.size for shard in shards) <= files.ends[-1] / len(shards) + 2 * largest + 20480
-    everything = plan_shards(files, size=10**6)
-    assert sum(shard.samples for shard in everything) == samples
+    assert shards[-1].end == len(sizes) and all(shard.sample_count for shard in shards)
+    assert sum(shard.sample_count for shard in shards) == samples
+    largest = max(end - start for start, end in zip([0, *files.sample_ends], files.sample_ends, strict=False))
+    assert (
+        max(shard.archive_bytes for shard in shards)
+        <= files.sample_ends[-1] / len(shards) + 2 * largest + 20480
+    )
+    everything = plan_shards(files, shard_bytes=10**6)
+    assert sum(shard.sample_count for shard in everything) == samples
 
 
 def test_hosts_get_as_many_shards_of_the_same_size(tmp_path: Path) -> None:
-    done = packed(many(tmp_path / "src", 900), tmp_path / "dst", size=300_000, hosts=4)
+    done = packed(many(tmp_path / "src", 900), tmp_path / "dst", shard_bytes=300_000, hosts=4)
     sizes = [record.bytes for record in done.index.shards]
     assert len(sizes) == 8 and max(sizes) <= min(sizes) + 10240
-    few = packed(many(tmp_path / "few", 3), tmp_path / "dst-few", count=5, hosts=2)
+    few = packed(many(tmp_path / "few", 3), tmp_path / "dst-few", shard_count=5, hosts=2)
     assert len(few.index.shards) == 3 and any("no more samples" in note for note in few.notes)
 
 
@@ -223,13 +229,13 @@ def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> Non
 
 def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links too."""
-    monkeypatch.setattr(file_sizes, "_CHUNK", 50)
+    monkeypatch.setattr(file_stats, "_FILES_PER_REQUEST", 50)
     many(tmp_path, 330)
     (tmp_path / "link").symlink_to("0/00000.bin")
     (tmp_path / "0" / "00007.bin").chmod(0)
     for follow in (False, True):
-        workers = FolderWorkers(str(tmp_path), 2, follow)
-        names, facts, unreadable = file_sizes.look_up(str(tmp_path), workers, follow)
+        workers = FolderWorkerPool(str(tmp_path), 2, follow)
+        names, facts, unreadable = file_stats.stat_files(str(tmp_path), workers, follow)
         workers.close()
         assert len(names) == 331 and names == sorted(names) and not unreadable
         for name, *found in zip(names, *facts, strict=True):
@@ -241,18 +247,18 @@ def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pyte
 def test_a_process_that_is_killed_is_told_and_others_take_its_place(tmp_path: Path) -> None:
     """As when memory is short."""
     write(tmp_path / "a", b"x" * 700)
-    workers = FolderWorkers(str(tmp_path), 1)
+    workers = FolderWorkerPool(str(tmp_path), 1)
     workers.start()
     (process,) = workers._processes
     process.kill()
     with pytest.raises(ChildProcessError, match="has ended with -9"):
-        workers.ask(folder_worker.FACTS, b"a")
+        workers.request(folder_worker.STAT_REQUEST, b"a")
     workers.close()
-    (answer,) = workers.ask(folder_worker.FACTS, b"a")
+    (answer,) = workers.request(folder_worker.STAT_REQUEST, b"a")
     assert array("q", answer)[1] == 700
     workers.stop()
     with pytest.raises(ChildProcessError, match="stopped"):
-        workers.ask(folder_worker.FACTS, b"a")
+        workers.request(folder_worker.STAT_REQUEST, b"a")
     workers.close()
 
 
@@ -276,16 +282,20 @@ def test_what_is_no_file_is_refused_by_name_and_all_at_once(tree: Path, tmp_path
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
-def test_a_link_to_a_file_is_that_file_when_asked_for(tree: Path, tmp_path: Path, engine: Engine) -> None:
+def test_a_link_to_a_file_is_that_file_when_asked_for(tree: Path, tmp_path: Path, engine: PackEngine) -> None:
     write(tmp_path / "blobs" / "b1", b"linked")
     (tree / "link.txt").symlink_to("../blobs/b1")
-    pack(FolderSource(tree, engine=engine, follow_links=True), FolderPlace(tmp_path / "dst"), Wanted())
+    pack(
+        FolderSource(tree, engine=engine, follow_links=True),
+        FolderDestination(tmp_path / "dst"),
+        PackOptions(),
+    )
     assert dict(members(tmp_path / "dst"))["link.txt"] == b"linked"
     (tree / "folder").symlink_to("/etc")
     (tree / "circle").symlink_to("circle")
     (tree / "nowhere").symlink_to("gone")
     with pytest.raises(JobError) as error:
-        FolderSource(tree, follow_links=True).find()
+        FolderSource(tree, follow_links=True).list_files()
     told = "SRC: '{}' is a link; only files are packed"
     assert problems(error) == [told.format(name) for name in ("circle", "folder", "nowhere")]
 
@@ -310,30 +320,43 @@ def test_an_empty_or_absent_source_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_holds_something_else_is_refused(tree: Path, tmp_path: Path) -> None:
     write(tmp_path / "dst" / "shards" / "mine.txt", b"")
-    with pytest.raises(JobError, match=r"mine\.txt, which is no shard of ours"):
+    with pytest.raises(JobError, match=r"mine\.txt, which is not a shard of a pack"):
         packed(tree, tmp_path / "dst", resume=True)
-    packed(tree, tmp_path / "done", count=2)
-    with pytest.raises(JobError, match="holds a finished pack; --resume"):
-        packed(tree, tmp_path / "done", count=2)
+    packed(tree, tmp_path / "done", shard_count=2)
+    with pytest.raises(JobError, match="holds a finished pack; check it with --resume"):
+        packed(tree, tmp_path / "done", shard_count=2)
     before = content(tmp_path / "done")
-    assert packed(tree, tmp_path / "done", count=2, resume=True).kept == 2
+    assert packed(tree, tmp_path / "done", shard_count=2, resume=True).reused_shards == 2
     with pytest.raises(JobError, match="finished pack of other files"):
-        packed(tree, tmp_path / "done", count=3, resume=True)
+        packed(tree, tmp_path / "done", shard_count=3, resume=True)
     assert content(tmp_path / "done") == before
     (tmp_path / "done" / "shards" / "shard-00001.tar").write_bytes(b"spoilt")
-    with pytest.raises(JobError, match=r"shard-00001\.tar is missing or spoilt; remove index\.json, then"):
-        packed(tree, tmp_path / "done", count=2, resume=True)
+    with pytest.raises(JobError, match=r"shard-00001\.tar is missing or damaged; remove index\.json, then"):
+        packed(tree, tmp_path / "done", shard_count=2, resume=True)
     (tmp_path / "done" / "index.json").unlink()
-    packed(tree, tmp_path / "done", count=2, resume=True)
+    packed(tree, tmp_path / "done", shard_count=2, resume=True)
     assert content(tmp_path / "done") == before
     write(tmp_path / "file", b"")
     with pytest.raises(JobError, match="cannot be written to: Not a directory"):
         packed(tree, tmp_path / "file" / "dst")
 
 
-def test_two_packs_never_work_in_one_place(tree: Path, tmp_path: Path) -> None:
-    place = FolderPlace(tmp_path / "dst")
-    with place.open(resume=False), pytest.raises(JobError, match="another pack is at work"):
+def test_two_packs_never_work_in_one_place(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_destination, "LOCK_WAIT_SECONDS", 0.2)
+    place = FolderDestination(tmp_path / "dst")
+    with place.open(resume=False), pytest.raises(JobError, match="another pack is writing"):
+        packed(tree, tmp_path / "dst", resume=True)
+
+
+def test_a_resumed_pack_waits_for_what_a_killed_one_was_starting(tree: Path, tmp_path: Path) -> None:
+    """A process inherits the lock between fork and exec, and can outlive its parent with it."""
+    (tmp_path / "dst" / ".pack").mkdir(parents=True)
+    lock = os.open(tmp_path / "dst" / ".pack", os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with subprocess.Popen(["sleep", "0.5"], pass_fds=[lock]):
+        os.close(lock)
         packed(tree, tmp_path / "dst", resume=True)
 
 
@@ -345,14 +368,14 @@ class Shifting(FolderSource):
 
     change: Callable[[], object]
 
-    def find(self) -> Found:
-        found = super().find()
+    def list_files(self) -> SourceFiles:
+        found = super().list_files()
         self.change()
         return found
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
-def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, engine: Engine) -> None:
+def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, engine: PackEngine) -> None:
     src, dst = many(tmp_path / "src", 60), tmp_path / "dst"
     names = sorted(path for path in src.rglob("*.bin"))
     gone, grown, shrunk, other = names[0], names[1], names[2], names[3]
@@ -367,16 +390,16 @@ def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, e
     source = Shifting(src, engine=engine)
     source.change = change
     with pytest.raises(JobError) as error:
-        pack(source, FolderPlace(dst), Wanted(count=4))
+        pack(source, FolderDestination(dst), PackOptions(shard_count=4))
     told = problems(error)
     assert [any(path.name in line for line in told) for path in names[:5]] == [True, True, True, True, False]
-    assert "'0/00000.bin' is gone; --resume packs what is left" in told[0]
+    assert "'0/00000.bin' is gone; --resume packs the remaining files" in told[0]
     assert not (dst / "index.json").exists() and len(list((dst / "shards").iterdir())) == 3
     other.unlink()
-    with pytest.raises(JobError, match="not finished; --resume"):
-        packed(src, dst, count=4)
-    packed(src, dst, count=4, resume=True)
-    packed(src, tmp_path / "anew", count=4)
+    with pytest.raises(JobError, match="unfinished pack; continue it with --resume"):
+        packed(src, dst, shard_count=4)
+    packed(src, dst, shard_count=4, resume=True)
+    packed(src, tmp_path / "anew", shard_count=4)
     assert content(dst) == content(tmp_path / "anew")
 
 
@@ -385,19 +408,21 @@ def test_only_what_is_spoilt_torn_or_changed_is_packed_again(tmp_path: Path) -> 
     source = Shifting(src)
     source.change = (src / "6/00076.bin").unlink
     with pytest.raises(JobError):
-        pack(source, FolderPlace(dst), Wanted(count=8))
+        pack(source, FolderDestination(dst), PackOptions(shard_count=8))
     many(src, 80)  # as it was, with new times on all: another listing
     assert packed_kept(src, dst) == 0
 
 
 def packed_kept(src: Path, dst: Path) -> int:
-    return packed(src, dst, count=8, resume=True).kept
+    return packed(src, dst, shard_count=8, resume=True).reused_shards
 
 
 def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
-    monkeypatch.setattr(FolderPlace, "finish", lambda self, index: None)  # killed just before the index
-    packed(src, dst, count=8)
+    monkeypatch.setattr(
+        FolderDestination, "publish_index", lambda self, index: None
+    )  # killed just before the index
+    packed(src, dst, shard_count=8)
     monkeypatch.undo()
     shards = sorted((dst / "shards").iterdir())
     shards[0].write_bytes(bytes(shards[0].stat().st_size))
@@ -406,7 +431,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
     os.utime(src / "0/00000.bin", (5, 5))
     write(dst / "shards" / "shard-00009.tar", b"of an earlier plan")
     assert packed_kept(src, dst) == 5
-    packed(src, tmp_path / "anew", count=8)
+    packed(src, tmp_path / "anew", shard_count=8)
     assert content(dst) == content(tmp_path / "anew")
 
 
@@ -414,7 +439,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
     """SIGKILL, of the command alone: what it had started may live on for a moment."""
     src = many(tmp_path / "src", 800)
-    packed(src, tmp_path / "anew", count=16)
+    packed(src, tmp_path / "anew", shard_count=16)
     command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
     random, kills = Random(7), 0
     for _ in range(3):
@@ -428,8 +453,8 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
         process.stdout.close()
         kills += process.wait() == -signal.SIGKILL
     assert kills
-    done = packed(src, tmp_path / "dst", count=16, resume=True)
-    assert done.kept or (tmp_path / "dst" / "index.json").exists()
+    done = packed(src, tmp_path / "dst", shard_count=16, resume=True)
+    assert done.reused_shards or (tmp_path / "dst" / "index.json").exists()
     assert content(tmp_path / "dst") == content(tmp_path / "anew")
 
 
@@ -438,7 +463,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
 def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
     """Of 30,000 files, also while they are listed, hashed, renamed and recorded."""
     src = many(tmp_path / "src", 30_000)
-    packed(src, tmp_path / "anew", count=16)
+    packed(src, tmp_path / "anew", shard_count=16)
     random, kills = Random(3), 0
     for turn in range(100):
         engine = ("python", "tar")[turn % 2]
@@ -454,29 +479,30 @@ def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
         assert content(tmp_path / "dst") == content(tmp_path / "anew")
         shutil.rmtree(tmp_path / "dst")
     assert kills > 20
-    packed(src, tmp_path / "dst", count=16, resume=True)
+    packed(src, tmp_path / "dst", shard_count=16, resume=True)
     assert content(tmp_path / "dst") == content(tmp_path / "anew")
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from smlaunch.data.pack import FolderSource, Wanted, pack
-from smlaunch.data.pack_place import FolderPlace
+from smlaunch.data.pack import FolderSource, PackOptions, pack
+from smlaunch.data.pack_destination import FolderDestination
 src, dst, engine = sys.argv[1:]
 shards = iter(range(1000))
-heard = lambda done, total: print(next(shards), flush=True)
-pack(FolderSource(Path(src), engine=engine), FolderPlace(Path(dst)), Wanted(count=16, resume=True), heard)
+on_progress = lambda done, total: print(next(shards), flush=True)
+options = PackOptions(shard_count=16, resume=True)
+pack(FolderSource(Path(src), engine=engine), FolderDestination(Path(dst)), options, on_progress)
 """
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
 def test_a_full_disk_ends_the_pack_in_words(
-    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: PackEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = many(tmp_path / "src", 20)
-    monkeypatch.setattr(FolderPlace, "room", lambda self, shard: tmp_path / "none" / "x.tar")
-    with pytest.raises(ServiceError, match=r"(?s)No such file.*--resume goes on"):
+    monkeypatch.setattr(FolderDestination, "temporary_path", lambda self, shard: tmp_path / "none" / "x.tar")
+    with pytest.raises(ServiceError, match=r"(?s)No such file.*continue with --resume"):
         packed(src, tmp_path / "dst", engine=engine)
 
 
@@ -485,42 +511,42 @@ def test_shards_of_another_kind_of_checksum_are_written_again(
 ) -> None:
     """Resumed with another --checksum, the end is that of a pack that had it from the start."""
     src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
-    monkeypatch.setattr(FolderPlace, "finish", lambda self, index: None)  # killed just before the index
-    packed(src, dst, count=8)
+    monkeypatch.setattr(
+        FolderDestination, "publish_index", lambda self, index: None
+    )  # killed just before the index
+    packed(src, dst, shard_count=8)
     monkeypatch.undo()
-    assert packed(src, dst, count=8, resume=True, checksum="sha256").kept == 0
-    packed(src, tmp_path / "anew", count=8, checksum="sha256")
+    assert packed(src, dst, shard_count=8, resume=True, checksum="sha256").reused_shards == 0
+    packed(src, tmp_path / "anew", shard_count=8, checksum="sha256")
     assert content(dst) == content(tmp_path / "anew")
 
 
-def test_the_index_of_an_earlier_release_is_read(tree: Path, tmp_path: Path) -> None:
-    done = packed(tree, tmp_path / "dst", count=2, checksum="sha256")
-    document = json.loads(index_json(done.index))
-    for row in document["shards"]:
-        row["sha256"] = row.pop("checksum").removeprefix("sha256:")
-    old = json.dumps({**document, "version": "1.0"}).encode()
-    assert read_index(old) == done.index
-    (tmp_path / "dst" / "index.json").write_bytes(old)
-    assert packed(tree, tmp_path / "dst", count=2, resume=True).kept == 2
+def test_the_index_of_a_later_minor_version_is_read(tree: Path, tmp_path: Path) -> None:
+    done = packed(tree, tmp_path / "dst", shard_count=2, checksum="sha256")
+    document = json.loads(encode_index(done.index))
+    later = json.dumps({**document, "version": "1.9", "more": [1]}).encode()
+    assert parse_index(later) == done.index
+    (tmp_path / "dst" / "index.json").write_bytes(later)
+    assert packed(tree, tmp_path / "dst", shard_count=2, resume=True).reused_shards == 2
     (tmp_path / "dst" / "shards" / "shard-00000.tar").write_bytes(b"spoilt")
-    with pytest.raises(JobError, match="missing or spoilt"):
-        packed(tree, tmp_path / "dst", count=2, resume=True)
+    with pytest.raises(JobError, match="missing or damaged"):
+        packed(tree, tmp_path / "dst", shard_count=2, resume=True)
 
 
 def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> None:
-    index = packed(tree, tmp_path / "dst", count=2).index
-    document = json.loads(index_json(index))
-    assert read_index(index_json(index)) == index
+    index = packed(tree, tmp_path / "dst", shard_count=2).index
+    document = json.loads(encode_index(index))
+    assert parse_index(encode_index(index)) == index
     document["shards"][0]["name"] = "shards/../../etc/passwd"
     newer = json.dumps({"kind": document["kind"], "version": "2.0"}).encode()
     for content_, words in (
-        (json.dumps(document).encode(), "torn or was edited"),
-        (newer, "its version is 2.0"),
+        (json.dumps(document).encode(), "incomplete or was edited"),
+        (newer, "has version 2.0, and this smlaunch reads up to 1.x"),
         (b"{}", "not an index of shards"),
         (b"{", "not JSON"),
     ):
         with pytest.raises(ValueError, match=words):
-            read_index(content_)
+            parse_index(content_)
 
 
 def test_large_files_are_copied_piece_by_piece(tmp_path: Path) -> None:
@@ -556,9 +582,9 @@ def test_the_command(tree: Path, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["files"] == len(NAMES) + 1 and len(document["shards"]) == 3 and document["kept"] == 0
     again = command(tree, tmp_path / "dst", "--shards", "3", "--resume")
-    assert again.returncode == 0 and "(3 were there)" in again.stdout
+    assert again.returncode == 0 and "(3 reused)" in again.stdout
     inside = command(tree, tree / "shards")
-    assert inside.returncode == 2 and "lies in SRC" in inside.stderr
+    assert inside.returncode == 2 and "is inside of SRC" in inside.stderr
     wrong = command(tree, tmp_path / "dst2", "--shard-size", "3 furlongs", "--shards", "2")
     assert (
         wrong.returncode == 2

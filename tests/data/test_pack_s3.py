@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 
-from smlaunch.data.pack import FolderSource, Packed, Wanted, pack
-from smlaunch.data.pack_place import FolderPlace
-from smlaunch.data.pack_s3 import S3Place, S3Source, quick_fetch
-from smlaunch.data.shard_index import read_index
-from smlaunch.data.transfer import QuickFailed
+from smlaunch.aws.interfaces import CallError
+from smlaunch.data.pack import FolderSource, PackOptions, PackResult, pack
+from smlaunch.data.pack_destination import FolderDestination
+from smlaunch.data.pack_s3 import S3Destination, S3PackSource, obstore_fetch
+from smlaunch.data.shard_index import parse_index
+from smlaunch.data.transfer import FastTransferFailed
 from smlaunch.errors import JobError
-from smlaunch.ports import CallError
 from tests.cli.conftest import Shell
 from tests.runs.fakes import BUCKET, FakeStorage
 
@@ -52,9 +52,9 @@ def wanted_of(storage: FakeStorage) -> dict[str, bytes]:
     return {key[4:]: body for key, body in objects if key.startswith("raw/") and not key.endswith("/")}
 
 
-def packed(storage: FakeStorage, resume: bool = False, **wanted: int) -> Packed:
-    source, place = S3Source(storage, BUCKET, "raw"), S3Place(storage, BUCKET, "packed")
-    return pack(source, place, Wanted(count=4, resume=resume, **wanted))
+def packed(storage: FakeStorage, resume: bool = False, **wanted: int) -> PackResult:
+    source, place = S3PackSource(storage, BUCKET, "raw"), S3Destination(storage, BUCKET, "packed")
+    return pack(source, place, PackOptions(shard_count=4, resume=resume, **wanted))
 
 
 def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
@@ -68,7 +68,7 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     index = packed(storage).index
     found = below(storage, "packed/")
     assert sorted(found) == ["index.json", *(record.name for record in index.shards)]
-    assert read_index(found["index.json"]) == index and len(index.shards) == 4
+    assert parse_index(found["index.json"]) == index and len(index.shards) == 4
     members: dict[str, bytes] = {}
     for record in index.shards:
         with tarfile.open(fileobj=io.BytesIO(found[record.name])) as tar:
@@ -80,9 +80,13 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
         path = tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
-    pack(FolderSource(tmp_path / "src"), FolderPlace(tmp_path / "dst"), Wanted(count=4))
-    pack(S3Source(storage, BUCKET, "raw/"), FolderPlace(tmp_path / "down"), Wanted(count=4))
-    pack(FolderSource(tmp_path / "src"), S3Place(storage, BUCKET, "up/"), Wanted(count=4))
+    pack(FolderSource(tmp_path / "src"), FolderDestination(tmp_path / "dst"), PackOptions(shard_count=4))
+    pack(
+        S3PackSource(storage, BUCKET, "raw/"),
+        FolderDestination(tmp_path / "down"),
+        PackOptions(shard_count=4),
+    )
+    pack(FolderSource(tmp_path / "src"), S3Destination(storage, BUCKET, "up/"), PackOptions(shard_count=4))
     for folder in ("dst", "down"):
         paths = [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
         assert {str(path.relative_to(tmp_path / folder)): path.read_bytes() for path in paths} == found
@@ -92,15 +96,15 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("a/../../etc/passwd", "'..' in it"),
-        ("..", "'..' in it"),
+        ("a/../../etc/passwd", "contains '..'"),
+        ("..", "contains '..'"),
         ("/etc/passwd", "is an absolute name"),
         ("a//b", "empty or '.' component"),
         ("./a", "empty or '.' component"),
         ("full/", "empty or '.' component"),
         ("k" * 1000, "(1,000 bytes) is too long for USTAR"),
         ("a.jpg/below", "lies below 'a.jpg', which is itself an object"),
-        ("nul\0.txt", "has a NUL"),
+        ("nul\0.txt", "contains a NUL"),
         ("half \udc80", "is not UTF-8"),
     ],
 )
@@ -115,8 +119,12 @@ def test_keys_that_would_be_written_elsewhere_or_lost_are_refused_by_name(key: s
 
 
 def test_a_prefix_with_nothing_below_is_refused() -> None:
-    with pytest.raises(JobError, match="nothing below s3://"):
-        pack(S3Source(FakeStorage(), BUCKET, "raw"), S3Place(FakeStorage(), BUCKET, "x"), Wanted())
+    with pytest.raises(JobError, match="no objects below s3://"):
+        pack(
+            S3PackSource(FakeStorage(), BUCKET, "raw"),
+            S3Destination(FakeStorage(), BUCKET, "x"),
+            PackOptions(),
+        )
 
 
 class Failing(FakeStorage):
@@ -152,16 +160,16 @@ def test_a_pack_that_was_ended_goes_on() -> None:
     with pytest.raises(CallError):
         packed(storage, workers=1)
     assert "packed/index.json" not in storage.objects[BUCKET]
-    with pytest.raises(JobError, match="not finished; --resume"):
+    with pytest.raises(JobError, match="unfinished pack; continue it with --resume"):
         packed(storage)
     storage.uploads, before = 1000, len(below(storage, "packed/shards/"))
     # Another shard lies there without its record: it may be of anything.
     storage.objects[BUCKET]["packed/shards/shard-00003.tar"] = b"?"
     storage.objects[BUCKET]["packed/shards/shard-00007.tar"] = b"of an earlier plan"
     done = packed(storage, resume=True)
-    assert done.kept == before == 2
+    assert done.reused_shards == before == 2
     assert below(storage, "packed/") == below(whole, "packed/")
-    assert packed(storage, resume=True).kept == 4
+    assert packed(storage, resume=True).reused_shards == 4
     with pytest.raises(JobError, match="holds a finished pack"):
         packed(storage)
 
@@ -187,12 +195,12 @@ class Quickly:
     def __init__(self, storage: FakeStorage) -> None:
         self.storage, self.fetched = storage, 0
 
-    def takes(self, key: str) -> bool:
+    def supports_key(self, key: str) -> bool:
         return "\n" not in key
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
         if not length or key.endswith(("000.bin", "007.bin")):
-            raise QuickFailed
+            raise FastTransferFailed
         self.fetched += 1
         yield self.storage.objects[bucket][key][start : start + length]
 
@@ -200,31 +208,31 @@ class Quickly:
 def test_objects_are_fetched_quickly_where_that_works() -> None:
     storage = Failing()
     storage.objects = filled().objects
-    quick, place = Quickly(storage), S3Place(storage, BUCKET, "packed")
-    fetch = quick_fetch(quick, storage, BUCKET)  # type: ignore[arg-type]
-    source = S3Source(storage, BUCKET, "raw", fetch)
+    quick, place = Quickly(storage), S3Destination(storage, BUCKET, "packed")
+    fetch = obstore_fetch(quick, storage, BUCKET)  # type: ignore[arg-type]
+    source = S3PackSource(storage, BUCKET, "raw", fetch)
     storage.late = {"raw/many/000.bin": None}
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before"
-    found = source.find()
+    found = source.list_files()
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before and after"
-    source.find = lambda: found  # type: ignore[method-assign]
+    source.list_files = lambda: found  # type: ignore[method-assign]
     with pytest.raises(JobError) as error:
-        pack(source, place, Wanted(count=4))
+        pack(source, place, PackOptions(shard_count=4))
     assert [str(problem).partition(";")[0] for problem in error.value.problems] == [
         "SRC: 'many/000.bin' is gone",
         "SRC: 'many/002.bin' has another size than when it was listed",
     ]
     storage.late.clear()
-    pack(S3Source(storage, BUCKET, "raw", fetch), place, Wanted(count=4, resume=True))
-    again = S3Place(storage, BUCKET, "again")
-    pack(S3Source(storage, BUCKET, "raw"), again, Wanted(count=4))
+    pack(S3PackSource(storage, BUCKET, "raw", fetch), place, PackOptions(shard_count=4, resume=True))
+    again = S3Destination(storage, BUCKET, "again")
+    pack(S3PackSource(storage, BUCKET, "raw"), again, PackOptions(shard_count=4))
     assert quick.fetched > 100 and below(storage, "packed/") == below(storage, "again/")
 
 
 def test_a_prefix_that_holds_something_else_is_refused() -> None:
     storage = filled()
     storage.objects[BUCKET]["packed/shards/mine.tar"] = b"x"
-    with pytest.raises(JobError, match=r"shards/mine\.tar, which is no shard of ours"):
+    with pytest.raises(JobError, match=r"shards/mine\.tar, which is not a shard of a pack"):
         packed(storage)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from smlaunch.data import filling  # noqa: E402
+from smlaunch.data import bin_packing  # noqa: E402
 from smlaunch.data import split as module  # noqa: E402
-from smlaunch.data.split import FILL, KEPT, Split, split, split_blocks  # noqa: E402
-from smlaunch.planning import parts  # noqa: E402
+from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split, split_blocks  # noqa: E402
+from smlaunch.planner import partitioning  # noqa: E402
 
 
 def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
@@ -27,20 +27,20 @@ def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
     yield "zipf", np.minimum(draw.zipf(1.6, count), 10**12) * 100
 
 
-def check(found: Split, sizes: Any, hosts: int) -> None:
+def check(found: HostSplit, sizes: Any, hosts: int) -> None:
     """Every row in exactly one part, and every number told is right."""
     hosts_of = found.hosts_of(0, len(sizes))
     assert hosts_of.dtype == np.uint16
     assert len(hosts_of) == len(sizes)
     if len(sizes):
         assert hosts_of.max() < hosts
-    assert np.bincount(hosts_of, minlength=hosts).tolist() == list(found.counts)
+    assert np.bincount(hosts_of, minlength=hosts).tolist() == list(found.row_counts)
     loads = np.zeros(hosts, dtype=sizes.dtype)
     np.add.at(loads, hosts_of, sizes)
     exact = sizes.dtype.kind == "i"
     slack = 1e-9 * sizes.sum()  # of sums of floats, taken in another order
     assert list(found.loads) == (loads.tolist() if exact else pytest.approx(loads.tolist(), abs=slack))
-    assert found.largest == (sizes.max() if len(sizes) else 0)
+    assert found.largest_size == (sizes.max() if len(sizes) else 0)
     turns = [sizes[host::hosts].sum().item() for host in range(hosts)]
     ranges = [
         sizes[h * len(sizes) // hosts : (h + 1) * len(sizes) // hosts].sum().item() for h in range(hosts)
@@ -93,11 +93,11 @@ def test_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ends of blocks."""
     for seed in range(cases):
         draw = np.random.default_rng(seed)
-        monkeypatch.setattr(module, "BLOCK", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
-        monkeypatch.setattr(filling, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
-        monkeypatch.setattr(parts, "FEW", int(draw.choice([0, 0, 0, 50])))
+        monkeypatch.setattr(module, "BLOCK_ROWS", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
+        monkeypatch.setattr(bin_packing, "_MAX_HEAD_ROWS", int(draw.choice([1, 8, 100])))
+        monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 0, 0, 50])))
         sizes, hosts = random_case(draw)
-        if module.BLOCK == 1 and len(sizes) > 200:
+        if module.BLOCK_ROWS == 1 and len(sizes) > 200:
             sizes = sizes[:200]
         found = split(sizes, hosts)
         check(found, sizes, hosts)
@@ -116,12 +116,12 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
         lengths, hosts = draw.integers(0, 13, 10_000).tolist(), draw.integers(1, 7, 10_000).tolist()
         for row, length, count in zip(tables.tolist(), lengths, hosts, strict=True):
             sizes = row[:length]
-            found = parts.best(sizes, count)
+            found = partitioning.best_partition(sizes, count)
             loads = [0] * count
-            for size, host in zip(sizes, found.host_of, strict=True):
+            for size, host in zip(sizes, found.host_by_item, strict=True):
                 loads[host] += size
             assert loads == list(found.loads)
-            assert len(found.host_of) == length
+            assert len(found.host_by_item) == length
             turns = max(sum(sizes[host::count]) for host in range(count))
             cuts = [host * length // count for host in range(count + 1)]
             ranges = max(sum(sizes[one:two]) for one, two in pairwise(cuts))
@@ -131,17 +131,17 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
 @pytest.mark.parametrize("cases", [60, pytest.param(5_000, marks=pytest.mark.chaos)])
 def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most what largest first of the head gives, or an even share and one key that is not in the head."""
-    monkeypatch.setattr(parts, "FEW", 0)
+    monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", 0)
     for seed in range(cases):
         draw = np.random.default_rng(seed)
         sizes, hosts = random_case(draw)
         if sizes.dtype.kind == "f" or not sizes.sum():
             continue
-        seen = filling.look(lambda sizes=sizes: [sizes], len(sizes), hosts)
-        places, loads = filling.fill(lambda sizes=sizes: [sizes], len(sizes), seen, [0] * hosts)
+        seen = bin_packing.scan_sizes(lambda sizes=sizes: [sizes], len(sizes), hosts)
+        places, loads = bin_packing.fill_hosts(lambda sizes=sizes: [sizes], len(sizes), seen, [0] * hosts)
         del places
         head = np.zeros(hosts, dtype=np.int64)
-        np.add.at(head, parts.deal(seen.head[1].tolist(), [0] * hosts), seen.head[1])
+        np.add.at(head, partitioning.assign_largest_first(seen.head[1].tolist(), [0] * hosts), seen.head[1])
         rest = np.delete(sizes, seen.head[0])
         assert max(loads) <= max(head.max(), sizes.sum() / hosts + (rest.max() if len(rest) else 0) + 1)
 
@@ -154,8 +154,8 @@ def test_blocks_of_any_length_give_the_same() -> None:
         again = split_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
         assert (again.hosts_of(0, 50_000) == whole.hosts_of(0, 50_000)).all()
         assert again.loads == whole.loads
-    assert whole.method == FILL
-    assert whole.bounds is not None and whole.bounds[0] == 0 and whole.bounds[-1] == 50_000
+    assert whole.method == RANGES_METHOD
+    assert whole.range_bounds is not None and whole.range_bounds[0] == 0 and whole.range_bounds[-1] == 50_000
 
 
 def test_memory_does_not_grow_with_the_keys() -> None:
@@ -177,12 +177,12 @@ def test_edges() -> None:
     assert split([], 3).loads == (0, 0, 0)
     assert split([], 3).imbalance == 1.0
     few = split([5, 0, 3], 8)
-    assert few.counts.count(0) == 5
+    assert few.row_counts.count(0) == 5
     giant = split(np.r_[np.ones(200_000, dtype=np.int64), 10**9], 16)
     assert giant.imbalance == 1.0
-    assert sorted(giant.counts)[1] > 10_000
+    assert sorted(giant.row_counts)[1] > 10_000
     nothing = split(np.zeros(100_000, dtype=np.int64), 16)
-    assert set(nothing.counts) == {6250}
+    assert set(nothing.row_counts) == {6250}
     samples = split(np.full(20_000, 0.1), 7)
     assert samples.imbalance < 1.001
     lone = split(np.r_[10**9, np.zeros(99_999, dtype=np.int64)], 16)
@@ -199,8 +199,8 @@ def test_edges() -> None:
         ([2**62] * 5, 2, r"2\*\*62"),
         ([1], 0, "0 hosts"),
         ([1], 65_535, "65535 hosts"),
-        (["a"], 2, "one row of numbers"),
-        ([[1, 2]], 2, "one row of numbers"),
+        (["a"], 2, "one-dimensional array of numbers"),
+        ([[1, 2]], 2, "one-dimensional array of numbers"),
         (np.array([2**63], dtype=np.uint64), 2, r"2\*\*62"),
     ],
 )
@@ -210,7 +210,7 @@ def test_what_cannot_be_split_is_named(sizes: Any, hosts: int, said: str) -> Non
 
 
 def test_a_stream_that_ends_early_is_noticed() -> None:
-    with pytest.raises(ValueError, match="20000 sizes were announced and 5 came"):
+    with pytest.raises(ValueError, match="20000 sizes were announced, but 5 were read"):
         split_blocks(lambda: [np.ones(5, dtype=np.int64)], 20_000, 2)
 
 
@@ -223,7 +223,7 @@ def test_keys_added_all_over_move_few(name: str) -> None:
     after = dict(distributions(200_000, 5))[name]
     old = np.random.default_rng(6).random(len(after)) >= 0.01
     before, now = split(after[old], 16), split(after, 16)
-    assert before.method == now.method == FILL
+    assert before.method == now.method == RANGES_METHOD
     same = before.hosts_of(0, int(old.sum())) == now.hosts_of(0, len(after))[old]
     assert 1 - same.mean() < 0.06
 
@@ -234,7 +234,7 @@ def test_previous_moves_nothing_that_need_not() -> None:
         previous = np.r_[before.hosts_of(0, len(after) - 1000), np.full(1000, -1)].astype(np.int64)
         now = split(after, 16, previous=previous)
         check(now, after, 16)
-        assert now.method == KEPT, name
+        assert now.method == STABLE_METHOD, name
         assert now.moved is not None
         # Nothing has to move, unless a new key is so large that what its host has must make room for it.
         assert now.moved[0] <= 300, name
@@ -259,9 +259,9 @@ def test_previous_with_fewer_and_with_more_hosts() -> None:
 def test_previous_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(cases):
         draw = np.random.default_rng(seed)
-        monkeypatch.setattr(filling, "_HEAD_KEYS", int(draw.choice([1, 8, 100])))
-        monkeypatch.setattr(module, "_DEALT", int(draw.choice([0, 100])))
-        monkeypatch.setattr(parts, "FEW", int(draw.choice([0, 50])))
+        monkeypatch.setattr(bin_packing, "_MAX_HEAD_ROWS", int(draw.choice([1, 8, 100])))
+        monkeypatch.setattr(module, "_MAX_DEALT_ROWS", int(draw.choice([0, 100])))
+        monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 50])))
         sizes, hosts = random_case(draw)
         previous = draw.integers(-1, hosts + 2, len(sizes))
         check(split(sizes, hosts, previous=previous), sizes, hosts)

@@ -22,10 +22,10 @@ SEGMENTS = STEPS // PER_SEGMENT
 
 SCRIPT = f"""\
 import hashlib, os, signal, sys, time
-from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome
-from smlaunch.protocol.segment import Segment
-from smlaunch.train.parts import encode
-from smlaunch.train.store import Store
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.segment import Segment
+from smlaunch.train.tree_format import encode
+from smlaunch.train.checkpoint_store import CheckpointStore
 
 STEPS, PER_SEGMENT = {STEPS}, {PER_SEGMENT}
 """
@@ -36,18 +36,19 @@ PAUSE = float(os.environ.get("TEST_PAUSE", "0"))
 segment = Segment.from_environment(os.environ)
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
-store = Store(segment.checkpoints, 0, 1, keep=segment.keep, job=segment.job)
+names = {"job": segment.job, "writer": segment.writer}
+store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep=segment.keep_steps, **names)
 step, weights, begun = 0, "", 0
-whole = store.newest_whole()
+whole = store.newest_intact()
 if whole is not None:
-    state = store.open(whole).tree()
+    state = store.open_shard(whole).read_tree()
     step, weights, begun = state["step"], state["weights"], state["step"]
 print("begins at step", step, flush=True)
 
 
 def save():
     encoded = encode({"step": step, "weights": weights})
-    store.commit(step, [store.write(step, encoded.chunks())])
+    store.commit(step, [store.write_shard(step, encoded.chunks())])
 
 
 saved = step
@@ -64,7 +65,7 @@ while step < STEPS and step - begun < PER_SEGMENT:
 if saved != step:
     save()
 finished = step == STEPS
-store.write_outcome(Outcome(FINISHED if finished else CONTINUE, step, segment.run, segment.job))
+store.write_outcome(FINISHED if finished else CONTINUE, step)
 if finished:
     print("weights", weights, flush=True)
     model = os.environ["SM_MODEL_DIR"]
@@ -107,7 +108,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL, to the command alone: what it has started on a standing endpoint is not its child."""
+    """SIGKILL, to the command alone: what it has started on a background endpoint is not its child."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
 
@@ -128,7 +129,7 @@ def drive_and_kill(
     one is told only the run's name."""
     killed = 0
     for number in range(2 * kills):
-        known = number % 2 and list(home.glob(f"s3/*/smlaunch/{name}/chain.json"))
+        known = number % 2 and list(home.glob(f"s3/*/smlaunch/{name}/workflow.json"))
         client = start(*(["resume", name, "--local"] if known else words(script, name, *more)))
         _read_lines(client, chance.randint(0, 30), chance.uniform(0.0, 0.8))
         time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.05))))

@@ -1,4 +1,4 @@
-"""Running the installed command the way a user does."""
+"""Running commands the way a user does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import warm
 from tests.conftest import ROOT
 
 SMLAUNCH = str(Path(sys.executable).parent / "smlaunch")
@@ -28,9 +30,16 @@ class Outcome(NamedTuple):
         return self.out + self.err
 
 
-def smlaunch(*words: str | Path, timeout: float = 110, cwd: Path | None = None) -> Outcome:
-    command = [SMLAUNCH, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+def smlaunch(
+    *words: str | Path, timeout: float = 110, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Outcome:
+    done = warm.run([*map(str, words)], env=env, cwd=cwd, timeout=timeout)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def installed(*words: str | Path, timeout: float = 110) -> Outcome:
+    """By the installed script, in a Python that imports everything anew."""
+    done = subprocess.run([SMLAUNCH, *map(str, words)], capture_output=True, text=True, timeout=timeout)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

@@ -175,12 +175,12 @@ RIGHT = {
         traced(end=_SAVEZ),
         0,
         compared=("net", "model/w.npz"),
-        left=("smlaunch.rng.python: nothing has drawn", "smlaunch.rng.numpy"),
+        left=("smlaunch.rng.python: no random numbers were drawn", "smlaunch.rng.numpy"),
     ),
     "a generator of its own that is neither seeded nor used": Script(
         traced(kept="noise=np.random.default_rng()", end=_SAVEZ),
         0,
-        left=("noise: nothing has drawn from it",),
+        left=("noise: no random numbers were drawn from it",),
     ),
     "a moving average, kept and saved": Script(
         traced("ema=ema", step=_EMA, end=_SAVE_EMA), 0, compared=("ema", "model/ema.pkl"), signal="kill"
@@ -202,7 +202,7 @@ RIGHT = {
     "no file at all, and a loss that is no number": Script(
         traced(loss="math.nan"),
         *(0, (), ("losses of 24 steps", "net")),
-        left=("model: no file lies in /opt/ml/model", "output/data: no file lies"),
+        left=("model: no file in /opt/ml/model", "output/data: no file in"),
     ),
     "checkpoints of its own; the archive of the weights has a time in it": Script(
         own(_BY_STEP, _DATED_ZIP),
@@ -280,7 +280,7 @@ WRONG = {
     "it keeps nothing": Script(
         own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', saved=""),
         2,
-        ("began anew, and did the whole training",),
+        ("the script repeated the whole training",),
     ),
     "it ignores the cut and trains on to its end": Script(
         own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', before=_DEAF),

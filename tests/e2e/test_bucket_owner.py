@@ -17,10 +17,10 @@ from typing import NamedTuple
 import pytest
 
 from smlaunch.cli.main import run_command
-from smlaunch.local.caller import ACCOUNT
-from smlaunch.local.messages import Payload, Request, Response
+from smlaunch.connection.connect import open_connection
+from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.local.request_context import ACCOUNT
 from smlaunch.local.services.s3.service import S3Service, bucket_and_key
-from smlaunch.place import open_place
 from tests.e2e.chains import words, write_script
 
 STRANGER = "999999999999"
@@ -92,7 +92,7 @@ def made(home: Path) -> Made:
     """Makes a bucket, with an object in it."""
 
     def make(bucket: str, key: str) -> None:
-        with open_place({"local": True, "region": None, "profile": None}) as place:
+        with open_connection({"local": True, "region": None, "profile": None}) as place:
             s3 = place.target.client("s3")
             s3.create_bucket(Bucket=bucket)
             s3.put_object(Bucket=bucket, Key=key, Body=b"content")
@@ -102,7 +102,7 @@ def made(home: Path) -> Made:
 
 @pytest.fixture
 def default_bucket(home: Path) -> str:
-    with open_place({"local": True, "region": None, "profile": None}) as place:
+    with open_connection({"local": True, "region": None, "profile": None}) as place:
         place.target.storage.make_bucket(str(place.target.bucket), "us-east-1")
         return str(place.target.bucket)
 
@@ -167,7 +167,7 @@ def owned(tmp_path: Path, checkpoints: str, more: str = "") -> Path:
 def test_ranks_that_move_their_own_checkpoints_name_the_owner(
     home: Path, tmp_path: Path, record: Record
 ) -> None:
-    job = owned(tmp_path, "{carrier: direct}")
+    job = owned(tmp_path, "{upload: direct}")
     assert smlaunch("run", job, "--local", "--name", "moved") == 0
     ranks = [row for row in record.sent if "rank-00000" in row.key or "COMMIT" in row.key]
     assert {row.method for row in ranks} >= {"PUT", "HEAD"}
@@ -223,11 +223,11 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     made("theirs", "marker")
     record.strangers |= {"public", "theirs"}
     inputs = "inputs: {{train: {{uri: 's3://public/in/'{0}}}}}\n"
-    refused = owned(tmp_path, "{carrier: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
+    refused = owned(tmp_path, "{upload: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
     assert smlaunch("run", refused, "--local") == 2
     assert f"does not belong to the account {ACCOUNT}" in capfd.readouterr().err
     for more in ("", f", bucket_owner: '{STRANGER}'"):
-        job = owned(tmp_path, "{carrier: direct}", inputs.format(more))
+        job = owned(tmp_path, "{upload: direct}", inputs.format(more))
         assert smlaunch("run", job, "--local") == 0
 
     there = ("data", "push", tmp_path / "train.py", "s3://theirs/pushed/", "--local")
@@ -236,11 +236,11 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     assert smlaunch("data", "pull", "s3://public/in/", tmp_path / "back", "--local") == 0
     assert smlaunch(*there, "--bucket-owner", "me") == 2
 
-    mine = owned(tmp_path, "{uri: 's3://theirs/kept/', carrier: direct}")
+    mine = owned(tmp_path, "{uri: 's3://theirs/kept/', upload: direct}")
     assert smlaunch("run", mine, "--local", "--name", "mine") == 3
     assert f"the bucket theirs does not belong to the account {ACCOUNT}" in capfd.readouterr().err
     record.sent.clear()
-    place = f"{{uri: 's3://theirs/kept/', carrier: direct, bucket_owner: '{STRANGER}'}}"
+    place = f"{{uri: 's3://theirs/kept/', upload: direct, bucket_owner: '{STRANGER}'}}"
     job = owned(tmp_path, place, f"output: s3://theirs/out/\nbucket_owner: '{STRANGER}'\n{CHAIN}")
     assert smlaunch("run", job, "--local", "--name", "lent") == 0
     assert smlaunch("show", "lent", "--local") == 0
@@ -262,7 +262,7 @@ def test_a_source_that_somebody_replaced_is_not_run(
     script.parent.mkdir()
     script.write_text("print('mine')\n")
     assert smlaunch("run", script, "--local") == 0
-    with open_place({"local": True, "region": None, "profile": None}) as place:
+    with open_connection({"local": True, "region": None, "profile": None}) as place:
         storage = place.target.storage
         (stored,) = storage.list(default_bucket, "smlaunch/source/")
         planted = io.BytesIO()
@@ -293,7 +293,7 @@ def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Re
 
 
 def test_a_proof_of_resuming_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
-    job = owned(tmp_path, "{carrier: sync}")
+    job = owned(tmp_path, "{upload: sync}")
     (tmp_path / "train.py").write_text(DIRECT.replace("[1, 2, 3]", "[1] * 40"))
     smlaunch("verify-resume", job, "--cuts", "1", "--signal", "term")
     assert {row.method for row in record.sent} >= {"PUT", "GET"}

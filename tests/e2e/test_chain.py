@@ -49,7 +49,7 @@ def test_one_lineage_one_log_one_status(home: Path, script: Path) -> None:
     listed = smlaunch("ls", "--local", "--json").json()["runs"]
     assert [row["run"] for row in listed] == ["whole"]
     again = smlaunch(*words(script, "whole"))
-    assert again.code == 0 and "segment" not in again.err.partition("was launched before")[2]
+    assert again.code == 0 and "segment" not in again.err.partition("exists already with the same job")[2]
 
 
 def test_a_client_killed_at_random_points_is_followed_by_another(standing: Path, script: Path) -> None:
@@ -82,7 +82,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_resume_goes_on(home: Path, script: Pat
             break
     rest = client.stdout.read()
     assert client.wait() == 5, rest
-    assert "to go on with it: smlaunch resume left --local" in rest
+    assert "to continue it: smlaunch resume left --local" in rest
     shown = smlaunch("show", "left", "--local", "--json").json()
     assert (shown["status"], shown["exit_code"]) == ("Stopped", 5)
     assert 10 <= shown["step"] < 20, "it left at a checkpoint of its own"
@@ -111,7 +111,7 @@ def test_stop_from_elsewhere_ends_the_driver_too(standing: Path, script: Path) -
 def test_detached_and_driven_on_by_another(standing: Path, script: Path) -> None:
     first = smlaunch(*words(script, "handed", "--detach"))
     assert first.code == 0 and first.out == "handed\n"
-    assert "drive it on after its first segment: smlaunch resume handed --local" in first.err
+    assert "continue it after its first segment: smlaunch resume handed --local" in first.err
     done = smlaunch("resume", "handed", "--local", "--json")
     assert done.code == 0, done.text
     assert len(done.json()["jobs"]) == SEGMENTS
@@ -160,6 +160,6 @@ def test_no_progress_ends_it_with_a_diagnosis(home: Path, script: Path) -> None:
 def test_faults_are_for_an_endpoint_of_its_own(standing: Path, script: Path, tmp_path: Path) -> None:
     plan = faults(tmp_path)
     there = smlaunch("run", script, "--local", "--faults", plan)
-    assert there.code == 2 and "the standing endpoint has its own" in there.err
+    assert there.code == 2 and "the background endpoint has a fault plan of its own" in there.err
     region = smlaunch("run", script, "--region", "eu-west-1", "--faults", plan)
     assert region.code == 2 and "it goes with --local only" in region.err

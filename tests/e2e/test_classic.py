@@ -85,8 +85,8 @@ def test_a_part_that_fails_ends_no_other_and_the_run_says_so(home: Path, tmp_pat
     script.parent.mkdir()
     script.write_text(
         "import os, sys\n"
-        "from smlaunch.train import part_files\n"
-        "for path in part_files('train'):\n"
+        "from smlaunch.train import shard_files\n"
+        "for path in shard_files('train'):\n"
         "    if path.endswith('b'):\n"
         "        sys.exit('b cannot be read')\n"
         "    target = os.path.join(os.environ['SM_OUTPUT_DATA_DIR'], os.path.basename(path))\n"

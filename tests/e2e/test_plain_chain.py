@@ -73,7 +73,7 @@ def test_one_that_begins_anew_in_every_job_ends(home: Path, tmp_path: Path) -> N
     done = train(tmp_path, plain_scripts.BEGINS_ANEW)
     assert done.code == 1, done.text
     assert jobs_of() == ["s1-a1", "s2-a1", "s2-a2", "s2-a3"]
-    told = "no progress: plain-s2-a1, plain-s2-a2, plain-s2-a3 brought the run no further than step 10; "
+    told = "no progress: plain-s2-a1, plain-s2-a2, plain-s2-a3 did not get the run beyond step 10; "
     assert (
         told + "plain-s2-a3 reported steps up to 10, and most of them had been reported before: " in done.err
     )
@@ -103,3 +103,30 @@ def test_one_that_is_done_in_its_first_segment_has_one(home: Path, tmp_path: Pat
     done = train(tmp_path, plain_scripts.AT_ONCE)
     assert done.code == 0, done.text
     assert jobs_of() == ["s1-a1"]
+
+
+UNEVEN = """
+import json, os, time
+host = os.environ["SM_CURRENT_HOST"]
+steps = 8 if host == "algo-1" else 40
+path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], f"state-{host}.json")
+step = json.load(open(path)) if os.path.exists(path) else 0
+while step < steps:
+    time.sleep(0.25)
+    step += 1
+    with open(path + ".new", "w") as file:
+        json.dump(step, file)
+    os.replace(path + ".new", path)
+    print(f"{host} has trained step {step}", flush=True)
+with open(os.path.join(os.environ["SM_MODEL_DIR"], host), "w") as file:
+    file.write(str(step))
+"""
+
+
+def test_hosts_that_train_independently_go_on_until_all_have_finished(home: Path, tmp_path: Path) -> None:
+    """The leader of uneven shards has finished in the first segment, and is at once in the others."""
+    done = train(tmp_path, UNEVEN, "--strategy", "custom", "--hosts", "2")
+    assert done.code == 0, done.text
+    steps = [int(step) for step in re.findall(r"algo-2 has trained step (\d+)", done.text)]
+    assert steps == sorted(steps) and set(steps) == set(range(1, 41))
+    assert len(jobs_of()) > 1

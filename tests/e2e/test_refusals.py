@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.e2e.command import SMLAUNCH, Outcome, smlaunch
+from tests.e2e.command import Outcome, smlaunch
 from tests.e2e.reading_region import READING, Region, served
-from tests.planning.bad_jobs import Case, cases, write_source
+from tests.planner.bad_jobs import Case, cases, write_source
 
 SHOWN = (
     "spot beyond an hour without checkpoints",
@@ -41,9 +40,7 @@ def run(folder: Path, url: str, *words: str, role: bool = True) -> Outcome:
         "SMLAUNCH_HOME": str(folder / "home"),
         **({"SMLAUNCH_ROLE": "arn:aws:iam::123456789012:role/train"} if role else {}),
     }
-    command = [SMLAUNCH, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=folder)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return smlaunch(*words, env=environment, cwd=folder)
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.name in SHOWN], ids=lambda case: case.name)

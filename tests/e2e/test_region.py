@@ -1,19 +1,18 @@
 """The way to a region: the default credentials chain and region of the environment, no ``--local`` anywhere.
 
-The service behind AWS_ENDPOINT_URL is the standing endpoint, which the client takes for a region like any.
+The service behind AWS_ENDPOINT_URL is the background endpoint, which the client takes for a region like any.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import SMLAUNCH, Outcome, smlaunch
+from tests.e2e.command import Outcome, smlaunch
 
 
 @pytest.fixture
@@ -26,9 +25,7 @@ def region(home: Path) -> Iterator[dict[str, str]]:
 
 
 def run(environment: dict[str, str], *words: str | Path) -> Outcome:
-    command = [SMLAUNCH, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return smlaunch(*words, env=environment)
 
 
 def test_the_same_launch_on_a_region(home: Path, tmp_path: Path, region: dict[str, str]) -> None:
@@ -50,5 +47,5 @@ def test_the_same_launch_on_a_region(home: Path, tmp_path: Path, region: dict[st
     assert all(f"hello from rank {rank}" in ran.out for rank in (0, 1))
     again = run(region, "run", script, *shape)
     assert again.code == 0, again.text
-    assert "nothing new was started" in again.err
+    assert "no new job was started" in again.err
     assert len(run(region, "ls", "--json").json()["runs"]) == 1

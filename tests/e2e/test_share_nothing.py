@@ -73,7 +73,7 @@ def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path)
     assert done.code == 0, done.text
     plan = planned(data)
     assert plan["imbalance"] <= 1.001 < plan["imbalance_by_count"]
-    for way, uri, how in (("lists", data, ""), ("jobs", data, ",carry=jobs"), ("shards", packed, "")):
+    for way, uri, how in (("lists", data, ""), ("jobs", data, ",split_via=jobs"), ("shards", packed, "")):
         done = run(way, uri, how)
         assert done.code == 0, done.text
         parts = parts_of(done.out)
@@ -131,7 +131,7 @@ def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) ->
     shown = smlaunch("show", "once", "--local", "--json").json()
     assert (shown["status"], shown["exit_code"], len(shown["jobs"])) == ("Failed", 1, HOSTS)
     again = run("once", data, "", failing, "--attempts", "1")
-    assert (again.code, "was launched before" in again.err) == (1, True)
+    assert (again.code, "exists already with the same job" in again.err) == (1, True)
     resumed = smlaunch("resume", "once", "--local", "--json")
     assert resumed.code == 0, resumed.text
     assert [job["name"] for job in resumed.json()["jobs"]][1:3] == ["once-p2-s1-a1", "once-p2-s1-a2"]

@@ -112,10 +112,10 @@ def test_a_script_that_resumes_exactly(home: Path, tmp_path: Path) -> None:
     assert report["compared"] == [
         "samples of 40 steps",
         "losses of 40 steps",
-        "state in the end: order, scheduler, smlaunch.rng.python, velocity, weights",
+        "final state: order, scheduler, smlaunch.rng.python, velocity, weights",
         "model/weights.json",
     ]
-    assert report["not_compared"] == ["output/data: no file lies in /opt/ml/output/data"]
+    assert report["not_compared"] == ["output/data: no file in /opt/ml/output/data"]
     assert [trial["signal"] for trial in report["trials"]] == ["term", "kill"]
     for trial in report["trials"]:
         assert len(trial["cuts"]) + trial["late"] == 2
@@ -133,7 +133,7 @@ def test_a_schedule_that_is_not_kept_is_named(home: Path, tmp_path: Path) -> Non
     assert "with the same samples" in trial["differences"][0]
     (cause,) = trial["causes"]
     line = line_of(script, "DecayLR(steps")
-    assert cause.startswith(f"the state of the scheduler is not kept: train.py:{line} DecayLR begins anew")
+    assert cause.startswith(f"the state of the scheduler is not saved: train.py:{line} DecayLR starts again")
 
 
 def test_augmentation_from_the_global_generator_is_named(home: Path, tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ def test_a_script_that_fails_by_itself_cannot_be_tried(home: Path, tmp_path: Pat
     (tmp_path / "train.py").write_text("raise SystemExit('no data here')\n")
     ran = smlaunch("verify-resume", tmp_path / "train.py")
     assert ran.code == 2
-    assert "the script fails by itself" in ran.err
+    assert "the script fails without any cut" in ran.err

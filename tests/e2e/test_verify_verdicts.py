@@ -11,17 +11,17 @@ from typing import Any, get_args
 
 import pytest
 
+from smlaunch.connection.connect import endpoint_target
 from smlaunch.errors import JobError
-from smlaunch.job import Job
+from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from smlaunch.place import target_of
 from smlaunch.runs.target import Target
-from smlaunch.runs.verify.trial import Signal, draw_cuts
-from smlaunch.runs.verify.verify import Report, verify
+from smlaunch.verify.proof import VerifyReport, verify_resume
+from smlaunch.verify.runner import CutSignal, draw_cuts
 from tests.e2e.resume_scripts import CUT, PACE, RIGHT, STEPS, WITH_TORCH, WRONG, Script
 
-SIGNALS: tuple[Signal, ...] = get_args(Signal)
+SIGNALS: tuple[CutSignal, ...] = get_args(CutSignal)
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +31,27 @@ def places() -> Iterator[tuple[Target, Path]]:
     with TemporaryDirectory(prefix="smlaunch-verdicts-", dir="/var/tmp") as folder:
         (Path(folder) / "traces").mkdir()
         with Endpoint(Path(folder) / "home", settings=settings) as info:
-            yield target_of(info), Path(folder) / "traces"
+            yield endpoint_target(info), Path(folder) / "traces"
 
 
-def seed_for(signal: Signal) -> int:
+def seed_for(signal: CutSignal) -> int:
     """With which the one cut comes after step CUT."""
     return next(
-        seed for seed in count() if draw_cuts(signal, 1, STEPS, 1, Random(f"{seed}/{signal}"))[0].step == CUT
+        seed
+        for seed in count()
+        if draw_cuts(signal, 1, STEPS, 1, Random(f"{seed}/{signal}"))[0].after_step == CUT
     )
 
 
-def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> Report:
+def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> VerifyReport:
     (folder / "pace.py").write_text(PACE.replace("CUT", str(CUT)))
     (folder / "train.py").write_text(script.text)
     (signal,) = [one for one in SIGNALS if one == script.signal]
     environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
     job = Job(entry=str(folder / "train.py"), environment=environment)
     target, traces = places
-    return verify(
-        job, target, traces, cuts=1, signals=[signal], seed=seed_for(signal), told=lambda text: None
+    return verify_resume(
+        job, target, traces, cuts=1, signals=[signal], seed=seed_for(signal), on_message=lambda text: None
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.job import Job
-from smlaunch.planning.decide import make_plan
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts
-from tests.planning import world
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.planner import make_plan
+from tests.planner import fixtures
 
 SCRIPT = ScriptFacts(imports=frozenset({"torch", "torch.distributed", "smlaunch.train"}))
 LIMITS = {"max_runtime": "60h", "segment": "24h"}
@@ -22,7 +22,7 @@ DIFFERENT: Mapping[str, Any] = {
     **CHAIN,
     "segments": [{"until_step": 100}, {"hyperparameters": {"batch": 8}, "length": "12h"}],
 }
-DIRECT: Mapping[str, Any] = {**CHAIN, "checkpoints": {"uri": "s3://mine/ckpt/", "carrier": "direct"}}
+DIRECT: Mapping[str, Any] = {**CHAIN, "checkpoints": {"uri": "s3://mine/ckpt/", "upload": "direct"}}
 CAPPED: Mapping[str, Any] = {**CHAIN, "limits": {**LIMITS, "max_cost": 50}}
 SINGLE: Mapping[str, Any] = {"compute": {"instance_type": "ml.g5.xlarge"}}
 TRIED: Mapping[str, Any] = {
@@ -42,4 +42,4 @@ PROCESSING: Mapping[str, Any] = {
 def plan_of(job: Mapping[str, Any], run: str = "digits") -> Plan:
     """Of ``train.py``, under the name of a run."""
     mapping = {"entry": "src/train.py", **job}
-    return make_plan(Job.from_mapping(mapping), world.region(script=SCRIPT), run)
+    return make_plan(Job.from_mapping(mapping), fixtures.region(script=SCRIPT), run)

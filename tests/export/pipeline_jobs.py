@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smlaunch.job_file import write_mapping
+from smlaunch.job.yaml_file import dump_job_yaml
 
 RAW = "".join(f"{number}\n" for number in range(1, 10))
 
@@ -23,23 +23,24 @@ kept.mkdir()
 
 TRAIN = """
 import hashlib, json, os, pathlib
-from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Outcome
-from smlaunch.protocol.segment import Segment
-from smlaunch.train.parts import encode
-from smlaunch.train.store import Store
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.segment import Segment
+from smlaunch.train.tree_format import encode
+from smlaunch.train.checkpoint_store import CheckpointStore
 
 segment = Segment.from_environment(os.environ)
 rows = json.loads(pathlib.Path(os.environ["SM_CHANNEL_TRAIN"], "rows.json").read_text())
-store = Store(segment.checkpoints, 0, 1, keep=segment.keep, job=segment.job)
-whole = store.newest_whole()
-state = {"step": 0, "weights": ""} if whole is None else store.open(whole).tree()
+names = {"job": segment.job, "writer": segment.writer}
+store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep=segment.keep_steps, **names)
+manifest = store.newest_intact()
+state = {"step": 0, "weights": ""} if manifest is None else store.open_shard(manifest).read_tree()
 for row in rows[3 * state["step"]:][:3]:  # a third for each segment
     state["weights"] = hashlib.sha256((state["weights"] + str(row)).encode()).hexdigest()
 state["step"] += 1
-store.commit(state["step"], [store.write(state["step"], encode(state).chunks())])
+store.commit(state["step"], [store.write_shard(state["step"], encode(state).chunks())])
 done = 3 * state["step"]
 result = FINISHED if done == len(rows) else CONTINUE
-store.write_outcome(Outcome(result, state["step"], segment.run, segment.job))
+store.write_outcome(result, state["step"])
 if result == FINISHED:
     print("smlaunch: metric loss=0.5 share_seen=%.2f" % (done / len(rows)), flush=True)
 pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_text(state["weights"])
@@ -108,7 +109,7 @@ def write(folder: Path, steps: list[dict[str, Any]], name: str = "churn") -> Pat
         (folder / script).mkdir(parents=True, exist_ok=True)
         (folder / script / f"{script}.py").write_text(text)
     path = folder / "pipeline.yaml"
-    path.write_text(write_mapping({"pipeline": name, "steps": steps}))
+    path.write_text(dump_job_yaml({"pipeline": name, "steps": steps}))
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from smlaunch.errors import JobError
-from smlaunch.export.airflow import CHECK_INTERVAL, SLACK, export_airflow
+from smlaunch.export.airflow import CHECK_INTERVAL_SECONDS, WAIT_SLACK_SECONDS, export_airflow
 from tests.export.jobs import CAPPED, CHAIN, DIFFERENT, DIRECT, PROCESSING, SINGLE, SPOT, plan_of
 
 GOLDEN = Path(__file__).with_name("airflow_chain.py.txt")
@@ -60,8 +60,8 @@ def test_it_is_python_of_readable_width(job: Any) -> None:
 def test_the_waiter_is_patient_for_as_long_as_a_job_may_take() -> None:
     space = made(CHAIN)
     operator = space["train"](1, space["config_1"](1, 86400, 86100))
-    assert operator["max_attempts"] * operator["check_interval"] >= 86400 + SLACK
-    assert operator["check_interval"] == CHECK_INTERVAL
+    assert operator["max_attempts"] * operator["check_interval"] >= 86400 + WAIT_SLACK_SECONDS
+    assert operator["check_interval"] == CHECK_INTERVAL_SECONDS
     assert operator["action_if_job_exists"] == "fail"
     assert operator["print_log"] is True
 
@@ -82,7 +82,7 @@ def test_a_processing_job_has_its_own_operator() -> None:
     assert config["ProcessingJobName"] == f"{space['RUN']}-s1-a{space['ATTEMPT']}"
     assert config["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600}
     operator = space["process"](1, config)
-    assert operator["max_attempts"] * operator["check_interval"] >= 3600 + SLACK
+    assert operator["max_attempts"] * operator["check_interval"] >= 3600 + WAIT_SLACK_SECONDS
     assert operator["action_if_job_exists"] == "fail"
 
 
@@ -90,9 +90,9 @@ def test_a_processing_job_has_its_own_operator() -> None:
 def test_a_stopped_job_is_not_a_completed_one(job: Any, kind: str) -> None:
     space = made(job, AirflowException=ValueError)
     answer = {f"{kind}JobName": "digits-s1-a1", f"{kind}JobStatus": "Completed"}
-    space["after_a_try"](None, {kind: answer})
+    space["check_completed"](None, {kind: answer})
     with pytest.raises(ValueError, match="digits-s1-a1: Stopped"):
-        space["after_a_try"](None, {kind: {**answer, f"{kind}JobStatus": "Stopped"}})
+        space["check_completed"](None, {kind: {**answer, f"{kind}JobStatus": "Stopped"}})
 
 
 class Refused(Exception):
@@ -135,10 +135,10 @@ def test_no_try_begins_while_the_job_of_any_before_it_may_run(
     operator = SimpleNamespace(config={"TrainingJobName": "run-s1-a3"}, retries=2)
     context = {"ti": SimpleNamespace(try_number=3, max_tries=2), "task": operator}
     if raised is None:
-        space["before_a_try"](context)
+        space["check_previous_attempt"](context)
     else:
         with pytest.raises((ValueError, Refused), match=raised):
-            space["before_a_try"](context)
+            space["check_previous_attempt"](context)
 
 
 def test_a_text_that_looks_like_jinja_comes_out_as_it_was() -> None:
@@ -171,7 +171,7 @@ def test_a_name_that_no_run_could_have() -> None:
 
 
 def test_the_picture_on_the_page() -> None:
-    from tests.export.airflow_pages import PAGE, written  # it takes what stands above
+    from tests.export.airflow_page import PAGE, written  # it takes what stands above
 
     page = PAGE.read_text()
-    assert written(page) == page, "python -m tests.export.airflow_pages writes it anew"
+    assert written(page) == page, "python -m tests.export.airflow_page writes it anew"

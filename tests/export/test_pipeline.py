@@ -13,16 +13,16 @@ from typing import Any
 import boto3
 import pytest
 
+from smlaunch.contract.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from smlaunch.errors import JobError
-from smlaunch.export.pipeline import FILE, export_pipeline
-from smlaunch.export.pipeline_jobs import METRIC
-from smlaunch.job import Checkpoints, Compute, Job, Limits
+from smlaunch.export.pipeline import DEFINITION_FILE, export_pipeline
+from smlaunch.export.pipeline_steps import FINISHED_METRIC
+from smlaunch.job.model import Checkpoints, Compute, Job, Limits
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.faults import FaultPlan, HostLost
 from smlaunch.local.pipelines import definition as endpoint_reader
 from smlaunch.local.settings import Settings
-from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from smlaunch.runs.api import prepare_export
 from smlaunch.runs.stage import stage
 from smlaunch.runs.target import Target
@@ -43,7 +43,7 @@ GOLDEN = Path(__file__).parent / "pipeline.json"
 
 
 def written(job: Mapping[str, Any]) -> str:
-    return export_pipeline(plan_of(job))[FILE]
+    return export_pipeline(plan_of(job))[DEFINITION_FILE]
 
 
 def steps_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -163,7 +163,7 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
         checkpoints=Checkpoints(),
     )
     prepared = prepare_export(job, target)
-    definition = export_pipeline(prepared.plan, pace=target.cadence.pace)[FILE]
+    definition = export_pipeline(prepared.plan, time_scale=target.polling.time_scale)[DEFINITION_FILE]
     stage(prepared.plan, prepared.source, target, print)
     sagemaker = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
         "sagemaker", endpoint_url=endpoint.url
@@ -198,7 +198,7 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
         named = {tag["Key"]: tag["Value"] for tag in tags}
         found.append((named[TAG_RUN], named[TAG_SEGMENT], named[TAG_ATTEMPT]))
         described = sagemaker.describe_training_job(TrainingJobName=one["TrainingJobName"])
-        assert METRIC in {metric["MetricName"] for metric in described["FinalMetricDataList"]}
+        assert FINISHED_METRIC in {metric["MetricName"] for metric in described["FinalMetricDataList"]}
     assert found == [(run, str(segment), "1") for segment in (1, 2, 2, 3)]
     assert [one["TrainingJobStatus"] for one in jobs] == ["Completed", "Failed", "Completed", "Completed"]
     kept = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
@@ -216,8 +216,8 @@ def test_the_command_writes_it_and_refuses_a_name(home: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "smlaunch.cli.main", *words]
     done = subprocess.run([*command, "--out", "flow"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"flow/{FILE}\n"
-    assert json.loads((tmp_path / "flow" / FILE).read_text())["Steps"][0]["Name"] == "Segment-1"
+    assert done.stdout == f"flow/{DEFINITION_FILE}\n"
+    assert json.loads((tmp_path / "flow" / DEFINITION_FILE).read_text())["Steps"][0]["Name"] == "Segment-1"
     named = subprocess.run([*command, "--name", "mine"], cwd=tmp_path, capture_output=True, text=True)
     assert (named.returncode, named.stdout) == (2, "")
-    assert "name: the executions of a pipeline name their runs themselves" in named.stderr
+    assert "name: every execution of a pipeline is a new run" in named.stderr

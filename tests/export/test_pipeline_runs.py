@@ -11,14 +11,14 @@ from typing import Any
 import boto3
 import pytest
 
-from smlaunch.cli.export_pipeline import prepared_steps
+from smlaunch.cli.export_pipeline import prepare_steps
+from smlaunch.connection.connect import endpoint_target
 from smlaunch.errors import JobError
-from smlaunch.export.pipeline import FILE
-from smlaunch.export.pipeline_file import read_pipeline
+from smlaunch.export.pipeline import DEFINITION_FILE
+from smlaunch.export.pipeline_file import read_pipeline_file
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.settings import Settings
-from smlaunch.place import target_of
 from smlaunch.runs.deploy_pipelines import deploy_pipeline
 from smlaunch.runs.stage import stage
 from tests.export.pipeline_jobs import RAW, by_name, report, steps, weights_of, write
@@ -31,7 +31,7 @@ class Ground:
     def __init__(self, info: EndpointInfo, folder: Path) -> None:
         self.info = info
         self.folder = folder
-        self.target = target_of(info)
+        self.target = endpoint_target(info)
         session = boto3.Session(info.access_key, info.secret_key, region_name=info.region)
         self.sagemaker = session.client("sagemaker", endpoint_url=info.url)
         self.s3 = session.client("s3", endpoint_url=info.url)
@@ -40,11 +40,11 @@ class Ground:
 
     def definition(self, **changes: Any) -> str:
         """Of the pipeline as ``steps`` has it, with all that its jobs read in its place."""
-        wanted = read_pipeline(write(self.folder, steps("s3://mine/raw/", **changes)))
-        jobs, files = prepared_steps(wanted, self.target)
+        wanted = read_pipeline_file(write(self.folder, steps("s3://mine/raw/", **changes)))
+        jobs, files = prepare_steps(wanted, self.target)
         for job in jobs:
             stage(job.plan, job.source, self.target, lambda _: None)
-        return files[FILE]
+        return files[DEFINITION_FILE]
 
     def deploy(self, **changes: Any) -> str:
         made = deploy_pipeline(self.target, "churn", self.definition(**changes), self.info.role_arn)

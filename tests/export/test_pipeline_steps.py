@@ -10,21 +10,26 @@ from typing import Any
 
 import pytest
 
+from smlaunch.contract.names import MAX_RUN_ID_LENGTH
 from smlaunch.errors import JobError
-from smlaunch.export import pipeline_jobs, pipeline_order
-from smlaunch.export.flow import flow_of
-from smlaunch.export.pipeline import FILE, export_steps
-from smlaunch.export.pipeline_file import NAME_LIMIT, PipelineFile, is_pipeline, read_pipeline
-from smlaunch.export.pipeline_jobs import iso_duration
-from smlaunch.job import Job
-from smlaunch.job_file import write_mapping
+from smlaunch.export import pipeline_gates, pipeline_steps
+from smlaunch.export.pipeline import DEFINITION_FILE, export_steps
+from smlaunch.export.pipeline_file import (
+    MAX_STEP_NAME_LENGTH,
+    PipelineFile,
+    is_pipeline_file,
+    read_pipeline_file,
+)
+from smlaunch.export.pipeline_steps import iso_duration
+from smlaunch.export.run_template import build_run_template
+from smlaunch.job.model import Job
+from smlaunch.job.yaml_file import dump_job_yaml
 from smlaunch.local.pipelines import definition as endpoint_reader
-from smlaunch.planning.decide import make_plan
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import InputFacts
-from smlaunch.protocol.names import RUN_LIMIT
+from smlaunch.planner.facts import InputFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.planner import make_plan
 from tests.export.jobs import CAPPED, CHAIN, SCRIPT, SINGLE
-from tests.planning import world
+from tests.planner import fixtures
 
 WORK: Mapping[str, Any] = {
     "entry": "src/work.py",
@@ -50,13 +55,16 @@ def churn() -> list[dict[str, Any]]:
 
 def read(folder: Path, steps: list[dict[str, Any]], **more: Any) -> PipelineFile:
     path = folder / "pipeline.yaml"
-    path.write_text(write_mapping({"steps": steps, **more}))
-    return read_pipeline(path)
+    path.write_text(dump_job_yaml({"steps": steps, **more}))
+    return read_pipeline_file(path)
 
 
 def planned(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
-    facts = {channel: InputFacts(source.uri, "s3", pending=True) for channel, source in pending.items()}
-    return make_plan(job, world.with_inputs(world.region(script=SCRIPT), facts), f"{name}-staged")
+    facts = {
+        channel: InputFacts(source.placeholder_uri, "s3", is_pending=True)
+        for channel, source in pending.items()
+    }
+    return make_plan(job, fixtures.with_inputs(fixtures.region(script=SCRIPT), facts), f"{name}-staged")
 
 
 def exported(folder: Path, steps: list[dict[str, Any]]) -> str:
@@ -64,13 +72,13 @@ def exported(folder: Path, steps: list[dict[str, Any]]) -> str:
 
 
 def export_file(path: Path) -> str:
-    return export(read_pipeline(path))
+    return export(read_pipeline_file(path))
 
 
 def export(found: PipelineFile) -> str:
     """As in a region, whatever its steps are to leave."""
     plans = [(one, planned(one.job, one.name, one.inputs)) for one in found.steps]
-    return export_steps(plans, "churn", others=found.problems)[FILE]
+    return export_steps(plans, "churn", other_problems=found.problems)[DEFINITION_FILE]
 
 
 def refused(folder: Path, steps: list[dict[str, Any]]) -> dict[str, str]:
@@ -140,7 +148,10 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
     assert address(found["train-Segment-1"], "train") == left
     assert address(found["evaluate-At-2"], "data") == {"Std:Join": {"On": "", "Values": [left, "held/out/"]}}
     metrics = found["train-Segment-2"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
-    assert [metric["Name"] for metric in metrics] == [pipeline_jobs.METRIC, "smlaunch:held_out_accuracy"]
+    assert [metric["Name"] for metric in metrics] == [
+        pipeline_steps.FINISHED_METRIC,
+        "smlaunch:held_out_accuracy",
+    ]
 
 
 def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
@@ -152,7 +163,7 @@ def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
     }
     assert runs["train-Segment-3"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-train"]}}
     assert runs["evaluate-At-1"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-evaluate"]}}
-    assert 12 + 1 + NAME_LIMIT == RUN_LIMIT
+    assert 12 + 1 + MAX_STEP_NAME_LENGTH == MAX_RUN_ID_LENGTH
     staged = {
         name: address(found[name], "smlaunch") for name in ("prepare", "train-Segment-1", "evaluate-At-1")
     }
@@ -231,10 +242,10 @@ def test_steps_that_need_nothing_of_each_other_stand_side_by_side(tmp_path: Path
 
 def test_what_has_no_room_is_written_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readable = exported(tmp_path, churn())
-    monkeypatch.setattr("smlaunch.export.pipeline.MOST_CHARACTERS", len(readable) - 1)
+    monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(readable) - 1)
     short = exported(tmp_path, churn())
     assert json.loads(short) == json.loads(readable) and len(short) < len(readable)
-    monkeypatch.setattr("smlaunch.export.pipeline.MOST_CHARACTERS", len(short) - 1)
+    monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(short) - 1)
     assert "characters" in refused(tmp_path, churn())["steps"]
 
 
@@ -399,10 +410,10 @@ def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
 
 
 def test_a_names_room_is_that_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "a" * NAME_LIMIT
+    name = "a" * MAX_STEP_NAME_LENGTH
     assert len(max(written(tmp_path, [step(name, LONG, require=["x > 0"])]), key=len)) <= 64
-    monkeypatch.setattr("smlaunch.export.pipeline.LONGEST_NAME", 30)
-    assert "30 letters" in refused(tmp_path, [step(name, LONG)])["steps[0].name"]
+    monkeypatch.setattr("smlaunch.export.pipeline.MAX_NAME_LENGTH", 30)
+    assert "30 characters" in refused(tmp_path, [step(name, LONG)])["steps[0].name"]
 
 
 def test_the_bounds_are_the_services_where_they_are_known() -> None:
@@ -410,34 +421,34 @@ def test_the_bounds_are_the_services_where_they_are_known() -> None:
 
     model = botocore.session.get_session().get_service_model("sagemaker")
     members = model.operation_model("CreatePipeline").input_shape.members
-    assert members["PipelineDefinition"].metadata["max"] == pipeline_order.MOST_CHARACTERS
+    assert members["PipelineDefinition"].metadata["max"] == pipeline_gates.MAX_DEFINITION_CHARACTERS
     execution = model.shape_for("PipelineExecutionStep").members["StepName"]
-    assert execution.metadata["max"] == pipeline_order.LONGEST_NAME
+    assert execution.metadata["max"] == pipeline_gates.MAX_NAME_LENGTH
 
 
 def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:
-    facts = {"train": InputFacts("s3://pipeline-step/a/", "s3", pending=True)}
+    facts = {"train": InputFacts("s3://pipeline-step/a/", "s3", is_pending=True)}
     job = Job.from_mapping({**TRAIN, "inputs": {"train": "s3://pipeline-step/a/"}})
-    plan = make_plan(job, world.with_inputs(world.region(script=SCRIPT), facts), "digits")
-    assert any("inputs.train: an earlier step is to leave it" in warning for warning in plan.warnings)
-    assert not flow_of(plan).processing
+    plan = make_plan(job, fixtures.with_inputs(fixtures.region(script=SCRIPT), facts), "digits")
+    assert any("inputs.train: an earlier step will write it" in warning for warning in plan.warnings)
+    assert not build_run_template(plan).is_processing
 
 
 def test_the_page_has_the_picture_of_its_own_file() -> None:
-    from tests.export.pipeline_pages import PAGE, written
+    from tests.export.pipeline_page import PAGE, written
 
     page = PAGE.read_text()
-    assert written(page) == page, "python -m tests.export.pipeline_pages writes it anew"
+    assert written(page) == page, "python -m tests.export.pipeline_page writes it anew"
 
 
 def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(write_mapping(dict(TRAIN)))
+    (tmp_path / "job.yaml").write_text(dump_job_yaml(dict(TRAIN)))
     (tmp_path / "broken.yaml").write_text("entry: [")
-    assert not is_pipeline(tmp_path / "job.yaml")
-    assert not is_pipeline(tmp_path / "broken.yaml") and not is_pipeline(tmp_path / "none.yaml")
+    assert not is_pipeline_file(tmp_path / "job.yaml")
+    assert not is_pipeline_file(tmp_path / "broken.yaml") and not is_pipeline_file(tmp_path / "none.yaml")
     read(tmp_path, churn())
-    assert is_pipeline(tmp_path / "pipeline.yaml")
+    assert is_pipeline_file(tmp_path / "pipeline.yaml")
     (tmp_path / "empty.yaml").write_text("pipeline: churn\n")
-    assert is_pipeline(tmp_path / "empty.yaml")
-    (told,) = read_pipeline(tmp_path / "empty.yaml").problems
+    assert is_pipeline_file(tmp_path / "empty.yaml")
+    (told,) = read_pipeline_file(tmp_path / "empty.yaml").problems
     assert told.path == "steps" and "at least one step" in told.message

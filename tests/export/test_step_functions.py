@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE, EXIT_TRAINING_FAILED
-from smlaunch.export.flow import ERRORS
-from smlaunch.export.step_functions import FILE, export_step_functions
-from smlaunch.planning.patience import CREATE_PATIENCE
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.workflow import RULES, Ending
-from smlaunch.protocol.checkpoint import CONTINUE, FINISHED
+from smlaunch.export.run_template import ORCHESTRATOR_ERRORS
+from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.retry_policy import CREATE_BACKOFF
+from smlaunch.planner.workflow import ENDING_RULES, Ending
 from tests.export.jobs import (
     CAPPED,
     CHAIN,
@@ -28,7 +28,7 @@ from tests.export.jobs import (
     TRIED,
     plan_of,
 )
-from tests.export.played import OVER, RUN, Fate, Played, Service, by_driver, by_machine
+from tests.export.simulated_service import OVER, RUN, Fate, Played, Service, by_driver, by_machine
 
 JOBS = {
     "chain": CHAIN,
@@ -44,7 +44,7 @@ PLANS = {name: plan_of(job) for name, job in JOBS.items()}
 
 
 def definition_of(plan: Plan, **wishes: Any) -> dict[str, Any]:
-    definition: dict[str, Any] = json.loads(export_step_functions(plan, "train", **wishes)[FILE])
+    definition: dict[str, Any] = json.loads(export_step_functions(plan, "train", **wishes)[DEFINITION_FILE])
     return definition
 
 
@@ -55,9 +55,9 @@ def service(job: str, *fates: Fate, **more: Any) -> Service:
     """A processing job has no word for why it was stopped."""
     workflow = PLANS[job].workflow
     if job == "processing":
-        by_time = (Ending.TIME, Ending.STARVED)
+        by_time = (Ending.TIME, Ending.WAIT_EXCEEDED)
         fates = tuple(replace(one, ending=Ending.STOPPED) if one.ending in by_time else one for one in fates)
-    keeps = workflow.checkpoints is not None and not workflow.single
+    keeps = workflow.checkpoints is not None and not workflow.is_single_job
     return Service(fates, workflow.job_hash, keeps=keeps, **more)
 
 
@@ -66,12 +66,12 @@ def machine_plays(job: str, *fates: Fate, **more: Any) -> Played:
 
 
 def driver_plays(job: str, *fates: Fate) -> Played:
-    return by_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ERRORS)
+    return by_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ORCHESTRATOR_ERRORS)
 
 
 # ---- the same as the driver -----------------------------------------------------------------------------
 
-FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.MACHINE)]
+FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.DISK_FULL)]
 TIMES = st.integers(0, 90_000)
 WENT = st.builds(
     Fate,
@@ -108,7 +108,7 @@ def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: 
     fates = [replace(fate, says=fate.says and fate.ending not in FAILURES) for fate in fates]
     by_asl = by_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
-    by_hand = by_driver(workflow, service("chain", *fates, own_files=True), ERRORS)
+    by_hand = by_driver(workflow, service("chain", *fates, own_files=True), ORCHESTRATOR_ERRORS)
     assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
 
 
@@ -123,7 +123,7 @@ def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
     fates = [replace(fate, repeats=again) for fate, again in zip(fates, repeats, strict=False)]
     by_asl = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
-    by_hand = by_driver(workflow, service("chain", *fates, reports=True), ERRORS)
+    by_hand = by_driver(workflow, service("chain", *fates, reports=True), ORCHESTRATOR_ERRORS)
     assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
 
 
@@ -131,12 +131,12 @@ def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
     fates = [Fate(Ending.COMPLETED, gain=63), *[Fate(Ending.COMPLETED, gain=0)] * 9]
     ended = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
     assert len(ended.asked) == 4
-    assert ended.error == ERRORS[EXIT_TRAINING_FAILED]
+    assert ended.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
     assert f"3 jobs until {RUN}-s2-a3 came no further" in ended.cause
     assert "the highest step reported 63" in ended.cause
 
 
-@pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.MACHINE])
+@pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.DISK_FULL])
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
     told = ending in (Ending.COMPLETED, Ending.TIME)
@@ -144,7 +144,7 @@ def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) 
     by_asl, by_hand = machine_plays(job, fate), driver_plays(job, fate)
     assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
     always = machine_plays(job, *[replace(fate, gain=0)] * 40)
-    assert always.error is None or always.error in ERRORS.values()
+    assert always.error is None or always.error in ORCHESTRATOR_ERRORS.values()
 
 
 def test_what_a_processing_job_says_of_its_end() -> None:
@@ -162,7 +162,7 @@ def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
         asl = machine_plays("chain", *[Fate(ending, says=False)] * 3)
         driver = driver_plays("chain", *[Fate(ending, says=False)] * 3)
         assert asl.cause.split(";")[0] == driver.cause.split(";")[0]
-        assert asl.error == ERRORS[RULES[ending].exit_code]
+        assert asl.error == ORCHESTRATOR_ERRORS[ENDING_RULES[ending].exit_code]
     alone = machine_plays("single", Fate(Ending.ALGORITHM, says=False))
     assert alone.cause == driver_plays("single", Fate(Ending.ALGORITHM, says=False)).cause
 
@@ -176,7 +176,7 @@ def test_a_throttled_create_is_sent_again_under_the_same_name() -> None:
     assert [one[0] for one in played.asked] == [f"{RUN}-s1-a1"]
     assert played.error is None
     retry = MACHINES["chain"]["States"]["Train"]["Retry"][0]
-    assert retry["MaxAttempts"] == CREATE_PATIENCE.tries
+    assert retry["MaxAttempts"] == CREATE_BACKOFF.max_retries
 
 
 def test_a_throttled_create_that_comes_under_a_common_name_is_waited_for_too() -> None:
@@ -193,7 +193,7 @@ def test_a_create_whose_answer_was_lost_is_no_second_job() -> None:
 
 def test_a_name_that_another_job_has_is_never_taken_for_ours() -> None:
     played = machine_plays("chain", OVER, lost=frozenset({1}), foreign=True)
-    assert played.error == ERRORS[EXIT_BAD_JOB]
+    assert played.error == ORCHESTRATOR_ERRORS[EXIT_BAD_JOB]
     assert "made of another job" in played.cause
 
 
@@ -208,10 +208,14 @@ def test_a_quota_that_others_hold_is_waited_for_and_one_that_is_too_small_is_not
     held = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 7)
     assert (len(held.asked), held.error) == (1, None)
     small = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(0, 0))])
-    assert (small.asked, small.error, small.cause) == ((), ERRORS[EXIT_REFUSED], QUOTA.format(0, 0))
+    assert (small.asked, small.error, small.cause) == (
+        (),
+        ORCHESTRATOR_ERRORS[EXIT_REFUSED],
+        QUOTA.format(0, 0),
+    )
     world = service("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
     for_ever = by_machine(MACHINES["chain"], world)
-    assert for_ever.error == ERRORS[EXIT_SERVICE]
+    assert for_ever.error == ORCHESTRATOR_ERRORS[EXIT_SERVICE]
     assert world.executions == [RUN, f"{RUN}-part-1", f"{RUN}-part-2", f"{RUN}-part-3"]
 
 
@@ -228,13 +232,13 @@ def test_a_chain_that_may_not_hand_over_says_so() -> None:
     many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
     said = "User: arn:x is not authorized to perform: states:StartExecution"
     refused = machine_plays("chain", *many, refuses_starts=said)
-    assert (refused.error, refused.cause) == (ERRORS[EXIT_REFUSED], said)
+    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_REFUSED], said)
 
 
 def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
     told = "1 validation error detected: Value 'ml.nothing' ..."
     refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)])
-    assert (refused.error, refused.cause) == (ERRORS[EXIT_BAD_JOB], told)
+    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_BAD_JOB], told)
     denied = "User: arn is not authorized to perform: sagemaker:CreateTrainingJob"
     refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", denied)])
-    assert refused.error == ERRORS[EXIT_REFUSED]
+    assert refused.error == ORCHESTRATOR_ERRORS[EXIT_REFUSED]

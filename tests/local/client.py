@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +11,13 @@ import boto3
 from botocore.config import Config
 
 from smlaunch.local.endpoint_info import EndpointInfo
+from tests.local import changes
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 PRELUDE = "import json, os, signal, socket, sys, time\nROOT = os.environ.get('SMLAUNCH_ML_ROOT', '/opt/ml')\n"
 
 
-class Client:
+class EndpointClient:
     def __init__(self, info: EndpointInfo) -> None:
         self.info = info
         session = boto3.Session(info.access_key, info.secret_key, region_name=info.region)
@@ -67,22 +67,25 @@ class Client:
 
     def wait(self, name: str, *until: str, patience: float = 60.0) -> dict[str, Any]:
         """Until a status (primary or secondary) is one of ``until``, or the job has ended."""
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+
+        def look() -> dict[str, Any] | None:
             job = self.describe(name)
             statuses = {job["TrainingJobStatus"], job["SecondaryStatus"]}
-            if statuses & {*until, "Completed", "Failed", "Stopped"}:
-                return job
-            time.sleep(0.02)
-        raise AssertionError(f"{name} did not end: {job}")
+            return job if statuses & {*until, "Completed", "Failed", "Stopped"} else None
+
+        job = changes.until(self.info.home, look, patience)
+        assert job is not None, f"{name} did not end: {self.describe(name)}"
+        return job
 
     def wait_for_line(self, name: str, text: str, count: int = 1, patience: float = 30.0) -> None:
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            if sum(text in line for lines in self.lines(name).values() for line in lines) >= count:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"{text!r} is not in the log: {self.lines(name)}")
+
+        def look() -> bool | None:
+            found = sum(text in line for lines in self.lines(name).values() for line in lines)
+            return found >= count or None
+
+        assert changes.until(self.info.home, look, patience), (
+            f"{text!r} is not in the log: {self.lines(name)}"
+        )
 
     def run(self, name: str, script: str, hosts: int = 1, **changes: Any) -> dict[str, Any]:
         self.create(name, script, hosts, **changes)
@@ -102,13 +105,13 @@ class Client:
             found[label] = [event["message"] for event in events["events"]]
         return found
 
-    def printed(self, name: str) -> dict[str, list[str]]:
+    def printed_lines(self, name: str) -> dict[str, list[str]]:
         return {
             label: [line for line in lines if not line.startswith("[smlaunch] ")]
             for label, lines in self.lines(name).items()
         }
 
-    def archive(self, key: str) -> dict[str, str]:
+    def read_archive(self, key: str) -> dict[str, str]:
         body = self.s3.get_object(Bucket="tests", Key=key)["Body"].read()
         with tarfile.open(fileobj=io.BytesIO(body)) as tar:
             files = (member for member in tar if member.isfile())

@@ -1,6 +1,6 @@
-"""Run as a program: an endpoint, embedded here or standing on its own, that tests may kill.
+"""Run as a program: an endpoint, embedded here or in the background, that tests may kill.
 
-    python -m tests.local.endpoint_process HOME LEVEL embedded|standing SETTINGS
+    python -m tests.local.endpoint_process HOME LEVEL embedded|background SETTINGS
 
 Prints the endpoint's address as one line of JSON. Embedded, it serves until its standard input ends.
 """
@@ -11,15 +11,15 @@ import json
 import sys
 from pathlib import Path
 
-from smlaunch.local import standing
+from smlaunch.local import daemon
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
 
 
 def main(home: str, level: str, kind: str, settings: str) -> None:
     chosen = Settings(**json.loads(settings))
-    if kind == "standing":
-        info = standing.start(Path(home), isolation=level, settings=chosen)
+    if kind == "background":
+        info = daemon.start(Path(home), isolation=level, settings=chosen)
         print(json.dumps(json.loads(info.to_json())), flush=True)
         return
     endpoint = Endpoint(Path(home), isolation=level, settings=chosen)

@@ -12,10 +12,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import standing
+from smlaunch.local import daemon
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 SPOT: dict[str, Any] = {
     "EnableManagedSpotTraining": True,
@@ -60,7 +60,7 @@ open(ROOT + "/model/done", "w").write(str(attempt))
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointClient]:
     home = tmp_path_factory.mktemp("home")
     plan = home / "faults.json"
     plan.write_text(json.dumps(FAULTS))
@@ -70,7 +70,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMLAUNCH_FAULTS", str(plan))
         with Endpoint(home / "state", isolation="plain", settings=settings) as info:
-            yield Client(info)
+            yield EndpointClient(info)
 
 
 def statuses(job: dict[str, Any]) -> list[str]:
@@ -80,7 +80,7 @@ def statuses(job: dict[str, Any]) -> list[str]:
 ATTEMPT = ["Starting", "Downloading", "Training"]
 
 
-def test_spot_hosts_are_taken_away_and_the_job_goes_on_from_its_checkpoints(client: Client) -> None:
+def test_an_interrupted_spot_job_resumes_from_its_checkpoints(client: EndpointClient) -> None:
     checkpoints = {"S3Uri": "s3://tests/spot"}
     job = client.run("taken-twice", COUNTS, CheckpointConfig=checkpoints, **SPOT)
     taken = [*ATTEMPT, "Interrupted"]
@@ -89,7 +89,7 @@ def test_spot_hosts_are_taken_away_and_the_job_goes_on_from_its_checkpoints(clie
     steps = job["SecondaryStatusTransitions"]
     for earlier, later in pairwise(steps):
         assert earlier["EndTime"] == later["StartTime"]
-    assert client.archive("out/taken-twice/output/model.tar.gz") == {"done": "3"}
+    assert client.read_archive("out/taken-twice/output/model.tar.gz") == {"done": "3"}
     assert 0 < job["BillableTimeInSeconds"] <= job["TrainingTimeInSeconds"]
     streams = client.logs.describe_log_streams(
         logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix="taken-twice/"
@@ -97,13 +97,13 @@ def test_spot_hosts_are_taken_away_and_the_job_goes_on_from_its_checkpoints(clie
     assert len(streams) == 3  # new hosts, new streams
 
 
-def test_hosts_that_are_not_spot_are_not_taken_away(client: Client) -> None:
+def test_on_demand_jobs_are_not_interrupted(client: EndpointClient) -> None:
     job = client.run("taken-not", "time.sleep(0.7)")
     assert statuses(job) == [*ATTEMPT, "Uploading", "Completed"]
     assert job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"]
 
 
-def test_hosts_that_never_come_back_end_with_max_wait(client: Client) -> None:
+def test_max_wait_ends_a_job_without_capacity_for_its_retry(client: EndpointClient) -> None:
     limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 2}
     job = client.run("never-back", "signal.pause()", **{**SPOT, "StoppingCondition": limits})
     assert statuses(job) == [*ATTEMPT, "Interrupted", "Stopping", "MaxWaitTimeExceeded"]
@@ -111,7 +111,7 @@ def test_hosts_that_never_come_back_end_with_max_wait(client: Client) -> None:
     assert "ModelArtifacts" not in job or not job["ModelArtifacts"]
 
 
-def test_spot_hosts_that_never_come(client: Client) -> None:
+def test_a_spot_job_without_capacity(client: EndpointClient) -> None:
     limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
     job = client.run("starved-spot", "", **{**SPOT, "StoppingCondition": limits})
     assert statuses(job) == ["Starting", "Stopping", "MaxWaitTimeExceeded"]
@@ -119,7 +119,7 @@ def test_spot_hosts_that_never_come(client: Client) -> None:
     assert "TrainingStartTime" not in job
 
 
-def test_an_interrupted_job_can_be_stopped(client: Client) -> None:
+def test_an_interrupted_job_can_be_stopped(client: EndpointClient) -> None:
     client.create("taken-and-stopped", "signal.pause()", **SPOT)
     client.wait("taken-and-stopped", "Interrupted")
     client.sagemaker.stop_training_job(TrainingJobName="taken-and-stopped")
@@ -127,7 +127,7 @@ def test_an_interrupted_job_can_be_stopped(client: Client) -> None:
     assert statuses(job)[-2:] == ["Stopping", "Stopped"]
 
 
-def test_a_lost_host_is_an_internal_error_and_is_retried(client: Client) -> None:
+def test_a_lost_host_is_an_internal_error_and_is_retried(client: EndpointClient) -> None:
     retried = client.run(
         "lost-and-tried", "time.sleep(1.5)", hosts=2, RetryStrategy={"MaximumRetryAttempts": 2}
     )
@@ -148,7 +148,7 @@ file.write("state"); file.flush()
 """
 
 
-def test_the_disk_of_a_lost_host_is_lost_with_it(client: Client) -> None:
+def test_the_disk_of_a_lost_host_is_lost_with_it(client: EndpointClient) -> None:
     job = client.run(
         "disk-lost",
         OPEN_ALL_THE_TIME + "signal.pause()",
@@ -159,7 +159,7 @@ def test_the_disk_of_a_lost_host_is_lost_with_it(client: Client) -> None:
     assert len(client.keys("disk-lost/")) == 1, "the other host had time to leave"
 
 
-def test_the_disk_of_a_host_that_outstays_its_notice_is_lost_with_it(client: Client) -> None:
+def test_a_host_killed_after_its_notice_loses_its_disk(client: EndpointClient) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + OPEN_ALL_THE_TIME + "time.sleep(600)"
     client.create("disk-taken", script, CheckpointConfig={"S3Uri": "s3://tests/disk-taken"}, **SPOT)
     client.wait("disk-taken", "Interrupted")
@@ -168,20 +168,20 @@ def test_the_disk_of_a_host_that_outstays_its_notice_is_lost_with_it(client: Cli
     client.wait("disk-taken")
 
 
-def test_the_training_s_own_failure_is_not_retried(client: Client) -> None:
+def test_the_training_s_own_failure_is_not_retried(client: EndpointClient) -> None:
     job = client.run("own-fault", "sys.exit(3)", RetryStrategy={"MaximumRetryAttempts": 5})
     assert statuses(job) == [*ATTEMPT, "Failed"]
     assert job["FailureReason"] == "AlgorithmError: , exit code: 3"
 
 
-def test_max_runtime_covers_all_attempts_together(client: Client) -> None:
+def test_max_runtime_covers_all_attempts_together(client: EndpointClient) -> None:
     limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 50}
     job = client.run("taken-too-long", "signal.pause()", **{**SPOT, "StoppingCondition": limits})
     assert statuses(job)[-2:] == ["Stopping", "MaxRuntimeExceeded"]
     assert statuses(job).count("Training") > 1
 
 
-def test_capacity(client: Client) -> None:
+def test_capacity(client: EndpointClient) -> None:
     failed = client.run("starved-on-demand", "")
     assert failed["FailureReason"].startswith("CapacityError: Unable to provision requested ML compute")
     assert statuses(failed) == ["Starting", "Failed"]
@@ -191,7 +191,7 @@ def test_capacity(client: Client) -> None:
     assert statuses(job) == ["Starting", "Pending", *ATTEMPT, "Uploading", "Completed"]
 
 
-def test_the_first_type_that_can_be_had_is_selected(client: Client) -> None:
+def test_the_first_available_instance_type_is_selected(client: EndpointClient) -> None:
     preferences = [{"InstanceType": name} for name in ("ml.p5.48xlarge", "ml.g5.xlarge", "ml.m5.large")]
     resources = {"InstancePreferences": preferences, "InstanceCount": 2, "VolumeSizeInGB": 1}
     script = "print(json.load(open(ROOT + '/input/config/resourceconfig.json'))['current_instance_type'])"
@@ -199,10 +199,10 @@ def test_the_first_type_that_can_be_had_is_selected(client: Client) -> None:
     assert job["ResourceConfig"]["SelectedInstanceType"] == "ml.g5.xlarge"
     assert job["ResourceConfig"]["SelectedInstanceCount"] == 2
     assert job["ResourceConfig"]["InstancePreferences"] == preferences
-    assert client.printed("choosy") == {label: ["ml.g5.xlarge"] for label in ("algo-1", "algo-2")}
+    assert client.printed_lines("choosy") == {label: ["ml.g5.xlarge"] for label in ("algo-1", "algo-2")}
 
 
-def test_throttling(client: Client) -> None:
+def test_throttling(client: EndpointClient) -> None:
     arn = client.create("throttled", "")
     for _ in range(2):
         with pytest.raises(ClientError, match="Rate exceeded") as raised:
@@ -211,28 +211,26 @@ def test_throttling(client: Client) -> None:
     client.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "b"}])
 
 
-def test_28_days_can_be_waited_for(client: Client) -> None:
+def test_max_wait_may_be_28_days(client: EndpointClient) -> None:
     limits = {"MaxRuntimeInSeconds": 2_419_200, "MaxWaitTimeInSeconds": 2_500_000}
     job = client.run("late-and-long", "time.sleep(0.1)", **{**SPOT, "StoppingCondition": limits})
     assert job["TrainingJobStatus"] == "Completed"
 
 
-def test_a_fault_plan_that_cannot_be_read_is_told_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_fault_plan_fails_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMLAUNCH_FAULTS", str(tmp_path / "absent.json"))
     with pytest.raises(EndpointError, match=r"SMLAUNCH_FAULTS=.*absent\.json"):
         Endpoint(tmp_path / "home", isolation="plain").start()
 
 
-def test_a_standing_endpoint_takes_the_plan_of_who_starts_it(
+def test_a_background_endpoint_has_the_fault_plan_of_its_starter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(FAULTS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SMLAUNCH_FAULTS", "plan.json")
-    info = standing.start(tmp_path / "home", isolation="plain")
+    info = daemon.start(tmp_path / "home", isolation="plain")
     try:
-        assert Client(info).run("starved-there", "")["FailureReason"].startswith("CapacityError")
+        assert EndpointClient(info).run("starved-there", "")["FailureReason"].startswith("CapacityError")
     finally:
-        standing.stop(tmp_path / "home")
+        daemon.stop(tmp_path / "home")

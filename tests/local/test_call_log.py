@@ -14,18 +14,18 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import standing
-from smlaunch.local.call_log import Call, Need, read
+from smlaunch.local import daemon
+from smlaunch.local.call_log import IamPermission, LoggedCall, read_call_log
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.moto import fallback
+from smlaunch.local.moto import forwarder
 from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
 
 ACCOUNT = "000000000000"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/trainer"
 
 
-class Recorded:
+class LoggedEndpoint:
     def __init__(self, info: EndpointInfo, path: Path) -> None:
         self.info = info
         self._path = path
@@ -35,25 +35,25 @@ class Recorded:
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         return session.client(service, endpoint_url=self.info.url, config=config, **keys)
 
-    def calls(self) -> list[Call]:
-        return read(self._path)
+    def calls(self) -> list[LoggedCall]:
+        return read_call_log(self._path)
 
-    def last(self) -> Call:
+    def last(self) -> LoggedCall:
         return self.calls()[-1]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoggedEndpoint]:
     home = tmp_path_factory.mktemp("calls")
     path = home / "calls.jsonl"
     with Endpoint(home / "home", isolation="plain", settings=Settings(call_log=str(path))) as info:
-        yield Recorded(info, path)
+        yield LoggedEndpoint(info, path)
 
 
-def test_who_called_what_and_what_iam_would_have_to_allow(place: Recorded) -> None:
-    keys = place.client("sts").assume_role(RoleArn=ROLE, RoleSessionName="tests")["Credentials"]
-    assert place.last().needs == (Need("sts:AssumeRole", ROLE),)
-    sagemaker = place.client(
+def test_calls_are_logged_with_caller_and_permissions(endpoint: LoggedEndpoint) -> None:
+    keys = endpoint.client("sts").assume_role(RoleArn=ROLE, RoleSessionName="tests")["Credentials"]
+    assert endpoint.last().needs == (IamPermission("sts:AssumeRole", ROLE),)
+    sagemaker = endpoint.client(
         "sagemaker",
         aws_access_key_id=keys["AccessKeyId"],
         aws_secret_access_key=keys["SecretAccessKey"],
@@ -68,25 +68,25 @@ def test_who_called_what_and_what_iam_would_have_to_allow(place: Recorded) -> No
             ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
             Tags=[{"Key": "team", "Value": "a"}],
         )
-    call = place.last()
+    call = endpoint.last()
     job = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/job-1"
     assert call.needs == (
-        Need("sagemaker:CreateTrainingJob", job),
-        Need("iam:PassRole", ROLE),
-        Need("sagemaker:AddTags", job),
+        IamPermission("sagemaker:CreateTrainingJob", job),
+        IamPermission("iam:PassRole", ROLE),
+        IamPermission("sagemaker:AddTags", job),
     )
     assert call.caller == f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/tests"
     assert (call.service, call.operation, call.region) == ("sagemaker", "CreateTrainingJob", "us-east-1")
     assert (call.status, call.error, call.via) == (400, "ValidationException", "")
 
 
-def test_operations_on_objects_have_the_names_of_iam_s_actions(place: Recorded) -> None:
-    s3 = place.client("s3")
+def test_object_operations_have_iam_actions(endpoint: LoggedEndpoint) -> None:
+    s3 = endpoint.client("s3")
     s3.create_bucket(Bucket="things")
     seen = []
 
     def called(_: Any) -> None:
-        call = place.last()
+        call = endpoint.last()
         needs = [(need.action, need.resource.removeprefix("arn:aws:s3:::")) for need in call.needs]
         seen.append((call.operation, *needs[0], *needs[1:]))
 
@@ -108,8 +108,8 @@ def test_operations_on_objects_have_the_names_of_iam_s_actions(place: Recorded) 
     ]
 
 
-def test_what_a_pipeline_does_with_its_jobs_is_its_role_s(place: Recorded) -> None:
-    sagemaker = place.client("sagemaker")
+def test_calls_of_a_pipeline_have_its_role(endpoint: LoggedEndpoint) -> None:
+    sagemaker = endpoint.client("sagemaker")
     arguments = {
         "RoleArn": ROLE,
         "AlgorithmSpecification": {
@@ -117,7 +117,7 @@ def test_what_a_pipeline_does_with_its_jobs_is_its_role_s(place: Recorded) -> No
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ["true"],
         },
-        "OutputDataConfig": {"S3OutputPath": f"s3://{place.info.bucket}/out"},
+        "OutputDataConfig": {"S3OutputPath": f"s3://{endpoint.info.bucket}/out"},
         "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 60},
         "Tags": [{"Key": "team", "Value": "a"}],
@@ -134,40 +134,42 @@ def test_what_a_pipeline_does_with_its_jobs_is_its_role_s(place: Recorded) -> No
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    made, *looks = [call for call in place.calls() if call.via == "pipelines"]
+    made, *looks = [call for call in endpoint.calls() if call.via == "pipelines"]
     job = made.needs[0].resource
     assert job.startswith(f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/pipelines-{arn[-12:]}-train-")
     assert made.needs == (
-        Need("sagemaker:CreateTrainingJob", job),
-        Need("iam:PassRole", ROLE),
-        Need("sagemaker:AddTags", job),
+        IamPermission("sagemaker:CreateTrainingJob", job),
+        IamPermission("iam:PassRole", ROLE),
+        IamPermission("sagemaker:AddTags", job),
     )
     assert (made.caller, made.status) == (f"arn:aws:sts::{ACCOUNT}:assumed-role/pipelines/SageMaker", 200)
-    assert {need for call in looks for need in call.needs} == {Need("sagemaker:DescribeTrainingJob", job)}
+    assert {need for call in looks for need in call.needs} == {
+        IamPermission("sagemaker:DescribeTrainingJob", job)
+    }
 
 
-def test_a_call_with_a_wrong_key_is_nobody_s_and_not_recorded(place: Recorded) -> None:
-    place.client("sts").get_caller_identity()
+def test_calls_with_a_rejected_signature_are_not_logged(endpoint: LoggedEndpoint) -> None:
+    endpoint.client("sts").get_caller_identity()
     with pytest.raises(ClientError):
-        place.client("logs", aws_access_key_id="AKIAX", aws_secret_access_key="x").describe_log_groups()
-    assert place.last().operation == "GetCallerIdentity"
+        endpoint.client("logs", aws_access_key_id="AKIAX", aws_secret_access_key="x").describe_log_groups()
+    assert endpoint.last().operation == "GetCallerIdentity"
 
 
-def test_it_is_off_unless_the_variable_names_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a standing endpoint too, for which a relative name is the starter's."""
+def test_the_call_log_is_off_by_default(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a background endpoint too, for which a relative name is the starter's."""
     monkeypatch.chdir(home.parent)
-    info = standing.start(home, isolation="plain")
-    standing.stop(home)
+    info = daemon.start(home, isolation="plain")
+    daemon.stop(home)
     assert [path.name for path in home.parent.iterdir()] == ["home"]
     monkeypatch.setenv(CALL_LOG_VARIABLE, "calls.jsonl")
-    info = standing.start(home, isolation="plain")
-    place = Recorded(info, home.parent / "calls.jsonl")
-    place.client("sts").get_caller_identity()
-    standing.stop(home)
-    assert place.last().caller == f"arn:aws:iam::{ACCOUNT}:root"
+    info = daemon.start(home, isolation="plain")
+    endpoint = LoggedEndpoint(info, home.parent / "calls.jsonl")
+    endpoint.client("sts").get_caller_identity()
+    daemon.stop(home)
+    assert endpoint.last().caller == f"arn:aws:iam::{ACCOUNT}:root"
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_call_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=r"call log .* cannot be written: No such file or directory"):
         Endpoint(
             tmp_path / "home", isolation="plain", settings=Settings(call_log=str(tmp_path / "no" / "calls"))
@@ -175,15 +177,15 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["secretsmanager", "stepfunctions", "sns"])
-def test_without_the_extra_its_services_say_how_to_have_it(
-    place: Recorded, service: str, monkeypatch: pytest.MonkeyPatch
+def test_without_moto_its_services_name_the_extra(
+    endpoint: LoggedEndpoint, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each protocol's own form: JSON 1.1 and 1.0, and the query protocol's XML."""
-    monkeypatch.setattr(fallback, "PACKAGES", ("a_package_of_the_extra",))
+    monkeypatch.setattr(forwarder, "PACKAGES", ("a_package_of_the_extra",))
     asked = {"secretsmanager": "list_secrets", "stepfunctions": "list_state_machines", "sns": "list_topics"}
     with pytest.raises(
         ClientError, match=r"a_package_of_the_extra is not .* pip install 'smlaunch\[moto\]'"
     ) as raised:
-        getattr(place.client(service), asked[service])()
+        getattr(endpoint.client(service), asked[service])()
     assert raised.value.response["Error"]["Code"] == "UnknownOperationException"
-    assert place.last().error == "UnknownOperationException"
+    assert endpoint.last().error == "UnknownOperationException"

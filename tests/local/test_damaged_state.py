@@ -19,11 +19,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.cli.main import run_command
-from smlaunch.local.damage import StateDamaged
 from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.job_store import JobRecord, JobStore
 from smlaunch.local.jobs import states
-from smlaunch.local.store import JobRecord, JobStore
-from tests.local.client import Client
+from smlaunch.local.state_errors import StateDamaged
+from tests.local.client import EndpointClient
 from tests.local.ordinary_user import prefix
 
 
@@ -46,6 +46,11 @@ def gone(path: Path) -> None:
 def a_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
+
+
+def a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def replaced(path: Path) -> None:
@@ -75,7 +80,7 @@ HOLDING = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite", "s3/_store/index
 """What cannot be had again: without it a command must not go on as if nothing had been there."""
 BESIDE = (
     *(f"{name}.made" for name in HOLDING),
-    *("credentials.json", "levels.json", "standing.lock", "standing.log"),
+    *("credentials.json", "levels.json", "endpoint.lock", "endpoint.log"),
     *("logs/group.json", "logs/stream"),
 )
 
@@ -85,12 +90,12 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which a job has run, with no endpoint in it."""
     home = tmp_path_factory.mktemp("used") / "home"
     with Endpoint(home, isolation="plain") as info:
-        client = Client(info)
+        client = EndpointClient(info)
         job = client.run("first-s1-a1", "print('hello')")
         assert job["TrainingJobStatus"] == "Completed", job
         client.put("data", b"12345678")
-    (home / "standing.lock").write_text("1\n")
-    (home / "standing.log").write_text("words\n")
+    (home / "endpoint.lock").write_text("1\n")
+    (home / "endpoint.log").write_text("words\n")
     return home
 
 
@@ -112,7 +117,7 @@ def found(home: Path, name: str) -> Path:
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = run_command(list(words))
     said = capsys.readouterr()
-    assert "mistake in smlaunch" not in said.err, said.err
+    assert "bug in smlaunch" not in said.err, said.err
     assert "Traceback" not in said.err, said.err
     return code, said.out, said.err
 
@@ -126,7 +131,7 @@ def do_as_it_says(error: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", HOLDING)
-def test_a_database_that_is_damaged_is_named_and_can_be_given_up(
+def test_a_damaged_database_is_named_and_can_be_moved_away(
     name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = ours / name
@@ -140,7 +145,7 @@ def test_a_database_that_is_damaged_is_named_and_can_be_given_up(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", BESIDE)
-def test_a_file_beside_is_made_anew_or_named(
+def test_other_damaged_files_are_recreated_or_named(
     name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(found(ours, name))
@@ -164,7 +169,7 @@ def test_a_file_beside_is_made_anew_or_named(
     ],
 )
 @pytest.mark.parametrize("name", ["jobs.sqlite", "credentials.json"])
-def test_each_command_says_so(
+def test_every_command_reports_damage(
     name: str,
     words: tuple[str, ...],
     ours: Path,
@@ -181,39 +186,39 @@ def test_each_command_says_so(
         say(capsys, "local", quiet)
 
 
-def test_an_address_that_is_damaged_says_how_to_end_the_endpoint(
+def test_a_damaged_address_file_names_the_process_to_stop(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert say(capsys, "local", "start", "--isolation", "plain")[0] == 0
     address = home / "endpoint.json"
     try:
-        for damage in (emptied, garbled, replaced, a_directory):
+        for damage in (emptied, garbled, replaced, a_fifo, a_directory):
             damage(address)
             code, _, error = say(capsys, "local", "status")
             assert (code, str(address) in error) == (8, True), (damage.__name__, error)
             pid = re.search(r"`kill (\d+)`", error)
-            assert pid is not None and b"standing_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
+            assert pid is not None and b"daemon_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
         do_as_it_says(error)
     finally:
-        from smlaunch.local import standing
+        from smlaunch.local import daemon
         from smlaunch.local.state_dir import StateDir
 
         waiting = StateDir(home)
-        standing._wait_until_gone(waiting.root)
+        daemon._wait_for_exit(waiting.root)
     shutil.rmtree(address, ignore_errors=True)
     assert say(capsys, "local", "status")[0] == 8
 
 
 @pytest.mark.parametrize("name", ["jobs.sqlite", "s3/_store/index.sqlite"])
 @pytest.mark.parametrize("damage", [emptied, cut, gone, a_directory, replaced])
-def test_a_running_endpoint_promises_nothing_that_it_cannot_keep(
+def test_a_running_endpoint_detects_damage(
     name: str, damage: Callable[[Path], None], used: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     shutil.copytree(used, home)
     endpoint = Endpoint(home, isolation="plain")
     try:
-        client = Client(endpoint.start())
+        client = EndpointClient(endpoint.start())
         request = client.request("second", "print()")
         damage(home / name)
         with pytest.raises(ClientError) as refused:
@@ -228,7 +233,7 @@ def test_a_running_endpoint_promises_nothing_that_it_cannot_keep(
 
 
 @pytest.mark.parametrize("damage", [emptied, cut, garbled, gone])
-def test_changes_that_were_only_in_the_log_are_missed(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
     for number in range(3):
         store.create(
@@ -243,7 +248,7 @@ def test_changes_that_were_only_in_the_log_are_missed(damage: Callable[[Path], N
     shutil.copytree(crashed, whole)
     (whole / "jobs.sqlite-shm").unlink()  # is made anew of the others
     again = JobStore(whole / "jobs.sqlite")
-    assert [again.by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
+    assert [again.get_by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
     again.close()
     damage(crashed / "jobs.sqlite-wal")
     with pytest.raises(StateDamaged, match=r"jobs\.sqlite") as missed:
@@ -252,7 +257,7 @@ def test_changes_that_were_only_in_the_log_are_missed(damage: Callable[[Path], N
     JobStore(crashed / "jobs.sqlite").close()
 
 
-def test_a_home_of_an_older_release_is_taken_as_it_is(used: Path, tmp_path: Path) -> None:
+def test_a_state_directory_of_an_older_release_is_accepted(used: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(used, home)
     for path in (*home.glob("*.made"), *home.glob("s3/_store/*.made")):
@@ -266,9 +271,9 @@ def test_a_home_of_an_older_release_is_taken_as_it_is(used: Path, tmp_path: Path
         JobStore(home / "jobs.sqlite")
 
 
-def test_keys_that_clients_were_given_stay_good_until_the_file_is_given_up(used: Path) -> None:
+def test_credentials_stay_valid_until_their_file_is_removed(used: Path) -> None:
     key = json.loads((used / "credentials.json").read_bytes())
-    assert set(key) == {"access_key", "secret_key"}
+    assert set(key) == {"version", "access_key", "secret_key"}
     session = boto3.Session(key["access_key"], key["secret_key"], region_name="us-east-1")
     with Endpoint(used, isolation="plain") as info:
         config = Config(retries={"total_max_attempts": 1})
@@ -278,7 +283,7 @@ def test_keys_that_clients_were_given_stay_good_until_the_file_is_given_up(used:
 FORBIDDEN = """
 import re, subprocess, sys, tempfile
 from pathlib import Path
-from smlaunch.local.damage import StateDamaged
+from smlaunch.local.state_errors import StateDamaged
 from smlaunch.local.endpoint import Endpoint
 
 with tempfile.TemporaryDirectory() as folder:
@@ -292,14 +297,54 @@ with tempfile.TemporaryDirectory() as folder:
             raise SystemExit(f"{name} is not missed")
         except StateDamaged as error:
             text = str(error)
-        assert str(home / name) in text and "nothing of it is lost" in text, text
+        assert str(home / name) in text and "nothing is lost" in text, text
         subprocess.run(["sh", "-c", re.findall(r"`([^`]+)`", text)[-1]], check=True)
         with Endpoint(home, isolation="plain"):
             pass
 """
 
 
-def test_a_file_that_may_not_be_read_is_no_loss() -> None:
+def test_an_unreadable_file_is_not_reported_as_lost() -> None:
     """As an ordinary user: root may read all."""
     done = subprocess.run([*prefix(), sys.executable, "-c", FORBIDDEN], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+ENTRIES = (
+    *("credentials.json", "levels.json", "engine.json", "endpoint.lock", "endpoint.log"),
+    *("moto.log", "jobs.sqlite", "jobs.sqlite.made", "s3/_store/index.sqlite.made", "pipelines.sqlite.made"),
+    *("s3", "logs", "hosts", "owners", "unsaved"),
+)
+
+
+def a_link_to_nowhere(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_fifo_instead_of_a_file_is_named_and_moved_away(
+    name: str, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = ours / name
+    if entry.exists():
+        entry.rename(ours / "away")
+    os.mkfifo(entry)
+    code, _, error = say(capsys, "ls", "--local")
+    assert (code, str(entry) in error) == (8, True), error
+    do_as_it_says(error)
+    code, _, error = say(capsys, "ls", "--local")
+    assert code == 0, error
+
+
+@pytest.mark.parametrize("kind", [emptied, a_link_to_nowhere])
+@pytest.mark.parametrize("name", ["logs", "owners"])
+def test_a_file_instead_of_a_directory_is_named_and_moved_away(
+    name: str, kind: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (ours / name).rename(ours / "away")
+    kind(ours / name)
+    code, _, error = say(capsys, "ls", "--local")
+    assert (code, str(ours / name) in error) == (8, True), error
+    do_as_it_says(error)
+    code, _, error = say(capsys, "ls", "--local")
+    assert code == 0, error

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.local.executors.conftest import level_or_skip
 
 SETTINGS = Settings(
@@ -22,11 +22,13 @@ SETTINGS = Settings(
 
 
 @pytest.fixture(scope="module", params=["full", "user", "plain"])
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EndpointClient]:
     level_or_skip(request.param)
     home = tmp_path_factory.mktemp("home")
     with Endpoint(home, isolation=request.param, settings=SETTINGS) as info:
-        yield Client(info)
+        yield EndpointClient(info)
 
 
 def channel(name: str, key: str, **changes: Any) -> dict[str, Any]:
@@ -56,7 +58,7 @@ print(json.load(open(f'{ROOT}/input/config/inputdataconfig.json'))['train'])
 """
 
 
-def test_pipe_mode(client: Client) -> None:
+def test_pipe_mode(client: EndpointClient) -> None:
     for number in range(3):
         client.put(f"pipe/{number}.gz", gzip.compress(b"%d;" % number))
     # `validation` is never opened, and train_3 is not either.
@@ -66,7 +68,7 @@ def test_pipe_mode(client: Client) -> None:
     ]
     job = client.run("epochs", EPOCHS, InputDataConfig=channels)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    *epochs, config = client.printed("epochs")["algo-1"]
+    *epochs, config = client.printed_lines("epochs")["algo-1"]
     assert epochs == ["0 0;1;2;", "1 0;", "2 0;1;2;"]
     assert eval(config) == {
         "TrainingInputMode": "Pipe",
@@ -87,7 +89,7 @@ while data:
 """
 
 
-def test_an_augmented_manifest(client: Client) -> None:
+def test_an_augmented_manifest(client: EndpointClient) -> None:
     client.put("img/1", b"<one>")
     client.put("img/2", b"<two>")
     lines = [{"image-ref": f"s3://tests/img/{number}", "cat": number % 2} for number in (1, 2)]
@@ -100,10 +102,10 @@ def test_an_augmented_manifest(client: Client) -> None:
     )
     job = client.run("augmented", RECORDS, InputDataConfig=[wanted])
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    assert client.printed("augmented")["algo-1"] == ["<one>", "1", "<two>", "0"]
+    assert client.printed_lines("augmented")["algo-1"] == ["<one>", "1", "<two>", "0"]
 
 
-def test_a_stream_that_breaks_fails_the_job(client: Client) -> None:
+def test_a_stream_that_breaks_fails_the_job(client: EndpointClient) -> None:
     client.put("torn/1.gz", gzip.compress(b"good"))
     client.put("torn/2.gz", b"not compressed")
     script = "print(open(f'{ROOT}/input/data/train_0', 'rb').read())"
@@ -111,10 +113,10 @@ def test_a_stream_that_breaks_fails_the_job(client: Client) -> None:
     job = client.run("torn", script, hosts=2, InputDataConfig=[wanted])
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith("ClientError: Data download failed:s3://tests/torn/2.gz")
-    assert not any(client.printed("torn").values())
+    assert not any(client.printed_lines("torn").values())
 
 
-def test_a_job_that_waits_for_data_can_be_stopped(client: Client) -> None:
+def test_a_job_that_waits_for_data_can_be_stopped(client: EndpointClient) -> None:
     client.put("slow/1", bytes(5 << 20))
     script = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -146,7 +148,9 @@ print(len(list(folder.iterdir())), first.read_text())
 
 @pytest.mark.parametrize("count", [3, 70])
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
-def test_a_script_that_writes_into_its_input_harms_nothing(client: Client, mode: str, count: int) -> None:
+def test_a_script_that_writes_into_its_input_harms_nothing(
+    client: EndpointClient, mode: str, count: int
+) -> None:
     prefix = f"input-{mode}-{count}/"
     for number in range(count):
         client.put(f"{prefix}{number:03}", b"original")
@@ -155,7 +159,7 @@ def test_a_script_that_writes_into_its_input_harms_nothing(client: Client, mode:
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     assert client.s3.get_object(Bucket="tests", Key=f"{prefix}000")["Body"].read() == b"original"
     assert len(client.keys(prefix)) == count
-    printed = client.printed(name)
+    printed = client.printed_lines(name)
     if mode == "File":
         expected = ["done done", f"{count + 1} scribble"]
     elif client.info.isolation == "plain":
@@ -175,7 +179,7 @@ os.rename(f'{folder}/step-1', f'{folder}/step-1-renamed')
 
 
 @pytest.mark.parametrize("path", ["/sml-checkpoints", "/var/tmp/sml/deep/", "/tmp/ckpt", "/opt/ml/mine"])
-def test_checkpoints_in_any_directory(client: Client, path: str) -> None:
+def test_checkpoints_in_any_directory(client: EndpointClient, path: str) -> None:
     name = f"ckpt{path.rstrip('/').replace('/', '-')}"
     client.put(f"{name}/step-1", b"one")
     where = {"S3Uri": f"s3://tests/{name}/", "LocalPath": path}
@@ -191,7 +195,7 @@ def test_checkpoints_in_any_directory(client: Client, path: str) -> None:
         script = "os.environ['CKPT'] = ROOT + os.environ['CKPT'].removeprefix('/opt/ml')\n" + script
     job = client.run(name, script, CheckpointConfig=where, Environment={"CKPT": path})
     assert job["TrainingJobStatus"] == "Completed", (job.get("FailureReason"), client.lines(name))
-    assert client.printed(name)["algo-1"] == ["['step-1']"]
+    assert client.printed_lines(name)["algo-1"] == ["['step-1']"]
     assert client.keys(f"{name}/") == [f"{name}/step-1-renamed", f"{name}/step-2"]
     if not path.startswith("/tmp"):
         assert not Path(path).exists()
@@ -202,14 +206,14 @@ def test_checkpoints_in_any_directory(client: Client, path: str) -> None:
     [
         ("relative/path", "an absolute path"),
         ("/a/../b", "an absolute path"),
-        ("/", "a directory of the system"),
-        ("/usr", "a directory of the system"),
-        ("/proc/1", "a directory of the system"),
+        ("/", "a system directory"),
+        ("/usr", "a system directory"),
+        ("/proc/1", "a system directory"),
         ("/opt/ml", "another use"),
         ("/opt/ml/model/x", "another use"),
     ],
 )
-def test_a_checkpoint_path_that_cannot_be(client: Client, path: str, says: str) -> None:
+def test_invalid_checkpoint_paths(client: EndpointClient, path: str, says: str) -> None:
     with pytest.raises(ClientError, match=f"CheckpointConfig.LocalPath: .*{says}"):
         client.create("no-such-path", "", CheckpointConfig={"S3Uri": "s3://tests/x", "LocalPath": path})
 
@@ -225,7 +229,7 @@ for folder in ('model', 'output/data'):
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "NONE"])
-def test_output_of_two_hosts(client: Client, compression: str) -> None:
+def test_output_of_two_hosts(client: EndpointClient, compression: str) -> None:
     name = f"output-{compression}"
     output = {"S3OutputPath": "s3://tests/out", "CompressionType": compression}
     job = client.run(name, OUTPUT, hosts=2, OutputDataConfig=output)
@@ -236,7 +240,7 @@ def test_output_of_two_hosts(client: Client, compression: str) -> None:
     if compression == "GZIP":
         assert client.keys(base) == [f"{base}/model.tar.gz", f"{base}/output.tar.gz"]
         for archive in ("model", "output"):
-            names = set(client.archive(f"{base}/{archive}.tar.gz"))
+            names = set(client.read_archive(f"{base}/{archive}.tar.gz"))
             assert names >= {"same", *(f"dir/{host}" for host in hosts)}
             assert len(names) == 3
         assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://tests/{base}/model.tar.gz"

@@ -12,29 +12,31 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.executors import sweep
+from smlaunch.local.executors import process_cleanup
 from smlaunch.local.executors.levels import LEVELS
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.local.executors.conftest import level_or_skip
 
 SETTINGS = Settings(stop_grace_seconds=3, checkpoint_sync_seconds=0.1, close_grace_seconds=1)
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EndpointClient]:
     level_or_skip(request.param)
     home = tmp_path_factory.mktemp(f"home-{request.param}")
     endpoint = Endpoint(home, isolation=request.param, settings=SETTINGS)
     info = endpoint.start()
     state = StateDir(home)
-    (owner,) = (lock.stem for lock in state.owners.glob("*.lock"))
-    yield Client(info)
+    (owner,) = (lock.stem for lock in state.owners_dir.glob("*.lock"))
+    yield EndpointClient(info)
     endpoint.close()
-    assert list(state.hosts.iterdir()) == []
-    assert list(state.owners.iterdir()) == []
-    assert sweep.marked(owner + "/") == []
+    assert list(state.hosts_dir.iterdir()) == []
+    assert list(state.owners_dir.iterdir()) == []
+    assert process_cleanup.marked(owner + "/") == []
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{owner}*")) == []
 
 
@@ -42,7 +44,7 @@ def statuses(job: dict[str, Any]) -> list[str]:
     return [step["Status"] for step in job["SecondaryStatusTransitions"]]
 
 
-def test_a_job_on_two_hosts_from_data_to_model(client: Client) -> None:
+def test_a_job_on_two_hosts_from_data_to_model(client: EndpointClient) -> None:
     for number in range(5):
         client.put(f"data/part-{number}", b"x")
     client.put("ckpt/before", b"earlier")
@@ -73,7 +75,7 @@ print("to stderr", file=sys.stderr)
     )
     assert job["TrainingJobStatus"] == "Completed", (job, client.lines("whole"))
     assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
-    printed = client.printed("whole")
+    printed = client.printed_lines("whole")
     assert printed["algo-1"] == [
         "0 ['part-0', 'part-2', 'part-4']",
         "{'lr': '0.1'} whole",
@@ -83,13 +85,13 @@ print("to stderr", file=sys.stderr)
     assert printed["algo-2"][0] == "1 ['part-1', 'part-3']"
     assert client.keys("ckpt/") == ["ckpt/after-0", "ckpt/after-1", "ckpt/before"]
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == "s3://tests/out/whole/output/model.tar.gz"
-    assert client.archive("out/whole/output/model.tar.gz") == {"of-0": "0", "of-1": "1"}
+    assert client.read_archive("out/whole/output/model.tar.gz") == {"of-0": "0", "of-1": "1"}
     told = "\n".join(client.lines("whole")["algo-1"])
     assert "image image:1 is not run" in told
     assert "ResourceConfig.VolumeSizeInGB" in told
 
 
-def test_the_first_failing_host_is_the_reason_and_takes_the_others_along(client: Client) -> None:
+def test_the_first_failing_host_is_the_failure_reason_and_stops_the_others(client: EndpointClient) -> None:
     script = """
 me = json.load(open(ROOT + "/input/config/resourceconfig.json"))
 if me["hosts"].index(me["current_host"]) == 0:
@@ -107,7 +109,7 @@ sys.exit(3)
     assert statuses(job)[-2:] == ["Training", "Failed"]
 
 
-def test_a_host_that_ends_well_early_is_no_failure(client: Client) -> None:
+def test_a_host_may_finish_early(client: EndpointClient) -> None:
     script = """
 me = json.load(open(ROOT + "/input/config/resourceconfig.json"))
 if me["hosts"].index(me["current_host"]) == 1: time.sleep(0.3)
@@ -128,7 +130,7 @@ while True: signal.pause()
 """
 
 
-def test_a_stop_tells_every_host_and_keeps_what_it_saved(client: Client) -> None:
+def test_a_stop_reaches_every_host_and_uploads_what_it_saved(client: EndpointClient) -> None:
     client.create("stops", ON_TERM, hosts=2, CheckpointConfig={"S3Uri": "s3://tests/stop-ckpt"})
     client.wait_for_line("stops", "ready", count=2)
     client.sagemaker.stop_training_job(TrainingJobName="stops")
@@ -137,12 +139,12 @@ def test_a_stop_tells_every_host_and_keeps_what_it_saved(client: Client) -> None
     assert statuses(job) == ["Starting", "Downloading", "Training", "Stopping", "Stopped"]
     assert "FailureReason" not in job
     assert client.keys("stop-ckpt/") == ["stop-ckpt/told-0", "stop-ckpt/told-1"]
-    assert set(client.archive("out/stops/output/model.tar.gz")) == {"kept-0", "kept-1"}
+    assert set(client.read_archive("out/stops/output/model.tar.gz")) == {"kept-0", "kept-1"}
     with pytest.raises(client.sagemaker.exceptions.ClientError, match="is in status Stopped"):
         client.sagemaker.stop_training_job(TrainingJobName="stops")
 
 
-def test_max_runtime_ends_a_job_the_same_way(client: Client) -> None:
+def test_max_runtime_ends_a_job_the_same_way(client: EndpointClient) -> None:
     job = client.run(
         "too-long",
         ON_TERM,
@@ -169,7 +171,7 @@ def test_max_runtime_ends_a_job_the_same_way(client: Client) -> None:
         ),
     ],
 )
-def test_data_that_is_not_there(client: Client, name: str, uri: str, reason: str) -> None:
+def test_missing_input_data(client: EndpointClient, name: str, uri: str, reason: str) -> None:
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     channels = [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}]
     job = client.run(name, "print('never')", InputDataConfig=channels)
@@ -179,7 +181,7 @@ def test_data_that_is_not_there(client: Client, name: str, uri: str, reason: str
     assert statuses(job) == ["Starting", "Downloading", "Failed"]
 
 
-def test_an_entry_point_that_does_not_exist(client: Client) -> None:
+def test_an_entry_point_that_does_not_exist(client: EndpointClient) -> None:
     algorithm = {
         "TrainingImage": "image:1",
         "TrainingInputMode": "File",
@@ -194,7 +196,7 @@ def test_an_entry_point_that_does_not_exist(client: Client) -> None:
     assert "ContainerEntrypoint" in job["FailureReason"]
 
 
-def test_a_bucket_that_is_not_there_is_made_and_told(client: Client) -> None:
+def test_a_missing_output_bucket_is_created_and_logged(client: EndpointClient) -> None:
     where = f"fresh-{client.info.isolation}"
     job = client.run("new-bucket", "", OutputDataConfig={"S3OutputPath": f"s3://{where}/x"})
     assert job["TrainingJobStatus"] == "Completed"
@@ -204,13 +206,13 @@ def test_a_bucket_that_is_not_there_is_made_and_told(client: Client) -> None:
     )
 
 
-def test_an_output_that_cannot_be_written(client: Client) -> None:
+def test_an_output_that_cannot_be_written(client: EndpointClient) -> None:
     job = client.run("no-output", "", OutputDataConfig={"S3OutputPath": "s3://Never_Made/x"})
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith("ClientError: The specified bucket is not valid")
 
 
-def test_a_script_reaches_the_endpoint_with_what_it_is_given(client: Client) -> None:
+def test_a_script_can_call_the_endpoint_with_its_environment(client: EndpointClient) -> None:
     script = """
 import boto3
 print(boto3.client("s3").get_object(Bucket="tests", Key="for-the-script")["Body"].read().decode())
@@ -218,10 +220,10 @@ print(boto3.client("sts").get_caller_identity()["Account"])
 """
     client.put("for-the-script", b"reached")
     job = client.run("calls-back", script)
-    assert client.printed("calls-back") == {"algo-1": ["reached", "000000000000"]}, job
+    assert client.printed_lines("calls-back") == {"algo-1": ["reached", "000000000000"]}, job
 
 
-def test_a_large_channel_may_be_written_to_without_harm(client: Client) -> None:
+def test_a_large_channel_may_be_written_to_without_harm(client: EndpointClient) -> None:
     for number in range(100):
         client.put(f"large/{number:03}", b"original")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://tests/large"}
@@ -235,12 +237,12 @@ os.unlink(folder + "099")
 print(open(folder + "000").read(), len(os.listdir(folder)))
 """
     client.run("writes", script, InputDataConfig=channels)
-    assert client.printed("writes") == {"algo-1": ["100", "HARMinal 99"]}
+    assert client.printed_lines("writes") == {"algo-1": ["100", "HARMinal 99"]}
     assert len(client.keys("large/")) == 100
     assert client.s3.get_object(Bucket="tests", Key="large/000")["Body"].read() == b"original"
 
 
-def test_programs_may_make_sockets_in_their_temporary_directory(client: Client) -> None:
+def test_programs_may_make_sockets_in_their_temporary_directory(client: EndpointClient) -> None:
     script = """
 import multiprocessing.connection, tempfile
 with multiprocessing.connection.Listener(family="AF_UNIX"): print("listens")
@@ -248,34 +250,34 @@ open(tempfile.gettempdir() + "/mine", "w").write("x"); print(os.listdir(tempfile
 """
     name = "a-job-with-a-rather-long-name-that-makes-its-paths-longer-still"
     client.run(name, script)
-    assert client.printed(name)["algo-1"][0] == "listens"
+    assert client.printed_lines(name)["algo-1"][0] == "listens"
 
 
-def test_the_same_name_in_two_regions_at_once(client: Client) -> None:
-    other = Client(replace(client.info, region="eu-west-1"))
+def test_the_same_name_in_two_regions_at_once(client: EndpointClient) -> None:
+    other = EndpointClient(replace(client.info, region="eu-west-1"))
     for each in (client, other):
         each.create("twice", "time.sleep(0.2)")
     assert {each.wait("twice")["TrainingJobStatus"] for each in (client, other)} == {"Completed"}
 
 
-def test_several_jobs_at_once(client: Client) -> None:
+def test_several_jobs_at_once(client: EndpointClient) -> None:
     names = [f"one-of-{number}" for number in range(4)]
     for name in names:
         client.create(name, "print(os.environ['SMLAUNCH_PORT'], socket.gethostname())", hosts=2)
     assert {client.wait(name)["TrainingJobStatus"] for name in names} == {"Completed"}
-    ports = {client.printed(name)["algo-1"][0].split()[0] for name in names}
+    ports = {client.printed_lines(name)["algo-1"][0].split()[0] for name in names}
     assert len(ports) == 4
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_in_use(tmp_path: Path) -> None:
     with Endpoint(tmp_path / "one", isolation="plain") as info:
         port = int(info.url.rpartition(":")[2])
-        with pytest.raises(EndpointError, match=f"port {port} on 127.0.0.1 cannot be had"):
+        with pytest.raises(EndpointError, match=f"port {port} of 127.0.0.1"):
             Endpoint(tmp_path / "two", isolation="plain", port=port).start()
-    assert list(StateDir(tmp_path / "two").owners.iterdir()) == []
+    assert list(StateDir(tmp_path / "two").owners_dir.iterdir()) == []
 
 
-def test_an_executor_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_executor(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="'slurmy' is unknown"):
         Endpoint(tmp_path, executor="slurmy")
     with pytest.raises(EndpointError, match="isolation levels belong to the executor `processes`"):

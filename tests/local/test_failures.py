@@ -12,31 +12,31 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local import standing
+from smlaunch.local import daemon
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.e2e.command import smlaunch
-from tests.local.client import Client
-from tests.local.grounds import Seen, grounds, processes_of
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import JobProcess, endpoint_harness, processes_of
 
 SECONDS = 10.0
 """Within which a failure that was seen must be told."""
 
 
 class Bench:
-    """A standing endpoint, and jobs of two hosts with two ranks each, made by the command line."""
+    """A background endpoint, and jobs of two hosts with two ranks each, made by the command line."""
 
     def __init__(self, home: Path, source: Path) -> None:
         self.home = home
         self.info: EndpointInfo
-        self.client: Client
+        self.client: EndpointClient
         self._source = source
 
     def start(self) -> None:
-        self.info = standing.start(self.home, settings=Settings(close_grace_seconds=1))
-        self.client = Client(self.info)
+        self.info = daemon.start(self.home, settings=Settings(close_grace_seconds=1))
+        self.client = EndpointClient(self.info)
 
     def submit(self, name: str, script: str, *options: str) -> None:
         """Returns when the job was accepted."""
@@ -54,8 +54,8 @@ class Bench:
         (name,) = (str(job["TrainingJobName"]) for job in jobs)
         return name
 
-    def processes(self) -> list[Seen]:
-        return processes_of({lock.stem for lock in StateDir(self.home).owners.glob("*.lock")})
+    def processes(self) -> list[JobProcess]:
+        return processes_of({lock.stem for lock in StateDir(self.home).owners_dir.glob("*.lock")})
 
     def failure(self, run: str, since: float | None = None) -> dict[str, Any]:
         """What `show --json` says, once the job has failed; that must be soon after ``since``."""
@@ -83,7 +83,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         built = Bench(folder / "home", folder)
         built.start()
         yield built
-        standing.stop(folder / "home")
+        daemon.stop(folder / "home")
 
 
 def who(failure: dict[str, Any]) -> tuple[str, int, int]:
@@ -193,7 +193,7 @@ def test_an_entry_that_is_not_in_the_source(bench: Bench) -> None:
         "no-script", "", hosts=2, AlgorithmSpecification={**algorithm, "ContainerEntrypoint": entry}
     )
     assert bench.client.wait("no-script")["FailureReason"] == "AlgorithmError: , exit code: 2"
-    assert any("not-there.py" in line for line in bench.client.printed("no-script")["algo-1"])
+    assert any("not-there.py" in line for line in bench.client.printed_lines("no-script")["algo-1"])
     bench.client.create("no-image-entry", "", hosts=2, AlgorithmSpecification=algorithm)
     reason = bench.client.wait("no-image-entry")["FailureReason"]
     assert reason.startswith("AlgorithmError: algo-")
@@ -219,8 +219,8 @@ def test_a_channel_whose_object_is_gone(bench: Bench) -> None:
 
 
 def test_a_channel_whose_object_may_not_be_read() -> None:
-    with grounds("plain") as place:  # by an ordinary user: root may read everything
-        client = Client(place.start())
+    with endpoint_harness("plain") as place:  # by an ordinary user: root may read everything
+        client = EndpointClient(place.start())
         client.put("closed/one", b"x")
         (place.home / "s3" / "tests" / "closed" / "one").chmod(0)
         job = client.run("closed", "print('never')", **channel("closed"))
@@ -248,11 +248,11 @@ with open(ROOT + "/model/big", "wb", buffering=0) as file:
 def test_a_disk_that_is_full_for_the_endpoint_too(small_disk: Path) -> None:
     """The job fails with a reason although the endpoint cannot write either, and gives its room back."""
     with Endpoint(small_disk / "home", settings=Settings(close_grace_seconds=1)) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         for name in ("first", "second"):
             job = client.run(name, FILLS, hosts=2)
             assert job["TrainingJobStatus"] == "Failed", job
             assert "exit code: 1" in job["FailureReason"]
-            lines = [line for lines in client.printed(name).values() for line in lines]
+            lines = [line for lines in client.printed_lines(name).values() for line in lines]
             assert any("No space left on device" in line or "were lost" in line for line in lines), lines
         assert client.run("after", "print('room again')")["TrainingJobStatus"] == "Completed"

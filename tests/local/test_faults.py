@@ -14,7 +14,7 @@ from smlaunch.local.faults import (
     NoCapacity,
     SpotInterruption,
     Throttle,
-    read,
+    parse_fault_plan,
 )
 
 FAULTS = (
@@ -27,44 +27,46 @@ FAULTS = (
 
 @given(st.integers(), st.text(), st.integers(1, 9))
 def test_the_same_seed_gives_the_same_faults(seed: int, job: str, attempt: int) -> None:
-    found = FaultPlan(seed, FAULTS).of(job, attempt)
-    assert found == FaultPlan(seed, FAULTS).of(job, attempt)
-    if found.interrupted_after is not None:
+    found = FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
+    assert found == FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
+    if found.interruption_seconds is not None:
         assert job.startswith("a")
         assert attempt in (1, 3)
-        assert 1.0 <= found.interrupted_after <= 9.0
-        assert found.away == 2.0
+        assert 1.0 <= found.interruption_seconds <= 9.0
+        assert found.retry_delay_seconds == 2.0
     if attempt > 1:
-        assert found.capacity.lacking == found.lost == ()
+        assert found.capacity.unavailable_types == found.lost_hosts == ()
 
 
 def test_capacity_by_instance_type() -> None:
-    capacity = FaultPlan(1, FAULTS).of("job", 1).capacity
-    assert capacity.wait("ml.m5.large") == 0
-    assert capacity.wait("ml.p4d.24xlarge") is None
-    wait = capacity.wait("ml.p5.48xlarge")
+    capacity = FaultPlan(1, FAULTS).faults_of_attempt("job", 1).capacity
+    assert capacity.wait_seconds("ml.m5.large") == 0
+    assert capacity.wait_seconds("ml.p4d.24xlarge") is None
+    wait = capacity.wait_seconds("ml.p5.48xlarge")
     assert wait is not None
     assert 1.0 <= wait <= 2.0
 
 
 def test_another_seed_gives_other_faults() -> None:
-    drawn = {FaultPlan(seed, FAULTS).of("another", 1).interrupted_after for seed in range(20)}
+    drawn = {
+        FaultPlan(seed, FAULTS).faults_of_attempt("another", 1).interruption_seconds for seed in range(20)
+    }
     assert None in drawn
     assert len(drawn) > 5
 
 
 def test_throttling_is_counted_and_shared() -> None:
     plan = FaultPlan(1, (Throttle("Describe*", share=0.25, first=2),))
-    refused = [plan.throttles("DescribeTrainingJob", call) for call in range(1, 401)]
+    refused = [plan.should_throttle("DescribeTrainingJob", call) for call in range(1, 401)]
     assert refused[:2] == [True, True]
     assert 60 < sum(refused) < 140
-    assert not any(plan.throttles("CreateTrainingJob", call) for call in range(1, 50))
+    assert not any(plan.should_throttle("CreateTrainingJob", call) for call in range(1, 50))
     chosen = FaultPlan(1, (Throttle("Create*", calls=(2, 5)),))
-    assert [call for call in range(1, 9) if chosen.throttles("CreateTrainingJob", call)] == [2, 5]
+    assert [call for call in range(1, 9) if chosen.should_throttle("CreateTrainingJob", call)] == [2, 5]
 
 
 def test_an_empty_plan_does_nothing() -> None:
-    assert FaultPlan().of("job", 1) == AttemptFaults()
+    assert FaultPlan().faults_of_attempt("job", 1) == AttemptFaults()
 
 
 def test_a_plan_is_read() -> None:
@@ -77,16 +79,16 @@ def test_a_plan_is_read() -> None:
             ],
         }
     )
-    plan = read(text, "here")
+    plan = parse_fault_plan(text, "here")
     assert plan == FaultPlan(7, (SpotInterruption((1, 2), attempts=(1, 2)), NoCapacity()))
 
 
-def test_a_plan_comes_back_from_its_own_json() -> None:
+def test_a_fault_plan_round_trips_through_json() -> None:
     plan = FaultPlan(9, (*FAULTS, Throttle("Describe*", share=0.5, first=1, calls=(4,))))
-    assert read(plan.to_json(), "here") == plan
+    assert parse_fault_plan(plan.to_json(), "here") == plan
 
 
-def test_every_mistake_is_named() -> None:
+def test_all_mistakes_of_a_fault_plan_are_reported() -> None:
     document = {
         "seed": "x",
         "faults": [
@@ -98,21 +100,21 @@ def test_every_mistake_is_named() -> None:
         ],
     }
     with pytest.raises(EndpointError) as raised:
-        read(json.dumps(document), "plan.json")
+        parse_fault_plan(json.dumps(document), "plan.json")
     text = str(raised.value)
     for part in (
-        "plan.json is no fault plan: seed: 'x'",
-        "faults[0].fault: one of spot-interruption, host-lost",
-        "faults[1].after: it is needed",
+        "plan.json is not a valid fault plan: seed: 'x'",
+        "faults[0].fault: it must be one of spot-interruption, host-lost",
+        "faults[1].after: it is required",
         "faults[2].hots: unknown",
-        "faults[2].after: -1 is no number of seconds",
-        "faults[3].share: 2 is no share",
-        "faults[3].calls: [0] is no list of calls",
+        "faults[2].after: -1 is not a number of seconds",
+        "faults[3].share: 2 is not a share",
+        "faults[3].calls: [0] is not a list of calls",
         "faults[4].after",
         "faults[4].attempts",
     ):
         assert part in text
     with pytest.raises(EndpointError, match="is not JSON"):
-        read("{", "plan.json")
+        parse_fault_plan("{", "plan.json")
     with pytest.raises(EndpointError, match="must be an object"):
-        read("[]", "plan.json")
+        parse_fault_plan("[]", "plan.json")

@@ -13,11 +13,11 @@ from botocore.exceptions import ClientError
 
 from smlaunch.cli.main import run_command
 from smlaunch.errors import DISK_FULL, EXIT_MACHINE
-from smlaunch.local import bodies
+from smlaunch.local import object_files
 from smlaunch.local.database import Database
 from smlaunch.local.endpoint import Endpoint
 from tests.conftest import ROOT
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 SCRIPT = """
 import os
@@ -59,9 +59,9 @@ def allowance(monkeypatch: pytest.MonkeyPatch) -> Allowance:
     return Allowance(monkeypatch)
 
 
-def test_an_upload_that_the_index_has_no_room_for(tmp_path: Path, allowance: Allowance) -> None:
+def test_an_upload_when_the_index_is_full(tmp_path: Path, allowance: Allowance) -> None:
     with Endpoint(tmp_path / "home", isolation="plain") as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.put("before", b"old")
         allowance.use_up()
         with pytest.raises(ClientError) as refused:
@@ -77,15 +77,15 @@ def test_an_upload_that_the_index_has_no_room_for(tmp_path: Path, allowance: All
         assert list((tmp_path / "home/s3/_store/incoming").iterdir()) == []
 
 
-def test_an_upload_whose_body_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/full answers as such a disk does."""
     with Endpoint(tmp_path / "home", isolation="plain") as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.put("key", b"old")
         full = os.open("/dev/full", os.O_WRONLY)
-        from smlaunch.local.services.s3 import transfer
+        from smlaunch.local.services.s3 import objects
 
-        monkeypatch.setattr(transfer, "write_all", lambda writer, block: bodies.write_all(full, block))
+        monkeypatch.setattr(objects, "write_all", lambda writer, block: object_files.write_all(full, block))
         with pytest.raises(ClientError, match="EndpointDiskFull"):
             client.put("key", b"new")
         monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_an_upload_whose_body_has_no_room(tmp_path: Path, monkeypatch: pytest.Mo
         assert list((tmp_path / "home/s3/_store/incoming").iterdir()) == []
 
 
-def test_a_job_whose_input_has_no_room_and_again_when_there_is(
+def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A chain: what cannot be written is the runtime, to the host."""
@@ -157,4 +157,4 @@ def test_a_small_disk(tmp_path: Path) -> None:
     assert codes == [0, EXIT_MACHINE, EXIT_MACHINE, 0], text
     assert DISK_FULL in done.stderr
     assert "Traceback" not in text
-    assert "mistake in smlaunch" not in text
+    assert "bug in smlaunch" not in text

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.host_files import Refused, open_file, open_folder, read_beginning, shown, walk, why
+from smlaunch.local.host_files import (
+    UnexpectedFileType,
+    error_text,
+    open_file,
+    open_folder,
+    printable_name,
+    read_beginning,
+    walk,
+)
 from tests.conftest import IS_ROOT
 
 
@@ -22,7 +30,10 @@ def tree(tmp_path: Path) -> Path:
 
 def names(root: Path, below: str = "", grant: bool = False) -> dict[str, str]:
     """What is found, and why it cannot be had."""
-    return {found.name: why(found.error) if found.error else "" for found in walk(root, below, grant=grant)}
+    return {
+        found.name: error_text(found.error) if found.error else ""
+        for found in walk(root, below, fix_permissions=grant)
+    }
 
 
 def test_a_file_is_read_no_further_than_wanted(tree: Path) -> None:
@@ -31,16 +42,16 @@ def test_a_file_is_read_no_further_than_wanted(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["a", "a/b", "a/b/file"])
-def test_no_part_of_the_way_may_be_a_link(tree: Path, link: str) -> None:
+def test_no_component_of_a_path_may_be_a_link(tree: Path, link: str) -> None:
     (tree / link).rename(tree / "away")
     (tree / link).symlink_to(tree.parent / "secret" / link.removeprefix("a/").removeprefix("a"))
     assert (tree / "a/b/file").read_text() == "of this machine", "a plain open follows it"
-    with pytest.raises(Refused, match="it is a symbolic link"):
+    with pytest.raises(UnexpectedFileType, match="it is a symbolic link"):
         open_file(tree, "a/b/file")
     assert "file" not in names(tree, "a/b") or link == "a/b/file"
 
 
-def test_nothing_waits_for_what_is_no_file(tree: Path) -> None:
+def test_special_files_do_not_block(tree: Path) -> None:
     os.mkfifo(tree / "pipe")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tree / "socket"))
@@ -50,16 +61,16 @@ def test_nothing_waits_for_what_is_no_file(tree: Path) -> None:
         (tree, "a", "a directory"),
         (Path("/dev"), "zero", "a device"),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(UnexpectedFileType) as refused:
             open_file(root, name)
-        assert refused.value.kind == kind
-    with pytest.raises(Refused, match="it is a FIFO"):
+        assert refused.value.file_type == kind
+    with pytest.raises(UnexpectedFileType, match="it is a FIFO"):
         open_folder(tree, "pipe")
     with pytest.raises(FileNotFoundError):
         open_file(tree, "a/absent")
 
 
-def test_a_directory_that_is_exchanged_meanwhile_leads_nowhere(tree: Path) -> None:
+def test_a_directory_replaced_by_a_link_is_not_followed(tree: Path) -> None:
     """``a`` is our directory and a link to the machine's, in turn, as fast as can be."""
     done = threading.Event()
     link = tree / "link"
@@ -80,7 +91,7 @@ def test_a_directory_that_is_exchanged_meanwhile_leads_nowhere(tree: Path) -> No
             try:
                 assert read_beginning(tree, "a/b/file", 100)[0] == b"ours"
                 read += 1
-            except (Refused, FileNotFoundError):
+            except (UnexpectedFileType, FileNotFoundError):
                 refused += 1
             assert all(found.name != "file" or found.status for found in walk(tree, "a/b"))
     finally:
@@ -88,7 +99,7 @@ def test_a_directory_that_is_exchanged_meanwhile_leads_nowhere(tree: Path) -> No
         thread.join()
 
 
-def test_what_is_ours_and_shut_is_opened_where_asked_for(tree: Path) -> None:
+def test_fix_permissions_opens_own_files(tree: Path) -> None:
     (tree / "a/b/file").chmod(0)
     (tree / "a/b").chmod(0o600)  # can be listed, and not entered
     (tree / "a").chmod(0)
@@ -97,20 +108,20 @@ def test_what_is_ours_and_shut_is_opened_where_asked_for(tree: Path) -> None:
         with pytest.raises(PermissionError):
             open_file(tree, "a/b/file")
     assert names(tree, grant=True) == {"a": "", "a/b": "", "a/b/file": ""}
-    with os.fdopen(open_file(tree, "a/b/file", grant=True)) as file:
+    with os.fdopen(open_file(tree, "a/b/file", fix_permissions=True)) as file:
         assert file.read() == "ours"
 
 
-def test_a_file_with_a_name_elsewhere_is_not_opened(tree: Path) -> None:
+def test_files_with_other_hard_links_keep_their_mode(tree: Path) -> None:
     elsewhere = tree.parent / "secret" / "closed"
     elsewhere.write_text("of this machine")
     elsewhere.chmod(0)
     (tree / "same").hardlink_to(elsewhere)
     if IS_ROOT:
-        os.close(open_file(tree, "same", grant=True))
+        os.close(open_file(tree, "same", fix_permissions=True))
     else:
         with pytest.raises(PermissionError):
-            open_file(tree, "same", grant=True)
+            open_file(tree, "same", fix_permissions=True)
     assert elsewhere.stat().st_mode & 0o777 == 0
 
 
@@ -127,7 +138,7 @@ def test_a_walk_comes_to_an_end(tree: Path) -> None:
     assert len(found) == 3 + 41
 
 
-def test_names_are_shown_on_one_short_line() -> None:
-    assert shown("plain ünïcode") == "plain ünïcode"
-    assert shown(os.fsdecode(b"odd-\xff\n\x1b[1m")) == r"odd-\xff\n\x1b[1m"
-    assert len(shown("d/" * 2000)) == 203
+def test_printable_names_are_short_and_on_one_line() -> None:
+    assert printable_name("plain ünïcode") == "plain ünïcode"
+    assert printable_name(os.fsdecode(b"odd-\xff\n\x1b[1m")) == r"odd-\xff\n\x1b[1m"
+    assert len(printable_name("d/" * 2000)) == 203

@@ -13,13 +13,13 @@ import pytest
 
 from smlaunch.cli.main import run_command
 from smlaunch.errors import EXIT_MACHINE, EndpointError
-from smlaunch.local import standing
+from smlaunch.local import daemon
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.executors import sweep
+from smlaunch.local.executors import process_cleanup
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
 
 SLEEPS = "print('ready', flush=True); time.sleep(1000)"
@@ -46,29 +46,29 @@ def embedded_elsewhere(
 
 
 def owner_of(home: Path) -> str:
-    (lock,) = StateDir(home).owners.glob("*.lock")
+    (lock,) = StateDir(home).owners_dir.glob("*.lock")
     return lock.stem
 
 
-def test_jobs_of_an_endpoint_that_died_are_closed_by_the_next(tmp_path: Path, level: str) -> None:
+def test_jobs_of_a_dead_endpoint_are_failed_by_the_next(tmp_path: Path, level: str) -> None:
     process, info = embedded_elsewhere(tmp_path, level)
-    client = Client(info)
+    client = EndpointClient(info)
     client.create("lost", SLEEPS, hosts=2)
     client.wait_for_line("lost", "ready", count=2)
     owner = owner_of(tmp_path)
-    assert sweep.marked(owner + "/")
+    assert process_cleanup.marked(owner + "/")
     process.kill()
     process.communicate()
-    assert eventually(lambda: sweep.marked(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
     with Endpoint(tmp_path, isolation=level) as again:
         assert again.access_key == info.access_key
-        client = Client(again)
+        client = EndpointClient(again)
         job = client.describe("lost")
         assert job["TrainingJobStatus"] == "Failed"
         assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
-        assert client.printed("lost")["algo-1"] == ["ready"]
+        assert client.printed_lines("lost")["algo-1"] == ["ready"]
         assert client.run("found", "print('again')")["TrainingJobStatus"] == "Completed"
-        assert eventually(lambda: not (StateDir(tmp_path).hosts / owner).exists())
+        assert eventually(lambda: not (StateDir(tmp_path).hosts_dir / owner).exists())
 
 
 FORKS = """
@@ -83,7 +83,7 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
     """As a data loader's workers are: the one that embeds the endpoint is killed, they live on."""
     order = EMBEDDING.replace("sys.stdin.read()", f"sys.stdin.readline()\nexec({FORKS!r})\ntime.sleep(1000)")
     process, info = embedded_elsewhere(tmp_path, "plain", order)
-    client = Client(info)
+    client = EndpointClient(info)
     client.create("runs", SLEEPS, hosts=2)
     client.wait_for_line("runs", "ready", count=2)
     owner = owner_of(tmp_path)
@@ -95,19 +95,19 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
     try:
         process.kill()
         process.wait()
-        assert eventually(lambda: sweep.marked(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
         with Endpoint(tmp_path, isolation="plain") as again:
-            assert Client(again).describe("runs")["TrainingJobStatus"] == "Failed"
+            assert EndpointClient(again).describe("runs")["TrainingJobStatus"] == "Failed"
     finally:
         os.kill(fork, signal.SIGKILL)
         process.communicate()
 
 
-def test_what_an_endpoint_left_that_died_while_it_started(tmp_path: Path) -> None:
-    owners = StateDir(tmp_path).owners
+def test_files_of_an_endpoint_that_died_during_its_start_are_removed(tmp_path: Path) -> None:
+    owners = StateDir(tmp_path).owners_dir
     (owners / ".0123456789ab.new").touch()
     os.mkfifo(owners / "0123456789ab.mail")
-    hosts = StateDir(tmp_path).hosts
+    hosts = StateDir(tmp_path).hosts_dir
     for name in ("0123456789ab", "of-one-that-closed", "probe-of-one-that-died"):
         (hosts / name / "job" / "algo-1").mkdir(parents=True)
     with Endpoint(tmp_path, isolation="plain"):
@@ -116,20 +116,20 @@ def test_what_an_endpoint_left_that_died_while_it_started(tmp_path: Path) -> Non
     assert list(owners.iterdir()) == []
 
 
-def test_closing_stops_what_runs_and_what_waits(tmp_path: Path, level: str) -> None:
+def test_close_stops_running_and_waiting_jobs(tmp_path: Path, level: str) -> None:
     endpoint = Endpoint(
         tmp_path, isolation=level, settings=Settings(close_grace_seconds=0.2, max_parallel_jobs=1)
     )
-    client = Client(endpoint.start())
+    client = EndpointClient(endpoint.start())
     client.create("runs", SLEEPS)
     client.create("waits", SLEEPS)
     client.wait_for_line("runs", "ready")
     assert client.describe("waits")["SecondaryStatus"] == "Starting"
     owner = owner_of(tmp_path)
     endpoint.close()
-    assert sweep.marked(owner + "/") == []
+    assert process_cleanup.marked(owner + "/") == []
     with Endpoint(tmp_path, isolation=level) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         for name in ("runs", "waits"):
             job = client.describe(name)
             assert job["TrainingJobStatus"] == "Stopped"
@@ -140,22 +140,22 @@ def test_closing_stops_what_runs_and_what_waits(tmp_path: Path, level: str) -> N
 def test_waiting_jobs_run_in_turn_and_can_be_stopped(tmp_path: Path) -> None:
     settings = Settings(max_parallel_jobs=1, stop_grace_seconds=0.2, close_grace_seconds=0.2)
     with Endpoint(tmp_path, isolation="plain", settings=settings) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.create("first", SLEEPS)
         client.create("second", "print('second')")
         client.create("third", "print('third')")
         client.sagemaker.stop_training_job(TrainingJobName="second")
         assert client.wait("second")["TrainingJobStatus"] == "Stopped"
-        assert client.printed("second") == {}
+        assert client.printed_lines("second") == {}
         assert client.describe("third")["SecondaryStatus"] == "Starting"
         client.sagemaker.stop_training_job(TrainingJobName="first")
         assert client.wait("third")["TrainingJobStatus"] == "Completed"
 
 
-def test_who_does_not_leave_is_killed_after_the_grace(tmp_path: Path, level: str) -> None:
+def test_processes_that_ignore_sigterm_are_killed_after_the_grace_period(tmp_path: Path, level: str) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
     with Endpoint(tmp_path, isolation=level, settings=QUICK) as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.create("stubborn", script)
         client.wait_for_line("stubborn", "ready")
         client.sagemaker.stop_training_job(TrainingJobName="stubborn")
@@ -167,7 +167,7 @@ def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
         Endpoint(tmp_path, isolation="plain", settings=QUICK) as one,
         Endpoint(tmp_path, isolation="plain", settings=QUICK) as two,
     ):
-        first, second = Client(one), Client(two)
+        first, second = EndpointClient(one), EndpointClient(two)
         first.create("shared", SLEEPS)
         second.wait_for_line("shared", "ready")
         with pytest.raises(second.sagemaker.exceptions.ResourceInUse):
@@ -179,11 +179,11 @@ def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
 def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
     process, info = embedded_elsewhere(tmp_path, "plain")
     with Endpoint(tmp_path, isolation="plain") as here:
-        Client(info).create("orphan", SLEEPS)
-        Client(info).wait_for_line("orphan", "ready")
+        EndpointClient(info).create("orphan", SLEEPS)
+        EndpointClient(info).wait_for_line("orphan", "ready")
         process.kill()
         process.communicate()
-        client = Client(here)
+        client = EndpointClient(here)
         assert client.describe("orphan")["TrainingJobStatus"] == "InProgress"
         client.sagemaker.stop_training_job(TrainingJobName="orphan")
         assert client.describe("orphan")["TrainingJobStatus"] == "Failed"
@@ -192,41 +192,41 @@ def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "home"
-    standing.stop(tmp_path / "home")
+    daemon.stop(tmp_path / "home")
 
 
-def test_a_standing_endpoint_from_start_to_stop(home: Path) -> None:
-    assert standing.status(home) is None
+def test_start_status_and_stop_of_a_background_endpoint(home: Path) -> None:
+    assert daemon.status(home) is None
     assert not home.exists()  # asking leaves no trace
-    info = standing.start(home, isolation="plain", settings=QUICK)
-    assert standing.status(home) == info
+    info = daemon.start(home, isolation="plain", settings=QUICK)
+    assert daemon.status(home) == info
     assert info.pid != os.getpid()
     assert (home / "endpoint.json").stat().st_mode & 0o777 == 0o600
     assert (home / "credentials.json").stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o077 == 0
-    with pytest.raises(EndpointError, match="stands already"):
-        standing.start(home)
-    client = Client(info)
+    with pytest.raises(EndpointError, match="already running"):
+        daemon.start(home)
+    client = EndpointClient(info)
     client.create("runs-on", SLEEPS)
     client.wait_for_line("runs-on", "ready")
     owner = owner_of(home)
-    assert standing.stop(home) == info
-    assert standing.status(home) is None
-    assert sweep.marked(owner + "/") == []
-    assert standing.stop(home) is None
+    assert daemon.stop(home) == info
+    assert daemon.status(home) is None
+    assert process_cleanup.marked(owner + "/") == []
+    assert daemon.stop(home) is None
 
 
-@pytest.mark.parametrize("names", [["endpoint.json"], ["standing.lock"], ["endpoint.json", "standing.lock"]])
-def test_a_standing_endpoint_is_found_and_ended_when_its_files_are_gone(
+@pytest.mark.parametrize("names", [["endpoint.json"], ["endpoint.lock"], ["endpoint.json", "endpoint.lock"]])
+def test_a_background_endpoint_without_its_files_is_found_and_stopped(
     home: Path, names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-    info = standing.start(home, isolation="plain", settings=QUICK)
+    info = daemon.start(home, isolation="plain", settings=QUICK)
     for name in names:
         (home / name).unlink()
     # At once, without the time in which it could write them again: nobody takes its place.
-    with pytest.raises(EndpointError, match=r"stands already|another endpoint has"):
-        standing.start(home, isolation="plain")
+    with pytest.raises(EndpointError, match=r"already running|another endpoint uses"):
+        daemon.start(home, isolation="plain")
     assert run_command(["local", "status"]) == 0
     assert f"process {info.pid}" in capsys.readouterr().out
     assert eventually(lambda: all((home / name).exists() for name in names))
@@ -235,16 +235,16 @@ def test_a_standing_endpoint_is_found_and_ended_when_its_files_are_gone(
         (home / name).unlink()
     assert run_command(["local", "stop"]) == 0
     assert capsys.readouterr().out == "stopped\n"
-    assert not standing.is_held(home)
-    assert standing.status(home) is None
+    assert not daemon.is_running(home)
+    assert daemon.status(home) is None
 
 
-def test_a_standing_endpoint_that_cannot_say_where_it_is_is_named(
+def test_a_background_endpoint_that_cannot_write_its_address_is_reported(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-    monkeypatch.setattr(standing, "_ADDRESS_SECONDS", 0.5)
-    info = standing.start(home, isolation="plain", settings=QUICK)
+    monkeypatch.setattr(daemon, "_ADDRESS_TIMEOUT_SECONDS", 0.5)
+    info = daemon.start(home, isolation="plain", settings=QUICK)
     os.kill(info.pid, signal.SIGSTOP)
     try:
         (home / "endpoint.json").unlink()
@@ -255,15 +255,15 @@ def test_a_standing_endpoint_that_cannot_say_where_it_is_is_named(
         os.kill(info.pid, signal.SIGCONT)
 
 
-def test_a_standing_endpoint_that_was_killed_is_not_there(home: Path) -> None:
-    info = standing.start(home, isolation="plain")
+def test_a_killed_background_endpoint_has_no_status(home: Path) -> None:
+    info = daemon.start(home, isolation="plain")
     os.kill(info.pid, signal.SIGKILL)
-    assert eventually(lambda: standing.status(home) is None)
-    again = standing.start(home, isolation="plain")
+    assert eventually(lambda: daemon.status(home) is None)
+    again = daemon.start(home, isolation="plain")
     assert again.pid != info.pid
 
 
-def test_why_a_standing_endpoint_does_not_start_is_told(home: Path) -> None:
+def test_a_failed_start_of_a_background_endpoint_has_its_reason(home: Path) -> None:
     with pytest.raises(EndpointError, match="'half' is unknown"):
-        standing.start(home, isolation="half")
-    assert standing.status(home) is None
+        daemon.start(home, isolation="half")
+    assert daemon.status(home) is None

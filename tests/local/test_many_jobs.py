@@ -1,4 +1,4 @@
-"""Many jobs through one standing endpoint that is killed in the middle: none is lost, none runs on."""
+"""Many jobs through one background endpoint that is killed in the middle: none is lost, none runs on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.local.client import Client
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.grounds import grounds
 
 AT_A_TIME = 8
 SHORT = "print('hello', flush=True); time.sleep(0.05)"
 CLIENTS = 4
 
 
-def listed(client: Client) -> dict[str, str]:
+def listed(client: EndpointClient) -> dict[str, str]:
     """Names and statuses of all jobs, page by page."""
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(MaxResults=100)
     return {
@@ -27,13 +27,13 @@ def listed(client: Client) -> dict[str, str]:
     }
 
 
-def submit(client: Client, names: Iterable[str]) -> None:
+def submit(client: EndpointClient, names: Iterable[str]) -> None:
     """By several clients at once."""
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(lambda name: client.create(name, SHORT, hosts=2), names))
 
 
-def count(client: Client, *statuses: str) -> int:
+def count(client: EndpointClient, *statuses: str) -> int:
     return sum(status in statuses for status in listed(client).values())
 
 
@@ -48,17 +48,17 @@ def count(client: Client, *statuses: str) -> int:
 )
 def test_no_job_is_lost(level: str, jobs: int) -> None:
     names = [f"job-{number:03}" for number in range(jobs)]
-    with grounds(level, max_parallel_jobs=AT_A_TIME) as place:
-        client = Client(place.start("standing"))
+    with endpoint_harness(level, max_parallel_jobs=AT_A_TIME) as harness:
+        client = EndpointClient(harness.start("background"))
         began = time.monotonic()
         submit(client, names)
         accepted = time.monotonic()
         assert set(listed(client)) == set(names)
         assert eventually(lambda: count(client, "Completed") >= jobs // 2, patience=600)
         half = time.monotonic()
-        place.kill()
-        assert eventually(place.nothing_runs)
-        client = Client(place.start("standing"))
+        harness.kill()
+        assert eventually(harness.has_no_processes)
+        client = EndpointClient(harness.start("background"))
         again = time.monotonic()
         found = listed(client)
         assert set(found) == set(names)
@@ -68,7 +68,7 @@ def test_no_job_is_lost(level: str, jobs: int) -> None:
                 reason = client.describe(name)["FailureReason"]
                 assert reason.startswith("InternalServerError: the endpoint that ran this job ended"), reason
             else:
-                assert client.printed(name) == {"algo-1": ["hello"], "algo-2": ["hello"]}
+                assert client.printed_lines(name) == {"algo-1": ["hello"], "algo-2": ["hello"]}
         # Whose turn never came is simply run again, under a new name.
         missing = [f"{name}-again" for name, status in found.items() if status == "Failed"]
         submit(client, missing)

@@ -15,18 +15,18 @@ from botocore.exceptions import ClientError
 
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.1, close_grace_seconds=0.5, stop_grace_seconds=2)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointClient]:
     with Endpoint(tmp_path_factory.mktemp("home"), isolation="plain", settings=SETTINGS) as info:
-        yield Client(info)
+        yield EndpointClient(info)
 
 
-def test_an_ended_job_can_be_deleted_and_its_name_used_again(client: Client) -> None:
+def test_a_deleted_job_s_name_can_be_used_again(client: EndpointClient) -> None:
     delete, name = client.sagemaker.delete_training_job, {"TrainingJobName": "twice"}
     client.create("twice", "signal.pause()")
     with pytest.raises(client.sagemaker.exceptions.ResourceInUse, match=r"InProgress|Stopping"):
@@ -49,12 +49,12 @@ def warm(seconds: int, **changes: Any) -> dict[str, Any]:
     return {"ResourceConfig": {**resources, "KeepAlivePeriodInSeconds": seconds, **changes}}
 
 
-def pool(client: Client, name: str) -> dict[str, Any] | None:
+def pool(client: EndpointClient, name: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = client.describe(name).get("WarmPoolStatus")
     return found
 
 
-def test_a_warm_pool_is_kept_reused_and_given_back(client: Client) -> None:
+def test_a_warm_pool_is_retained_reused_and_released(client: EndpointClient) -> None:
     client.create("warm-1", "time.sleep(0.3)", **warm(600))
     assert pool(client, "warm-1") == {"Status": "InUse"}
     client.wait("warm-1")
@@ -82,7 +82,7 @@ def test_a_warm_pool_is_kept_reused_and_given_back(client: Client) -> None:
         update(TrainingJobName="warm-2", ResourceConfig={"KeepAlivePeriodInSeconds": 60})
 
 
-def test_a_warm_pool_s_time_passes(client: Client) -> None:
+def test_a_warm_pool_expires(client: EndpointClient) -> None:
     client.run("brief", "", **warm(1, InstanceType="ml.m4.xlarge"))
     deadline = time.monotonic() + 10
     while (pool(client, "brief") or {})["Status"] == "Available" and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def test_a_warm_pool_s_time_passes(client: Client) -> None:
     assert pool(client, "brief") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 1}
 
 
-def test_an_update_while_the_job_runs_counts_at_its_end(client: Client) -> None:
+def test_a_warm_pool_update_of_a_running_job_applies_at_its_end(client: EndpointClient) -> None:
     client.create("extended", "signal.pause()", **warm(5, InstanceType="ml.m4.2xlarge"))
     client.wait("extended", "Training")
     update = client.sagemaker.update_training_job
@@ -108,7 +108,7 @@ def test_an_update_while_the_job_runs_counts_at_its_end(client: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def searched(client: Client) -> None:
+def searched(client: EndpointClient) -> None:
     for number, lr in enumerate((0.1, 0.01, 0.001)):
         script = f"print('accuracy={0.5 + number / 10};'); sys.exit({number} == 2)"
         definitions = [{"Name": "test:acc", "Regex": "accuracy=([0-9.]+);"}]
@@ -149,7 +149,7 @@ def one(name: str, operator: str | None, value: str | None = None) -> dict[str, 
         (one("ResourceConfig.InstanceCount", "Equals", "1"), "012"),
     ],
 )
-def test_search_filters(client: Client, searched: None, entry: dict[str, Any], numbers: str) -> None:
+def test_search_filters(client: EndpointClient, searched: None, entry: dict[str, Any], numbers: str) -> None:
     mine = one("TrainingJobName", "Contains", "sought")
     pages = client.sagemaker.get_paginator("search").paginate(
         Resource="TrainingJob",
@@ -162,7 +162,7 @@ def test_search_filters(client: Client, searched: None, entry: dict[str, Any], n
     assert [job["TrainingJobName"][-1] for job in jobs] == list(numbers)
 
 
-def test_search_combines_and_sorts(client: Client, searched: None) -> None:
+def test_search_combines_and_sorts(client: EndpointClient, searched: None) -> None:
     nested = {
         "NestedPropertyName": "InputDataConfig",
         "Filters": [
@@ -197,7 +197,7 @@ for step in range(5):
 
 
 @pytest.fixture(scope="module")
-def measured(client: Client) -> dict[str, Any]:
+def measured(client: EndpointClient) -> dict[str, Any]:
     request = client.request("measured", LOSSES, hosts=2)
     request["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": "train:loss", "Regex": "loss=([0-9.]+)"},
@@ -217,7 +217,7 @@ def test_final_metrics(measured: dict[str, Any]) -> None:
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
-def test_metrics_are_in_cloudwatch(client: Client, measured: dict[str, Any]) -> None:
+def test_metrics_are_in_cloudwatch(client: EndpointClient, measured: dict[str, Any]) -> None:
     info = client.info
     cloudwatch = boto3.Session(info.access_key, info.secret_key, region_name=info.region).client(
         "cloudwatch", endpoint_url=info.url, config=Config(retries={"total_max_attempts": 1})
@@ -248,14 +248,14 @@ def test_metrics_are_in_cloudwatch(client: Client, measured: dict[str, Any]) -> 
         cloudwatch.get_metric_data(MetricDataQueries=[{"Id": "m", "Expression": "1+1"}], **times)
 
 
-def test_a_regex_that_cannot_be_read_is_refused(client: Client) -> None:
+def test_a_regex_that_cannot_be_read_is_refused(client: EndpointClient) -> None:
     request = client.request("bad-regex", "")
     request["AlgorithmSpecification"]["MetricDefinitions"] = [{"Name": "x", "Regex": "loss=(["}]
     with pytest.raises(ClientError, match=r"MetricDefinitions\[0\]\.Regex"):
         client.sagemaker.create_training_job(**request)
 
 
-def test_tensorboard_files_are_synchronized(client: Client) -> None:
+def test_tensorboard_files_are_synchronized(client: EndpointClient) -> None:
     script = "open(ROOT + '/output/tensorboard/events', 'w').write('scalars')"
     client.run("board", script, TensorBoardOutputConfig={"S3OutputPath": "s3://boards/x"})
     body = client.s3.get_object(Bucket="boards", Key="x/board/tensorboard-output/events")["Body"].read()
@@ -273,7 +273,7 @@ print(json.dumps([config["current_group_name"], config["current_instance_type"],
 """
 
 
-def test_instance_groups_have_their_own_channels(client: Client) -> None:
+def test_instance_groups_have_their_own_channels(client: EndpointClient) -> None:
     for number in range(4):
         client.put(f"grouped/part-{number}", b"x")
 
@@ -299,7 +299,7 @@ def test_instance_groups_have_their_own_channels(client: Client) -> None:
     job = client.wait("groups")
     assert job["TrainingJobStatus"] == "Completed", job
     assert job["ResourceConfig"] == resources
-    said = {label: json.loads(line) for label, (line,) in client.printed("groups").items()}
+    said = {label: json.loads(line) for label, (line,) in client.printed_lines("groups").items()}
     sizes = {"cpu": 1, "gpu": 2}
     everything = [f"part-{number}" for number in range(4)]
     assert said["algo-1"] == ["cpu", "ml.c5.xlarge", {"all": everything}, sizes]
@@ -312,7 +312,7 @@ def test_instance_groups_have_their_own_channels(client: Client) -> None:
     assert sorted(shares[0] + shares[1]) == everything
 
 
-def test_a_name_can_be_used_again_at_once(client: Client) -> None:
+def test_a_name_can_be_used_again_at_once(client: EndpointClient) -> None:
     for _ in range(5):
         client.run("again", "")
         client.sagemaker.delete_training_job(TrainingJobName="again")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.errors import ApiError
-from smlaunch.local.pipelines import conditions, frontier, retries
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.pipelines import conditions, ready_steps, retries
 from smlaunch.local.pipelines.definition import VERSION, BadDefinition, Definition, read, seconds_of
 from smlaunch.local.pipelines.expressions import Unresolved, parse_path, resolve, walk
 from smlaunch.local.pipelines.records import StepRecord
@@ -38,7 +38,7 @@ def problems(*steps: Any, **more: Any) -> list[str]:
     return list(raised.value.problems)
 
 
-def test_every_problem_is_told_at_once_with_its_place() -> None:
+def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
     found = problems(
         train("A", DependsOn=["Nobody"]),
         train("A"),
@@ -81,7 +81,7 @@ def test_every_problem_is_told_at_once_with_its_place() -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", "null", "{}", '{"Version": "2020-12-01", "Steps": [7]}', "[" * 9**5]
 )
-def test_what_is_no_definition_is_refused_and_nothing_else_happens(text: str) -> None:
+def test_invalid_documents_are_rejected(text: str) -> None:
     with pytest.raises(BadDefinition):
         read(text)
 
@@ -90,7 +90,7 @@ FIXTURES = Path(__file__).with_name("pipelines")
 
 
 @pytest.mark.parametrize("name", ["jobs", "functions"])
-def test_what_the_sdk_writes_is_read(name: str) -> None:
+def test_definitions_of_the_sdk_are_accepted(name: str) -> None:
     """Definitions of the SDK, version 3.27.0, as its Pipeline.definition() gave them; tests/real looks
     whether it still writes them so."""
     text = (FIXTURES / f"sdk3_{name}.json").read_text("utf-8")
@@ -137,7 +137,7 @@ def test_null_is_absent_wherever_a_member_is_optional() -> None:
     assert problems(train("A", Arguments=None)), "a job's request is needed"
 
 
-def test_what_has_meaning_and_cannot_be_had_is_refused_by_name() -> None:
+def test_unsupported_fields_of_a_definition_are_rejected_by_name() -> None:
     config = {"MlflowResourceArn": "arn", "MlflowExperimentName": {"Get": "Execution.PipelineName"}}
     assert of(train("A"), MlflowConfig=config).order == ("A",)
     found = problems(
@@ -161,7 +161,7 @@ def test_what_has_meaning_and_cannot_be_had_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("value", [7, "x", [1], {"a": 1}, True, [[]], [{}], 1.5])
-def test_a_member_of_another_type_is_told_and_breaks_nothing(value: Any) -> None:
+def test_members_of_a_wrong_type_are_reported(value: Any) -> None:
     always = {"Type": "Equals", "LeftValue": 1, "RightValue": 1}
     condition = {"Name": "If", "Type": "Condition", "Arguments": {"Conditions": [always]}}
     for member in ("Version", "Parameters", "PipelineExperimentConfig", "MlflowConfig", "Steps"):
@@ -224,7 +224,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1", "P1H"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     assert seconds_of(text) is None
 
 
@@ -261,12 +261,12 @@ class Values:
         ({"Get": "x", "more": 1}, {"Get": "x", "more": 1}),
     ],
 )  # fmt: skip
-def test_functions_give_their_values(written: Any, value: Any) -> None:
+def test_functions_of_definitions(written: Any, value: Any) -> None:
     assert resolve(written, Values()) == value
 
 
 @pytest.mark.parametrize("reference", ["Steps.S.Metrics['x']", "Steps.S.Metrics[3]", "Steps.S.Text[0]"])
-def test_a_value_that_is_not_there_is_told(reference: str) -> None:
+def test_missing_values_are_reported(reference: str) -> None:
     with pytest.raises(Unresolved, match="there is no"):
         resolve({"Get": reference}, Values())
 
@@ -320,7 +320,7 @@ def record(name: str, status: str, **more: Any) -> StepRecord:
     return StepRecord("e", "p", name, "Training", status, 0.0, **more)
 
 
-def test_only_what_can_begin_does() -> None:
+def test_only_ready_steps_start() -> None:
     condition = {
         "Name": "If",
         "Type": "Condition",
@@ -332,9 +332,9 @@ def test_only_what_can_begin_does() -> None:
         },
     }
     definition = of(train("Last", DependsOn=["No"]), condition, train("A"), train("B"))
-    assert frontier.ready(definition, {}) == ["A", "B"]
+    assert ready_steps.ready(definition, {}) == ["A", "B"]
     done = {"A": record("A", "Succeeded"), "B": record("B", "Failed")}
-    assert frontier.ready(definition, done) == ["If"]
+    assert ready_steps.ready(definition, done) == ["If"]
     decided = {**done, "If": record("If", "Succeeded", outcome=True)}
-    assert frontier.ready(definition, decided) == ["Yes"]
-    assert frontier.ready(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []
+    assert ready_steps.ready(definition, decided) == ["Yes"]
+    assert ready_steps.ready(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +15,9 @@ from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.faults import FaultPlan, HostLost, NoCapacity, Throttle
 from smlaunch.local.pipelines.definition import VERSION
 from smlaunch.local.settings import Settings
-from tests.local.client import Client
-from tests.local.grounds import grounds
+from tests.local import changes
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import endpoint_harness
 from tests.local.test_processing_jobs import Jobs
 
 FAULTS = FaultPlan(
@@ -39,7 +39,7 @@ SLEEP = "print('sleeps', flush=True)\ntime.sleep(1000)"
 ALWAYS = {"Type": "Equals", "LeftValue": 1, "RightValue": 1}
 
 
-class Runs(Client):
+class Runs(EndpointClient):
     """A pipeline is started as it is written."""
 
     def step(self, name: str, script: str, **more: Any) -> dict[str, Any]:
@@ -70,13 +70,14 @@ class Runs(Client):
         return found
 
     def ended(self, execution: str, patience: float = 60.0) -> dict[str, Any]:
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+
+        def look() -> dict[str, Any] | None:
             found = self.describe(execution)
-            if found["PipelineExecutionStatus"] not in ("Executing", "Stopping"):
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"{found} {self.steps(execution)}")
+            return None if found["PipelineExecutionStatus"] in ("Executing", "Stopping") else found
+
+        found = changes.until(self.info.home, look, patience)
+        assert found is not None, self.steps(execution)
+        return found
 
     def whole(self, name: str, *steps: Any, **more: Any) -> tuple[str, dict[str, Any]]:
         self.create(name, *steps, **more)
@@ -91,13 +92,14 @@ class Runs(Client):
         return {step["StepName"]: step for page in pages for step in page["PipelineExecutionSteps"]}
 
     def until(self, execution: str, step: str, status: str = "Executing") -> dict[str, Any]:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+
+        def look() -> dict[str, Any] | None:
             found = self.steps(execution).get(step, {})
-            if found.get("StepStatus") == status:
-                return dict(found)
-            time.sleep(0.02)
-        raise AssertionError(self.steps(execution))
+            return dict(found) if found.get("StepStatus") == status else None
+
+        found = changes.until(self.info.home, look, 30)
+        assert found is not None, self.steps(execution)
+        return found
 
     def job(self, step: dict[str, Any]) -> dict[str, Any]:
         """The training job of a step, as it is described."""
@@ -130,7 +132,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         yield Runs(info)
 
 
-def test_steps_get_what_others_made_and_a_condition_decides(runs: Runs) -> None:
+def test_steps_use_outputs_of_others_and_conditions_choose_branches(runs: Runs) -> None:
     prep = runs.processing(
         "Prep",
         "out = ROOT + '/processing/out'\njson.dump({'rows': [3, 4]}, open(out + '/report.json', 'w'))",
@@ -220,7 +222,7 @@ def test_steps_get_what_others_made_and_a_condition_decides(runs: Runs) -> None:
     job = runs.job(steps["Train_it"])
     name = job["TrainingJobName"]
     assert name.startswith(f"pipelines-{execution.rpartition('/')[2]}-Train-it-")
-    (line,) = [line for line in runs.printed(name)["algo-1"] if line.startswith("given")]
+    (line,) = [line for line in runs.printed_lines(name)["algo-1"] if line.startswith("given")]
     assert line == "given {'lr': '0.1', 'rows': 'n-4', 'run': 'whole'} ['report.json']"
     tags = runs.sagemaker.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
     assert tags == [{"Key": "mine", "Value": "x"}]
@@ -235,7 +237,7 @@ def test_steps_get_what_others_made_and_a_condition_decides(runs: Runs) -> None:
     assert json.loads(written["PipelineDefinition"])["Steps"][0]["Name"] == "Good"
 
 
-def test_what_a_failed_step_is_needed_for_does_not_run_and_the_rest_does(runs: Runs) -> None:
+def test_only_steps_that_do_not_depend_on_a_failed_step_run(runs: Runs) -> None:
     execution, steps = runs.whole(
         "partly",
         runs.step("Breaks", "sys.exit(3)"),
@@ -276,7 +278,7 @@ def test_retries_are_for_their_own_errors_and_end(runs: Runs) -> None:
     assert len(jobs["TrainingJobSummaries"]) == 2, "each try is a job of its own"
 
 
-def test_a_result_is_taken_from_the_cache_while_its_arguments_are_the_same(runs: Runs) -> None:
+def test_cached_results_are_reused_for_equal_arguments(runs: Runs) -> None:
     train = runs.step("Train", "print('acc=1;')", CacheConfig={"Enabled": True, "ExpireAfter": "P1D"})
     train["Arguments"]["Environment"] = {"SEED": get("Parameters.seed")}
     train["Arguments"]["StoppingCondition"] = {"MaxRuntimeInSeconds": get("Parameters.limit")}
@@ -314,7 +316,7 @@ def test_a_result_is_taken_from_the_cache_while_its_arguments_are_the_same(runs:
     assert "CacheHitResult" not in runs.steps(gone)["Train"], "its job is no longer known"
 
 
-def test_a_stop_stops_the_jobs_and_a_retry_keeps_what_was_done(runs: Runs) -> None:
+def test_a_stop_stops_jobs_and_a_retry_reuses_finished_steps(runs: Runs) -> None:
     stops = runs.step("Waits", SLEEP, DependsOn=["Done"])
     runs.create("stopped", runs.step("Done", ""), stops, runs.step("Never", "", DependsOn=["Waits"]))
     execution = runs.start("stopped")
@@ -346,7 +348,7 @@ def test_a_stop_stops_the_jobs_and_a_retry_keeps_what_was_done(runs: Runs) -> No
         runs.describe(execution)
 
 
-def test_a_job_that_somebody_stops_fails_its_step(runs: Runs) -> None:
+def test_a_job_stopped_from_outside_fails_its_step(runs: Runs) -> None:
     runs.create("outside", runs.step("Waits", SLEEP))
     execution = runs.start("outside")
     job = runs.job(runs.until(execution, "Waits"))["TrainingJobName"]
@@ -364,7 +366,7 @@ def test_no_more_steps_run_at_once_than_asked_for(runs: Runs) -> None:
     assert all(end <= begin for (_, end), (begin, _) in pairwise(times)), times
 
 
-def test_a_value_that_is_not_there_fails_the_step_that_needs_it(runs: Runs) -> None:
+def test_a_missing_value_fails_its_step(runs: Runs) -> None:
     missing = {
         "Type": "Equals",
         "LeftValue": get("Steps.Train.FinalMetricDataList['x'].Value"),
@@ -419,7 +421,7 @@ def test_pipelines_are_described_listed_updated_and_found_once(runs: Runs) -> No
         runs.start("nowhere")
 
 
-def test_what_cannot_be_had_is_refused_by_name(runs: Runs) -> None:
+def test_unsupported_parameters_are_rejected_by_name(runs: Runs) -> None:
     with pytest.raises(
         ClientError, match=r"SelectiveExecutionConfig: all steps .* PipelineVersionId: a pipeline"
     ):
@@ -469,7 +471,7 @@ def test_an_endpoint_that_is_closed_stops_its_executions(tmp_path: Path) -> None
         }
 
 
-def test_another_endpoint_of_the_same_place_stops_an_execution(tmp_path: Path) -> None:
+def test_another_endpoint_of_the_state_directory_stops_an_execution(tmp_path: Path) -> None:
     place = {"isolation": "plain", "settings": SETTINGS}
     with Endpoint(tmp_path / "home", **place) as one, Endpoint(tmp_path / "home", **place) as other:
         runs = Runs(one)
@@ -481,7 +483,7 @@ def test_another_endpoint_of_the_same_place_stops_an_execution(tmp_path: Path) -
 
 
 def test_an_execution_whose_endpoint_was_killed_is_failed_and_goes_on_when_retried() -> None:
-    with grounds("plain") as place:
+    with endpoint_harness("plain") as place:
         runs = Runs(place.start())
         runs.create(
             "killed",

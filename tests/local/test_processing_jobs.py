@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, WaiterError
 
-from smlaunch.local import honesty
+from smlaunch.local import support
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.faults import FaultPlan, HostLost, NoCapacity
-from smlaunch.local.services.processing import DESCRIBED
+from smlaunch.local.services.processing_jobs import DESCRIBED_MEMBERS
 from smlaunch.local.settings import Settings
-from tests.local.client import PRELUDE, Client
+from tests.local import changes
+from tests.local.client import PRELUDE, EndpointClient
+from tests.local.endpoint_harness import endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.grounds import grounds
 from tests.local.test_training_jobs_api import fields, model
 
 GROUP = "/aws/sagemaker/ProcessingJobs"
@@ -29,7 +30,7 @@ FAULTS = FaultPlan(
 )
 
 
-class Jobs(Client):
+class Jobs(EndpointClient):
     """The same few lines of Python, run as processing jobs."""
 
     def request(self, name: str, script: str, hosts: int = 1, **changes: Any) -> dict[str, Any]:
@@ -59,12 +60,13 @@ class Jobs(Client):
         return job
 
     def wait(self, name: str, *until: str, patience: float = 60.0) -> dict[str, Any]:
-        waiter = self.sagemaker.get_waiter("processing_job_completed_or_stopped")
-        try:
-            waiter.wait(ProcessingJobName=name, WaiterConfig={"Delay": 0.05, "MaxAttempts": patience / 0.05})
-        except WaiterError as error:
-            assert "terminal failure" in str(error), error
-        return self.describe(name)
+        def look() -> dict[str, Any] | None:
+            job = self.describe(name)
+            return job if job["ProcessingJobStatus"] in {*until, "Completed", "Failed", "Stopped"} else None
+
+        job = changes.until(self.info.home, look, patience)
+        assert job is not None, f"{name} did not end: {self.describe(name)}"
+        return job
 
     def log(self, name: str) -> dict[str, list[str]]:
         """What stands in each host's log, by its label."""
@@ -112,11 +114,11 @@ def plain(tmp_path: Path) -> Iterator[Jobs]:
         yield Jobs(info)
 
 
-def test_what_a_host_finds_and_what_it_leaves(jobs: Jobs) -> None:
+def test_inputs_and_outputs_of_a_processing_job(jobs: Jobs) -> None:
     whole(jobs)
 
 
-def test_the_same_where_nothing_can_be_isolated(plain: Jobs) -> None:
+def test_inputs_and_outputs_at_level_plain(plain: Jobs) -> None:
     whole(plain)
 
 
@@ -167,7 +169,9 @@ open(ROOT + "/output/message", "w").write(f"host {rank} read {len(found['mine'])
     request = jobs.request("whole", script, 2, ProcessingOutputConfig=config, **changes)
     request["AppSpecification"]["ContainerArguments"] = ["--n", "a b"]
     jobs.sagemaker.create_processing_job(**request)
-    job = jobs.wait("whole")
+    waiter = jobs.sagemaker.get_waiter("processing_job_completed_or_stopped")
+    waiter.wait(ProcessingJobName="whole", WaiterConfig={"Delay": 0.1, "MaxAttempts": 600})
+    job = jobs.describe("whole")
     assert job["ProcessingJobStatus"] == "Completed", job.get("FailureReason")
     one, two = (json.loads(text) for text in jobs.bodies("out/deep/").values())
     assert sorted(jobs.keys("out/")) == ["out/deep/0.json", "out/deep/1.json"]
@@ -191,7 +195,7 @@ open(ROOT + "/output/message", "w").write(f"host {rank} read {len(found['mine'])
     assert "link-0 is a symbolic link" in text
 
 
-def test_continuous_outputs_are_there_while_the_job_runs_and_after_it_failed(jobs: Jobs) -> None:
+def test_continuous_outputs_are_uploaded_while_the_job_runs_and_after_a_failure(jobs: Jobs) -> None:
     script = """
 place = ROOT + "/processing/live/"
 open(place + "early", "w").write("1")
@@ -218,10 +222,12 @@ sys.exit(7)
     assert jobs.bodies("live/") == {"early": "1", "late": "2"}
 
 
-def test_outputs_of_a_failed_job_stay_away(jobs: Jobs) -> None:
+def test_outputs_of_a_failed_job_are_not_uploaded(jobs: Jobs) -> None:
     script = "open(ROOT + '/processing/out/x', 'w').write('x'); sys.exit(1)"
     jobs.create("failed", script, ProcessingOutputConfig=outputs(key="failed"))
     assert jobs.wait("failed")["ProcessingJobStatus"] == "Failed"
+    with pytest.raises(WaiterError, match="terminal failure"):
+        jobs.sagemaker.get_waiter("processing_job_completed_or_stopped").wait(ProcessingJobName="failed")
     assert jobs.keys("failed/") == []
 
 
@@ -256,7 +262,7 @@ while True:
 """
 
 
-def test_a_stop_is_told_by_sigterm(jobs: Jobs) -> None:
+def test_a_stop_sends_sigterm(jobs: Jobs) -> None:
     jobs.create("stopped", PATIENT, 2, ProcessingOutputConfig=outputs("Continuous", key="stopped"))
     while len(jobs.keys("stopped/")) < 2:  # a host that has not begun yet cannot be told
         assert jobs.describe("stopped")["ProcessingJobStatus"] == "InProgress"
@@ -277,7 +283,7 @@ def test_max_runtime_stops(jobs: Jobs) -> None:
     assert jobs.keys("long/") == []
 
 
-def test_faults_are_had_by_processing_jobs_too(jobs: Jobs) -> None:
+def test_faults_apply_to_processing_jobs(jobs: Jobs) -> None:
     jobs.create("lost-1", "time.sleep(60)", 2)
     cluster = {
         "InstancePreferences": [{"InstanceType": "ml.p3.2xlarge"}, {"InstanceType": "ml.m5.large"}],
@@ -319,8 +325,8 @@ def test_names_lists_tags_and_deletion(jobs: Jobs) -> None:
         jobs.describe("Listed-1")
 
 
-def test_what_a_killed_endpoint_leaves_is_closed_by_the_next() -> None:
-    with grounds("plain") as place:
+def test_jobs_of_a_killed_endpoint_are_failed_by_the_next() -> None:
+    with endpoint_harness("plain") as place:
         orphaned = Jobs(place.start())
         orphaned.create("orphaned", "print('here', flush=True); time.sleep(600)")
         assert eventually(lambda: "here" in str(orphaned.log("orphaned")))
@@ -330,14 +336,14 @@ def test_what_a_killed_endpoint_leaves_is_closed_by_the_next() -> None:
         assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
 
 
-def test_data_that_cannot_be_had(jobs: Jobs) -> None:
+def test_unavailable_input_data(jobs: Jobs) -> None:
     wanted = given("void", "s3://tests/nothing/", "/opt/ml/processing/void")
     jobs.create("void", "", ProcessingInputs=[wanted])
     reason = jobs.wait("void")["FailureReason"]
     assert reason.startswith("ClientError: Data download failed:No S3 objects found")
 
 
-def test_refusals_name_every_field(jobs: Jobs) -> None:
+def test_rejections_name_every_field(jobs: Jobs) -> None:
     def refused(**changes: Any) -> str:
         with pytest.raises(ClientError) as raised:
             jobs.create("refused", "", **changes)
@@ -354,8 +360,8 @@ def test_refusals_name_every_field(jobs: Jobs) -> None:
     for part in (
         "ProcessingInputs[1].S3Input.S3InputMode: Pipe",
         "ProcessingInputs[2].S3Input.LocalPath: /opt/ml/processing/../y",
-        "ProcessingInputs[3].S3Input.LocalPath: /opt/ml/processing/input/code/: it is that of",
-        "ProcessingInputs[4].S3Input: it is needed",
+        "ProcessingInputs[3].S3Input.LocalPath: /opt/ml/processing/input/code/: ProcessingInputs[0]",
+        "ProcessingInputs[4].S3Input: it is required",
         "AppSpecification.ContainerEntrypoint",
     ):
         assert part in text, part
@@ -366,13 +372,13 @@ def test_refusals_name_every_field(jobs: Jobs) -> None:
         jobs.describe("refused")
 
 
-def test_the_honesty_table_knows_every_field_of_the_request() -> None:
+def test_the_support_matrix_has_every_field_of_the_request() -> None:
     known = set(fields("CreateProcessingJobRequest", ""))
     for path in known:
-        assert honesty.row_for(path, honesty.CREATE_PROCESSING_JOB) is not None, path
-    for path, row in honesty.CREATE_PROCESSING_JOB.items():
+        assert support.row_for(path, support.PROCESSING_JOB_SUPPORT) is not None, path
+    for path, row in support.PROCESSING_JOB_SUPPORT.items():
         assert path in known, f"{path} is no field of CreateProcessingJob"
-        assert row.sentence or row.effect == "honoured", path
-    accepted = {path for path in honesty.CREATE_PROCESSING_JOB if "." not in path}
+        assert row.note or row.level == "supported", path
+    accepted = {path for path in support.PROCESSING_JOB_SUPPORT if "." not in path}
     described = model()["shapes"]["DescribeProcessingJobResponse"]["members"].keys()
-    assert (accepted & described) - {"ProcessingJobName"} == set(DESCRIBED)
+    assert (accepted & described) - {"ProcessingJobName"} == set(DESCRIBED_MEMBERS)

@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EXIT_MACHINE, EndpointError
-from smlaunch.local import standing, trust
+from smlaunch.local import daemon, path_ownership
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.state_dir import StateDir
 from tests.conftest import ROOT
-from tests.local.client import Client
-from tests.local.grounds import grounds
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import endpoint_harness
 
 ME = os.geteuid()
 OTHER = ME + 1
 STRANGER = 1234
 FOLDERS = ("s3", "logs", "hosts", "owners", "unsaved")
 DATABASES = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite")
-FILES = ("endpoint.json", "standing.lock", "standing.log", "moto.log", "levels.json", "engine.json")
+FILES = ("endpoint.json", "endpoint.lock", "endpoint.log", "moto.log", "levels.json", "engine.json")
 ENTRIES = (*FOLDERS, *DATABASES, *FILES, "credentials.json")
 """Programs and data of jobs, which jobs there are, whom to signal, which program is a container engine."""
 
@@ -46,7 +46,7 @@ def refusal(home: Path, user: int = ME) -> str:
     return str(refused.value)
 
 
-def test_a_home_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_missing_state_directory_is_created_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         StateDir(tmp_path / "a/b/home")
@@ -55,7 +55,7 @@ def test_a_home_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) ->
     assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/home")] == [0o700] * 3
 
 
-def test_a_home_of_another_user(tmp_path: Path) -> None:
+def test_a_state_directory_of_another_user(tmp_path: Path) -> None:
     StateDir(tmp_path / "home")
     assert "belongs to" in refusal(tmp_path / "home", OTHER)
 
@@ -73,9 +73,7 @@ def test_a_folder_that_others_may_write(tmp_path: Path, which: str, writers: int
     assert "chmod o-w" in said
 
 
-def test_a_group_of_others_may_not_write_and_ones_own_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_private_group_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A umask of 002 is the rule where every user has a group of his own."""
     import grp
     import pwd
@@ -114,11 +112,13 @@ def give_acl(path: Path, *entries: tuple[int, int, int], mask: int = 7) -> None:
 
 @pytest.mark.parametrize("which", ["home", ".", "home/s3", "home/jobs.sqlite"])
 @pytest.mark.parametrize("entry", [(USER, 7, STRANGER), (USER, 2, STRANGER), (GROUP, 7, STRANGER)])
-def test_an_access_control_list_that_lets_others_write(
+def test_an_acl_that_lets_other_users_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, entry: tuple[int, int, int]
 ) -> None:
     """The mode shows the list's mask as the group's rights, and the group may be the user's own."""
-    monkeypatch.setattr(trust, "_is_alone", lambda group, user: group == tmp_path.stat().st_gid)
+    monkeypatch.setattr(
+        path_ownership, "_is_private_group", lambda group, user: group == tmp_path.stat().st_gid
+    )
     StateDir(tmp_path / "home")
     (tmp_path / "home").chmod(0o755)
     (tmp_path / "home/jobs.sqlite").touch(0o600)
@@ -139,7 +139,7 @@ def test_an_access_control_list_that_lets_others_write(
         ([(USER, 7, ME), (USER, 7, 0)], 7),
     ],
 )
-def test_an_access_control_list_that_lets_nobody_else_write(
+def test_an_acl_that_lets_no_other_user_write(
     tmp_path: Path, entries: list[tuple[int, int, int]], mask: int
 ) -> None:
     StateDir(tmp_path / "home")
@@ -147,7 +147,7 @@ def test_an_access_control_list_that_lets_nobody_else_write(
     StateDir(tmp_path / "home")
 
 
-def test_a_home_that_inherits_an_access_control_list(tmp_path: Path) -> None:
+def test_a_state_directory_that_inherits_an_acl(tmp_path: Path) -> None:
     """As on a project's shared disk: a plain mkdir gives the others their rights, whatever the umask."""
     give_acl(tmp_path, (USER, 7, STRANGER), mask=5)
     inherited = os.getxattr(tmp_path, "system.posix_acl_access")
@@ -161,7 +161,7 @@ def test_a_home_that_inherits_an_access_control_list(tmp_path: Path) -> None:
     assert mode(tmp_path / "made") == 0o700
 
 
-def test_links_on_the_way_are_followed_and_looked_at(tmp_path: Path) -> None:
+def test_links_in_the_path_are_followed_and_checked(tmp_path: Path) -> None:
     StateDir(tmp_path / "real/home")
     (tmp_path / "link").symlink_to("real/../real")
     (tmp_path / "home").symlink_to(tmp_path / "link/home")
@@ -172,14 +172,14 @@ def test_links_on_the_way_are_followed_and_looked_at(tmp_path: Path) -> None:
     refusal(tmp_path / "loop")
 
 
-def test_the_entries_are_all_that_there_is(tmp_path: Path) -> None:
+def test_entries_lists_all_files(tmp_path: Path) -> None:
     assert sorted(path.name for path in vars(StateDir(tmp_path / "home")).values()) == sorted(
         ["home", *ENTRIES]
     )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_that_others_could_have_written(tmp_path: Path, name: str) -> None:
+def test_an_entry_that_other_users_may_write(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     entry = home / name
     StateDir(home)
@@ -194,7 +194,7 @@ def test_an_entry_that_others_could_have_written(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_that_leads_to_where_others_may_write(tmp_path: Path, name: str) -> None:
+def test_an_entry_that_links_to_a_folder_of_other_users(tmp_path: Path, name: str) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     StateDir(home)
     elsewhere.mkdir()
@@ -210,16 +210,16 @@ def test_an_entry_that_leads_to_where_others_may_write(tmp_path: Path, name: str
     assert "elsewhere can be written by everybody" in refusal(home)
 
 
-def test_all_in_an_open_home_is_private() -> None:
+def test_files_in_an_open_state_directory_are_private() -> None:
     """With a job in it: databases, logs, objects, files of hosts."""
-    with grounds("plain") as ground:
+    with endpoint_harness("plain") as ground:
         ground.home.mkdir(mode=0o755)
         shutil.chown(ground.home, ground.home.parent.stat().st_uid, ground.home.parent.stat().st_gid)
         (ground.home / "s3").mkdir(mode=0o755)
         shutil.chown(ground.home / "s3", ground.home.stat().st_uid, ground.home.stat().st_gid)
         before = os.umask(0)
         try:
-            client = Client(ground.start())
+            client = EndpointClient(ground.start())
             assert client.run("job", "print(1)")["TrainingJobStatus"] == "Completed"
         finally:
             os.umask(before)
@@ -240,7 +240,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("name", ["", *ENTRIES])
-def test_a_stranger_gives_root_nothing_to_run(shared: Path, name: str) -> None:
+def test_root_runs_no_files_of_another_user(shared: Path, name: str) -> None:
     home = shared / "home"
     StateDir(home)
     entry = home / name
@@ -250,11 +250,11 @@ def test_a_stranger_gives_root_nothing_to_run(shared: Path, name: str) -> None:
     said = refusal(home)
     assert f"{home / name} belongs to uid {STRANGER}" in said
     with pytest.raises(EndpointError):
-        standing.status(home)
+        daemon.status(home)
 
 
 @pytest.mark.root
-def test_a_strangers_link_is_not_followed(shared: Path) -> None:
+def test_a_link_of_another_user_is_not_followed(shared: Path) -> None:
     StateDir(shared / "root's")
     (shared / "home").symlink_to("root's")
     os.lchown(shared / "home", STRANGER, STRANGER)
@@ -263,7 +263,7 @@ def test_a_strangers_link_is_not_followed(shared: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("words", [["local", "start"], ["local", "status"], ["local", "stop"]])
-def test_the_command_says_why_and_what_to_do(shared: Path, words: list[str]) -> None:
+def test_the_command_reports_cause_and_remedy(shared: Path, words: list[str]) -> None:
     """A stranger's address would have `stop` end a process of his choice."""
     home = shared / "home"
     StateDir(home)
@@ -293,7 +293,7 @@ def test_the_command_says_why_and_what_to_do(shared: Path, words: list[str]) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_doctor_says_it(tmp_path: Path) -> None:
+def test_doctor_reports_it(tmp_path: Path) -> None:
     StateDir(tmp_path / "home")
     (tmp_path / "home").chmod(0o777)
     done = subprocess.run(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.errors import EndpointError
+from smlaunch.local.job_store import JobQuery, JobRecord, JobStore, NameTaken, sort_key
 from smlaunch.local.jobs import states
-from smlaunch.local.store import JobQuery, JobRecord, JobStore, NameTaken, sort_key
 
 
 def record(name: str, created: float = 1.0, kind: str = "training-job", region: str = "r") -> JobRecord:
@@ -23,17 +23,17 @@ def store(tmp_path: Path) -> JobStore:
     return JobStore(tmp_path / "jobs.sqlite")
 
 
-def test_a_job_comes_back_as_it_went_in_also_to_another_process(store: JobStore, tmp_path: Path) -> None:
+def test_jobs_round_trip_between_processes(store: JobStore, tmp_path: Path) -> None:
     job = replace(record("one"), result={"x": 1}, tags={"k": "v"})
     store.create(job)
     assert JobStore(tmp_path / "jobs.sqlite").get("training-job", "r", "one") == job
     assert store.get("training-job", "elsewhere", "one") is None
     failed = states.fail(job.state, "why", 2.0)
-    store.save(job.arn, failed)
-    assert store.by_arn(job.arn) == replace(job, state=failed)
+    store.save_state(job.arn, failed)
+    assert store.get_by_arn(job.arn) == replace(job, state=failed)
 
 
-def test_a_name_is_taken_once_per_kind_and_region(store: JobStore) -> None:
+def test_names_are_unique_per_kind_and_region(store: JobStore) -> None:
     store.create(record("one"))
     store.create(record("one", kind="processing-job"))
     store.create(record("one", region="s"))
@@ -45,8 +45,8 @@ def test_only_unfinished_jobs_of_an_owner(store: JobStore) -> None:
     for name in ("open", "closed"):
         store.create(record(name))
     store.create(replace(record("other"), owner="another"))
-    store.save(record("closed").arn, states.fail(record("closed").state, "why", 2.0))
-    assert [job.name for job in store.unfinished("owner")] == ["open"]
+    store.save_state(record("closed").arn, states.fail(record("closed").state, "why", 2.0))
+    assert [job.name for job in store.unfinished_jobs("owner")] == ["open"]
 
 
 def test_tags_are_added_to(store: JobStore) -> None:
@@ -80,14 +80,14 @@ def test_pages_hold_every_job_once_in_order(
     found: list[JobRecord] = []
     while page := store.query("training-job", "r", query):
         found += page
-        query = replace(query, after=sort_key(page[-1], sort_by))
+        query = replace(query, after_key=sort_key(page[-1], sort_by))
     keys = [sort_key(job, sort_by) for job in found]
     assert keys == sorted(keys, reverse=descending)
     assert sorted(job.name for job in found) == sorted(name for name, _ in jobs)
     store.close()
 
 
-def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_version_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smlaunch.local.endpoint import Endpoint
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 
 def channel(mode: str, **changes: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ CASES = {
 
 def test_a_job_does_not_start_on_a_torn_object(tmp_path: Path) -> None:
     with Endpoint(tmp_path / "home", isolation="plain") as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.put("data/whole", b"12345678" * 1000)
         client.put("data/torn", b"12345678" * 1000)
         client.put("manifest", b'[{"prefix": "s3://tests/data/"}, "whole", "torn"]')
@@ -47,13 +47,13 @@ def test_a_job_does_not_start_on_a_torn_object(tmp_path: Path) -> None:
             reason = job["FailureReason"]
             assert reason.startswith("ClientError: Data download failed:"), (name, reason)
             assert f"{torn} has 4000 bytes of 8000" in reason, (name, reason)
-            assert not any(client.printed(f"job-{name}").values()), name
+            assert not any(client.printed_lines(f"job-{name}").values()), name
 
 
 @pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_a_file_that_was_edited_by_hand_is_read_as_it_is(mode: str, tmp_path: Path) -> None:
     with Endpoint(tmp_path / "home", isolation="plain") as info:
-        client = Client(info)
+        client = EndpointClient(info)
         client.put("data/a", b"short")
         (tmp_path / "home/s3/tests/data/a").write_bytes(b"longer than before")
         script = (
@@ -62,4 +62,4 @@ def test_a_file_that_was_edited_by_hand_is_read_as_it_is(mode: str, tmp_path: Pa
         )
         job = client.run("job", f"MODE = {mode!r}\n{script}", InputDataConfig=[channel(mode)])
         assert job["TrainingJobStatus"] == "Completed", job
-        assert client.printed("job") == {"algo-1": ["longer than before"]}
+        assert client.printed_lines("job") == {"algo-1": ["longer than before"]}

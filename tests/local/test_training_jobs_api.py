@@ -15,20 +15,20 @@ import botocore
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local import honesty
+from smlaunch.local import support
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointClient]:
     with Endpoint(tmp_path_factory.mktemp("home"), isolation="plain", settings=Settings()) as info:
-        yield Client(info)
+        yield EndpointClient(info)
 
 
 @pytest.fixture(scope="module")
-def five(client: Client) -> list[str]:
+def five(client: EndpointClient) -> list[str]:
     """Five ended jobs: four completed, the last one failed."""
     names = [f"listed-{number}" for number in range(5)]
     for name in names:
@@ -42,7 +42,9 @@ def names_of(summaries: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("sort_by", ["Name", "CreationTime", "Status"])
 @pytest.mark.parametrize("order", ["Ascending", "Descending"])
-def test_pages_join_to_the_whole_list(client: Client, five: list[str], sort_by: str, order: str) -> None:
+def test_pages_join_to_the_complete_list(
+    client: EndpointClient, five: list[str], sort_by: str, order: str
+) -> None:
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
         NameContains="listed-", SortBy=sort_by, SortOrder=order, PaginationConfig={"PageSize": 2}
     )
@@ -57,7 +59,7 @@ def test_pages_join_to_the_whole_list(client: Client, five: list[str], sort_by: 
     assert values == sorted(values, reverse=order == "Descending")
 
 
-def test_filters(client: Client, five: list[str]) -> None:
+def test_filters(client: EndpointClient, five: list[str]) -> None:
     def listed(**filters: Any) -> list[str]:
         answer = client.sagemaker.list_training_jobs(NameContains="listed-", **filters)
         return names_of(answer["TrainingJobSummaries"])
@@ -72,7 +74,7 @@ def test_filters(client: Client, five: list[str]) -> None:
         listed(NextToken="nonsense")
 
 
-def test_an_answer_has_what_was_asked_and_only_what_the_model_knows(client: Client) -> None:
+def test_responses_have_the_members_of_the_model(client: EndpointClient) -> None:
     request = client.request("shape", "", HyperParameters={"a": "b"}, Tags=[{"Key": "k", "Value": "v"}])
     client.sagemaker.create_training_job(**request)
     client.wait("shape")
@@ -106,7 +108,7 @@ def test_an_answer_has_what_was_asked_and_only_what_the_model_knows(client: Clie
     assert job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] >= 1
 
 
-def test_tags(client: Client) -> None:
+def test_tags(client: EndpointClient) -> None:
     arn = client.create("tagged", "", Tags=[{"Key": "a", "Value": "1"}, {"Key": "b", "Value": "2"}])
     client.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "b", "Value": "3"}, {"Key": "c", "Value": ""}])
     pages = client.sagemaker.get_paginator("list_tags").paginate(ResourceArn=arn)
@@ -117,7 +119,7 @@ def test_tags(client: Client) -> None:
         client.sagemaker.add_tags(ResourceArn=arn, Tags=many)
 
 
-def test_names(client: Client) -> None:
+def test_names(client: EndpointClient) -> None:
     arn = client.create("taken", "")
     assert arn == "arn:aws:sagemaker:us-east-1:000000000000:training-job/taken"
     with pytest.raises(client.sagemaker.exceptions.ResourceInUse, match="must be unique"):
@@ -128,16 +130,16 @@ def test_names(client: Client) -> None:
         assert raised.value.response["Error"]["Code"] == "ValidationException"
 
 
-def test_regions_have_names_of_their_own(client: Client) -> None:
+def test_job_names_are_unique_per_region(client: EndpointClient) -> None:
     client.create("everywhere", "")
-    other = Client(replace(client.info, region="eu-west-1"))
+    other = EndpointClient(replace(client.info, region="eu-west-1"))
     arn = other.create("everywhere", "print(os.environ['AWS_REGION'])")
     assert arn.startswith("arn:aws:sagemaker:eu-west-1:")
     other.wait("everywhere")
-    assert other.printed("everywhere")["algo-1"] == ["eu-west-1"]
+    assert other.printed_lines("everywhere")["algo-1"] == ["eu-west-1"]
 
 
-def test_everything_refused_is_named_at_once(client: Client) -> None:
+def test_all_rejected_fields_are_reported_together(client: EndpointClient) -> None:
     request = client.request("refused", "")
     request["CheckpointConfig"] = {"S3Uri": "s3://tests/x", "LocalPath": "/home/me/ckpt"}
     request["VpcConfig"] = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
@@ -167,7 +169,7 @@ def test_everything_refused_is_named_at_once(client: Client) -> None:
         client.describe("refused")
 
 
-def test_what_has_no_effect_is_in_the_log(client: Client) -> None:
+def test_recorded_fields_are_in_the_log(client: EndpointClient) -> None:
     vpc = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
     client.run("told", "", VpcConfig=vpc, EnableManagedSpotTraining=False)
     told = "\n".join(client.lines("told")["algo-1"])
@@ -175,41 +177,41 @@ def test_what_has_no_effect_is_in_the_log(client: Client) -> None:
     assert "EnableManagedSpotTraining" not in told
 
 
-def test_the_honesty_table_knows_every_field_of_the_request() -> None:
+def test_the_support_matrix_has_every_field_of_the_request() -> None:
     known = set(fields("CreateTrainingJobRequest", ""))
     assert len(known) > 100
     for path in known:
-        assert honesty.row_for(path) is not None, path
-    for path in honesty.CREATE_TRAINING_JOB:
+        assert support.row_for(path) is not None, path
+    for path in support.TRAINING_JOB_SUPPORT:
         assert path in known, f"{path} is no field of CreateTrainingJob"
-    for path, row in honesty.CREATE_TRAINING_JOB.items():
-        assert row.sentence or row.effect == "honoured", path
+    for path, row in support.TRAINING_JOB_SUPPORT.items():
+        assert row.note or row.level == "supported", path
 
 
-def test_what_differs_in_containers_differs_from_something() -> None:
+def test_rows_for_containers_differ_from_those_for_processes() -> None:
     for there, here in (
-        (honesty.CREATE_TRAINING_JOB, honesty.training_rows(runs_images=True)),
-        (honesty.CREATE_PROCESSING_JOB, honesty.processing_rows(runs_images=True)),
+        (support.TRAINING_JOB_SUPPORT, support.training_rows(runs_images=True)),
+        (support.PROCESSING_JOB_SUPPORT, support.processing_rows(runs_images=True)),
     ):
         assert here.keys() == there.keys()
         assert any(here[path] != there[path] for path in there)
     request = {"AppSpecification": {"ImageUri": "image"}}
-    assert [field for field, _ in honesty.processing_refusals(request)] == [
+    assert [field for field, _ in support.processing_rejections(request)] == [
         "AppSpecification.ContainerEntrypoint"
     ]
-    assert honesty.processing_refusals(request, runs_images=True) == []
+    assert support.processing_rejections(request, runs_images=True) == []
 
 
-def test_describe_gives_back_every_honoured_or_recorded_field() -> None:
-    from smlaunch.local.services.training_answers import DESCRIBED
+def test_describe_returns_every_supported_or_recorded_field() -> None:
+    from smlaunch.local.services.training_responses import DESCRIBED_MEMBERS
 
     described = model()["shapes"]["DescribeTrainingJobResponse"]["members"].keys()
     accepted = {
         path
-        for path, row in honesty.CREATE_TRAINING_JOB.items()
-        if "." not in path and row.effect != "refused"
+        for path, row in support.TRAINING_JOB_SUPPORT.items()
+        if "." not in path and row.level != "rejected"
     }
-    assert (accepted & described) - {"TrainingJobName"} == set(DESCRIBED)
+    assert (accepted & described) - {"TrainingJobName"} == set(DESCRIBED_MEMBERS)
 
 
 @cache

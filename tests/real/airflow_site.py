@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from smlaunch.airflow.names import base_of
+from smlaunch.airflow.run_ids import base_run_id
 from tests.e2e.chains import SCRIPT, write_script
 from tests.real.conftest import program
 
@@ -253,4 +253,4 @@ def end(process: subprocess.Popen[bytes], kill: bool = False) -> None:
 
 
 def run_of(dag: str, dag_run: str = "once") -> str:
-    return base_of(dag, "train", dag_run)
+    return base_run_id(dag, "train", dag_run)

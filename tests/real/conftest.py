@@ -1,4 +1,4 @@
-"""One standing endpoint, started as users start it, and other people's clients in their environments."""
+"""One background endpoint, started as users start it, and other people's clients in their environments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All below this directory is of the kind that `make test-real` runs."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.real)
             item.add_marker(pytest.mark.timeout(400))  # a stopped SDK job takes 120 s alone
 
 

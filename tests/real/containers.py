@@ -15,8 +15,8 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_engine
+from smlaunch.local.executors.container_cli import OWNER_LABEL, Engine
 from smlaunch.local.executors.containers_engine import run
-from smlaunch.local.executors.containers_words import OWNER_LABEL, Engine
 from tests.conftest import ROOT
 
 BASE = "localhost/smlaunch-base:bookworm"

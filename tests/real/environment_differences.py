@@ -58,9 +58,9 @@ OURS: Mapping[str, str] = {
     "PYTHONFAULTHANDLER": "Stacks at a hang or a crash. Empty in the job's environment: off.",
     "PYTHONUNBUFFERED": "A script's last words are not lost in a buffer. AWS's images set it too.",
     "SMLAUNCH_ATTEMPT": "Which attempt at the segment this job is.",
-    "SMLAUNCH_CARRIER": "How checkpoints get to S3: by the platform's sync, or by the ranks.",
+    "SMLAUNCH_CHECKPOINT_UPLOAD": "How checkpoints get to S3: by the platform's sync, or by the ranks.",
     "SMLAUNCH_JOB": "The job's name, for checkpoints and the outcome.",
-    "SMLAUNCH_KEEP": "How many checkpoints stay.",
+    "SMLAUNCH_CHECKPOINT_KEEP": "How many checkpoints stay.",
     "SMLAUNCH_SEGMENT": "Which segment of its run this job is.",
     "SMLAUNCH_STOP_FILE": "It appears when the ranks are to leave. `smlaunch.train` reads all of these.",
 }

@@ -9,9 +9,10 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from smlaunch.runs.bundle import build_runtime
-from smlaunch.strategies import load
-from smlaunch.strategies.base import Setting
+from smlaunch.contract.launch_spec import MPI
+from smlaunch.runs.runtime_archive import build_runtime_archive
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.base import LaunchContext
 from tests.real.platform import HYPERPARAMETERS, TRAIN, Machine, Told
 
 PYTORCH_CONTAINER = """\
@@ -78,14 +79,14 @@ def by_drivers(machine: Machine, distributed: bool, sdk3: Path) -> Told:
 
 
 def by_smlaunch(machine: Machine, distributed: bool) -> Told:
-    strategy = load("ddp" if distributed else "custom")
-    spec = strategy.launch_spec(Setting("train.py", hosts=len(machine.hosts)))
+    strategy = load_strategy("ddp" if distributed else "custom")
+    spec = strategy.launch_spec(LaunchContext("train.py", hosts=len(machine.hosts)))
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as members:
         member = tarfile.TarInfo("train.py")
         member.size = len(TRAIN)
         members.addfile(member, io.BytesIO(TRAIN.encode()))
     machine.put("input/data/code/source.tar.gz", archive.getvalue())
-    machine.put("input/data/smlaunch/runtime.pyz", build_runtime())
+    machine.put("input/data/smlaunch/runtime.pyz", build_runtime_archive(spec.ranks.launcher == MPI))
     machine.put("input/data/smlaunch/job.json", spec.to_json())
     return machine.run([str(machine.python), "/opt/ml/input/data/smlaunch/runtime.pyz"])

@@ -18,7 +18,7 @@ from botocore.config import Config
 
 from smlaunch.local.endpoint_info import EndpointInfo
 from tests.conftest import ROOT
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.real.conftest import program
 
 QUICK = {"close_grace_seconds": 0.3, "stop_grace_seconds": 0.5, "step_functions_wait_factor": 0.001}
@@ -38,7 +38,7 @@ def eventually(check: Callable[[], bool], patience: float = 30.0) -> bool:
     return check()
 
 
-class StepFunctions(Client):
+class StepFunctions(EndpointClient):
     """A client of the endpoint, and of the state machines behind it."""
 
     def __init__(self, info: EndpointInfo) -> None:
@@ -119,6 +119,6 @@ def processes_of_moto(endpoint: int) -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == endpoint and b"smlaunch.local.moto.process" in words:
+        if parent == endpoint and b"smlaunch.local.moto.server_process" in words:
             found.append(int(entry.name))
     return found

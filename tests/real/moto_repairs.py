@@ -23,8 +23,8 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service impor
 )
 from moto.stepfunctions.parser.models import stepfunctions_parser_backends
 
-from smlaunch.local.moto import repairs
-from smlaunch.local.moto.clients import Clients
+from smlaunch.local.moto import patches
+from smlaunch.local.moto.role_clients import RoleClients
 from smlaunch.local.moto.sagemaker_tasks import SageMakerTask
 
 ROLE = "arn:aws:iam::123456789012:role/machine"
@@ -159,20 +159,6 @@ def tolerated() -> Any:
     return [run(first, data)["status"], json.loads(one["output"]), json.loads(other["output"])]
 
 
-def many() -> Any:
-    """Of both kinds of Map, three hundred items for one worker, where calls go 300 deep."""
-    sys.setrecursionlimit(300)
-    passes = {"StartAt": "First", "States": {"First": {"Type": "Pass", "End": True}}}
-    distributed = {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}, **passes}
-    first = {"Type": "Map", "MaxConcurrency": 1, "End": True}
-    items = list(range(300))
-    ran = [
-        run({**first, "ItemProcessor": kind}, items, name)
-        for name, kind in (("a", passes), ("b", distributed))
-    ]
-    return [one["status"] for one in ran]
-
-
 def members() -> Any:
     inner = machine("inner", {"Type": "Pass", "Result": 1, "End": True})
     found = run(task("states:startExecution.sync:2", StateMachineArn=inner, Name="x", Input={}))
@@ -207,13 +193,13 @@ def somewhere(role: str, service: str, region: str) -> Any:
     return boto3.client(service, region, endpoint_url=NOBODY)
 
 
-class Jobs(Clients):
+class Jobs(RoleClients):
     """A job that is over at once."""
 
     def __init__(self) -> None:
         super().__init__(NOBODY, "", "")
 
-    def of_role(self, role_arn: str, service: str, region: str, patient: bool = False) -> Any:
+    def client_for_role(self, role_arn: str, service: str, region: str, with_retries: bool = False) -> Any:
         return self
 
     def create_training_job(self, **request: Any) -> dict[str, Any]:
@@ -240,20 +226,19 @@ def waited() -> Any:
 
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
-    "index": (index, lambda: None, repairs.single_values_below_an_index),
-    "escapes": (escapes, lambda: None, repairs.escapes_in_intrinsic_functions),
-    "unnamed": (unnamed, lambda: None, repairs.unnamed_executions),
-    "stopping": (stopping, lambda: None, repairs.stopping_at_once),
-    "stopped-map": (stopped_map, lambda: None, repairs.what_is_stopped_stays_stopped),
-    "waiting": (waiting, lambda: None, repairs.waits),
-    "tolerated": (tolerated, lambda: None, repairs.failures_of_a_distributed_map),
-    "many": (many, lambda: None, repairs.maps_of_many_items),
-    "members": (members, lambda: None, repairs.names_of_members),
-    "error-names": (error_names, lambda: None, lambda: repairs.names_of_errors({})),
-    "output": (output, lambda: None, repairs.output_as_json),
-    "error-codes": (error_codes, lambda: None, repairs.codes_of_errors),
+    "index": (index, lambda: None, patches.patch_definite_paths),
+    "escapes": (escapes, lambda: None, patches.patch_intrinsic_escapes),
+    "unnamed": (unnamed, lambda: None, patches.patch_unnamed_executions),
+    "stopping": (stopping, lambda: None, patches.patch_stop_execution),
+    "stopped-map": (stopped_map, lambda: None, patches.patch_stopped_state),
+    "waiting": (waiting, lambda: None, patches.patch_waits),
+    "tolerated": (tolerated, lambda: None, patches.patch_map_failures),
+    "members": (members, lambda: None, patches.patch_member_names),
+    "error-names": (error_names, lambda: None, lambda: patches.patch_error_names({})),
+    "output": (output, lambda: None, patches.patch_execution_output),
+    "error-codes": (error_codes, lambda: None, patches.patch_error_codes),
     "callback": (waited, lambda: callback(WaitingAsMotoDoes), lambda: callback(SageMakerTask)),
-    "calls": (calls, lambda: None, lambda: repairs.calls_to(somewhere)),
+    "calls": (calls, lambda: None, lambda: patches.patch_boto_clients(somewhere)),
 }
 """What is looked at, how it is left, how it is repaired."""
 

@@ -111,10 +111,10 @@ def test_a_deferred_task_marked_failed_stops_its_run(site: Site) -> None:
 
 CANCELLED = """
 import asyncio, time
-from smlaunch.airflow.triggers import _aside
+from smlaunch.airflow.triggers import _run_in_thread
 
 async def cancelled():
-    looking = asyncio.create_task(_aside(lambda: time.sleep(0.5)))
+    looking = asyncio.create_task(_run_in_thread(lambda: time.sleep(0.5)))
     await asyncio.sleep(0.1)
     looking.cancel("by a person")
     try:
@@ -220,13 +220,13 @@ def test_a_worker_killed_in_mid_job(site: Site) -> None:
     site.kill_worker("lost_training")
     check_undisturbed(site, "lost_training")
     assert site.task("lost_training")["try_number"] == 2
-    assert "is there already: attached" in site.log("lost_training", 2)
+    assert "exists already: attached" in site.log("lost_training", 2)
 
 
 def test_a_worker_killed_right_after_a_job_was_created(site: Site) -> None:
     check_undisturbed(site, "lost_submitting")
     assert site.task("lost_submitting")["try_number"] == 3
-    assert "is there already" in site.log("lost_submitting", 2)
+    assert "exists already" in site.log("lost_submitting", 2)
 
 
 def test_a_scheduler_killed_with_its_workers_while_a_chain_is_deferred(site: Site) -> None:

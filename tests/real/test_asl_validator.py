@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.export.step_functions import FILE, export_step_functions
-from tests.export.test_fan_out import PLAN as PARTS
+from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions
+from tests.export.test_sfn_shards import PLAN as PARTS
 from tests.export.test_step_functions import JOBS, PLANS
 from tests.real.conftest import REAL
 
@@ -24,22 +24,22 @@ def validated(path: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    path.write_text(export_step_functions(PLANS[job], "train")[FILE])
+    path = tmp_path / DEFINITION_FILE
+    path.write_text(export_step_functions(PLANS[job], "train")[DEFINITION_FILE])
     found = validated(path)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("most_inline", [200, 3], ids=["inline", "distributed"])
 def test_a_machine_of_parts_is_valid(most_inline: int, tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    path.write_text(export_step_functions(PARTS, "train", most_inline=most_inline)[FILE])
+    path = tmp_path / DEFINITION_FILE
+    path.write_text(export_step_functions(PARTS, "train", max_inline_shards=most_inline)[DEFINITION_FILE])
     found = validated(path)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_validator_does_refuse(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    text = export_step_functions(PLANS["chain"], "train")[FILE]
+    path = tmp_path / DEFINITION_FILE
+    text = export_step_functions(PLANS["chain"], "train")[DEFINITION_FILE]
     path.write_text(text.replace('"Next": "Look at the job"', '"Next": "Nowhere"', 1))
     assert validated(path).returncode != 0

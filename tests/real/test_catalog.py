@@ -31,16 +31,16 @@ def test_made_anew_it_is_the_same(tmp_path: Path) -> None:
 
 SURVEY = """
 import json, sys
-from smlaunch.job import Job
-from smlaunch.sdk_images import resolved_image
-found = [resolved_image(Job.from_mapping(job), "us-east-1", True) for job in json.loads(sys.argv[1])]
+from smlaunch.job.model import Job
+from smlaunch.discovery.sdk_images import resolve_image
+found = [resolve_image(Job.from_mapping(job), "us-east-1", True) for job in json.loads(sys.argv[1])]
 print(json.dumps([None if one is None else [one.uri, one.problem] for one in found]))
 """
 
 ANSWER = """
 import json, sys
-from smlaunch.sdk_images import Question, _answer
-print(json.dumps([_answer(Question(**one)) for one in json.loads(sys.argv[1])]))
+from smlaunch.discovery.sdk_images import ImageQuery, _answer_query
+print(json.dumps([_answer_query(ImageQuery(**one)) for one in json.loads(sys.argv[1])]))
 """
 
 

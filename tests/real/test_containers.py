@@ -20,10 +20,10 @@ import pytest
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint, EndpointInfo
 from smlaunch.local.executors import containers_commands, containers_engine
-from smlaunch.local.executors.containers_words import Engine
+from smlaunch.local.executors.container_cli import Engine
 from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
 from tests.real.containers import BASE, built, engine_or_skip, left_of
 
@@ -44,14 +44,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(engine: Engine, home: Path) -> Iterator[Client]:
+def client(engine: Engine, home: Path) -> Iterator[EndpointClient]:
     endpoint = Endpoint(home, executor="containers", settings=SETTINGS)
     info = endpoint.start()
-    (owner,) = (lock.stem for lock in StateDir(home).owners.glob("*.lock"))
-    yield Client(info)
+    (owner,) = (lock.stem for lock in StateDir(home).owners_dir.glob("*.lock"))
+    yield EndpointClient(info)
     endpoint.close()
     assert left_of(engine, owner) == []
-    assert list(StateDir(home).hosts.iterdir()) == []
+    assert list(StateDir(home).hosts_dir.iterdir()) == []
 
 
 def script_in(image: str = BASE) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def test_a_custom_image_reads_resourceconfig_and_two_hosts_find_the_answer(
-    client: Client, engine: Engine
+    client: EndpointClient, engine: Engine
 ) -> None:
     points = [(x / 10, 3 * x / 10 - 1 + (-1) ** x * x / 50) for x in range(20)]
     for part in range(4):  # of unequal sizes on the two hosts
@@ -92,14 +92,14 @@ def test_a_custom_image_reads_resourceconfig_and_two_hosts_find_the_answer(
     job = client.wait(name)
     assert job["TrainingJobStatus"] == "Completed", (job.get("FailureReason"), client.lines(name))
     results = {
-        key: json.loads(text) for key, text in client.archive(f"out/{name}/output/model.tar.gz").items()
+        key: json.loads(text) for key, text in client.read_archive(f"out/{name}/output/model.tar.gz").items()
     }
     assert set(results) == {"algo-1.json", "algo-2.json"}
     assert results["algo-1.json"] == results["algo-2.json"]
     slope, intercept = line_through(points)
     assert results["algo-1.json"]["slope"] == pytest.approx(slope, abs=1e-9)
     assert results["algo-1.json"]["intercept"] == pytest.approx(intercept, abs=1e-9)
-    printed = client.printed(name)
+    printed = client.printed_lines(name)
     assert printed["algo-1"][0].endswith("6 rows of 2 files, called with ['train']")
     assert printed["algo-2"][0].endswith("14 rows of 2 files, called with ['train']")
     (image,) = (line for line in client.lines(name)["algo-1"] if " is run by " in line)
@@ -194,13 +194,13 @@ HOSTILE = {
 }
 
 
-def test_environment_and_words_arrive_exactly(client: Client) -> None:
+def test_environment_and_words_arrive_exactly(client: EndpointClient) -> None:
     script = "print(json.dumps([dict(os.environ), sys.argv[1:]]))"
     words = ["", " ", "--flag=a b", "'\"$HOME`", "*", "#", '["json"]', "\u2603", "--", "-"]
     algorithm = {**script_in()["AlgorithmSpecification"], "ContainerArguments": words}
     job = client.run("exact", script, AlgorithmSpecification=algorithm, Environment=HOSTILE)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    environment, arguments = json.loads(client.printed("exact")["algo-1"][0])
+    environment, arguments = json.loads(client.printed_lines("exact")["algo-1"][0])
     assert {name: environment.get(name) for name in HOSTILE} == HOSTILE
     assert arguments == words
     # Nothing of this machine's: the image's own PATH and home.
@@ -247,9 +247,9 @@ time.sleep(100)
     settings = Settings(container_engine=kind, stop_grace_seconds=5)
     with Endpoint(tmp_path / "home", executor="containers", settings=settings) as info:
         assert info.isolation == kind
-        client = Client(info)
+        client = EndpointClient(info)
         job = client.run("either", script, hosts=2, Environment=HOSTILE, **script_in())
-        printed = client.printed("either")
+        printed = client.printed_lines("either")
     assert job["FailureReason"] == "AlgorithmError: , exit code: 7"
     for label, lines in printed.items():
         environment = json.loads(lines[0])
@@ -257,7 +257,7 @@ time.sleep(100)
         assert lines[1:] == ["[True, True]", "reached", *["leaving"] * (label == "algo-2")]
 
 
-def test_hosts_by_name_and_the_endpoint_within_reach(client: Client, engine: Engine) -> None:
+def test_hosts_by_name_and_the_endpoint_within_reach(client: EndpointClient, engine: Engine) -> None:
     script = """
 import http.client, urllib.parse
 print(os.getpid(), socket.gethostname(), [socket.gethostbyname(name) for name in ("algo-1", "algo-2")])
@@ -269,7 +269,7 @@ print(where.hostname, link.getresponse().status)
 """
     job = client.run("near", script, hosts=2, **script_in())
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    printed = client.printed("near")
+    printed = client.printed_lines("near")
     addresses = printed["algo-1"][0].partition("[")[2]
     assert len(set(json.loads("[" + addresses.replace("'", '"')))) == 2
     for host, lines in printed.items():
@@ -279,7 +279,7 @@ print(where.hostname, link.getresponse().status)
         assert lines[2] == "127.0.0.1 403"  # it answers, and wants a signature
 
 
-def test_network_isolation(client: Client) -> None:
+def test_network_isolation(client: EndpointClient) -> None:
     script = """
 def reaches(address):
     try:
@@ -297,11 +297,11 @@ time.sleep(2)  # the other host may be looking yet
 """
     job = client.run("isolated", script, hosts=2, EnableNetworkIsolation=True, **script_in())
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    for lines in client.printed("isolated").values():
+    for lines in client.printed_lines("isolated").values():
         assert lines in (["peers reached OSError []"], ["peers reached TimeoutError []"])
 
 
-def test_channels_checkpoints_and_what_writing_to_them_does(client: Client, home: Path) -> None:
+def test_channels_checkpoints_and_what_writing_to_them_does(client: EndpointClient, home: Path) -> None:
     for number in range(70):  # more than is copied
         client.put(f"many/{number:02}", b"same")
     client.put("fast/one", b"fast")
@@ -325,7 +325,7 @@ open("/elsewhere/step-1", "w").write("saved")
         **script_in(),
     )
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
-    assert client.printed("channels")["algo-1"] == [
+    assert client.printed_lines("channels")["algo-1"] == [
         "many/07 written changed",
         "fast/one Read-only file system",
         "70 through a pipe",
@@ -334,7 +334,7 @@ open("/elsewhere/step-1", "w").write("saved")
     assert client.keys("ckpt/") == ["ckpt/step-1"]
 
 
-def test_exit_codes_and_words_of_failure(client: Client) -> None:
+def test_exit_codes_and_words_of_failure(client: EndpointClient) -> None:
     code = client.run("seven", "sys.exit(7)", **script_in())
     assert code["FailureReason"] == "AlgorithmError: , exit code: 7"
     told = client.run("told", "open('/opt/ml/output/failure', 'w').write('why'); sys.exit(3)", **script_in())
@@ -350,7 +350,7 @@ def test_exit_codes_and_words_of_failure(client: Client) -> None:
         assert job["FailureReason"].endswith(f"exit code: {number}"), job["FailureReason"]
 
 
-def test_an_image_that_cannot_be_had(client: Client) -> None:
+def test_an_image_that_cannot_be_had(client: EndpointClient) -> None:
     for name, image, cause in (
         ("absent", "localhost:1/never/made:1", "its registry localhost:1 cannot be reached"),
         ("nameless", "never-made", "its name has no registry"),
@@ -361,7 +361,7 @@ def test_an_image_that_cannot_be_had(client: Client) -> None:
         assert cause in job["FailureReason"] and f"build --tag {image}" in job["FailureReason"]
 
 
-def test_a_pull_that_fails_and_one_that_is_given_up(client: Client) -> None:
+def test_a_pull_that_fails_and_one_that_is_given_up(client: EndpointClient) -> None:
     """From registries that are there: one hangs up on everybody, one never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as rude, socket.create_server(("127.0.0.1", 0)) as silent:
 
@@ -398,7 +398,7 @@ def test_a_daemon_that_never_answers_does_not_stop_us(
             containers_engine.best(tmp_path / "engine.json", "docker")
 
 
-def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: Client) -> None:
+def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: EndpointClient) -> None:
     script = """
 def leave(*_):
     open("/opt/ml/model/saved", "w").write("at the end")
@@ -412,11 +412,11 @@ time.sleep(100)
     client.wait_for_line("asked", "ready", count=2)
     client.sagemaker.stop_training_job(TrainingJobName="asked")
     assert client.wait("asked")["TrainingJobStatus"] == "Stopped"
-    assert [lines[-1] for lines in client.printed("asked").values()] == ["leaving", "leaving"]
-    assert client.archive("out/asked/output/model.tar.gz") == {"saved": "at the end"}
+    assert [lines[-1] for lines in client.printed_lines("asked").values()] == ["leaving", "leaving"]
+    assert client.read_archive("out/asked/output/model.tar.gz") == {"saved": "at the end"}
 
 
-def test_who_does_not_listen_is_killed(client: Client) -> None:
+def test_who_does_not_listen_is_killed(client: EndpointClient) -> None:
     """A first process without a handler does not notice SIGTERM, as process 1 of any container."""
     client.create("deaf", "print('ready', flush=True); time.sleep(1000)", **script_in())
     client.wait_for_line("deaf", "ready")
@@ -430,7 +430,9 @@ def test_who_does_not_listen_is_killed(client: Client) -> None:
 def test_memory_that_runs_out_is_told(engine: Engine, tmp_path: Path) -> None:
     settings = Settings(container_options=("--memory=48m", "--memory-swap=48m"))
     with Endpoint(tmp_path, executor="containers", settings=settings) as info:
-        job = Client(info).run("hungry", "kept = bytearray(200 << 20); print(len(kept))", **script_in())
+        job = EndpointClient(info).run(
+            "hungry", "kept = bytearray(200 << 20); print(len(kept))", **script_in()
+        )
     assert job["TrainingJobStatus"] == "Failed"
     assert "memory" in job["FailureReason"] and job["FailureReason"].endswith("exit code: 137")
 
@@ -457,10 +459,10 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
         text=True,
     )
     assert process.stdout is not None
-    client = Client(EndpointInfo.from_json(process.stdout.readline().encode()))
+    client = EndpointClient(EndpointInfo.from_json(process.stdout.readline().encode()))
     client.create("lost", "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
     client.wait_for_line("lost", "ready", count=2)
-    (owner,) = (lock.stem for lock in StateDir(tmp_path).owners.glob("*.lock"))
+    (owner,) = (lock.stem for lock in StateDir(tmp_path).owners_dir.glob("*.lock"))
     assert len(left_of(engine, owner)) == 3
     supervisors = processes_of(process.pid)
     process.kill()
@@ -472,10 +474,10 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
     if not supervisors_too:
         assert eventually(lambda: left_of(engine, owner) == [])
     with Endpoint(tmp_path, executor="processes" if supervisors_too else "containers") as info:
-        reason = Client(info).describe("lost")["FailureReason"]
+        reason = EndpointClient(info).describe("lost")["FailureReason"]
     assert "ended without closing it" in reason
     assert left_of(engine, owner) == []
-    assert eventually(lambda: list(StateDir(tmp_path).hosts.iterdir()) == [])
+    assert eventually(lambda: list(StateDir(tmp_path).hosts_dir.iterdir()) == [])
 
 
 def processes_of(parent: int) -> dict[int, list[str]]:
@@ -487,7 +489,7 @@ def processes_of(parent: int) -> dict[int, list[str]]:
 
 @pytest.mark.parametrize("victim", ("supervisor", "client"))
 def test_what_watches_over_a_container_is_killed(
-    client: Client, engine: Engine, home: Path, victim: str
+    client: EndpointClient, engine: Engine, home: Path, victim: str
 ) -> None:
     """The supervisor, or the engine's client by which the output comes."""
     name = f"watched-{victim}"
@@ -502,11 +504,11 @@ def test_what_watches_over_a_container_is_killed(
     job = client.wait(name)
     assert job["FailureReason"].startswith("InternalServerError: ")
     assert "was killed" in job["FailureReason"]
-    (owner,) = (lock.stem for lock in StateDir(home).owners.glob("*.lock"))
+    (owner,) = (lock.stem for lock in StateDir(home).owners_dir.glob("*.lock"))
     assert eventually(lambda: left_of(engine, owner) == [])
 
 
-def test_a_processing_image_with_its_own_entry_point(client: Client, engine: Engine) -> None:
+def test_a_processing_image_with_its_own_entry_point(client: EndpointClient, engine: Engine) -> None:
     for name, text in (("a.txt", "x y x"), ("b.txt", "z"), ("c.txt", "x x")):
         client.put(f"texts/{name}", text.encode())
     client.sagemaker.create_processing_job(

@@ -16,18 +16,18 @@ from typing import Any
 import boto3
 import pytest
 
+from smlaunch.connection.connect import endpoint_target
 from smlaunch.errors import EXIT_STOPPED, EXIT_TRAINING_FAILED, StoppedByUser
-from smlaunch.export.flow import ERRORS, ITEMS_FILE
+from smlaunch.export.run_template import ITEMS_FILE, ORCHESTRATOR_ERRORS
 from smlaunch.export.step_functions import (
-    FILE,
+    DEFINITION_FILE,
     PERMISSIONS_FILE,
     TASK_FILE,
     export_step_functions,
-    staged,
+    with_items_upload,
 )
-from smlaunch.job import Job
-from smlaunch.local.call_log import read
-from smlaunch.place import target_of
+from smlaunch.job.model import Job
+from smlaunch.local.call_log import read_call_log
 from smlaunch.runs.api import prepare_export
 from smlaunch.runs.deploy import deploy_state_machine
 from smlaunch.runs.run import Run
@@ -60,22 +60,22 @@ def exported(
     """The target, the machine's ARN once it is deployed, and the export's files."""
     limits = {"max_runtime": "10m", "segment": "60s"}
     chain = {"entry": str(script), "strategy": "custom", "limits": limits}
-    target = target_of(user.info)
+    target = endpoint_target(user.info)
     prepared = prepare_export(Job.from_mapping(job or chain), target)
-    files = export_step_functions(prepared.plan, name, pace=target.cadence.pace, **wishes)
-    stage(staged(prepared.plan, files), prepared.source, target, lambda _: None)
+    files = export_step_functions(prepared.plan, name, time_scale=target.polling.time_scale, **wishes)
+    stage(with_items_upload(prepared.plan, files), prepared.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
     role = f"arn:aws:iam::{user.info.account}:role/{name}"
-    first = deploy_state_machine(target, arn, files[FILE], role)
+    first = deploy_state_machine(target, arn, files[DEFINITION_FILE], role)
     assert (first.arn, first.change) == (arn, "created")
-    assert deploy_state_machine(target, arn, files[FILE], role).change == "unchanged"
+    assert deploy_state_machine(target, arn, files[DEFINITION_FILE], role).change == "unchanged"
     return target, arn, files
 
 
 def assert_allowed(log: Path, name: str, files: dict[str, str]) -> None:
     """Whatever the machine's role has called, by the policy that was written for it."""
     permissions = json.loads(files[PERMISSIONS_FILE])["Statement"]
-    own = [call for call in read(log) if f":assumed-role/{name}/" in call.caller]
+    own = [call for call in read_call_log(log) if f":assumed-role/{name}/" in call.caller]
     needs = {(need.action, need.resource) for call in own for need in call.needs}
     assert {action.partition(":")[0] for action, _ in needs} >= {"sagemaker", "iam"}
     assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
@@ -108,6 +108,22 @@ def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path:
     # Another execution is another run, with checkpoints of its own.
     again = user.ended(user.execute(machine, name="nightly-2"), 120)
     assert json.loads(again["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
+
+
+def test_addresses_may_have_quotes_and_braces(user: StepFunctions, tmp_path: Path) -> None:
+    """They are literals of States.Format, which adds the run's name."""
+    job = {
+        "entry": str(write_script(tmp_path)),
+        "strategy": "custom",
+        "limits": {"max_runtime": "10m", "segment": "60s"},
+        "checkpoints": {"uri": f"s3://{user.info.bucket}/the team's {{best}}/"},
+    }
+    target, machine, _ = exported(user, tmp_path / "train.py", "quotes", job=job)
+    ended = user.ended(user.execute(machine, name="quoted"), 120)
+    assert ended["status"] == "SUCCEEDED", ended
+    assert weights(target, json.loads(ended["output"])["model_artifacts"]) == TRUE_WEIGHTS
+    below = "the team's {best}/quoted/"
+    assert any("/outcome-quoted-s" in stored.key for stored in target.storage.list(user.info.bucket, below))
 
 
 def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Path) -> None:
@@ -145,11 +161,11 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     target, machine, _ = exported(user, script, "failing")
     execution = user.execute(machine, name="bad")
     ended = user.ended(execution, 120)
-    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
+    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), ended
     assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
     assert "AlgorithmError" in ended["cause"]
     looked_at = Run.attach(execution, target).describe()
-    assert (looked_at.exit_code, looked_at.driver) == (EXIT_TRAINING_FAILED, execution)
+    assert (looked_at.exit_code, looked_at.execution) == (EXIT_TRAINING_FAILED, execution)
 
 
 def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, tmp_path: Path) -> None:
@@ -165,7 +181,7 @@ def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, t
     Run.attach("by-job", target).stop()
     assert target.orchestrators.stop(executions["by-execution"])
     ended = user.ended(executions["by-job"])
-    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_STOPPED])
+    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_STOPPED])
     assert user.ended(executions["by-execution"])["status"] == "ABORTED"
     for name in executions:
         with pytest.raises(StoppedByUser):
@@ -190,7 +206,7 @@ def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
         "entry": str(script),
         "strategy": "share-nothing",
         "compute": {"hosts": hosts},
-        "inputs": {"train": {"uri": str(data), "split": "bytes", "carry": "jobs"}},
+        "inputs": {"train": {"uri": str(data), "split": "bytes", "split_via": "jobs"}},
     }
 
 
@@ -223,7 +239,9 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
     bucket, _, key = told["output"].removeprefix("s3://").partition("/")
     assert target.storage.get_bytes(bucket, f"{key}clean") == b"rows"
     failed = user.ended(user.execute(machine, name="dirty"), 60)
-    assert (failed["status"], failed["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), failed
+    assert (failed["status"], failed["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), (
+        failed
+    )
     assert "ValueError: row 1" in failed["cause"]
     assert names(target, "dirty") == ["dirty-s1-a1", "dirty-s1-a2"]
     assert_allowed(log, "clean", files)
@@ -238,7 +256,7 @@ def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
 def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, tmp_path: Path) -> None:
     """Three are made many by an export that takes two inline."""
     job = in_parts(tmp_path, 3)
-    target, machine, files = exported(user, Path(job["entry"]), "many", job=job, most_inline=2)
+    target, machine, files = exported(user, Path(job["entry"]), "many", job=job, max_inline_shards=2)
     assert len(json.loads(files[ITEMS_FILE])) == 3
     ended = user.ended(user.execute(machine, name="wide"), 120)
     assert ended["status"] == "SUCCEEDED", ended
@@ -267,7 +285,7 @@ def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_pat
         check=True,
     )
     written = tmp_path / "out"
-    every = json.loads((written / FILE).read_text())["States"]["Every part"]
+    every = json.loads((written / DEFINITION_FILE).read_text())["States"]["Every part"]
     at = every["ItemReader"]["Parameters"]
     staged_list = tmp_path / "home" / "s3" / at["Bucket"] / at["Key"]
     assert staged_list.read_text() == (written / ITEMS_FILE).read_text()
@@ -278,9 +296,9 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
     user: StepFunctions, tmp_path: Path
 ) -> None:
     job = in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
-    target, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, most_inline=2)
+    target, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, max_inline_shards=2)
     ended = user.ended(user.execute(machine, name="torn"), 120)
-    assert (ended["status"], ended["error"]) == ("FAILED", ERRORS[EXIT_TRAINING_FAILED]), ended
+    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), ended
     said = re.fullmatch(r"the parts \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", ended["cause"])
     assert said is not None, ended["cause"]
     for number in (1, 2, 3):
@@ -291,7 +309,7 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """The command line beside a standing endpoint that has moto."""
+    """The command line beside a background endpoint that has moto."""
     (tmp_path / "work").mkdir()
     shell = Shell(tmp_path / "work", tmp_path / "home")
     command = [moto_python(), "-m", "smlaunch.cli.main", "local", "start"]

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from smlaunch.export.pipeline import FILE as PIPELINE
-from smlaunch.export.policies import UNCALLED
-from smlaunch.export.step_functions import FILE as MACHINE
+from smlaunch.contract.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from smlaunch.export.pipeline import DEFINITION_FILE as PIPELINE
+from smlaunch.export.sfn_policies import RARE_ACTIONS
+from smlaunch.export.step_functions import DEFINITION_FILE as MACHINE
 from smlaunch.export.step_functions import PERMISSIONS_FILE, TRUST_FILE
-from smlaunch.local.call_log import Call, read
+from smlaunch.local.call_log import LoggedCall, read_call_log
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.protocol.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from tests.conftest import ROOT
 from tests.e2e.chains import SCRIPT, SEGMENTS, TRUE_WEIGHTS
 from tests.e2e.command import smlaunch
@@ -80,7 +80,7 @@ class Made(NamedTuple):
 
 
 class Ground:
-    """A standing endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
+    """A background endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.home = folder / "smlaunch"
@@ -96,7 +96,7 @@ class Ground:
         plain = {
             name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SMLAUNCH_"))
         }
-        words = ["-m", "tests.local.endpoint_process", str(self.home), "plain", "standing"]
+        words = ["-m", "tests.local.endpoint_process", str(self.home), "plain", "background"]
         done = subprocess.run(
             [python, *words, json.dumps({**SETTINGS, "call_log": str(self.log)})],
             stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ class Ground:
 
     def creates(self) -> list[str]:
         """What each CreateTrainingJob was refused with, if it was."""
-        return [call.error for call in read(self.log) if call.operation == "CreateTrainingJob"]
+        return [call.error for call in read_call_log(self.log) if call.operation == "CreateTrainingJob"]
 
     def check(self) -> list[Made]:
         """The jobs, of which everything but their names was looked at."""
@@ -187,7 +187,7 @@ class Machine(NamedTuple):
     jobs: list[Made]
     creates: list[str]
     result: Mapping[str, Any]
-    calls: list[Call]
+    calls: list[LoggedCall]
     role: str
 
 
@@ -199,7 +199,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
         arn = f"arn:aws:states:{made.info.region}:{made.info.account}:stateMachine:trainer"
         ended = made.user.ended(made.user.execute(arn, name=RUN), 120)
         assert ended["status"] == "SUCCEEDED", ended
-        calls = [call for call in read(made.log) if call.via == "states"]
+        calls = [call for call in read_call_log(made.log) if call.via == "states"]
         return Machine(files, made.check(), made.creates(), json.loads(ended["output"]), calls, role)
 
 
@@ -224,8 +224,8 @@ def test_its_policies_allow_what_its_run_called_and_nothing_without_a_reason(mac
     assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
     called = {call.needs[0].action for call in own}
     unused = {action for one in permissions for action in one["Action"]} - called
-    assert unused - UNCALLED.keys() == set(), "allowed, never called, and without a reason"
-    assert called & UNCALLED.keys() == {"sagemaker:ListTags"}, "a job failed"
+    assert unused - RARE_ACTIONS.keys() == set(), "allowed, never called, and without a reason"
+    assert called & RARE_ACTIONS.keys() == {"sagemaker:ListTags"}, "a job failed"
 
 
 def allows(statements: list[dict[str, Any]], action: str, resource: str) -> bool:

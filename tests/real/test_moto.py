@@ -15,7 +15,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smlaunch.local.call_log import Need, read
+from smlaunch.local.call_log import IamPermission, read_call_log
 from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, processes_of_moto
 
 
@@ -33,13 +33,13 @@ def test_a_service_of_moto_s_has_our_account_and_the_signed_region(place: tuple[
     arn = secrets.create_secret(Name="token", SecretString="abc")["ARN"]
     assert arn.startswith(f"arn:aws:secretsmanager:us-east-1:{user.info.account}:secret:token-")
     assert secrets.get_secret_value(SecretId="token")["SecretString"] == "abc"
-    call = read(calls)[-1]
+    call = read_call_log(calls)[-1]
     assert (call.service, call.operation, call.status) == ("secretsmanager", "GetSecretValue", 200)
     resource = f"arn:aws:secretsmanager:us-east-1:{user.info.account}:secret:token"
-    assert call.needs == (Need("secretsmanager:GetSecretValue", resource),)
+    assert call.needs == (IamPermission("secretsmanager:GetSecretValue", resource),)
     with pytest.raises(secrets.exceptions.ResourceNotFoundException):
         secrets.get_secret_value(SecretId="none")
-    assert read(calls)[-1].error == "ResourceNotFoundException"
+    assert read_call_log(calls)[-1].error == "ResourceNotFoundException"
 
 
 def _elsewhere(user: StepFunctions, service: str, secret: str | None = None) -> Any:

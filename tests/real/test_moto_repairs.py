@@ -30,7 +30,6 @@ def look(case: str, repaired: bool) -> Any:
         ("stopped-map", "FAILED", "ABORTED"),
         ("waiting", "RUNNING", "ABORTED"),
         ("tolerated", ["SUCCEEDED", [1, None, 3], [1, None, 3]], ["FAILED", [1, None, 3], {}]),
-        ("many", ["RUNNING", "RUNNING"], ["SUCCEEDED", "SUCCEEDED"]),
         ("members", ["FAILED", None], ["SUCCEEDED", 1]),
         ("error-names", "s3.NoSuchKeyException", "S3.NoSuchKeyException"),
         ("output", "yes", '"yes"'),

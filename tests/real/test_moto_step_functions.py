@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local.call_log import Need, read
+from smlaunch.local.call_log import IamPermission, read_call_log
 from tests.conftest import ROOT
 from tests.local.client import PRELUDE
-from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, task
+from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, moto_python, task
 
 SYNC = "sagemaker:createTrainingJob.sync"
 DISTRIBUTED = {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
@@ -58,12 +58,14 @@ def test_a_completed_job_gives_its_description(user: StepFunctions, folder: Path
     assert output["TrainingJobArn"] == described["TrainingJobArn"]
     assert output["ModelArtifacts"] == described["ModelArtifacts"]
     assert output["CreationTime"] == int(described["CreationTime"].timestamp() * 1000)
-    created = [call for call in read(folder / "calls.jsonl") if call.operation == "CreateTrainingJob"]
+    created = [
+        call for call in read_call_log(folder / "calls.jsonl") if call.operation == "CreateTrainingJob"
+    ]
     assert [call.via for call in created] == ["states"]
     assert created[0].caller == f"arn:aws:sts::{user.info.account}:assumed-role/machine/StepFunctions"
     assert created[0].needs == (
-        Need("sagemaker:CreateTrainingJob", described["TrainingJobArn"]),
-        Need("iam:PassRole", user.info.role_arn),
+        IamPermission("sagemaker:CreateTrainingJob", described["TrainingJobArn"]),
+        IamPermission("iam:PassRole", user.info.role_arn),
     )
 
 
@@ -157,7 +159,9 @@ def test_throttling_is_retried_by_the_name_that_was_chosen(user: StepFunctions, 
     again = [{"ErrorEquals": ["SageMaker.ThrottlingException"], "IntervalSeconds": 60, "MaxAttempts": 2}]
     ran = user.run_machine("throttled", task("sagemaker:createProcessingJob.sync", request, Retry=again))
     assert json.loads(ran["output"])["ProcessingJobStatus"] == "Completed", ran
-    calls = [call for call in read(folder / "calls.jsonl") if call.operation == "CreateProcessingJob"]
+    calls = [
+        call for call in read_call_log(folder / "calls.jsonl") if call.operation == "CreateProcessingJob"
+    ]
     assert [call.error for call in calls] == ["ThrottlingException", "ThrottlingException", ""]
 
 
@@ -247,7 +251,7 @@ def test_a_map_of_nested_machines_runs_a_job_for_each(user: StepFunctions) -> No
     first = {"Type": "Map", "ItemsPath": "$.words", "MaxConcurrency": 2, "ItemProcessor": items, "End": True}
     ran = user.run_machine("maps", first, {"words": ["a", "b", "c"]})
     assert json.loads(ran["output"]) == ["mapped-a", "mapped-b", "mapped-c"], ran
-    assert user.printed("mapped-b") == {"algo-1": ["b"]}
+    assert user.printed_lines("mapped-b") == {"algo-1": ["b"]}
 
 
 def test_a_distributed_map_runs_a_job_for_each_entry_of_a_list_in_s3(user: StepFunctions) -> None:
@@ -272,6 +276,55 @@ def test_a_distributed_map_runs_a_job_for_each_entry_of_a_list_in_s3(user: StepF
     ran = user.run_machine("listed", first)
     assert json.loads(ran["output"]) == [{"status": "Completed"}] * 2, ran
     assert user.describe("listed-2")["TrainingJobStatus"] == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("tolerated", "status"),
+    [
+        ({}, "FAILED"),
+        ({"ToleratedFailureCount": 1}, "SUCCEEDED"),
+        ({"ToleratedFailurePercentage": 20.0}, "FAILED"),
+        ({"ToleratedFailurePercentage": 50.0}, "SUCCEEDED"),
+    ],
+)
+def test_a_distributed_map_fails_where_more_items_fail_than_it_tolerates(
+    user: StepFunctions, tolerated: dict[str, Any], status: str
+) -> None:
+    """One of three fails."""
+    two = {"Variable": "$", "NumericEquals": 2, "Next": "Fail"}
+    processor = {
+        "ProcessorConfig": DISTRIBUTED,
+        "StartAt": "Which",
+        "States": {
+            "Which": {"Type": "Choice", "Choices": [two], "Default": "Pass"},
+            "Fail": {"Type": "Fail", "Error": "Two"},
+            "Pass": {"Type": "Pass", "End": True},
+        },
+    }
+    first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": processor, "End": True, **tolerated}
+    name = "tolerates" + "".join(f"-{limit}" for limit in tolerated.values()).replace(".", "-")
+    ran = user.run_machine(name, first, {"l": [1, 2, 3]})
+    assert ran["status"] == status, ran
+    if status == "FAILED":
+        assert ran["error"] == "States.ExceedToleratedFailureThreshold"
+
+
+def test_an_execution_that_is_stopped_in_a_map_is_aborted(user: StepFunctions) -> None:
+    """Also once its items have ended with it."""
+    wait = {"StartAt": "Wait", "States": {"Wait": {"Type": "Wait", "Seconds": 600_000, "End": True}}}
+    first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": wait, "End": True}
+    execution = user.execute(user.machine("stopped-map", first), {"l": [1, 2]})
+
+    def events() -> list[str]:
+        page = user.states.get_execution_history(executionArn=execution, maxResults=1000)
+        return [event["type"] for event in page["events"]]
+
+    assert eventually(lambda: events().count("WaitStateEntered") == 2)
+    user.states.stop_execution(executionArn=execution)
+    ends = {"ExecutionAborted", "ExecutionFailed"}
+    assert eventually(lambda: events().count("MapIterationAborted") == 2 and not ends.isdisjoint(events()))
+    assert ends.intersection(events()) == {"ExecutionAborted"}
+    assert user.states.describe_execution(executionArn=execution)["status"] == "ABORTED"
 
 
 def test_a_nested_execution_is_stopped_with_its_parent(user: StepFunctions) -> None:

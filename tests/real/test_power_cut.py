@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.objects import ObjectStore
-from smlaunch.local.store import JobStore
+from smlaunch.local.job_store import JobStore
+from smlaunch.local.object_store import ObjectStore
 from tests.conftest import ROOT
-from tests.local.client import Client
+from tests.local.client import EndpointClient
 from tests.real.disk_trace import STRACE, Call, Disk, calls, is_answer
 
 SCRIPT = """
@@ -32,7 +32,7 @@ ANYTHING = b"of which only the name is known beforehand"
 
 
 @contextmanager
-def traced(home: Path, folder: Path) -> Iterator[Client]:
+def traced(home: Path, folder: Path) -> Iterator[EndpointClient]:
     """A client of an endpoint whose system calls are written into ``folder``."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: make test-real")
@@ -45,7 +45,7 @@ def traced(home: Path, folder: Path) -> Iterator[Client]:
         cwd=ROOT,
     ) as endpoint:
         assert endpoint.stdin is not None and endpoint.stdout is not None
-        yield Client(EndpointInfo.from_json(endpoint.stdout.readline()))
+        yield EndpointClient(EndpointInfo.from_json(endpoint.stdout.readline()))
         endpoint.stdin.close()
 
 

@@ -155,7 +155,9 @@ class Lineage:
 
     @property
     def outcome(self) -> tuple[str, int]:
-        document = json.loads((self._folder / "checkpoints" / "outcome.json").read_text())
+        document = json.loads(
+            (self._folder / "checkpoints" / "smlaunch" / "outcome-lineage-s1-a1.json").read_text()
+        )
         return document["result"], document["step"]
 
     @property

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from random import Random
 
-from smlaunch.data.pack import FolderSource, Wanted, pack
-from smlaunch.data.pack_place import FolderPlace
+from smlaunch.data.pack import FolderSource, PackOptions, pack
+from smlaunch.data.pack_destination import FolderDestination
 from tests.real.conftest import program
 
 READ = """
@@ -41,7 +41,9 @@ def test_webdataset_reads_every_sample_once_and_whole(tmp_path: Path) -> None:
             (folder / f"s-{number:04}.k").mkdir()
             (folder / f"s-{number:04}.k" / "in.txt").write_bytes(b"between")
             wanted[f"{folder.name}/s-{number:04}.k/in"] = {"txt": hashlib.sha256(b"between").hexdigest()}
-    done = pack(FolderSource(tmp_path / "src"), FolderPlace(tmp_path / "dst"), Wanted(count=7))
+    done = pack(
+        FolderSource(tmp_path / "src"), FolderDestination(tmp_path / "dst"), PackOptions(shard_count=7)
+    )
     assert len(done.index.shards) == 7 and done.index.samples == len(wanted)
     shards = str(tmp_path / "dst" / "shards" / "shard-{00000..00006}.tar")
     read = subprocess.run(

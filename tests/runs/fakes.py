@@ -8,20 +8,27 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from smlaunch.aws.interfaces import CallError, JobSummary, LogEvent, StoredObject, TransferItem
 from smlaunch.errors import EXIT_STOPPED
-from smlaunch.planning.orchestrated import Execution
-from smlaunch.ports import CallError, JobSummary, LogEvent, Parcel, StoredObject
-from smlaunch.runs.follow import Cadence
+from smlaunch.planner.external_execution import OrchestratorExecution
+from smlaunch.runs.job_poller import Polling
 from smlaunch.runs.target import Target
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
 BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"
-EAGER = Cadence(first=0.0, longest=0.0, factor=1.0, settle=0.0, patience=10.0, pace=0.0)
+INSTANT_POLLING = Polling(
+    initial_seconds=0.0,
+    max_seconds=0.0,
+    backoff_factor=1.0,
+    settle_seconds=0.0,
+    give_up_seconds=10.0,
+    time_scale=0.0,
+)
 
 
-def moment(second: float) -> datetime:
+def time_at(second: float) -> datetime:
     return datetime.fromtimestamp(1_800_000_000 + second, timezone.utc)
 
 
@@ -32,7 +39,7 @@ class FakeControl:
     def __init__(self) -> None:
         self.created: list[dict[str, Any]] = []
         self.create_errors: list[CallError] = []
-        self.scripts: dict[str, list[dict[str, Any] | CallError]] = {}
+        self.descriptions_by_job: dict[str, list[dict[str, Any] | CallError]] = {}
         self.tags_of: dict[str, dict[str, str]] = {}
         self.stopped: list[str] = []
 
@@ -40,16 +47,18 @@ class FakeControl:
         if self.create_errors:
             raise self.create_errors.pop(0)
         name = request["TrainingJobName"]
-        if name in self.scripts:
+        if name in self.descriptions_by_job:
             raise CallError("CreateTrainingJob", "ResourceInUse", f"{name} exists", 400)
         self.created.append(dict(request))
         arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
         self.tags_of[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
-        self.scripts[name] = [described(name, "Completed", ["Starting", "Training", "Completed"])]
+        self.descriptions_by_job[name] = [
+            job_description(name, "Completed", ["Starting", "Training", "Completed"])
+        ]
         return arn
 
     def describe(self, name: str) -> dict[str, Any]:
-        answers = self.scripts.get(name)
+        answers = self.descriptions_by_job.get(name)
         if not answers:
             raise CallError(
                 "DescribeTrainingJob", "ValidationException", "Requested resource not found.", 400
@@ -63,22 +72,22 @@ class FakeControl:
         self.stopped.append(name)
 
     def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
-        for index, name in enumerate(reversed(self.scripts)):
+        for index, name in enumerate(reversed(self.descriptions_by_job)):
             if name_contains is None or name_contains in name:
-                answer = self.scripts[name][-1]
+                answer = self.descriptions_by_job[name][-1]
                 assert not isinstance(answer, CallError)
                 yield JobSummary(
                     name, answer["TrainingJobArn"], answer["TrainingJobStatus"], float(-index), None
                 )
 
-    def tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+    def list_tagged(self, key: str, value: str) -> Iterator[JobSummary]:
         return (row for row in self.list() if self.tags(row.arn).get(key) == value)
 
     def tags(self, arn: str) -> dict[str, str]:
         return self.tags_of.get(arn, {})
 
 
-def described(name: str, status: str, states: Sequence[str], **more: Any) -> dict[str, Any]:
+def job_description(name: str, status: str, states: Sequence[str], **more: Any) -> dict[str, Any]:
     """A DescribeTrainingJob answer that has gone through ``states``, one a second."""
     return {
         "TrainingJobName": name,
@@ -86,10 +95,10 @@ def described(name: str, status: str, states: Sequence[str], **more: Any) -> dic
         "TrainingJobStatus": status,
         "SecondaryStatus": states[-1],
         "SecondaryStatusTransitions": [
-            {"Status": state, "StartTime": moment(second), "StatusMessage": f"{state} it is"}
+            {"Status": state, "StartTime": time_at(second), "StatusMessage": f"{state} it is"}
             for second, state in enumerate(states)
         ],
-        "CreationTime": moment(0),
+        "CreationTime": time_at(0),
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
         **more,
     }
@@ -99,17 +108,19 @@ class FakeOrchestrators:
     """``said``: what executions answer. ``stopped``: those that were."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Execution] = {}
+        self.executions: dict[str, OrchestratorExecution] = {}
         self.stopped: list[str] = []
 
-    def ask(self, execution: str) -> Execution | None:
-        return self.said.get(execution)
+    def describe(self, execution: str) -> OrchestratorExecution | None:
+        return self.executions.get(execution)
 
     def stop(self, execution: str) -> bool:
-        if execution in self.said:
+        if execution in self.executions:
             self.stopped.append(execution)
-            self.said[execution] = Execution(True, EXIT_STOPPED, "its execution was stopped")
-        return execution in self.said
+            self.executions[execution] = OrchestratorExecution(
+                True, EXIT_STOPPED, "its execution was stopped"
+            )
+        return execution in self.executions
 
 
 class FakeStorage:
@@ -144,7 +155,7 @@ class FakeStorage:
         self.objects[bucket][key] = content
         self.puts.append(key)
 
-    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+    def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
         if key in self.objects.get(bucket, {}):
             return False
         self.put_bytes(bucket, key, content)
@@ -173,44 +184,48 @@ class FakeTransfer:
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
 
-    def put(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
-        for parcel in parcels:
+    def put(
+        self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
+    ) -> None:
+        for parcel in items:
             self._storage.put_file(bucket, parcel.key, parcel.path)
-            moved(parcel.size, 1)
+            on_progress(parcel.size, 1)
 
-    def get(self, bucket: str, parcels: Sequence[Parcel], moved: Callable[[int, int], None]) -> None:
-        for parcel in parcels:
+    def get(
+        self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
+    ) -> None:
+        for parcel in items:
             parcel.path.parent.mkdir(parents=True, exist_ok=True)
             parcel.path.write_bytes(self._storage.objects[bucket][parcel.key])
-            moved(parcel.size, 1)
+            on_progress(parcel.size, 1)
 
-    def is_there(self, bucket: str, parcel: Parcel) -> bool:
-        return parcel.path.is_file() and parcel.path.read_bytes() == self._storage.objects[bucket][parcel.key]
+    def has_same_content(self, bucket: str, item: TransferItem) -> bool:
+        return item.path.is_file() and item.path.read_bytes() == self._storage.objects[bucket][item.key]
 
 
 class FakeLogs:
     """Streams by name; the token is how many events have been read."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, list[LogEvent]] = {}
+        self.events_by_stream: dict[str, list[LogEvent]] = {}
         self.errors: list[CallError] = []
-        self.page = 1000
+        self.page_size = 1000
 
-    def say(self, stream: str, *texts: str) -> None:
-        events = self.lines.setdefault(stream, [])
+    def add_lines(self, stream: str, *texts: str) -> None:
+        events = self.events_by_stream.setdefault(stream, [])
         events.extend(LogEvent(1000 * (len(events) + number), text) for number, text in enumerate(texts))
 
     def streams(self, group: str, prefix: str) -> Sequence[str]:
-        return [name for name in self.lines if name.startswith(prefix)]
+        return [name for name in self.events_by_stream if name.startswith(prefix)]
 
     def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
-        return self.lines[stream][-self.page :]
+        return self.events_by_stream[stream][-self.page_size :]
 
     def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
         if self.errors:
             raise self.errors.pop(0)
         start = int(token or 0)
-        found = self.lines[stream][start : start + self.page]
+        found = self.events_by_stream[stream][start : start + self.page_size]
         return found, str(start + len(found))
 
 
@@ -242,7 +257,7 @@ class FakeQuotas:
 
 def fake_target(**known: Any) -> Target:
     """A target whose ports are fakes."""
-    target = Target("aws", REGION, EAGER, clients=None, **known)
+    target = Target("aws", REGION, INSTANT_POLLING, session=None, **known)
     storage = FakeStorage()
     target.__dict__.update(
         control=FakeControl(),

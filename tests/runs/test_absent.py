@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.runs.absent import hint
+from smlaunch.runs.missing_files import missing_file_hint
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,9 @@ from smlaunch.runs.absent import hint
         ("FileNotFoundError: [Errno 2] No such file or directory: 'my keys/a b.pem'", "my keys/a b.pem"),
     ],
 )
-def test_a_missing_file_that_was_left_out_is_named(text: str, name: str) -> None:
+def test_hint_names_the_excluded_file(text: str, name: str) -> None:
     left_out = {"other.pem": "x", name: "may hold secrets"}
-    assert hint(text, left_out) == f"{name} was not sent: it may hold secrets"
+    assert missing_file_hint(text, left_out) == f"{name} was not sent: it may hold secrets"
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_a_missing_file_that_was_left_out_is_named(text: str, name: str) -> None
         "",
     ],
 )
-def test_any_other_failure_has_no_hint(text: str) -> None:
-    assert hint(text, {"configs/auth.json": "may hold secrets"}) == ""
+def test_other_failures_have_no_hint(text: str) -> None:
+    assert missing_file_hint(text, {"configs/auth.json": "may hold secrets"}) == ""

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.aws.interfaces import CallError
+from smlaunch.contract.names import is_run_id
 from smlaunch.errors import AccountError, JobError, TrainingFailed
-from smlaunch.job import Job
-from smlaunch.planning.plan import Plan
-from smlaunch.ports import CallError
-from smlaunch.protocol.names import is_run_id
-from smlaunch.runs.api import fresh_run_id, launch, plan, prepare
+from smlaunch.job.model import Job
+from smlaunch.planner.plan import Plan
+from smlaunch.runs.api import generate_run_id, launch, plan, prepare
 from smlaunch.runs.run import Run, list_runs
 from smlaunch.runs.target import Target
-from tests.runs.fakes import BUCKET, ROLE, FakeControl, FakeLogs, FakeStorage, described, fake_target
+from tests.runs.fakes import BUCKET, ROLE, FakeControl, FakeLogs, FakeStorage, fake_target, job_description
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def test_a_launch_uploads_everything_the_request_names(job: Job, target: Target)
     assert {len(content) for key, content in keys.items() if key.endswith(".bin")} == {10, 20}
 
 
-def test_a_run_of_one_job_keeps_nothing_beside_what_the_job_needs(job: Job, target: Target) -> None:
+def test_a_single_job_stores_no_workflow(job: Job, target: Target) -> None:
     run = launch(job, target)
-    assert run.chain is None
+    assert run.chain_driver is None
     keys = storage(target).objects[BUCKET]
     own = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
     assert own == {"runtime.pyz", "job.json"}
 
 
-def test_a_chain_is_written_down_before_its_first_job(job: Job, target: Target) -> None:
+def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) -> None:
     source = Path(job.entry)
     source.write_text("import smlaunch.train")
     longer = Job.from_mapping({**job.to_mapping(), "limits": {"max_runtime": "2d", "segment": "1d"}})
@@ -80,10 +80,10 @@ def test_a_chain_is_written_down_before_its_first_job(job: Job, target: Target) 
     control(target).create = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(AccountError):
         launch(longer, target)
-    assert "smlaunch/demo/chain.json" in storage(target).objects[BUCKET]
+    assert "smlaunch/demo/workflow.json" in storage(target).objects[BUCKET]
 
 
-def test_what_is_there_is_not_sent_again(job: Job, target: Target) -> None:
+def test_existing_objects_are_not_uploaded_again(job: Job, target: Target) -> None:
     launch(job, target)
     first = len(storage(target).puts)
     again = Job.from_mapping({**job.to_mapping(), "name": "demo-2"})
@@ -108,7 +108,7 @@ def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None
     assert storage(target).puts == before, "what lies at the run's place belongs to the first job"
 
 
-def test_a_create_whose_answer_was_lost_has_made_its_job_all_the_same(
+def test_a_create_with_a_lost_response_finds_its_job(
     job: Job, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -124,14 +124,14 @@ def test_a_create_whose_answer_was_lost_has_made_its_job_all_the_same(
     assert len(control(target).created) == 1
 
 
-def test_a_missing_default_bucket_is_made_and_told(job: Job, target: Target) -> None:
+def test_a_missing_default_bucket_is_created_and_reported(job: Job, target: Target) -> None:
     storage(target).objects.clear()
     told: list[str] = []
-    launch(job, target, told=told.append)
-    assert told == [f"made the bucket {BUCKET} for source and results"]
+    launch(job, target, on_message=told.append)
+    assert told == [f"created the bucket {BUCKET} for source and results"]
 
 
-def test_a_refusal_carries_the_next_step(job: Job, target: Target) -> None:
+def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
     control(target).create_errors = [
         CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
     ]
@@ -148,7 +148,7 @@ def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, ta
     assert launch(plan(job, target), target).name == "demo"
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path, target: Target) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path, target: Target) -> None:
     job = Job(
         entry=tmp_path / "nope.py", inputs={"train": "s3://no-such-bucket/x/", "test": tmp_path / "nothing"}
     )
@@ -162,7 +162,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path, target: Target) -> None:
     }
 
 
-def test_a_script_that_its_ignore_file_hides(tmp_path: Path, target: Target) -> None:
+def test_an_ignored_script_is_reported(tmp_path: Path, target: Target) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / ".gitignore").write_text("train.py\n")
     said = r"train.py is left out of the source by an ignore file; add a line '!train.py'"
@@ -170,17 +170,17 @@ def test_a_script_that_its_ignore_file_hides(tmp_path: Path, target: Target) -> 
         prepare(Job(entry=tmp_path / "train.py", role=ROLE), target)
 
 
-def test_a_script_outside_of_its_source(tmp_path: Path, target: Target) -> None:
+def test_a_script_outside_of_its_source_is_reported(tmp_path: Path, target: Target) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "lib").mkdir()
-    with pytest.raises(JobError, match="lies outside of the source folder"):
+    with pytest.raises(JobError, match="is outside of the source folder"):
         prepare(Job(entry=tmp_path / "train.py", source=tmp_path / "lib", role=ROLE), target)
 
 
 @pytest.mark.parametrize("entry", ["train_ddp.py", "Ünïcode.py", "--.py", "a" * 90 + ".py", "3.14_pi.sh"])
-def test_fresh_names_can_name_runs(entry: str) -> None:
+def test_generated_names_are_valid_run_ids(entry: str) -> None:
     # Three: of twenty with four random characters two are the same once in five thousand times.
-    names = {fresh_run_id(entry) for _ in range(3)}
+    names = {generate_run_id(entry) for _ in range(3)}
     assert all(is_run_id(name) for name in names)
     assert len(names) == 3
 
@@ -198,43 +198,47 @@ def test_a_run_is_found_again_by_its_name_alone(job: Job, target: Target) -> Non
 
 def test_waiting_for_a_failure_raises_it(target: Target) -> None:
     reason = "AlgorithmError: rank 1 on algo-1 exited with code 3: ValueError: x, exit code: 3"
-    control(target).scripts["demo-s1-a1"] = [
-        described("demo-s1-a1", "Failed", ["Failed"], FailureReason=reason)
+    control(target).descriptions_by_job["demo-s1-a1"] = [
+        job_description("demo-s1-a1", "Failed", ["Failed"], FailureReason=reason)
     ]
     with pytest.raises(TrainingFailed, match="run demo: rank 1 on algo-1 exited with code 3: ValueError: x"):
         Run.attach("demo", target).wait()
 
 
-def test_any_training_job_can_be_looked_at_by_its_own_name(target: Target) -> None:
-    control(target).scripts["SomeoneElses-Job"] = [described("SomeoneElses-Job", "Stopped", ["Stopped"])]
+def test_any_training_job_can_be_attached_by_name(target: Target) -> None:
+    control(target).descriptions_by_job["SomeoneElses-Job"] = [
+        job_description("SomeoneElses-Job", "Stopped", ["Stopped"])
+    ]
     assert Run.attach("SomeoneElses-Job", target).describe().exit_code == 5
 
 
-def test_a_name_that_is_none(job: Job, target: Target) -> None:
+def test_an_unknown_name_is_reported(job: Job, target: Target) -> None:
     launch(job, target)
     with pytest.raises(JobError, match=r"there is no run 'demmo' on eu-west-1, did you mean 'demo'\?"):
         Run.attach("demmo", target)
 
 
-def test_stopping_what_runs_and_what_has_ended(job: Job, target: Target) -> None:
+def test_stop_a_running_and_an_ended_run(job: Job, target: Target) -> None:
     launch(job, target)
     Run.attach("demo", target).stop()
     assert control(target).stopped == []
-    control(target).scripts["demo-s1-a1"] = [described("demo-s1-a1", "InProgress", ["Training"])]
+    control(target).descriptions_by_job["demo-s1-a1"] = [
+        job_description("demo-s1-a1", "InProgress", ["Training"])
+    ]
     Run.attach("demo", target).stop()
     assert control(target).stopped == ["demo-s1-a1"]
 
 
-def test_the_log_so_far(job: Job, target: Target) -> None:
+def test_logs_returns_all_lines_so_far(job: Job, target: Target) -> None:
     launch(job, target)
     logs: FakeLogs = target.__dict__["logs"]
-    logs.page = 2
-    logs.say("demo-s1-a1/algo-1-5", *"abcde")
+    logs.page_size = 2
+    logs.add_lines("demo-s1-a1/algo-1-5", *"abcde")
     assert [line.text for line in Run.attach("demo", target).logs()] == list("abcde")
 
 
-def test_the_list_shows_runs_not_jobs(target: Target) -> None:
+def test_list_runs_shows_runs_not_jobs(target: Target) -> None:
     for name in ("one-s1-a1", "other", "one-s2-a1"):
-        control(target).scripts[name] = [described(name, "Completed", ["Completed"])]
+        control(target).descriptions_by_job[name] = [job_description(name, "Completed", ["Completed"])]
     assert [(row.run, row.job) for row in list_runs(target, 10)] == [("one", "one-s2-a1"), ("other", "other")]
     assert len(list_runs(target, 1)) == 1

@@ -8,35 +8,42 @@ from typing import Any
 
 import pytest
 
+from smlaunch.aws.interfaces import CallError
+from smlaunch.contract import checkpoint as protocol
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED, Manifest, SegmentOutcome, Shard
+from smlaunch.contract.names import CheckpointWriter, JobName, parse_any_job_name
+from smlaunch.contract.segment import (
+    FROM_FILES_VARIABLE,
+    FROM_REPORTED_VARIABLE,
+    FROM_STEP_VARIABLE,
+    STOP_AFTER_VARIABLE,
+)
 from smlaunch.errors import JobError, StoppedByUser, TrainingFailed
-from smlaunch.planning.reconcile import Action, Finish, Submit, WatchJob
-from smlaunch.planning.workflow import Policy, Variant, Workflow
-from smlaunch.ports import CallError
-from smlaunch.protocol import checkpoint as protocol
-from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, Manifest, Outcome, Part
-from smlaunch.protocol.names import TaskName
-from smlaunch.protocol.segment import FROM_FILES, FROM_REPORTED, FROM_STEP, STOP_AFTER
-from smlaunch.runs.chain import Chain
-from smlaunch.runs.lineage import CHAIN_FILE, STOP_FILE, Kept, RunFolder, kept_at
+from smlaunch.planner.reconcile import Action, Finish, FollowJob, Submit
+from smlaunch.planner.workflow import WORKFLOW_FILE, RunPolicy, Variant, Workflow
+from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.run import Run
+from smlaunch.runs.run_state import STOP_FILE, CheckpointStatus, RunFolder, read_checkpoint_status
 from smlaunch.runs.target import Target
-from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, described, fake_target, moment
+from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, fake_target, job_description, time_at
 
 RUN = "long"
 PREFIX = f"smlaunch/{RUN}/checkpoints/"
-FOLDER = RunFolder.of(BUCKET, RUN)
+FOLDER = RunFolder.for_run(BUCKET, RUN)
 
 
 def save(storage: FakeStorage, step: int, job: str, *, torn: bool = False) -> None:
     content = f"state at {step}".encode()
     digest = hashlib.sha256(content).hexdigest()
-    part = Part(0, protocol.part_name(0, 1, digest), len(content), digest)
+    part = Shard(0, protocol.shard_name(0, 1, digest), len(content), digest)
     manifest = Manifest(step, 1, (part,), job=job).to_bytes()
     folder = PREFIX + protocol.step_directory(step) + "/"
     if not torn:
         storage.put_bytes(BUCKET, folder + part.name, content)
     storage.put_bytes(BUCKET, folder + protocol.manifest_name(manifest), manifest)
-    storage.put_bytes(BUCKET, folder + protocol.COMMIT, protocol.commit_content(manifest))
+    storage.put_bytes(
+        BUCKET, folder + protocol.commit_name(CheckpointWriter(RUN)), protocol.commit_content(manifest)
+    )
 
 
 class Service(FakeControl):
@@ -52,15 +59,15 @@ class Service(FakeControl):
         arn = super().create(request)
         name = request["TrainingJobName"]
         running = self.answer(name, request, "InProgress", ["Starting", "Training"])
-        self.scripts[name] = [running, self.fates.get(name, self.trained)(name, request)]
+        self.descriptions_by_job[name] = [running, self.fates.get(name, self.trained)(name, request)]
         return arn
 
     def answer(
         self, name: str, request: Mapping[str, Any], status: str, states: list[str], **more: Any
     ) -> dict[str, Any]:
         settings = {key: request[key] for key in ("Environment", "InputDataConfig", "CheckpointConfig")}
-        times = {"TrainingEndTime": moment(100), "TrainingTimeInSeconds": 90, "BillableTimeInSeconds": 90}
-        return described(
+        times = {"TrainingEndTime": time_at(100), "TrainingTimeInSeconds": 90, "BillableTimeInSeconds": 90}
+        return job_description(
             name,
             status,
             states,
@@ -71,17 +78,20 @@ class Service(FakeControl):
         )
 
     def trained(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        step = min(self.steps, int(request["Environment"].get(FROM_STEP, 0)) + 10)
+        step = min(self.steps, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)) + 10)
         save(self.storage, step, name)
         self.leave(FINISHED if step == self.steps else CONTINUE, step, name)
         return self.answer(name, request, "Completed", ["Training", "Completed"])
 
     def leave(self, result: str, step: int, name: str) -> None:
-        outcome = Outcome(result, step, RUN, name, closed=True)
-        self.storage.put_bytes(BUCKET, PREFIX + protocol.OUTCOME, outcome.to_bytes())
+        writer = parse_any_job_name(name) or JobName(RUN, 1, 1)
+        outcome = SegmentOutcome(
+            result, step, RUN, name, writer.segment, writer.attempt, ranks_succeeded=True
+        )
+        self.storage.put_bytes(BUCKET, PREFIX + outcome.path, outcome.to_bytes())
 
     def idle(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.leave(CONTINUE, int(request["Environment"].get(FROM_STEP, 0)), name)
+        self.leave(CONTINUE, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)), name)
         return self.answer(name, request, "Completed", ["Training", "Completed"])
 
     def failing(self, reason: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
@@ -93,11 +103,17 @@ class Service(FakeControl):
 
 def request() -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/smlaunch/{RUN}/launch/"}
-    tags = {"smlaunch:run": RUN, "smlaunch:segment": "1", "smlaunch:attempt": "1", "smlaunch:job": "h"}
+    tags = {
+        "smlaunch:format": "1.0",
+        "smlaunch:run": RUN,
+        "smlaunch:segment": "1",
+        "smlaunch:attempt": "1",
+        "smlaunch:job": "h",
+    }
     return {
         "TrainingJobName": f"{RUN}-s1-a1",
         "StoppingCondition": {"MaxRuntimeInSeconds": 1000},
-        "Environment": {STOP_AFTER: "800"},
+        "Environment": {STOP_AFTER_VARIABLE: "800"},
         "InputDataConfig": [{"ChannelName": "smlaunch", "DataSource": {"S3DataSource": source}}],
         "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/{PREFIX}", "LocalPath": "/opt/ml/checkpoints"},
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
@@ -106,7 +122,7 @@ def request() -> dict[str, Any]:
 
 def workflow(**policy: Any) -> Workflow:
     settings: dict[str, Any] = {"chain": True, "attempts": 3, "total_seconds": 10_000, **policy}
-    return Workflow(RUN, "h", (Variant(1, request()),), Policy(**settings), f"s3://{BUCKET}/{PREFIX}")
+    return Workflow(RUN, "h", (Variant(1, request()),), RunPolicy(**settings), f"s3://{BUCKET}/{PREFIX}")
 
 
 @pytest.fixture
@@ -124,26 +140,26 @@ def storage(target: Target) -> FakeStorage:
     return target.__dict__["storage"]  # type: ignore[no-any-return]
 
 
-def chain_of(target: Target, told: list[str] | None = None, **policy: Any) -> Chain:
+def chain_of(target: Target, told: list[str] | None = None, **policy: Any) -> ChainDriver:
     made = workflow(**policy)
-    FOLDER.save(made, target.storage)
+    FOLDER.save_workflow(made, target.storage)
     heard = None if told is None else told.append
     # Long after every job: nobody waits for an outcome that a job has not left.
-    return Chain(made, FOLDER, target, drives=True, told=heard, clock=lambda: 2_000_000_000)
+    return ChainDriver(made, FOLDER, target, is_driving=True, on_message=heard, clock=lambda: 2_000_000_000)
 
 
-def drive(chain: Chain) -> Finish:
-    run = Run(RUN, chain._target, [f"{RUN}-s1-a1"], attached=True, chain=chain)
-    for watch in run.watches(lambda _: None):
-        for _ in watch.rounds(lambda _: None):
+def drive(chain: ChainDriver) -> Finish:
+    run = Run(RUN, chain._target, [f"{RUN}-s1-a1"], attached=True, chain_driver=chain)
+    for watch in run.follow(lambda _: None):
+        for _ in watch.event_batches(lambda _: None):
             pass
-    assert chain.verdict is not None
-    return chain.verdict
+    assert chain.final_result is not None
+    return chain.final_result
 
 
-def after_its_job(chain: Chain) -> Action:
+def after_its_job(chain: ChainDriver) -> Action:
     """What is due when the job that runs has ended."""
-    while isinstance(action := chain.look(), WatchJob):
+    while isinstance(action := chain.choose_action(), FollowJob):
         pass
     return action
 
@@ -155,20 +171,20 @@ def names(target: Target) -> list[str]:
 FIVE = [f"{RUN}-s{segment}-a1" for segment in range(1, 6)]
 
 
-def test_driven_to_the_end_segment_by_segment(target: Target) -> None:
+def test_a_chain_is_driven_segment_by_segment(target: Target) -> None:
     told: list[str] = []
     assert drive(chain_of(target, told)).exit_code == 0
     assert names(target) == FIVE
-    starts = [made["Environment"].get(FROM_STEP) for made in service(target).created]
+    starts = [made["Environment"].get(FROM_STEP_VARIABLE) for made in service(target).created]
     assert starts == [None, "10", "20", "30", "40"]
     assert told == ["segment 1: the first segment"] + [
         f"segment {number}: from step {10 * (number - 1)}" for number in range(2, 6)
     ]
 
 
-def test_old_checkpoints_go_when_a_segment_begins(target: Target) -> None:
+def test_old_checkpoints_are_deleted_before_a_segment(target: Target) -> None:
     drive(chain_of(target, keep=2))
-    steps = {key.split("/")[3] for key in storage(target).objects[BUCKET] if "/step-" in key}
+    steps = {"/".join(key.split("/")[3:5]) for key in storage(target).objects[BUCKET] if "/step-" in key}
     assert steps == {protocol.step_directory(step) for step in (30, 40, 50)}
 
 
@@ -204,21 +220,21 @@ def test_a_client_killed_anywhere_is_followed_by_another(target: Target, lost: i
     assert names(target) == FIVE
 
 
-def test_two_drivers_make_every_job_once(target: Target) -> None:
+def test_two_drivers_create_each_job_once(target: Target) -> None:
     one, other = chain_of(target), chain_of(target)
     for _ in range(20):
-        one.next(lambda _: None)
-        other.next(lambda _: None)
+        one.next_job(lambda _: None)
+        other.next_job(lambda _: None)
     assert names(target) == FIVE
-    assert one.verdict is not None and one.verdict == other.verdict
+    assert one.final_result is not None and one.final_result == other.final_result
 
 
 def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None:
     first = chain_of(target)
-    assert first.next() == TaskName(RUN, 1, 1)
+    assert first.next_job() == JobName(RUN, 1, 1)
     run = Run.attach(RUN, target)
-    assert run.chain is not None
-    assert run.chain.workflow == workflow()
+    assert run.chain_driver is not None
+    assert run.chain_driver.workflow == workflow()
     run.resume()
     result = run.wait()
     assert (result.status, result.exit_code, result.step) == ("Completed", 0, 50)
@@ -226,8 +242,8 @@ def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None
     assert names(target) == FIVE
 
 
-def test_following_starts_nothing_and_says_when_nobody_does(target: Target) -> None:
-    chain_of(target).next()
+def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) -> None:
+    chain_of(target).next_job()
     now = 0.0
     told: list[str] = []
 
@@ -236,11 +252,13 @@ def test_following_starts_nothing_and_says_when_nobody_does(target: Target) -> N
         now += 1.0
         return now > 5
 
-    follower = Chain(workflow(), FOLDER, target, told=told.append, clock=lambda: 2_000_000_000 + now)
-    assert follower.next(wait) == TaskName(RUN, 1, 1)
-    assert follower.next(wait) is None
+    follower = ChainDriver(
+        workflow(), FOLDER, target, on_message=told.append, clock=lambda: 2_000_000_000 + now
+    )
+    assert follower.next_job(wait) == JobName(RUN, 1, 1)
+    assert follower.next_job(wait) is None
     assert names(target) == FIVE[:1]
-    assert told == [f"{RUN}-s2-a1 is due and nobody starts it; `smlaunch resume {RUN}` drives on"]
+    assert told == [f"{RUN}-s2-a1 is due and no driver submits it; `smlaunch resume {RUN}` continues the run"]
 
 
 def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
@@ -249,13 +267,13 @@ def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Targe
         service(target).fates[name] = service(target).idle
     verdict = drive(chain_of(target))
     assert verdict.exit_code == 1
-    assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.sentence
-    result = Run.attach(RUN, target).glance()
+    assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.summary
+    result = Run.attach(RUN, target).refresh()
     assert type(result.error()) is TrainingFailed
-    assert result.to_dict()["because"] == verdict.sentence
+    assert result.to_dict()["because"] == verdict.summary
 
 
-def test_a_torn_checkpoint_counts_for_nothing(target: Target) -> None:
+def test_an_incomplete_checkpoint_is_no_progress(target: Target) -> None:
     def tear(name: str, made: Mapping[str, Any]) -> dict[str, Any]:
         save(storage(target), 99, name, torn=True)
         return service(target).idle(name, made)
@@ -266,7 +284,7 @@ def test_a_torn_checkpoint_counts_for_nothing(target: Target) -> None:
     assert names(target) == [*FIVE[:2], f"{RUN}-s2-a2", *FIVE[2:]]
 
 
-def test_failures_are_tried_again_from_the_newest_checkpoint(target: Target) -> None:
+def test_failures_are_retried_from_the_newest_checkpoint(target: Target) -> None:
     service(target).fates[f"{RUN}-s2-a1"] = service(target).failing("InternalServerError: gone")
     service(target).fates[f"{RUN}-s4-a1"] = service(target).failing("AlgorithmError: boom")
     assert drive(chain_of(target)).exit_code == 0
@@ -278,11 +296,14 @@ def test_failures_are_tried_again_from_the_newest_checkpoint(target: Target) -> 
         f"{RUN}-s4-a2",
         FIVE[4],
     ]
-    starts = {made["TrainingJobName"]: made["Environment"].get(FROM_STEP) for made in service(target).created}
+    starts = {
+        made["TrainingJobName"]: made["Environment"].get(FROM_STEP_VARIABLE)
+        for made in service(target).created
+    }
     assert starts[f"{RUN}-s4-a2"] == "30"
 
 
-class TestScriptsWithCheckpointsOfTheirOwn:
+class TestScriptsWithOwnCheckpoints:
     """``steps``: how far each job comes, from the first; what it says of that differs."""
 
     STEPS = (63, 126, 189, 252, 315, 378)
@@ -290,12 +311,16 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     def fate(self, target: Target, step: int, ending: str, told: str) -> Callable[..., dict[str, Any]]:
         def end(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
             if told == "outcome":
-                outcome = Outcome(CONTINUE, None, RUN, name, reported=step)
-                storage(target).put_bytes(BUCKET, PREFIX + protocol.OUTCOME, outcome.to_bytes())
+                task = parse_any_job_name(name)
+                assert task is not None
+                outcome = SegmentOutcome(
+                    CONTINUE, None, RUN, name, task.segment, task.attempt, reported_step=step
+                )
+                storage(target).put_bytes(BUCKET, PREFIX + outcome.path, outcome.to_bytes())
             if told == "log":
                 for host in ("algo-1", "algo-2"):
                     lines = [f"[0] smlaunch: progress step={step - 1}", f"smlaunch: progress step={step}"]
-                    target.__dict__["logs"].say(f"{name}/{host}-1800000000000", *lines, "Killed")
+                    target.__dict__["logs"].add_lines(f"{name}/{host}-1800000000000", *lines, "Killed")
             if told == "files":
                 storage(target).put_bytes(BUCKET, PREFIX + "state.json", str(step).encode())
             if ending == "Failed":
@@ -313,19 +338,19 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         """Whoever drives: here, another client decides about each job."""
         for number, step in enumerate(self.STEPS, 1):
             task = (1, number) if ending == "Failed" else (number, 1)
-            service(target).fates[str(TaskName(RUN, *task))] = self.fate(target, step, ending, told)
-        chain_of(target).next(lambda _: None)
+            service(target).fates[str(JobName(RUN, *task))] = self.fate(target, step, ending, told)
+        chain_of(target).next_job(lambda _: None)
         for _ in self.STEPS:
             other = chain_of(target)
-            other.next(lambda _: None)
-            assert other.next(lambda _: None) is not None
+            other.next_job(lambda _: None)
+            assert other.next_job(lambda _: None) is not None
         made = service(target).created
         assert len(made) == len(self.STEPS) + 1
         if told == "files":
-            known = [request["Environment"].get(FROM_FILES) for request in made]
+            known = [request["Environment"].get(FROM_FILES_VARIABLE) for request in made]
             assert len(set(known)) == len(known)
         else:
-            known = [request["Environment"].get(FROM_REPORTED) for request in made]
+            known = [request["Environment"].get(FROM_REPORTED_VARIABLE) for request in made]
             assert known == [None, *map(str, self.STEPS)]
 
     @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
@@ -335,12 +360,12 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         for segment in (1, 2):
             for attempt in range(1, 9):
                 fate = self.fate(target, 63, ending, told)
-                service(target).fates[str(TaskName(RUN, segment, attempt))] = fate
+                service(target).fates[str(JobName(RUN, segment, attempt))] = fate
         verdict = drive(chain_of(target))
         assert (verdict.exit_code, verdict.status) == (1, "Failed")
         assert len(names(target)) == (3 if told == "nothing" else 4)
         if told in ("outcome", "log"):
-            assert "beyond step 63" in verdict.sentence or "no further than step 63" in verdict.sentence
+            assert "beyond step 63" in verdict.summary or "no further than step 63" in verdict.summary
         assert drive(chain_of(target)) == verdict
 
     def test_a_log_that_nobody_may_read_is_no_progress_and_no_error(self, target: Target) -> None:
@@ -350,15 +375,15 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         target.__dict__["logs"].streams = refuse
         chain = chain_of(target)
         service(target).fates[f"{RUN}-s1-a1"] = self.fate(target, 63, "Failed", "nothing")
-        chain.next()
+        chain.next_job()
         action = after_its_job(chain)
-        assert isinstance(action, Submit) and action.name == TaskName(RUN, 1, 2)
+        assert isinstance(action, Submit) and action.name == JobName(RUN, 1, 2)
 
 
 class TestStop:
     def test_no_further_segment_is_started(self, target: Target) -> None:
         chain = chain_of(target)
-        chain.next()
+        chain.next_job()
         assert isinstance(after_its_job(chain), Submit)
         Run.attach(RUN, target).stop()
         assert drive(chain).exit_code == 5
@@ -375,15 +400,15 @@ class TestStop:
 
     def test_a_job_that_was_just_made_is_stopped_by_whoever_made_it(self, target: Target) -> None:
         chain = chain_of(target)
-        chain.next()
+        chain.next_job()
         action = after_its_job(chain)
         assert isinstance(action, Submit)
-        FOLDER.want_stop(storage(target), True)
-        assert chain._submit(action) is None
+        FOLDER.set_stop_requested(storage(target), True)
+        assert chain._submit_job(action) is None
         assert service(target).stopped == [f"{RUN}-s2-a1"]
 
 
-def test_resuming_what_has_finished_starts_nothing(target: Target) -> None:
+def test_resuming_a_finished_run_starts_nothing(target: Target) -> None:
     drive(chain_of(target))
     run = Run.attach(RUN, target)
     run.resume()
@@ -391,18 +416,18 @@ def test_resuming_what_has_finished_starts_nothing(target: Target) -> None:
     assert names(target) == FIVE
 
 
-def test_a_run_of_one_job_has_nothing_to_go_on_with(target: Target) -> None:
+def test_a_single_job_cannot_be_resumed(target: Target) -> None:
     service(target).create(request())
-    service(target).scripts[f"{RUN}-s1-a1"].pop(0)
-    with pytest.raises(JobError, match="is a single job, and it has ended"):
+    service(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
+    with pytest.raises(JobError, match="is a single job that has ended"):
         Run.attach(RUN, target).resume()
 
 
-def test_a_quota_that_others_hold_is_waited_for(target: Target) -> None:
+def test_a_quota_in_use_is_waited_for(target: Target) -> None:
     chain = chain_of(target)
-    chain.next()
+    chain.next_job()
     told: list[str] = []
-    chain._told = told.append
+    chain._on_message = told.append
     message = (
         "The account-level service limit 'ml.m5.xlarge for training job usage' is 4 Instances, with current "
         "utilization of 4 Instances and a request delta of 2 Instances."
@@ -411,13 +436,13 @@ def test_a_quota_that_others_hold_is_waited_for(target: Target) -> None:
     service(target).create_errors = [
         CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)
     ] * 2
-    assert chain.next(lambda _: None) == TaskName(RUN, 2, 1)
+    assert chain.next_job(lambda _: None) == JobName(RUN, 2, 1)
     assert sum("the quota is in use" in sentence for sentence in told) == 2
 
 
-def test_a_quota_that_is_too_small_is_not(target: Target) -> None:
+def test_a_quota_that_is_too_small_is_not_waited_for(target: Target) -> None:
     chain = chain_of(target)
-    chain.next()
+    chain.next_job()
     after_its_job(chain)
     message = (
         "The account-level service limit 'ml.m5.xlarge for training job usage' is 1 Instances, with current "
@@ -425,34 +450,37 @@ def test_a_quota_that_is_too_small_is_not(target: Target) -> None:
     )
     service(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)]
     with pytest.raises(CallError):
-        chain.next(lambda _: None)
+        chain.next_job(lambda _: None)
 
 
 class TestFolder:
     def test_found_from_where_a_job_gets_its_runtime(self) -> None:
-        assert RunFolder.found(RUN, request()) == FOLDER
-        assert RunFolder.found("other", request()) is None
-        assert RunFolder.found(RUN, {}) is None
+        assert RunFolder.from_description(RUN, request()) == FOLDER
+        assert RunFolder.from_description("other", request()) is None
+        assert RunFolder.from_description(RUN, {}) is None
 
     def test_what_is_kept(self, target: Target) -> None:
         chain = chain_of(target)
-        assert kept_at(None, storage(target)) == Kept()
-        assert kept_at(chain._checkpoints, storage(target)) == Kept()
+        assert read_checkpoint_status(RUN, None, storage(target)) == CheckpointStatus()
+        assert read_checkpoint_status(RUN, chain._checkpoints, storage(target)) == CheckpointStatus()
         service(target).leave(CONTINUE, 7, "job")
-        storage(target).put_bytes(BUCKET, PREFIX + ".outcome.json.123", b"{")
+        storage(target).put_bytes(BUCKET, PREFIX + "smlaunch/.outcome-long-s1-a1.json.123", b"{")
         save(storage(target), 6, "job", torn=True)
-        assert kept_at(chain._checkpoints, storage(target))[::2] == (0, "")
-        storage(target).delete(BUCKET, [PREFIX + protocol.OUTCOME])
+        assert read_checkpoint_status(RUN, chain._checkpoints, storage(target))[::2] == (0, "")
+        storage(target).delete(BUCKET, [PREFIX + SegmentOutcome(CONTINUE, run=RUN).path])
         digests = []
         for name, content in (("epoch-3.pt", b"own"), ("epoch-3.pt", b"OWN"), ("epoch-4.pt", b"own")):
             storage(target).put_bytes(BUCKET, PREFIX + name, content)
-            digests += [kept_at(chain._checkpoints, storage(target)).files for _ in range(2)]
+            digests += [
+                read_checkpoint_status(RUN, chain._checkpoints, storage(target)).files_digest
+                for _ in range(2)
+            ]
         assert "" not in digests and [digests.count(one) for one in digests] == [2] * 6
         save(storage(target), 7, "job")
-        assert kept_at(chain._checkpoints, storage(target)) == Kept(7)
+        assert read_checkpoint_status(RUN, chain._checkpoints, storage(target)) == CheckpointStatus(7)
 
     def test_written_before_the_first_job(self, target: Target) -> None:
         chain_of(target)
-        content = storage(target).get_bytes(BUCKET, FOLDER.prefix + CHAIN_FILE)
+        content = storage(target).get_bytes(BUCKET, FOLDER.prefix + WORKFLOW_FILE)
         assert content is not None
         assert Workflow.from_json(content) == workflow()

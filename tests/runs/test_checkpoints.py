@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from smlaunch.aws.interfaces import CallError
+from smlaunch.contract.checkpoint import CONTINUE, SegmentOutcome, step_directory
 from smlaunch.errors import JobError
-from smlaunch.ports import CallError
-from smlaunch.protocol.checkpoint import COMMIT, CONTINUE, Outcome, step_directory
-from smlaunch.runs.checkpoints import Checkpoints
-from smlaunch.train.store import Store
+from smlaunch.runs.checkpoints import RunCheckpoints
+from smlaunch.train.checkpoint_store import CheckpointStore
 from tests.runs.fakes import BUCKET, FakeStorage
 from tests.train.sync_model import Model
 
@@ -22,11 +22,11 @@ class Place:
 
     def __init__(self, folder: Path, *steps: int) -> None:
         self.storage = FakeStorage()
-        self.found = Checkpoints(f"s3://{BUCKET}/run/ckpt", self.storage)
+        self.found = RunCheckpoints(f"s3://{BUCKET}/run/ckpt", self.storage)
         self.objects = self.storage.objects[BUCKET]
-        stores = [Store(str(folder), rank, 2, job="run-s1-a1") for rank in range(2)]
+        stores = [CheckpointStore(str(folder), rank, 2, job="run-s1-a1") for rank in range(2)]
         for step in steps:
-            parts = [store.write(step, [b"%d %d " % (step, store.rank) * 1000]) for store in stores]
+            parts = [store.write_shard(step, [b"%d %d " % (step, store.rank) * 1000]) for store in stores]
             stores[0].commit(step, parts, samples=step * 10)
         for path in folder.rglob("*"):
             if path.is_file():
@@ -38,23 +38,23 @@ class Place:
         return key
 
     def problems(self) -> dict[int, tuple[str, ...]]:
-        return {step.step: step.problems for step in self.found.steps()}
+        return {step.step: step.problems for step in self.found.list_steps()}
 
 
-def test_what_is_whole_and_what_is_not_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_steps_are_listed_with_their_problems(tmp_path: Path) -> None:
     place = Place(tmp_path, 1, 2, 3, 4, 5)
     place.objects[place.key(2, "rank-00001")] += b"x"
     del place.objects[place.key(3, "manifest")]
-    del place.objects[place.key(4, COMMIT)]
+    del place.objects[place.key(4, "COMMIT")]
     del place.objects[place.key(5, "rank-00000")]
-    assert [manifest.step for manifest in place.found.committed()] == [1]
+    assert [manifest.step for manifest in place.found.complete_manifests()] == [1]
     problems = place.problems()
     assert list(problems) == [5, 4, 3, 2, 1]
     assert [len(problems[step]) for step in problems] == [1, 1, 1, 1, 0]
     assert problems[5][0].endswith(": missing") and problems[2][0].endswith(": 4,001 bytes of 4,000")
     assert problems[4] == ("not committed",) and problems[3] == ("its manifest is missing or torn",)
-    (newest, *_) = place.found.steps()
-    assert newest.committed and not newest.whole
+    (newest, *_) = place.found.list_steps()
+    assert newest.is_committed and not newest.is_complete
     assert newest.to_dict()["samples"] == 50 and newest.to_dict()["job"] == "run-s1-a1"
 
 
@@ -63,28 +63,28 @@ def test_verify_reads_every_byte(tmp_path: Path) -> None:
     key = place.key(2, "rank-00001")
     place.objects[key] = b"x" + place.objects[key][1:]
     heard: list[int] = []
-    two, one = place.found.steps()
-    assert place.found.verify(one, heard.append) == ()
+    two, one = place.found.list_steps()
+    assert place.found.verify_hashes(one, heard.append) == ()
     assert sum(heard) == 8000
-    (problem,) = place.found.verify(two)
+    (problem,) = place.found.verify_hashes(two)
     assert problem == f"{key.rpartition('/')[2]}: its content is not what the manifest says"
     del place.objects[key]
-    assert place.found.verify(two) == (f"{key.rpartition('/')[2]}: deleted while it was looked at",)
+    assert place.found.verify_hashes(two) == (f"{key.rpartition('/')[2]}: deleted during verification",)
 
 
-def test_only_what_lies_behind_a_whole_checkpoint_is_deleted(tmp_path: Path) -> None:
+def test_only_steps_before_a_complete_one_are_deleted(tmp_path: Path) -> None:
     place = Place(tmp_path, 1, 2, 3, 4, 5)
     del place.objects[place.key(5, "rank-00000")]
-    del place.objects[place.key(2, COMMIT)]
-    with pytest.raises(LookupError, match="step 5 is not whole, so nothing before it is deleted"):
+    del place.objects[place.key(2, "COMMIT")]
+    with pytest.raises(LookupError, match="step 5 is not complete, so nothing before it is deleted"):
         place.found.delete_older_than(5)
-    assert place.found.retain(4) == [] and len(place.problems()) == 5
-    assert place.found.retain(2) == [1, 2], "steps 4 and 3 are whole, 2 was never committed"
+    assert place.found.keep_newest(4) == [] and len(place.problems()) == 5
+    assert place.found.keep_newest(2) == [1, 2], "steps 4 and 3 are whole, 2 was never committed"
     assert list(place.problems()) == [5, 4, 3]
     assert "run/ckpt-of-another/x" in place.objects
 
 
-def test_a_deletion_that_is_cut_off_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_leaves_no_readable_step(tmp_path: Path) -> None:
     """The COMMITs go first: a reader never meets one whose parts are going."""
     place = Place(tmp_path, 1, 2, 3)
     delete = place.storage.delete
@@ -101,27 +101,32 @@ def test_a_deletion_that_is_cut_off_leaves_nothing_that_counts(tmp_path: Path) -
     assert place.problems() == {3: (), 2: ("not committed",), 1: ("not committed",)}
 
 
-def test_the_outcome(tmp_path: Path) -> None:
+def test_the_outcome_is_read(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    assert place.found.outcome() is None and place.found.steps() == []
-    place.objects["run/ckpt/outcome.json"] = Outcome(CONTINUE, 4, "run", "run-s1-a1").to_bytes()
-    assert place.found.outcome() == Outcome(CONTINUE, 4, "run", "run-s1-a1")
-    assert Checkpoints("s3://nowhere/x", place.storage).steps() == []
+    assert place.found.read_outcome() is None and place.found.list_steps() == []
+    said = [SegmentOutcome(CONTINUE, n, "run", f"run-s{n}-a{a}", n, a) for n, a in ((2, 1), (10, 1), (10, 2))]
+    said.append(SegmentOutcome(CONTINUE, 99, "another", "another-s99-a1", 99))
+    for one in said:
+        place.objects[f"run/ckpt/{one.path}"] = one.to_bytes()
+    assert place.found.read_outcome("run") == said[2] and place.found.read_outcome() == said[3]
+    place.objects[f"run/ckpt/{said[2].path}"] = said[2].to_bytes()[:-1]
+    assert place.found.read_outcome("run") == said[1], "a torn one counts as missing"
+    assert RunCheckpoints("s3://nowhere/x", place.storage).list_steps() == []
 
 
-def test_a_client_sees_in_a_torn_copy_what_a_rank_would_load() -> None:
+def test_client_and_rank_agree_on_an_incomplete_copy() -> None:
     storage = FakeStorage()
-    found = Checkpoints(f"s3://{BUCKET}", storage)
+    found = RunCheckpoints(f"s3://{BUCKET}", storage)
     for seed in range(20):
         model = Model(Random(seed))
         for _ in model.moments():
             storage.objects[BUCKET] = dict(model.s3)
-            verified = [step.step for step in found.steps() if found.verify(step) == ()]
+            verified = [step.step for step in found.list_steps() if found.verify_hashes(step) == ()]
             expected = model.expected()
             assert max(verified, default=None) == (expected.step if expected else None)
 
 
 @pytest.mark.parametrize("address", ["bucket/prefix", "s3://", "s3:///prefix"])
-def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(JobError, match="is no place in S3"):
-        Checkpoints(address, FakeStorage())
+def test_an_invalid_address_is_refused(address: str) -> None:
+    with pytest.raises(JobError, match="is not an S3 address"):
+        RunCheckpoints(address, FakeStorage())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.job import Job
-from smlaunch.local_files import local_files
+from smlaunch.discovery.local_files import list_local_files
+from smlaunch.job.model import Job
 from smlaunch.runs.api import launch, plan
 from tests.runs.fakes import BUCKET, ROLE, fake_target
 from tests.runs.test_source import tree
@@ -20,7 +20,7 @@ def job(tmp_path: Path, data: Path, **changes: object) -> Job:
     return Job(entry=tmp_path / "code" / "train.py", role=ROLE, inputs={"train": data}, **changes)
 
 
-def test_links_out_of_an_input_are_refused_all_at_once(tmp_path: Path) -> None:
+def test_outside_links_of_an_input_are_reported_together(tmp_path: Path) -> None:
     outside = tree(tmp_path / "outside", {"shadow": "root:x", "more/x": ""})
     data = tree(tmp_path / "data", {"a": "1"})
     (data / "b").symlink_to(outside / "shadow")
@@ -28,11 +28,11 @@ def test_links_out_of_an_input_are_refused_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         OSError, match=r"links out of .*/data are not followed: b \(to .*shadow\), c \(to \.\./"
     ):
-        list(local_files(data))
+        list(list_local_files(data))
     with pytest.raises(Exception, match=r"inputs\.train.*are not followed"):
         plan(job(tmp_path, data), fake_target())
     (data / ".smlaunchignore").write_text("b\nc\n")
-    assert [file.relative for file in local_files(data)] == ["a"]
+    assert [file.relative_path for file in list_local_files(data)] == ["a"]
 
 
 def test_links_inside_an_input_are_followed(tmp_path: Path) -> None:
@@ -41,27 +41,31 @@ def test_links_inside_an_input_are_followed(tmp_path: Path) -> None:
     (data / "same").symlink_to(data / "folder")
     (tmp_path / "named").symlink_to(data)
     names = ["blobs/1", "first", "folder/x", "same/x"]
-    assert [file.relative for file in local_files(data)] == names
-    assert [file.relative for file in local_files(tmp_path / "named")] == names
-    assert not [file for file in local_files(data) if file.path.is_symlink()]
+    assert [file.relative_path for file in list_local_files(data)] == names
+    assert [file.relative_path for file in list_local_files(tmp_path / "named")] == names
+    assert not [file for file in list_local_files(data) if file.path.is_symlink()]
 
 
 def test_a_pipe_in_an_input_is_refused_and_does_not_block(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", {"a": "1"})
     os.mkfifo(data / "pipe")
     with pytest.raises(OSError, match="neither file nor folder: pipe"):
-        list(local_files(data))
+        list(list_local_files(data))
     with pytest.raises(OSError, match="pipe is neither file nor folder"):
-        list(local_files(data / "pipe"))
+        list(list_local_files(data / "pipe"))
 
 
-def test_secrets_of_an_input_stay_unless_they_are_asked_for(tmp_path: Path) -> None:
+def test_secrets_of_an_input_are_excluded_by_default(tmp_path: Path) -> None:
     files = {"a.csv": "1", ".env": "x", ".aws/credentials": "x", "b/server.pem": KEY, "b/ca.pem": CERTIFICATE}
     data = tree(tmp_path / "data", {**files, "names.key": "x", ".smlaunchignore": "!names.key\n"})
     (data / ".aws" / "config").write_text("x")
     (data / "behind.csv").symlink_to(".aws/config")
     left_out: list[str] = []
-    assert [file.relative for file in local_files(data, left_out)] == ["a.csv", "b/ca.pem", "names.key"]
+    assert [file.relative_path for file in list_local_files(data, left_out)] == [
+        "a.csv",
+        "b/ca.pem",
+        "names.key",
+    ]
     assert sorted(left_out) == [".aws/", ".env", "b/server.pem", "behind.csv"]
     made = plan(job(tmp_path, data), fake_target())
     (warning,) = [one for one in made.warnings if one.startswith("inputs.train: not sent")]
@@ -77,7 +81,7 @@ def test_secrets_of_an_input_stay_unless_they_are_asked_for(tmp_path: Path) -> N
     assert {"a.csv", "ca.pem", "names.key", ".env", "credentials", "server.pem"} <= names
 
 
-def test_a_home_folder_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_is_refused_as_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tree(tmp_path / "ann", {"a": "1"})
     entry = job(tmp_path, data)
     monkeypatch.setenv("HOME", str(data))

@@ -1,4 +1,4 @@
-"""``local_target``: where the standing endpoint is now, not where it was."""
+"""``local_target``: where the background endpoint is now, not where it was."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import smlaunch.place
+import smlaunch.connection.connect
 from smlaunch import Job, Run, Target, launch, local_target
-from smlaunch.local import standing
+from smlaunch.local import daemon
 from smlaunch.local.endpoint_info import EndpointInfo
 
 
@@ -19,7 +19,7 @@ def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "source").mkdir()
     script = tmp_path / "source" / "train.py"
     script.write_text("print('hello')\n")
-    monkeypatch.setattr(smlaunch.place, "_OPEN", {})
+    monkeypatch.setattr(smlaunch.connection.connect, "_OPEN_CONNECTIONS", {})
     return Job(entry=str(script))
 
 
@@ -28,8 +28,8 @@ def restarted(home: Path, old: EndpointInfo | None = None) -> EndpointInfo:
     port = 0
     if old is not None:
         port = int(old.url.rpartition(":")[2])
-        standing.stop(home)
-    new = standing.start(home, isolation="plain")
+        daemon.stop(home)
+    new = daemon.start(home, isolation="plain")
     if int(new.url.rpartition(":")[2]) == port:
         return restarted(home, new)
     return new
@@ -40,7 +40,7 @@ def completed(job: Job, target: Target, name: str) -> None:
     assert run.wait().exit_code == 0
 
 
-def test_an_endpoint_that_was_started_anew_is_found_again(job: Job, home: Path) -> None:
+def test_a_restarted_endpoint_is_found_again(job: Job, home: Path) -> None:
     first = restarted(home)
     try:
         target = local_target()
@@ -49,11 +49,11 @@ def test_an_endpoint_that_was_started_anew_is_found_again(job: Job, home: Path) 
         assert second.url != first.url
         completed(job, local_target(), "two")
         completed(job, target, "three")  # the one that a notebook has in a variable
-        standing.stop(home)
+        daemon.stop(home)
         (home / "credentials.json").unlink()
         third = restarted(home)
         assert third.secret_key != first.secret_key
         completed(job, target, "four")
     finally:
-        standing.stop(home)
+        daemon.stop(home)
         shutil.rmtree(home)

@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 import pytest
 
+from smlaunch.aws.interfaces import CallError
+from smlaunch.aws.retry import call_with_retries, is_transient
+from smlaunch.aws.s3_multipart import S3Multipart
 from smlaunch.errors import ServiceError, StoppedByUser
-from smlaunch.job import Compute, Job
+from smlaunch.job.model import Compute, Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.planning.patience import Patience
-from smlaunch.ports import CallError
+from smlaunch.planner.retry_policy import BackoffPolicy
 from smlaunch.runs.api import launch, prepare
-from smlaunch.runs.aws_parts import S3Parts
-from smlaunch.runs.retry import is_transient, retrying
-from smlaunch.runs.submit import stop
+from smlaunch.runs.submit import stop_job
 from smlaunch.runs.target import Target
 
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
@@ -157,7 +157,9 @@ def target(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Target:
     proxy.faults.clear()
     proxy.asked.clear()
     # What is waited between two tries is no part of this.
-    monkeypatch.setattr(Patience, "delay", lambda self, tries, waited, chance: 0.0 if tries < 4 else None)
+    monkeypatch.setattr(
+        BackoffPolicy, "next_delay", lambda self, tries, waited, chance: 0.0 if tries < 4 else None
+    )
     target: Target = proxy.target  # type: ignore[attr-defined]
     return target
 
@@ -176,7 +178,9 @@ def jobs(proxy: Proxy, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_job_whose_answer_was_lost_is_found(proxy: Proxy, target: Target, job: Job, way: str) -> None:
+def test_a_training_job_with_a_lost_response_is_found(
+    proxy: Proxy, target: Target, job: Job, way: str
+) -> None:
     name = f"lost-{next(_NUMBERS)}"
     proxy.spoil("CreateTrainingJob", WAYS[way])
     run = launch(prepare(job, target, name), target)
@@ -186,7 +190,9 @@ def test_the_job_whose_answer_was_lost_is_found(proxy: Proxy, target: Target, jo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_processing_jobs_too(proxy: Proxy, target: Target, job: Job, way: str) -> None:
+def test_a_processing_job_with_a_lost_response_is_found(
+    proxy: Proxy, target: Target, job: Job, way: str
+) -> None:
     name = f"lost-{next(_NUMBERS)}"
     processing = job.model_copy(update={"strategy": "processing"})
     proxy.spoil("CreateProcessingJob", WAYS[way])
@@ -197,7 +203,7 @@ def test_a_processing_jobs_too(proxy: Proxy, target: Target, job: Job, way: str)
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("operation", ["DescribeTrainingJob", "ListTrainingJobs", "ListTags"])
-def test_what_is_read_is_read_again(proxy: Proxy, target: Target, job: Job, operation: str, way: str) -> None:
+def test_reads_are_repeated(proxy: Proxy, target: Target, job: Job, operation: str, way: str) -> None:
     """The same job under the same name attaches; an answer without members is no job, and no tag."""
     if (operation, way) == ("ListTags", "JSON of something else"):
         return  # which is how a job without tags may answer
@@ -208,25 +214,29 @@ def test_what_is_read_is_read_again(proxy: Proxy, target: Target, job: Job, oper
     proxy.spoil(operation, WAYS[way])
     again = launch(prepared, target)
     assert again.attached and again.wait().exit_code == 0
-    assert [row.name for row in retrying(lambda: list(target.control.list(name)))] == [f"{name}-s1-a1"]
+    assert [row.name for row in call_with_retries(lambda: list(target.control.list(name)))] == [
+        f"{name}-s1-a1"
+    ]
     assert any(operation in asked for asked in proxy.asked)
 
 
 @pytest.mark.parametrize("way", ["closed", "cut", "empty", "HTML with 200"])
-def test_stopping_twice_is_stopping(proxy: Proxy, target: Target, job: Job, tmp_path: Path, way: str) -> None:
+def test_a_stop_with_a_lost_response_is_repeated(
+    proxy: Proxy, target: Target, job: Job, tmp_path: Path, way: str
+) -> None:
     """The second request finds a job that is stopping, or has stopped."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
     name = f"stopped-{next(_NUMBERS)}"
     run = launch(prepare(job, target, name), target)
     proxy.spoil("StopTrainingJob", WAYS[way])
-    stop(f"{name}-s1-a1", target.control)
+    stop_job(f"{name}-s1-a1", target.control)
     with pytest.raises(StoppedByUser):
         run.wait()
 
 
 @pytest.mark.parametrize("way", ["closed", "HTML with 200", "HTML with 502", "empty"])
 @pytest.mark.parametrize("method", ["PUT /", "HEAD /", "GET /"])
-def test_s3_is_asked_again(
+def test_s3_requests_are_repeated(
     proxy: Proxy, target: Target, job: Job, tmp_path: Path, method: str, way: str
 ) -> None:
     """What is put has an ETag in its answer, and what is listed a list."""
@@ -241,7 +251,7 @@ def test_s3_is_asked_again(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_where_nothing_is_ever_answered_the_run_is_named(
+def test_without_any_response_the_error_names_the_run(
     proxy: Proxy, target: Target, job: Job, way: str
 ) -> None:
     """Exit code 4, that the job may run, and how to come back; and coming back finds it."""
@@ -249,10 +259,10 @@ def test_where_nothing_is_ever_answered_the_run_is_named(
     prepared = prepare(job, target, name)
     proxy.spoil("TrainingJob", WAYS[way], times=1000)
     with pytest.raises(ServiceError) as told:
-        launch(dataclasses.replace(prepared, fresh=True), target)
+        launch(dataclasses.replace(prepared, has_new_name=True), target)
     assert told.value.exit_code == 4
     text = str(told.value)
-    assert f"the job {name}-s1-a1 may run all the same" in text
+    assert f"the job {name}-s1-a1 may run nevertheless" in text
     assert f"`smlaunch show {name}`" in text and f"--name {name}" in text
     proxy.faults.clear()
     again = launch(prepared, target)
@@ -260,7 +270,7 @@ def test_where_nothing_is_ever_answered_the_run_is_named(
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
-def test_a_refusal_after_a_lost_answer_is_not_the_last_word(proxy: Proxy, target: Target, job: Job) -> None:
+def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target, job: Job) -> None:
     """The quota that the second request is refused for is held by the job that the first one has made."""
     said = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
     name = f"second-{next(_NUMBERS)}"
@@ -269,7 +279,7 @@ def test_a_refusal_after_a_lost_answer_is_not_the_last_word(proxy: Proxy, target
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
-def test_an_empty_list_is_no_list_of_nothing(proxy: Proxy, target: Target) -> None:
+def test_an_empty_response_is_no_empty_list(proxy: Proxy, target: Target) -> None:
     """A prefix that seems to be empty would be begun anew."""
     for way in ("empty", "HTML with 200", "cut without a length"):
         proxy.spoil("GET /", WAYS[way], times=10)
@@ -278,8 +288,8 @@ def test_an_empty_list_is_no_list_of_nothing(proxy: Proxy, target: Target) -> No
         assert is_transient(told.value), way
 
 
-def test_an_upload_in_parts_whose_end_was_not_told_is_whole(proxy: Proxy, target: Target) -> None:
-    bucket, parts = str(target.bucket), S3Parts(target.s3())
+def test_a_multipart_upload_with_a_lost_response_is_complete(proxy: Proxy, target: Target) -> None:
+    bucket, parts = str(target.bucket), S3Multipart(target.s3())
     target.storage.make_bucket(bucket, target.region_name)
     upload = parts.begin(bucket, "large")
     sent = [parts.put_part(bucket, "large", upload, 1, b"content")]

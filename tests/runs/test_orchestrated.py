@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from smlaunch.contract.checkpoint import FINISHED, SegmentOutcome
+from smlaunch.contract.names import TAG_FORMAT, TAG_RUN
 from smlaunch.errors import JobError
-from smlaunch.planning.orchestrated import Execution
-from smlaunch.protocol.checkpoint import FINISHED, OUTCOME, Outcome
-from smlaunch.protocol.names import TAG_RUN
-from smlaunch.runs.follow import LogLine
-from smlaunch.runs.orchestrated import OrchestratedRun
-from smlaunch.runs.outcome import headline_of
+from smlaunch.planner.external_execution import OrchestratorExecution
+from smlaunch.runs.external_run import ExternalRun
+from smlaunch.runs.job_poller import LogLine
+from smlaunch.runs.outcome import summarize_run
 from smlaunch.runs.run import Run, list_runs
 from smlaunch.runs.target import Target
-from tests.runs.fakes import BUCKET, FakeControl, described, fake_target, moment
+from tests.runs.fakes import BUCKET, FakeControl, fake_target, job_description, time_at
 
 EXECUTION = "arn:aws:states:eu-west-1:123456789012:execution:train:nightly"
 PIPELINE = "arn:aws:sagemaker:eu-west-1:123456789012:pipeline/chain/execution/abc123"
@@ -27,49 +27,49 @@ def job(
 ) -> dict[str, Any]:
     environment = {"SMLAUNCH_RUN": run, "SMLAUNCH_SEGMENT": str(number), "SMLAUNCH_STOP_AFTER": "60"}
     kept = {"S3Uri": f"s3://{BUCKET}/{CHECKPOINTS}"}
-    made = described(name, status, [status], Environment=environment, CheckpointConfig=kept, **more)
+    made = job_description(name, status, [status], Environment=environment, CheckpointConfig=kept, **more)
     if driver:
         environment["SMLAUNCH_DRIVER"] = driver
-    return {**made, "CreationTime": moment(10 * number), "TrainingEndTime": moment(10 * number + 9)}
+    return {**made, "CreationTime": time_at(10 * number), "TrainingEndTime": time_at(10 * number + 9)}
 
 
 def target_with(*jobs: dict[str, Any], tags: dict[str, str] | None = None) -> tuple[Target, FakeControl]:
     target = fake_target()
     control: FakeControl = target.control  # type: ignore[assignment]
     for one in jobs:
-        control.scripts[one["TrainingJobName"]] = [one]
+        control.descriptions_by_job[one["TrainingJobName"]] = [one]
         control.tags_of[one["TrainingJobArn"]] = tags or {}
     return target, control
 
 
 def test_a_state_machines_run_is_open_until_its_execution_has_ended() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
-    said = target.orchestrators.said  # type: ignore[attr-defined]
-    said[EXECUTION] = Execution(ended=False)
+    said = target.orchestrators.executions  # type: ignore[attr-defined]
+    said[EXECUTION] = OrchestratorExecution(has_ended=False)
     run = Run.attach("nightly", target)
-    now = run.glance()
-    assert (now.status, now.exit_code, now.driver) == ("InProgress", None, EXECUTION)
-    assert headline_of(now).endswith(
+    now = run.refresh()
+    assert (now.status, now.exit_code, now.execution) == ("InProgress", None, EXECUTION)
+    assert summarize_run(now).endswith(
         f"completed; what follows is up to the state machine's execution {EXECUTION}"
     )
-    said[EXECUTION] = Execution(True, 6, "its training time of 50 s is used up")
-    assert (run.glance().status, run.glance().exit_code) == ("Stopped", 6)
+    said[EXECUTION] = OrchestratorExecution(True, 6, "its training time of 50 s is used up")
+    assert (run.refresh().status, run.refresh().exit_code) == ("Stopped", 6)
     assert Run.attach(EXECUTION, target).name == "nightly"
-    said[f"{EXECUTION}-2"] = Execution(ended=False)
+    said[f"{EXECUTION}-2"] = OrchestratorExecution(has_ended=False)
     with pytest.raises(JobError, match=f"execution {EXECUTION}-2 has made no job yet; look again"):
         Run.attach(f"{EXECUTION}-2", target)
 
 
-def test_a_pipelines_jobs_are_found_by_name_and_other_steps_left_out() -> None:
+def test_a_pipelines_jobs_are_found_by_name_without_other_steps() -> None:
     names = [f"pipelines-abc123-Segment-{number}-a{number}xyz" for number in (1, 2, 2)]
     names[2] = names[2].replace("-a2", "-b2")
     own = [job(name, "abc123", n, PIPELINE) for name, n in zip(names, (1, 2, 2), strict=True)]
-    other = described("pipelines-abc123-Prepare-a1", "Completed", ["Completed"])
+    other = job_description("pipelines-abc123-Prepare-a1", "Completed", ["Completed"])
     target, _ = target_with(
-        *own, other, described("pipelines-abc123x-Segment-1-a", "Completed", ["Completed"])
+        *own, other, job_description("pipelines-abc123x-Segment-1-a", "Completed", ["Completed"])
     )
     run = Run.attach("abc123", target)
-    assert isinstance(run, OrchestratedRun) and run.jobs == tuple(names)
+    assert isinstance(run, ExternalRun) and run.jobs == tuple(names)
     found = run.segment_of(names[2])
     assert found is not None and found[0][1:] == (2, 2), "a second job of a segment is its second attempt"
     by_job = Run.attach(names[1], target)
@@ -85,8 +85,8 @@ def test_an_execution_with_several_runs_names_them() -> None:
     assert [row.run for row in list_runs(target, 20)] == ["abc123-train"]
     with pytest.raises(JobError, match=r"several runs; name one of them: abc123-train$"):
         Run.attach("abc123", target)
-    said = target.orchestrators.said  # type: ignore[attr-defined]
-    said[PIPELINE] = Execution(True, 1, "train: held_out_accuracy is not >= 0.97")
+    said = target.orchestrators.executions  # type: ignore[attr-defined]
+    said[PIPELINE] = OrchestratorExecution(True, 1, "train: held_out_accuracy is not >= 0.97")
     with pytest.raises(JobError, match=r"abc123-train \(it has ended: train: held_out"):
         Run.attach("abc123", target)
 
@@ -104,87 +104,86 @@ def test_a_cached_steps_run_is_found_by_its_job() -> None:
 
 def test_jobs_of_any_name_are_found_by_their_tag() -> None:
     target, _ = target_with(
-        job("mine-1", "nightly", 1), job("mine-2", "nightly", 2), tags={TAG_RUN: "nightly"}
+        job("mine-1", "nightly", 1), job("mine-2", "nightly", 2), tags={TAG_RUN: "nightly", TAG_FORMAT: "1.0"}
     )
     assert Run.attach("nightly", target).jobs == ("mine-1", "mine-2")
     with pytest.raises(JobError, match="there is no run 'nightlies' on eu-west-1"):
         Run.attach("nightlies", target)
 
 
-def test_waiting_goes_on_from_job_to_job_and_ends_with_the_execution() -> None:
+def test_wait_follows_all_jobs_to_the_executions_end() -> None:
     """``wait`` once ended with the first segment, and said 0."""
     first, second = job("nightly-s1-a1", "nightly", 1), job("nightly-s2-a1", "nightly", 2)
     target, control = target_with(first)
-    said = target.orchestrators.said  # type: ignore[attr-defined]
-    said[EXECUTION] = Execution(ended=False)
-    target.logs.say("nightly-s1-a1/algo-1-1", "one")  # type: ignore[attr-defined]
-    target.logs.say("nightly-s2-a1/algo-1-1", "two")  # type: ignore[attr-defined]
+    said = target.orchestrators.executions  # type: ignore[attr-defined]
+    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    target.logs.add_lines("nightly-s1-a1/algo-1-1", "one")  # type: ignore[attr-defined]
+    target.logs.add_lines("nightly-s2-a1/algo-1-1", "two")  # type: ignore[attr-defined]
     waited: list[float] = []
 
     def wait(seconds: float) -> bool:
         waited.append(seconds)
         if len(waited) == 2:
-            control.scripts["nightly-s2-a1"] = [second]
+            control.descriptions_by_job["nightly-s2-a1"] = [second]
         if len(waited) == 4:
-            said[EXECUTION] = Execution(True, 0)
+            said[EXECUTION] = OrchestratorExecution(True, 0)
         return len(waited) > 9
 
     run = Run.attach("nightly", target)
     lines = [
         event.text
-        for watch in run.watches(wait)
-        for events in watch.rounds(wait)
+        for watch in run.follow(wait)
+        for events in watch.event_batches(wait)
         for event in events
         if isinstance(event, LogLine)
     ]
     assert (lines, len(waited)) == (["one", "two"], 4)
-    assert (run.is_over(), run.describe().exit_code) == (True, 0)
+    assert (run.done(), run.describe().exit_code) == (True, 0)
     assert [line.text for line in run.logs()] == ["one", "two"]
 
 
-def test_without_anybody_to_ask_the_outcome_tells() -> None:
+def test_without_an_orchestrator_the_outcome_decides() -> None:
     target, control = target_with(job("nightly-s1-a1", "nightly", 1, driver=""))
     storage = target.storage
-    storage.put_bytes(
-        BUCKET, CHECKPOINTS + OUTCOME, Outcome(FINISHED, 3, "nightly", "nightly-s1-a1").to_bytes()
-    )
+    said = SegmentOutcome(FINISHED, 3, "nightly", "nightly-s1-a1")
+    storage.put_bytes(BUCKET, CHECKPOINTS + said.path, said.to_bytes())
     assert Run.attach("nightly", target).describe().exit_code == 0
-    control.scripts["nightly-s1-a1"] = [
+    control.descriptions_by_job["nightly-s1-a1"] = [
         job("nightly-s1-a1", "nightly", 1, "", "Failed", FailureReason="ClientError: x")
     ]
     assert Run.attach("nightly", target).describe().exit_code == 2
 
 
-def test_a_job_that_runs_is_stopped_and_else_the_execution() -> None:
+def test_stop_ends_the_running_job_else_the_execution() -> None:
     running = job("nightly-s1-a1", "nightly", 1, status="InProgress")
     stopping = {**running, "TrainingJobStatus": "Stopping", "SecondaryStatus": "Stopping"}
     target, control = target_with(running)
     orchestrators = target.orchestrators
-    orchestrators.said[EXECUTION] = Execution(ended=False)  # type: ignore[attr-defined]
+    orchestrators.executions[EXECUTION] = OrchestratorExecution(has_ended=False)  # type: ignore[attr-defined]
     told: list[str] = []
-    run = Run.attach("nightly", target, told=told.append)
-    control.scripts["nightly-s1-a1"] = [running, stopping]
+    run = Run.attach("nightly", target, on_message=told.append)
+    control.descriptions_by_job["nightly-s1-a1"] = [running, stopping]
     assert run.stop().status == "Stopping"
     assert (control.stopped, orchestrators.stopped) == (["nightly-s1-a1"], [])  # type: ignore[attr-defined]
     assert f"aws stepfunctions stop-execution --execution-arn {EXECUTION}" in told[0]
     # It had ended when it was asked to: another would follow.
-    control.scripts["nightly-s1-a1"] = [running, job("nightly-s1-a1", "nightly", 1)]
+    control.descriptions_by_job["nightly-s1-a1"] = [running, job("nightly-s1-a1", "nightly", 1)]
     assert Run.attach("nightly", target).stop().exit_code == 5
     assert orchestrators.stopped == [EXECUTION]  # type: ignore[attr-defined]
     # Nobody says who drives it, and no job runs.
-    late = moment(10**9)
+    late = time_at(10**9)
     target, _ = target_with({**job("nightly-s1-a1", "nightly", 1, driver=""), "TrainingEndTime": late})
     with pytest.raises(JobError, match="another may follow; to prevent that: stop its orchestrator there"):
         Run.attach("nightly", target).stop()
 
 
-def test_resume_says_who_drives_it() -> None:
+def test_resume_names_the_orchestrator() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
-    said = target.orchestrators.said  # type: ignore[attr-defined]
-    driver = f"driven by the state machine's execution {EXECUTION}, and"
+    said = target.orchestrators.executions  # type: ignore[attr-defined]
+    driver = f"driven by the state machine's execution {EXECUTION},"
     for execution, words in (
-        (Execution(ended=False), "is {} goes on"),
-        (Execution(True, 6), "was {} has ended"),
+        (OrchestratorExecution(has_ended=False), "is {} which alone"),
+        (OrchestratorExecution(True, 6), "was {} and has ended"),
     ):
         said[EXECUTION] = execution
         with pytest.raises(JobError, match=words.format(driver)):
@@ -197,28 +196,28 @@ def part(number: int, status: str = "Completed") -> dict[str, Any]:
     return one
 
 
-def test_parts_are_one_run_which_ends_with_the_execution_of_the_whole() -> None:
+def test_a_sharded_run_ends_with_its_parent_execution() -> None:
     target, control = target_with(part(1), part(2))
     orchestrators = target.orchestrators
-    said = orchestrators.said  # type: ignore[attr-defined]
-    said[EXECUTION] = Execution(ended=False)
+    said = orchestrators.executions  # type: ignore[attr-defined]
+    said[EXECUTION] = OrchestratorExecution(has_ended=False)
     run = Run.attach("nightly", target)
-    now = run.glance()
-    assert (now.exit_code, now.driver, len(now.jobs)) == (None, EXECUTION, 2), "others may begin"
-    control.scripts["nightly-p3-s1-a1"] = [part(3)]
+    now = run.refresh()
+    assert (now.exit_code, now.execution, len(now.jobs)) == (None, EXECUTION, 2), "others may begin"
+    control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3)]
     waited: list[float] = []
 
     def wait(seconds: float) -> bool:
         waited.append(seconds)
-        said[EXECUTION] = Execution(True, 0)
+        said[EXECUTION] = OrchestratorExecution(True, 0)
         return len(waited) > 9
 
-    for watch in run.watches(wait):
-        for _ in watch.rounds(wait):
+    for watch in run.follow(wait):
+        for _ in watch.event_batches(wait):
             pass
-    assert len(run.jobs) == 3 and headline_of(run.describe()) == "completed in all 3 parts"
-    said[EXECUTION] = Execution(ended=False)
-    control.scripts["nightly-p3-s1-a1"] = [part(3, "InProgress")]
+    assert len(run.jobs) == 3 and summarize_run(run.describe()) == "completed in all 3 parts"
+    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3, "InProgress")]
     again = Run.attach("nightly", target)
     again.stop()
     assert (control.stopped, orchestrators.stopped) == (  # type: ignore[attr-defined]

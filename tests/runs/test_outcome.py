@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from smlaunch.contract.failure import Failure, format_failure
 from smlaunch.errors import LimitReached, ServiceError, StoppedByUser, TrainingFailed
-from smlaunch.protocol.failure import Failure, format_failure
-from smlaunch.runs.evidence import Evidence, split_rank
-from smlaunch.runs.outcome import RunOutcome, headline, outcome
-from tests.runs.fakes import described
+from smlaunch.runs.log_tail import LogTail, split_rank_prefix
+from smlaunch.runs.outcome import RunOutcome, job_outcome, summarize_job
+from tests.runs.fakes import job_description
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from tests.runs.fakes import described
 def test_exit_codes(
     status: str, secondary: str, reason: str, code: int | None, error: type[Exception] | None
 ) -> None:
-    job = outcome(described("r-s0-a0", status, ["Starting", secondary], FailureReason=reason))
+    job = job_outcome(job_description("r-s0-a0", status, ["Starting", secondary], FailureReason=reason))
     run = RunOutcome("r", (job,))
     assert run.exit_code == code
     raised = run.error()
@@ -37,17 +37,19 @@ def test_exit_codes(
 
 def test_a_service_that_failed_is_named() -> None:
     text = format_failure("algo-2", None, 137, "", signal="SIGKILL", service="ray-worker")
-    job = outcome(
-        described("r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137")
+    job = job_outcome(
+        job_description(
+            "r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137"
+        )
     )
-    assert headline(job).startswith("service ray-worker on algo-2 exited with code 137")
+    assert summarize_job(job).startswith("service ray-worker on algo-2 exited with code 137")
 
 
-def test_who_failed_first_is_read_back_from_the_reason() -> None:
+def test_the_first_failure_is_parsed_from_the_reason() -> None:
     text = format_failure("algo-2", 3, 1, "ValueError: boom", "Traceback ...\nValueError: boom")
     reason = f"AlgorithmError: {text}, exit code: 1"
-    job = outcome(described("r-s0-a0", "Failed", ["Failed"], FailureReason=reason))
-    assert headline(job) == "rank 3 on algo-2 exited with code 1: ValueError: boom"
+    job = job_outcome(job_description("r-s0-a0", "Failed", ["Failed"], FailureReason=reason))
+    assert summarize_job(job) == "rank 3 on algo-2 exited with code 1: ValueError: boom"
     document = RunOutcome("r", (job,)).to_dict()
     assert document["jobs"][0]["failure"] == {
         "cause": "ValueError: boom",
@@ -60,8 +62,8 @@ def test_who_failed_first_is_read_back_from_the_reason() -> None:
 
 
 def test_the_document_has_its_documented_keys() -> None:
-    job = outcome(
-        described(
+    job = job_outcome(
+        job_description(
             "r-s0-a0",
             "Completed",
             ["Completed"],
@@ -106,31 +108,31 @@ ValueError: boom
 
 
 def test_the_whole_traceback_comes_from_the_failed_ranks_own_log() -> None:
-    evidence = Evidence()
+    evidence = LogTail()
     for line in LOG:
-        evidence.feed("algo-2", f"[3] {line}")
-        evidence.feed("algo-2", f"[2] {line.replace('boom', 'noise')}")
-        evidence.feed("algo-1", f"[0] {line.replace('boom', 'follower')}")
+        evidence.add_line("algo-2", f"[3] {line}")
+        evidence.add_line("algo-2", f"[2] {line.replace('boom', 'noise')}")
+        evidence.add_line("algo-1", f"[0] {line.replace('boom', 'follower')}")
     failure = Failure("ValueError: boom", "algo-2", 3, 1, "...\nValueError: boom")
-    assert evidence.traceback(failure).splitlines() == LOG[1:-1]
+    assert evidence.find_traceback(failure).splitlines() == LOG[1:-1]
 
 
-def test_without_a_log_the_reason_itself_has_to_do() -> None:
+def test_without_a_log_the_reason_is_used() -> None:
     failure = Failure("ValueError: boom", "algo-2", 3, 1, "...short")
-    assert Evidence().traceback(failure) == "...short"
-    assert Evidence().traceback(Failure("no idea")) == ""
+    assert LogTail().find_traceback(failure) == "...short"
+    assert LogTail().find_traceback(Failure("no idea")) == ""
 
 
 def test_rank_prefixes() -> None:
-    assert split_rank("[12] hello") == (12, "hello")
-    assert split_rank("[12]") == (12, "")
-    assert split_rank("[info] hello") == (None, "[info] hello")
+    assert split_rank_prefix("[12] hello") == (12, "hello")
+    assert split_rank_prefix("[12]") == (12, "")
+    assert split_rank_prefix("[info] hello") == (None, "[info] hello")
 
 
-def test_how_long_the_data_were_waited_for_and_what_follows() -> None:
-    description = described("r-s0-a0", "Completed", ["Completed"])
-    assert RunOutcome("r", (outcome(description),)).to_dict()["data_wait"] is None
-    told = RunOutcome("r", (outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
+def test_the_data_wait_is_reported_with_advice() -> None:
+    description = job_description("r-s0-a0", "Completed", ["Completed"])
+    assert RunOutcome("r", (job_outcome(description),)).to_dict()["data_wait"] is None
+    told = RunOutcome("r", (job_outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
     assert (told["share"], told["input_bound"]) == (0.43, True)
     assert told["because"] == "input bound: 43% of step time"
     assert told["advice"]

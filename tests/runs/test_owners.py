@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.aws.bucket_owners import BucketOwners
+from smlaunch.aws.interfaces import NOT_THE_OWNER, CallError
+from smlaunch.aws.retry import user_error
+from smlaunch.aws.s3_multipart import S3Multipart
 from smlaunch.errors import AccountError
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.ports import NOT_THE_OWNER, CallError
-from smlaunch.runs.aws_parts import S3Parts
-from smlaunch.runs.owners import Owners
-from smlaunch.runs.retry import refusal
-from smlaunch.runs.run import answers_of
+from smlaunch.runs.run import translate_call_errors
 from smlaunch.runs.target import Target
 
 STRANGER = "111111111111"
@@ -65,26 +65,26 @@ def target_of(info: EndpointInfo, account: str | None) -> Target:
     return Target.endpoint(info.url, info.region, info.access_key, info.secret_key, account=account)
 
 
-def test_the_account_is_asked_for_once_and_a_default_bucket_says_its_own() -> None:
+def test_the_account_is_requested_once() -> None:
     asked: list[str] = []
 
     def ask() -> str:
         asked.append("asked")
         return "222222222222"
 
-    owners = Owners(ask)
-    assert owners.known("data") is None
-    assert owners.known(f"sagemaker-eu-west-1-{STRANGER}") == STRANGER
-    assert owners.known(f"sagemaker-us-gov-west-1-{STRANGER}") == STRANGER
-    assert owners.known("sagemaker-sample-files") is None
+    owners = BucketOwners(ask)
+    assert owners.known_owner("data") is None
+    assert owners.known_owner(f"sagemaker-eu-west-1-{STRANGER}") == STRANGER
+    assert owners.known_owner(f"sagemaker-us-gov-west-1-{STRANGER}") == STRANGER
+    assert owners.known_owner("sagemaker-sample-files") is None
     assert not asked
-    assert (owners.expected("data"), owners.expected("other")) == ("222222222222", "222222222222")
+    assert (owners.expected_owner("data"), owners.expected_owner("other")) == ("222222222222", "222222222222")
     assert len(asked) == 1
-    owners.learn({"SMLAUNCH_BUCKET_OWNERS": f"data={STRANGER} more=333333333333"})
-    assert (owners.expected("data"), owners.known("more")) == (STRANGER, "333333333333")
+    owners.add_from_environment({"SMLAUNCH_BUCKET_OWNERS": f"data={STRANGER} more=333333333333"})
+    assert (owners.expected_owner("data"), owners.known_owner("more")) == (STRANGER, "333333333333")
 
 
-def test_a_wrong_owner_is_told_from_a_missing_permission(
+def test_a_wrong_owner_differs_from_a_missing_permission(
     info: EndpointInfo, denying: str, tmp_path: Path
 ) -> None:
     ours = target_of(info, None)
@@ -92,30 +92,30 @@ def test_a_wrong_owner_is_told_from_a_missing_permission(
     ours.storage.put_bytes("mine", "key", b"content")
     (tmp_path / "large").write_bytes(bytes(9 << 20))
     other = target_of(info, STRANGER)
-    parts = S3Parts(other.s3())
+    parts = S3Multipart(other.s3())
     for refused in (
         lambda: other.storage.get_bytes("mine", "key"),
         lambda: other.storage.size("mine", "key"),
         lambda: list(other.storage.list("mine", "")),
         lambda: other.storage.put_bytes("mine", "key", b"changed"),
-        lambda: other.storage.put_new("mine", "new", b"changed"),
+        lambda: other.storage.put_if_absent("mine", "new", b"changed"),
         lambda: other.storage.put_file("mine", "large", tmp_path / "large"),
         lambda: other.storage.delete("mine", ["key"]),
         lambda: other.storage.check_owner("mine"),
         lambda: other.inputs.put_bytes("mine", "key", b"changed"),
         lambda: parts.begin("mine", "key"),
-        lambda: parts.unfinished("mine", "key"),
-        lambda: parts.check("mine", "key"),
+        lambda: parts.list_uploads("mine", "key"),
+        lambda: parts.object_checksum("mine", "key"),
     ):
         with pytest.raises(CallError) as told:
             refused()
         assert told.value.code == NOT_THE_OWNER
-        assert isinstance(refusal(told.value, "a region"), AccountError)
+        assert isinstance(user_error(told.value, "a region"), AccountError)
     assert other.inputs.get_bytes("mine", "key") == b"content"
     assert [row.key for row in ours.storage.list("mine", "")] == ["key"]
 
     blind = Target.endpoint(denying, info.region, "a", "b", account=STRANGER)
-    with pytest.raises(AccountError) as both, answers_of(blind):
+    with pytest.raises(AccountError) as both, translate_call_errors(blind):
         blind.storage.put_bytes("mine", "key", b"content")
     assert "the caller lacks the permission, or the bucket mine does not belong to the account" in str(
         both.value
@@ -123,15 +123,15 @@ def test_a_wrong_owner_is_told_from_a_missing_permission(
     assert "s3:PutObject" in str(both.value)
 
 
-def test_nothing_is_sent_where_nobody_says_who_the_caller_is(info: EndpointInfo, denying: str) -> None:
+def test_nothing_is_sent_without_a_known_caller(info: EndpointInfo, denying: str) -> None:
     nobody = Target.endpoint(denying, info.region, "a", "b")
-    with pytest.raises(AccountError, match="GetCallerIdentity"), answers_of(nobody):
+    with pytest.raises(AccountError, match="GetCallerIdentity"), translate_call_errors(nobody):
         nobody.storage.put_bytes("mine", "key", b"content")
 
 
-def test_a_name_that_another_account_has_taken_is_said_in_one_sentence() -> None:
+def test_a_bucket_name_of_another_account_is_reported() -> None:
     taken = CallError("CreateBucket", "BucketAlreadyExists", "The requested bucket name is not available.")
-    error = refusal(taken, "eu-west-1")
+    error = user_error(taken, "eu-west-1")
     assert error.exit_code == 3
     assert "another account has taken the name of the bucket" in str(error)
     assert "\n" not in str(error)

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from smlaunch import Compute, Job, Run, SmlaunchError, Target, launch, plan
-from smlaunch.ports import CallError
+from smlaunch.aws.interfaces import CallError
 from tests.runs.fakes import ROLE, fake_target
 
 PORTS = ("control", "storage", "transfer", "logs", "orchestrators", "identity", "quotas")
 ASKS: dict[str, Callable[[Run], Any]] = {
-    "chain": lambda run: run.chain,
-    "resumable": lambda run: run.resumable,
-    "is_over": Run.is_over,
+    "chain": lambda run: run.chain_driver,
+    "resumable": lambda run: run.is_resumable,
+    "is_over": Run.done,
     "describe": Run.describe,
-    "glance": Run.glance,
-    "hosts": Run.hosts,
+    "glance": Run.refresh,
+    "hosts": Run.host_count,
     "wait": Run.wait,
     "resume": Run.resume,
     "logs": lambda run: list(run.logs()),

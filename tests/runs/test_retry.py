@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smlaunch.aws.interfaces import UNREACHABLE, CallError
+from smlaunch.aws.retry import BackoffPolicy, call_with_retries, is_role_not_ready, user_error
 from smlaunch.errors import AccountError, EndpointError, JobError, ServiceError
-from smlaunch.ports import UNREACHABLE, CallError
-from smlaunch.runs.retry import Patience, is_young_role, refusal, retrying
 
 QUOTA = (
     "The account-level service limit 'ml.p4d.24xlarge for training job usage' is {limit} Instances, "
@@ -20,16 +20,16 @@ def failing(errors: list[CallError]) -> str:
     return "done"
 
 
-def test_transient_errors_are_tried_again_with_growing_waits() -> None:
+def test_transient_errors_are_retried_with_growing_waits() -> None:
     errors = [CallError("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400) for _ in range(4)]
     waits: list[float] = []
     told: list[float] = []
-    answer = retrying(
+    answer = call_with_retries(
         lambda: failing(errors),
-        Patience(first=1, longest=5, total=100),
-        wait=waits.append,
-        chance=lambda: 1.0,
-        told=lambda _, seconds: told.append(seconds),
+        BackoffPolicy(first_seconds=1, max_seconds=5, total_seconds=100),
+        sleep=waits.append,
+        random_fraction=lambda: 1.0,
+        on_retry=lambda _, seconds: told.append(seconds),
     )
     assert answer == "done"
     assert waits == told == [1, 2, 4, 5]
@@ -39,32 +39,37 @@ def test_transient_errors_are_tried_again_with_growing_waits() -> None:
 def test_a_refusal_is_not_repeated(code: str) -> None:
     waits: list[float] = []
     with pytest.raises(CallError):
-        retrying(lambda: failing([CallError("CreateTrainingJob", code, "no", 400)] * 2), wait=waits.append)
+        call_with_retries(
+            lambda: failing([CallError("CreateTrainingJob", code, "no", 400)] * 2), sleep=waits.append
+        )
     assert waits == []
 
 
 def test_any_fault_of_the_service_is_transient_whatever_its_name() -> None:
-    assert retrying(lambda: "x" if seen else failing([CallError("X", "Odd", "?", 503)]), wait=seen_add) == "x"
+    assert (
+        call_with_retries(lambda: "x" if seen else failing([CallError("X", "Odd", "?", 503)]), sleep=seen_add)
+        == "x"
+    )
 
 
 seen: list[float] = []
 seen_add = seen.append
 
 
-def test_a_role_made_a_moment_ago_is_waited_for_a_minute() -> None:
+def test_a_new_role_is_waited_for_a_minute() -> None:
     error = CallError(
         "CreateTrainingJob", "ValidationException", "Could not assume role arn:aws:iam::1:role/x.", 400
     )
     waits: list[float] = []
     with pytest.raises(CallError):
-        retrying(lambda: failing([error] * 1000), wait=waits.append, chance=lambda: 0.999)
+        call_with_retries(lambda: failing([error] * 1000), sleep=waits.append, random_fraction=lambda: 0.999)
     assert sum(waits) == pytest.approx(60)
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 10_000), st.floats(0, 600))
-def test_no_wait_is_longer_than_what_is_left_or_allowed(chance: float, tries: int, waited: float) -> None:
-    patience = Patience(first=1, longest=30, total=300)
-    delay = patience.delay(tries, waited, chance)
+def test_waits_stay_within_their_limits(chance: float, tries: int, waited: float) -> None:
+    patience = BackoffPolicy(first_seconds=1, max_seconds=30, total_seconds=300)
+    delay = patience.next_delay(tries, waited, chance)
     if waited >= 300:
         assert delay is None
     else:
@@ -72,7 +77,7 @@ def test_no_wait_is_longer_than_what_is_left_or_allowed(chance: float, tries: in
 
 
 def say(code: str, message: str, operation: str = "CreateTrainingJob", status: int = 400) -> Exception:
-    return refusal(CallError(operation, code, message, status), "eu-west-1")
+    return user_error(CallError(operation, code, message, status), "eu-west-1")
 
 
 @pytest.mark.parametrize(
@@ -93,18 +98,20 @@ def say(code: str, message: str, operation: str = "CreateTrainingJob", status: i
         ("ExpiredTokenException", "The security token is expired", AccountError, "have expired; renew them"),
         ("UnrecognizedClientException", "The token is invalid", AccountError, "add --local"),
         ("NoCredentials", "Unable to locate credentials", AccountError, "aws configure"),
-        ("ThrottlingException", "Rate exceeded", ServiceError, "same --name goes on from here"),
+        ("ThrottlingException", "Rate exceeded", ServiceError, "same --name continues from here"),
         ("ValidationException", "bad image", JobError, "bad image"),
         (UNREACHABLE, "Could not connect", ServiceError, "check the network"),
     ],
 )
-def test_what_a_person_reads(code: str, message: str, kind: type[Exception], words: str) -> None:
+def test_messages_name_cause_and_next_step(
+    code: str, message: str, kind: type[Exception], words: str
+) -> None:
     error = say(code, message)
     assert type(error) is kind
     assert words in str(error)
 
 
-def test_what_deploying_a_state_machine_needs_is_told_in_its_own_words() -> None:
+def test_denied_deployments_name_the_permission() -> None:
     no_trust = (
         "Neither the global service principal states.amazonaws.com, nor the regional one is authorized to "
         "assume the provided role."
@@ -115,8 +122,8 @@ def test_what_deploying_a_state_machine_needs_is_told_in_its_own_words() -> None
         (no_trust, "trust.json"),
     ):
         error = CallError("CreateStateMachine", "AccessDeniedException", said, 400)
-        assert hint in str(refusal(error, "eu-west-1"))
-        assert is_young_role(error) == (said == no_trust)
+        assert hint in str(user_error(error, "eu-west-1"))
+        assert is_role_not_ready(error) == (said == no_trust)
 
 
 def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
@@ -127,8 +134,8 @@ def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
     assert "'ml.p4d.24xlarge for training job usage' is 4, of which 3 are in use" in str(later)
 
 
-def test_an_endpoint_that_has_gone() -> None:
-    error = refusal(
+def test_a_gone_endpoint_is_reported() -> None:
+    error = user_error(
         CallError("ListTrainingJobs", UNREACHABLE, "refused"), "the local endpoint at http://127.0.0.1:1"
     )
     assert isinstance(error, EndpointError)
@@ -143,7 +150,7 @@ def test_an_endpoint_of_this_machine_that_is_gone_is_waited_for_some_seconds() -
         raise CallError("DescribeTrainingJob", UNREACHABLE, said)
 
     with pytest.raises(CallError) as caught:
-        retrying(refused, wait=waits.append, chance=lambda: 1.0)
+        call_with_retries(refused, sleep=waits.append, random_fraction=lambda: 1.0)
     assert sum(waits) == 5
-    told = str(refusal(caught.value, "the local endpoint at http://127.0.0.1:1234"))
+    told = str(user_error(caught.value, "the local endpoint at http://127.0.0.1:1234"))
     assert "`smlaunch local start` starts it" in told

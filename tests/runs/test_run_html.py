@@ -13,8 +13,8 @@ class Asked:
         raise AssertionError(f"asked for a client: {words}")
 
 
-def test_a_run_shows_itself_without_asking_anybody() -> None:
-    target = Target("aws", "eu-west-1", cadence=None, clients=Asked())  # type: ignore[arg-type]
+def test_a_run_renders_without_a_request() -> None:
+    target = Target("aws", "eu-west-1", polling=None, session=Asked())  # type: ignore[arg-type]
     html = Run("digits", target, ["digits-s1-a1", "<b>"])._repr_html_()
     assert "launched" in html
     for text in ("digits", "eu-west-1", "digits-s1-a1, &lt;b&gt;"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
 from smlaunch.runs import source
-from smlaunch.runs.source import pack
-from smlaunch.runs.source_walk import ALWAYS_OUT, IGNORE_FILES
-from smlaunch.secret_files import named_secret
+from smlaunch.runs.source import pack_source
+from smlaunch.runs.source_tree import ALWAYS_EXCLUDED, IGNORE_FILES
+from smlaunch.secrets.file_names import match_secret_name
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -30,17 +30,17 @@ def test_same_files_give_the_same_bytes_whatever_their_times_and_owners(tmp_path
     two = tree(tmp_path / "two", dict(reversed(files.items())))
     os.utime(two / "train.py", (1, 1))
     (two / "lib" / "a.py").chmod(0o600)
-    assert pack(one).sha256 == pack(two).sha256
-    assert pack(one).archive() == pack(two).archive()
+    assert pack_source(one).sha256 == pack_source(two).sha256
+    assert pack_source(one).compressed() == pack_source(two).compressed()
 
 
 def test_the_executable_bit_and_the_content_make_a_difference(tmp_path: Path) -> None:
     root = tree(tmp_path, {"run.sh": "echo"})
-    before = pack(root).sha256
+    before = pack_source(root).sha256
     (root / "run.sh").chmod(0o755)
-    executable = pack(root).sha256
+    executable = pack_source(root).sha256
     (root / "run.sh").write_text("echo 2")
-    assert len({before, executable, pack(root).sha256}) == 3
+    assert len({before, executable, pack_source(root).sha256}) == 3
 
 
 @settings(max_examples=25, deadline=None)
@@ -55,16 +55,14 @@ def test_the_executable_bit_and_the_content_make_a_difference(tmp_path: Path) ->
         max_size=5,
     )
 )
-def test_what_is_packed_is_what_lies_there(
-    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
-) -> None:
+def test_all_files_are_packed(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     root = tmp_path_factory.mktemp("source")
     for name, content in files.items():
         (root / name).write_bytes(content)
     if any(name in IGNORE_FILES for name in files):
         return
-    expected = {name for name in files if name not in ALWAYS_OUT and named_secret(name) is None}
-    with tarfile.open(fileobj=io.BytesIO(pack(root).archive())) as archive:
+    expected = {name for name in files if name not in ALWAYS_EXCLUDED and match_secret_name(name) is None}
+    with tarfile.open(fileobj=io.BytesIO(pack_source(root).compressed())) as archive:
         found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
     assert found == {name: files[name] for name in expected}
 
@@ -85,7 +83,7 @@ def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
             "lib/secret.txt": "",
         },
     )
-    assert set(pack(root).files) == {
+    assert set(pack_source(root).files) == {
         ".gitignore",
         "train.py",
         "lib/.gitignore",
@@ -94,7 +92,7 @@ def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
     }
 
 
-def test_smlaunchignore_has_the_last_word(tmp_path: Path) -> None:
+def test_smlaunchignore_overrides_gitignore(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         {
@@ -104,18 +102,18 @@ def test_smlaunchignore_has_the_last_word(tmp_path: Path) -> None:
             "notes.md": "",
         },
     )
-    assert "model.py" in pack(root).files
-    assert "notes.md" not in pack(root).files
+    assert "model.py" in pack_source(root).files
+    assert "notes.md" not in pack_source(root).files
 
 
-def test_the_repository_above_counts_unless_it_ignores_the_folder_itself(tmp_path: Path) -> None:
+def test_rules_of_the_repository_apply_unless_it_ignores_the_folder(tmp_path: Path) -> None:
     tree(tmp_path, {".git/HEAD": "", ".gitignore": "*.bin\nscratch/\n"})
     tree(tmp_path, {"jobs/train.py": "", "jobs/w.bin": "", "scratch/train.py": "", "scratch/w.bin": ""})
-    assert pack(tmp_path / "jobs").files == ("train.py",)
-    assert pack(tmp_path / "scratch").files == ("train.py", "w.bin")
+    assert pack_source(tmp_path / "jobs").files == ("train.py",)
+    assert pack_source(tmp_path / "scratch").files == ("train.py", "w.bin")
 
 
-def test_what_never_belongs_into_an_archive_is_left_out(tmp_path: Path) -> None:
+def test_caches_and_environments_are_excluded(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         {
@@ -129,7 +127,7 @@ def test_what_never_belongs_into_an_archive_is_left_out(tmp_path: Path) -> None:
             "lib/.DS_Store": "",
         },
     )
-    assert pack(root).files == ("train.py",)
+    assert pack_source(root).files == ("train.py",)
 
 
 def test_a_folder_full_of_data_is_refused_with_what_fills_it(
@@ -138,18 +136,18 @@ def test_a_folder_full_of_data_is_refused_with_what_fills_it(
     root = tree(tmp_path, {"train.py": "", "data/a.bin": "x" * 3000, "data/b.bin": "x" * 3000})
     monkeypatch.setattr(source, "LIMIT_BYTES", 5000)
     with pytest.raises(JobError, match=r"source: .*largest: data .* in 2 files, .*; name what is not code"):
-        pack(root)
+        pack_source(root)
 
 
-def test_a_heavy_source_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_source_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree(tmp_path, {"weights.bin": "x" * 3000})
     monkeypatch.setattr(source, "WARN_BYTES", 1000)
-    assert "largest: weights.bin" in pack(root).notes[0]
+    assert "largest: weights.bin" in pack_source(root).warnings[0]
 
 
-def test_a_source_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="does not exist"):
-        pack(tmp_path / "nowhere")
+        pack_source(tmp_path / "nowhere")
     file = tree(tmp_path, {"file": ""}) / "file"
     with pytest.raises(JobError, match="a folder is needed"):
-        pack(file)
+        pack_source(file)

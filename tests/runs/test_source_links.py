@@ -14,22 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
-from smlaunch.runs import source_walk
-from smlaunch.runs.source import PackedSource, pack
-from smlaunch.runtime.source import unpack
+from smlaunch.runs import source_tree
+from smlaunch.runs.source import SourceArchive, pack_source
+from smlaunch.runtime.source import unpack_source
 from tests.runs.test_source import tree
 
 
-def links_of(packed: PackedSource) -> dict[str, str]:
-    with tarfile.open(fileobj=BytesIO(packed.archive())) as archive:
+def links_of(packed: SourceArchive) -> dict[str, str]:
+    with tarfile.open(fileobj=BytesIO(packed.compressed())) as archive:
         return {member.name: member.linkname for member in archive if member.issym()}
 
 
-def unpacked(packed: PackedSource, folder: Path) -> Path:
+def unpacked(packed: SourceArchive, folder: Path) -> Path:
     """As a host does it."""
     archive = folder.with_suffix(".tar.gz")
-    archive.write_bytes(packed.archive())
-    unpack(str(archive), str(folder))
+    archive.write_bytes(packed.compressed())
+    unpack_source(str(archive), str(folder))
     return folder
 
 
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
     return tree(tmp_path / "root", {"train.py": "", "lib/real.py": "real"})
 
 
-def test_links_out_of_the_source_are_left_out_whatever_their_shape(root: Path, outside: Path) -> None:
+def test_outside_links_are_excluded(root: Path, outside: Path) -> None:
     (root / "absolute").symlink_to(outside / "shadow")
     (root / "relative").symlink_to("../outside/shadow")
     (root / "folder").symlink_to(outside / "folder")
@@ -52,13 +52,13 @@ def test_links_out_of_the_source_are_left_out_whatever_their_shape(root: Path, o
     (root / "through").symlink_to("folder/x")
     (root / "nothing").symlink_to("/nowhere/at/all")
     (root / "beside").symlink_to("../root-of-another")
-    packed = pack(root)
+    packed = pack_source(root)
     assert packed.files == ("lib/real.py", "train.py")
-    (note,) = packed.notes
+    (note,) = packed.warnings
     for name in ("absolute", "relative", "folder", "first", "second", "through", "nothing", "beside"):
         assert f"{name} (to " in note
-    assert "root:x" not in packed.tar.decode(errors="replace")
-    assert pack(root, include_secrets=True).files == packed.files
+    assert "root:x" not in packed.tar_bytes.decode(errors="replace")
+    assert pack_source(root, include_secrets=True).files == packed.files
 
 
 def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> No
     (root / "chain.py").symlink_to("package/up.py")
     (root / "later").symlink_to("lib/made-on-the-host")
     (root / "self").symlink_to(".")
-    packed = pack(root)
-    assert packed.notes == ()
+    packed = pack_source(root)
+    assert packed.warnings == ()
     assert links_of(packed) == {
         "plain.py": "lib/real.py",
         "lib/up.py": "real.py",
@@ -91,12 +91,12 @@ def test_a_source_that_is_a_link_is_the_folder_it_leads_to(root: Path, outside: 
     (root / "inner").symlink_to(root / "train.py")
     (root / "out").symlink_to(outside / "shadow")
     (tmp_path / "link").symlink_to(root)
-    packed = pack(tmp_path / "link")
-    assert packed.sha256 == pack(root).sha256
+    packed = pack_source(tmp_path / "link")
+    assert packed.sha256 == pack_source(root).sha256
     assert packed.files == ("inner", "lib/real.py", "train.py")
 
 
-def test_loops_and_what_is_no_file_are_named_and_nothing_blocks(root: Path) -> None:
+def test_link_loops_and_special_files_are_named(root: Path) -> None:
     (root / "loop").symlink_to("loop")
     (root / "ping").symlink_to("pong")
     (root / "pong").symlink_to("ping")
@@ -106,11 +106,11 @@ def test_loops_and_what_is_no_file_are_named_and_nothing_blocks(root: Path) -> N
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("sock")
-            packed = pack(root)
+            packed = pack_source(root)
     finally:
         os.chdir(here)
     assert packed.files == ("lib/real.py", "train.py")
-    (note,) = packed.notes
+    (note,) = packed.warnings
     for name in ("loop", "ping", "pong", "pipe", "sock"):
         assert f"{name} (" in note
 
@@ -118,18 +118,18 @@ def test_loops_and_what_is_no_file_are_named_and_nothing_blocks(root: Path) -> N
 @pytest.mark.parametrize("name", [".gitignore", ".smlaunchignore"])
 def test_an_ignore_file_that_is_a_pipe_is_refused_at_once(root: Path, name: str) -> None:
     os.mkfifo(root / name)
-    with pytest.raises(JobError, match=f"{name} cannot be used: it is no file"):
-        pack(root)
+    with pytest.raises(JobError, match=f"{name} cannot be used: it is not a regular file"):
+        pack_source(root)
 
 
 def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, outside: Path) -> None:
     (root / "main.py").symlink_to(outside / "shadow")
     (root / "code").symlink_to(outside)
     (root / "inner").symlink_to("lib")
-    packed = pack(root)
-    assert "main.py is a link out of the source folder, to " in packed.why_absent("main.py")
-    assert "code is a link out of the source folder, to " in packed.why_absent("code/shadow")
-    assert packed.why_absent("inner/real.py").endswith("name it by its own path, lib/real.py")
+    packed = pack_source(root)
+    assert "main.py is a link out of the source folder, to " in packed.explain_missing_file("main.py")
+    assert "code is a link out of the source folder, to " in packed.explain_missing_file("code/shadow")
+    assert packed.explain_missing_file("inner/real.py").endswith("name it by its own path, lib/real.py")
 
 
 # ---- between the listing and the reading -----------------------------------------------------------------
@@ -137,14 +137,14 @@ def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, out
 
 def swap(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """``change`` happens when all is listed and nothing is read."""
-    original = source_walk.SourceTree.named_by_links
+    original = source_tree.SourceTree.apply_link_names
 
-    def late(self: source_walk.SourceTree, entries: object) -> object:
+    def late(self: source_tree.SourceTree, entries: object) -> object:
         found = list(original(self, entries))  # type: ignore[arg-type]
         change()  # type: ignore[operator]
         return found
 
-    monkeypatch.setattr(source_walk.SourceTree, "named_by_links", late)
+    monkeypatch.setattr(source_tree.SourceTree, "apply_link_names", late)
 
 
 def test_a_link_put_in_a_files_place_is_not_followed(
@@ -156,7 +156,7 @@ def test_a_link_put_in_a_files_place_is_not_followed(
 
     swap(monkeypatch, change)
     with pytest.raises(JobError, match=r"train\.py changes while it is being read; try again"):
-        pack(root)
+        pack_source(root)
 
 
 def test_a_link_put_in_a_folders_place_is_not_followed(
@@ -171,7 +171,7 @@ def test_a_link_put_in_a_folders_place_is_not_followed(
 
     swap(monkeypatch, change)
     with pytest.raises(JobError, match=r"lib/real\.py changes while it is being read; try again"):
-        pack(root)
+        pack_source(root)
 
 
 def test_a_pipe_put_in_a_files_place_does_not_block(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +181,13 @@ def test_a_pipe_put_in_a_files_place_does_not_block(root: Path, monkeypatch: pyt
 
     swap(monkeypatch, change)
     with pytest.raises(JobError, match="changes while it is being read"):
-        pack(root)
+        pack_source(root)
 
 
 def test_a_file_that_grows_while_it_is_read_is_read_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = source_walk._read
+    original = source_tree._read_at_most
     grown: list[int] = []
 
     def read(descriptor: int, size: int) -> bytes:
@@ -198,19 +198,19 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(
                 file.write("ly")
         return content
 
-    monkeypatch.setattr(source_walk, "_read", read)
-    with tarfile.open(fileobj=BytesIO(pack(root).tar)) as archive:
+    monkeypatch.setattr(source_tree, "_read_at_most", read)
+    with tarfile.open(fileobj=BytesIO(pack_source(root).tar_bytes)) as archive:
         assert archive.extractfile("lib/real.py").read() == b"really"  # type: ignore[union-attr]
 
 
-def test_all_that_cannot_be_read_is_told_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_unreadable_files_are_reported_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def change() -> None:
         (root / "train.py").unlink()
         (root / "lib" / "real.py").unlink()
 
     swap(monkeypatch, change)
     with pytest.raises(JobError) as caught:
-        pack(root)
+        pack_source(root)
     assert len(caught.value.problems) == 2
 
 
@@ -232,7 +232,7 @@ def test_names_of_any_bytes_arrive_as_they_are(
     for name, content in files.items():
         with open(os.path.join(root, folder, name), "wb") as file:
             file.write(content)
-    packed = pack(Path(os.fsdecode(root)), include_secrets=True)
+    packed = pack_source(Path(os.fsdecode(root)), include_secrets=True)
     host = os.fsencode(unpacked(packed, work / "host"))
     found = {}
     for name in os.listdir(os.path.join(host, folder)) if os.path.isdir(os.path.join(host, folder)) else ():
@@ -244,17 +244,17 @@ def test_names_of_any_bytes_arrive_as_they_are(
     assert found == {name: files[name] for name in files.keys() - left_out}
     for name in left_out:  # ignore files rule, and caches stay here
         assert (
-            os.fsdecode(name) in source_walk.ALWAYS_OUT
+            os.fsdecode(name) in source_tree.ALWAYS_EXCLUDED
             or name.endswith(b".pyc")
             or b"ignore" in b"".join(files)
         )
 
 
-def test_odd_names_are_told_so_that_a_terminal_can_show_them(root: Path) -> None:
+def test_odd_names_are_escaped_in_messages(root: Path) -> None:
     for name in (b"\xff\xfe.pem", b"two\nlines.pem", b"\x1b[31m.pem"):
         with open(os.path.join(os.fsencode(root), name), "wb") as file:
             file.write(b"x")
-    (note,) = pack(root).notes
+    (note,) = pack_source(root).warnings
     assert note.isprintable()
     assert "two\\nlines.pem" in note
 
@@ -262,6 +262,6 @@ def test_odd_names_are_told_so_that_a_terminal_can_show_them(root: Path) -> None
 def test_no_special_bits_travel(root: Path, tmp_path: Path) -> None:
     (root / "train.py").chmod(0o6777)
     (root / "lib" / "real.py").chmod(0o666)
-    host = unpacked(pack(root), tmp_path / "host")
+    host = unpacked(pack_source(root), tmp_path / "host")
     assert stat.S_IMODE((host / "train.py").stat().st_mode) == 0o755
     assert stat.S_IMODE((host / "lib" / "real.py").stat().st_mode) == 0o644

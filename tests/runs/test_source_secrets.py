@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError
-from smlaunch.local_files import local_files
-from smlaunch.runs.source import pack
-from smlaunch.secret_contents import is_public, secret_in
-from smlaunch.secret_files import EXAMPLES, SIGNS, named_secret
+from smlaunch.runs.source import pack_source
+from smlaunch.secrets.file_contents import find_secret, is_public_material
+from smlaunch.secrets.file_names import EXAMPLE_FILES, SECRET_PATTERNS, match_secret_name
 from tests.runs.test_source import tree
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n-----END RSA PRIVATE KEY-----\n"
@@ -35,11 +35,11 @@ SIXTEEN = (
 )
 
 
-def test_of_sixteen_secrets_none_is_packed_and_one_warning_names_them(tmp_path: Path) -> None:
+def test_secrets_are_excluded_with_one_warning(tmp_path: Path) -> None:
     root = tree(tmp_path, {"train.py": "", **dict.fromkeys(SIXTEEN, KEY)})
-    packed = pack(root)
+    packed = pack_source(root)
     assert packed.files == ("train.py",)
-    (note,) = packed.notes
+    (note,) = packed.warnings
     for name in SIXTEEN:
         folder = name.split("/")[0] + "/"
         assert name in note or folder in note, name
@@ -49,9 +49,9 @@ def test_of_sixteen_secrets_none_is_packed_and_one_warning_names_them(tmp_path: 
 
 def test_include_secrets_sends_them_all(tmp_path: Path) -> None:
     root = tree(tmp_path, {"train.py": "", **dict.fromkeys((*SIXTEEN, ".env", ".envs/x"), KEY)})
-    packed = pack(root, include_secrets=True)
+    packed = pack_source(root, include_secrets=True)
     assert set(packed.files) == {"train.py", ".env", ".envs/x", *SIXTEEN}
-    assert packed.notes == ()
+    assert packed.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_include_secrets_sends_them_all(tmp_path: Path) -> None:
 )
 def test_names_count_in_any_case_and_in_any_folder(tmp_path: Path, name: str) -> None:
     root = tree(tmp_path, {"train.py": "", name: "x"})
-    assert pack(root).files == ("train.py",)
+    assert pack_source(root).files == ("train.py",)
 
 
 @pytest.mark.parametrize(
@@ -77,40 +77,41 @@ def test_names_count_in_any_case_and_in_any_folder(tmp_path: Path, name: str) ->
     [
         *("tokenizer.json", "keys.py", "keyboard.py", "secrets.py", "credentials.py", "secrets/__init__.py"),
         *("credentials/store.py", "environment.py", "config.json", "history.csv", "id_rsa.pub", "shadow.py"),
-        *(".gitignore", "model.safetensors", "gym.envs.txt", "monkey.txt", "donkey", *sorted(EXAMPLES)),
+        *(".gitignore", "model.safetensors", "gym.envs.txt", "monkey.txt", "donkey", *sorted(EXAMPLE_FILES)),
     ],
 )
 def test_names_of_code_and_of_examples_are_none(tmp_path: Path, name: str) -> None:
-    assert name in pack(tree(tmp_path, {name: ""})).files
+    assert name in pack_source(tree(tmp_path, {name: ""})).files
 
 
 def test_the_page_lists_every_pattern() -> None:
     page = (Path(__file__).parents[2] / "docs" / "source.md").read_text()
     rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("|")]
-    for sign in SIGNS:
-        if_it_holds = "" if sign.holds is None else f"{sign.holds.__doc__}"
-        (row,) = (row for row in rows if f"`{sign.pattern}`" in row[1])
-        assert [row[0].strip(), row[2].strip()] == [sign.what, if_it_holds], sign.pattern
-    missing = [sign.pattern for sign in SIGNS if f"`{sign.pattern}`" not in page]
+    for pattern in SECRET_PATTERNS:
+        check = "" if pattern.content_check is None else " ".join(f"{pattern.content_check.__doc__}".split())
+        content = re.sub("^Return whether the content (holds|is) ", "", check).rstrip(".")
+        (row,) = (row for row in rows if f"`{pattern.pattern}`" in row[1])
+        assert [row[0].strip(), row[2].strip()] == [pattern.kind, content], pattern.pattern
+    missing = [pattern.pattern for pattern in SECRET_PATTERNS if f"`{pattern.pattern}`" not in page]
     assert missing == []
     named = set(re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")]))
-    assert named - EXAMPLES - {sign.pattern for sign in SIGNS} == {"folder/name"}
+    assert named - EXAMPLE_FILES - {pattern.pattern for pattern in SECRET_PATTERNS} == {"folder/name"}
 
 
 @pytest.mark.parametrize("name", [".env copy", ".env (1)", ".env1", ".env-prod", ".env_prod"])
-def test_a_copy_of_variables_stays_here_if_it_holds_a_secret(tmp_path: Path, name: str) -> None:
+def test_a_copy_of_variables_is_excluded_if_it_holds_a_secret(tmp_path: Path, name: str) -> None:
     root = tree(tmp_path, {"train.py": "", name: "HF_TOKEN=hf_" + "aB3d" * 9})
-    assert pack(root).files == ("train.py",)
+    assert pack_source(root).files == ("train.py",)
     (root / name).write_text("LR=0.1")
-    assert name in pack(root).files
+    assert name in pack_source(root).files
 
 
 def test_every_pattern_finds_its_own_name() -> None:
-    for sign in SIGNS:
+    for sign in SECRET_PATTERNS:
         example = re.sub(r"\*", "x", sign.pattern)
-        found = named_secret("some/" + example.rstrip("/"), is_folder=example.endswith("/"))
+        found = match_secret_name("some/" + example.rstrip("/"), is_folder=example.endswith("/"))
         assert found is not None, sign.pattern
-        assert found.what
+        assert found.kind
         assert sign.source
 
 
@@ -131,11 +132,11 @@ def test_every_pattern_finds_its_own_name() -> None:
         ("x" * 100_000 + "\n" + AWS, "an AWS access key"),
     ],
 )
-def test_a_key_is_known_by_what_it_is(tmp_path: Path, text: str, what: str) -> None:
+def test_keys_are_recognized_by_content(tmp_path: Path, text: str, what: str) -> None:
     root = tree(tmp_path, {"train.py": "", "notes.txt": text})
-    packed = pack(root)
+    packed = pack_source(root)
     assert packed.files == ("train.py",)
-    assert f"notes.txt ({what})" in packed.notes[0]
+    assert f"notes.txt ({what})" in packed.warnings[0]
 
 
 SECRET_ID, SECRET = "AKIA2OGYBAH6QGPTLSNQ", "u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aGsQeXi"
@@ -160,9 +161,9 @@ SECRET_ID, SECRET = "AKIA2OGYBAH6QGPTLSNQ", "u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aG
         f"ID = '{SECRET_ID}'\n" + "#" * 3000 + f"\nKEY = '{SECRET}'\n",
     ],
 )
-def test_an_aws_key_is_known_in_whatever_spelling(text: str) -> None:
-    assert secret_in(text.encode()) == "an AWS access key"
-    assert secret_in(text.encode("utf-16")) == "an AWS access key"
+def test_aws_keys_are_recognized_in_any_encoding(text: str) -> None:
+    assert find_secret(text.encode()) == "an AWS access key"
+    assert find_secret(text.encode("utf-16")) == "an AWS access key"
 
 
 @pytest.mark.parametrize(
@@ -175,14 +176,14 @@ def test_an_aws_key_is_known_in_whatever_spelling(text: str) -> None:
         "the PRIVATE KEY of life\n",
     ],
 )
-def test_what_only_speaks_of_keys_is_none(text: str) -> None:
-    assert secret_in(text.encode()) is None
+def test_text_about_keys_is_no_key(text: str) -> None:
+    assert find_secret(text.encode()) is None
 
 
 def test_a_pem_of_certificates_alone_is_sent(tmp_path: Path) -> None:
     root = tree(tmp_path, {"ca.pem": CERTIFICATE * 3, "both.pem": CERTIFICATE + KEY, "der.pem": "0\x82\x04"})
-    assert pack(root).files == ("ca.pem",)
-    assert not is_public(b"")
+    assert pack_source(root).files == ("ca.pem",)
+    assert not is_public_material(b"")
 
 
 ORDINARY = (
@@ -207,19 +208,19 @@ ORDINARY = (
     ["", "x=1\n", '{"a": 1, "max_tokens": 512}', "hello: Hallo\nname: Ann\n", "the cat sat\non the mat\n"],
 )
 def test_an_ordinary_file_is_sent_under_a_name_that_secrets_have_too(tmp_path: Path, content: str) -> None:
-    packed = pack(tree(tmp_path, dict.fromkeys(ORDINARY, content)))
+    packed = pack_source(tree(tmp_path, dict.fromkeys(ORDINARY, content)))
     assert set(packed.files) == set(ORDINARY)
-    assert packed.notes == ()
+    assert packed.warnings == ()
     left: list[str] = []
-    assert [file.relative for file in local_files(tmp_path, left)] == sorted(ORDINARY)
+    assert [file.relative_path for file in list_local_files(tmp_path, left)] == sorted(ORDINARY)
     assert left == []
 
 
-def test_a_packed_file_is_no_key(tmp_path: Path) -> None:
+def test_an_archive_is_no_key(tmp_path: Path) -> None:
     names = {"model_ecdsa", "slides.key", "q.kdb"}
     for name in names:
         (tmp_path / name).write_bytes(b"PK\x03\x04\x14\0\0\0" + bytes(range(256)))
-    assert set(pack(tmp_path).files) == names
+    assert set(pack_source(tmp_path).files) == names
 
 
 @pytest.mark.parametrize(
@@ -247,24 +248,24 @@ def test_a_packed_file_is_no_key(tmp_path: Path) -> None:
         (".env.py", 'API_TOKEN = "abc"\n'),
     ],
 )
-def test_what_holds_a_secret_stays_here_under_such_a_name(
+def test_ambiguous_names_are_excluded_with_a_secret_inside(
     tmp_path: Path, name: str, content: str | bytes
 ) -> None:
     root = tree(tmp_path, {"train.py": "", name: ""})
     (root / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    assert pack(root).files == ("train.py",)
+    assert pack_source(root).files == ("train.py",)
     left: list[str] = []
-    assert [file.relative for file in local_files(root, left)] == ["train.py"]
+    assert [file.relative_path for file in list_local_files(root, left)] == ["train.py"]
     assert left == [name]
 
 
-def test_a_line_that_names_a_file_in_smlaunchignore_is_a_wish(tmp_path: Path) -> None:
+def test_a_smlaunchignore_line_includes_a_secret_by_name(tmp_path: Path) -> None:
     files = dict.fromkeys((".env", "a/.env", "a/.netrc", ".aws/config", "src/id_rsa", "b/notes.txt"), KEY)
     root = tree(tmp_path, files)
 
     def sent(*lines: str, file: str = ".smlaunchignore") -> set[str]:
         (root / file).write_text("\n".join(lines))
-        found = set(pack(root).files) - {file}
+        found = set(pack_source(root).files) - {file}
         (root / file).unlink()
         return found
 
@@ -280,23 +281,25 @@ def test_a_line_that_names_a_file_in_smlaunchignore_is_a_wish(tmp_path: Path) ->
     assert sent("!.env", file=".gitignore") == set()
 
 
-def test_a_link_gives_its_name_to_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_links_name_applies_to_its_target(tmp_path: Path) -> None:
     root = tree(tmp_path, {"train.py": "", "conf/prod": "x", "cloud/config": "y", "ca.txt": CERTIFICATE})
     (root / ".env").symlink_to("conf/prod")
     (root / ".aws").symlink_to("cloud")
     (root / "ca.pem").symlink_to("ca.txt")
-    packed = pack(root)
+    packed = pack_source(root)
     assert packed.files == ("ca.pem", "ca.txt", "train.py")
     for name in (".env", ".aws", "conf/prod", "cloud/config"):
-        assert name in packed.notes[0]
+        assert name in packed.warnings[0]
 
 
-def test_what_is_ignored_is_not_warned_of(tmp_path: Path) -> None:
-    assert pack(tree(tmp_path, {".gitignore": ".env\n*.pem\n", ".env": "x", "a.pem": KEY})).notes == ()
+def test_ignored_files_give_no_warning(tmp_path: Path) -> None:
+    assert (
+        pack_source(tree(tmp_path, {".gitignore": ".env\n*.pem\n", ".env": "x", "a.pem": KEY})).warnings == ()
+    )
 
 
 def test_a_long_list_is_cut(tmp_path: Path) -> None:
-    note = pack(tree(tmp_path, {f"{number:03}.pem": KEY for number in range(50)})).notes[0]
+    note = pack_source(tree(tmp_path, {f"{number:03}.pem": KEY for number in range(50)})).warnings[0]
     assert "019.pem" in note
     assert "and 30 more" in note
     assert "020.pem" not in note
@@ -307,11 +310,11 @@ def test_a_long_list_is_cut(tmp_path: Path) -> None:
 
 def refused(root: Path) -> str:
     with pytest.raises(JobError) as caught:
-        pack(root)
+        pack_source(root)
     return str(caught.value)
 
 
-def test_a_home_and_what_holds_it_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folders_and_their_parents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tree(tmp_path / "users" / "ann", {"train.py": "", "work/train.py": ""})
     monkeypatch.setenv("HOME", str(home))
     (tmp_path / "link").symlink_to(home)
@@ -321,7 +324,7 @@ def test_a_home_and_what_holds_it_are_refused(tmp_path: Path, monkeypatch: pytes
         )
     assert "holds your home folder" in refused(home.parent)
     assert "is the root of this machine's files" in refused(Path("/"))
-    assert pack(home / "work").files == ("train.py",)
+    assert pack_source(home / "work").files == ("train.py",)
 
 
 def test_the_home_of_the_folders_owner_counts_whatever_the_variable_says(
@@ -333,14 +336,14 @@ def test_the_home_of_the_folders_owner_counts_whatever_the_variable_says(
     assert "is a home folder" in refused(home)
 
 
-def test_smlaunchs_own_state_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_state_is_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"jobs.sqlite": "", "s3/bucket/run/source.tar.gz": "x", "owners/a.lock": ""}
     root = tree(
         tmp_path / "work", {"train.py": "", **{f"state/{name}": text for name, text in state.items()}}
     )
     tree(root / "fresh", {"anything": ""})
-    assert pack(root).files == ("fresh/anything", "train.py")  # known by what is in it
+    assert pack_source(root).files == ("fresh/anything", "train.py")  # known by what is in it
     monkeypatch.setenv("SMLAUNCH_HOME", str(root / "fresh"))
-    assert pack(root).files == ("train.py",)  # and by its name, before anything is
+    assert pack_source(root).files == ("train.py",)  # and by its name, before anything is
     monkeypatch.setenv("SMLAUNCH_HOME", str(root))
     assert "SMLAUNCH_HOME" in refused(root)

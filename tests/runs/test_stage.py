@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.cli.moving import Moving
-from smlaunch.data.tally import Tally
+from smlaunch.aws.client import S3Storage
+from smlaunch.aws.interfaces import CallError
+from smlaunch.cli.transfer_display import TransferDisplay
+from smlaunch.data.transfer_progress import TransferProgress
+from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError
-from smlaunch.job import Job
+from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local_files import local_files
-from smlaunch.ports import CallError
 from smlaunch.runs.api import launch, plan
-from smlaunch.runs.aws import S3
+from smlaunch.runs.runtime_archive import build_runtime_archive
 from smlaunch.runs.target import Target
 from tests.runs.fakes import BUCKET, FakeStorage, FakeTransfer, fake_target
 
@@ -46,23 +47,45 @@ def tree(root: Path, **files: str) -> Path:
 
 
 def names(path: Path) -> list[str]:
-    return [file.relative for file in local_files(path)]
+    return [file.relative_path for file in list_local_files(path)]
 
 
-class Noting(FakeTransfer):
+@pytest.mark.parametrize(
+    ("strategy", "options", "of_mpi"),
+    [
+        ("mpi", {}, True),
+        ("horovod", {}, True),
+        ("horovod", {"controller": "gloo"}, False),
+        ("ddp", {}, False),
+        ("ray", {}, False),
+        ("custom", {}, False),
+    ],
+)
+def test_a_job_gets_the_runtime_of_its_kind(
+    tmp_path: Path, strategy: str, options: dict[str, str], of_mpi: bool
+) -> None:
+    target = fake_target()
+    fields = {"strategy": strategy, "options": options, "name": "kind", "inputs": {}}
+    launch(Job.from_mapping({**job(tmp_path, tmp_path).to_mapping(), **fields}), target)
+    stored = target.__dict__["storage"].objects[BUCKET]
+    (runtime,) = [content for key, content in stored.items() if key.endswith("/runtime.pyz")]
+    assert runtime == build_runtime_archive(of_mpi)
+
+
+class RecordingTransfer(FakeTransfer):
     def __init__(self, transfer: FakeTransfer) -> None:
         self.__dict__.update(vars(transfer))
         self.keys: list[str] = []
 
-    def put(self, bucket: str, parcels: Any, moved: Callable[[int, int], None]) -> None:
-        self.keys.extend(parcel.key.rpartition("/")[2] for parcel in parcels)
-        super().put(bucket, parcels, moved)
+    def put(self, bucket: str, items: Any, on_progress: Callable[[int, int], None]) -> None:
+        self.keys.extend(parcel.key.rpartition("/")[2] for parcel in items)
+        super().put(bucket, items, on_progress)
 
 
-def test_what_is_there_with_its_size_is_not_sent_again(tmp_path: Path) -> None:
+def test_objects_of_the_same_size_are_not_uploaded_again(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", a="one", b="two", **{"sub/c": "three"})
     target = fake_target()
-    noting = target.__dict__["transfer"] = Noting(target.transfer)  # type: ignore[arg-type]
+    noting = target.__dict__["transfer"] = RecordingTransfer(target.transfer)  # type: ignore[arg-type]
     made = plan(job(tmp_path, data), target)
     prefix = next(upload.uri for upload in made.uploads if upload.kind == "data").removeprefix(
         f"s3://{BUCKET}/"
@@ -82,22 +105,25 @@ def test_what_is_there_with_its_size_is_not_sent_again(tmp_path: Path) -> None:
     assert noting.keys == []
 
 
-def test_the_bucket_is_made_before_data_is_looked_for(tmp_path: Path) -> None:
+def test_the_bucket_is_created_before_data_is_listed(tmp_path: Path) -> None:
     target = fake_target()
     target.storage.objects.clear()  # type: ignore[attr-defined]
     told: list[str] = []
     launch(job(tmp_path, tree(tmp_path / "data", a="one")), target, told.append)
-    assert told == [f"made the bucket {BUCKET} for source and results"]
+    assert told == [f"created the bucket {BUCKET} for source and results"]
     assert any(key.endswith("/a") for key in target.storage.objects[BUCKET])  # type: ignore[attr-defined]
 
 
-def test_large_uploads_are_told_and_watched(tmp_path: Path) -> None:
+def test_large_uploads_report_progress(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", **{f"{number:03}": "x" for number in range(150)})
     target = fake_target()
     told: list[str] = []
     seen: list[tuple[int, int]] = []
     launch(
-        job(tmp_path, data), target, told.append, lambda tally: seen.append((tally.done_files, tally.files))
+        job(tmp_path, data),
+        target,
+        told.append,
+        lambda tally: seen.append((tally.done_files, tally.total_files)),
     )
     assert told == ["uploading 150 files, 0.0 MB"]
     assert seen[-1] == (150, 150)
@@ -106,7 +132,7 @@ def test_large_uploads_are_told_and_watched(tmp_path: Path) -> None:
 # ---- .smlaunchignore -------------------------------------------------------------------------------------
 
 
-def test_smlaunchignore_leaves_data_out_in_every_folder(tmp_path: Path) -> None:
+def test_smlaunchignore_excludes_data_in_every_folder(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         **{".smlaunchignore": "*.tmp\n/raw/\n", "a.bin": "", "b.tmp": "", "raw/x": "", "sub/raw/y": ""},
@@ -115,17 +141,17 @@ def test_smlaunchignore_leaves_data_out_in_every_folder(tmp_path: Path) -> None:
     assert names(root) == ["a.bin", "c.log", "sub/keep.tmp", "sub/raw/y"]
 
 
-def test_gitignore_does_not_concern_data(tmp_path: Path) -> None:
+def test_gitignore_does_not_apply_to_data(tmp_path: Path) -> None:
     root = tree(tmp_path, **{".gitignore": "*", "data.bin": ""})
     assert names(root) == [".gitignore", "data.bin"]
 
 
-def test_one_file_is_meant_whatever_lies_beside_it(tmp_path: Path) -> None:
+def test_a_single_file_is_uploaded_alone(tmp_path: Path) -> None:
     root = tree(tmp_path, **{".smlaunchignore": "*", "data.bin": ""})
     assert names(root / "data.bin") == ["data.bin"]
 
 
-def test_what_is_left_out_makes_no_other_address(tmp_path: Path) -> None:
+def test_excluded_files_do_not_change_the_address(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", **{".smlaunchignore": "*.tmp", "a": "one"})
     before = plan(job(tmp_path, data), fake_target()).job_hash
     (data / "b.tmp").write_text("scratch")
@@ -134,9 +160,9 @@ def test_what_is_left_out_makes_no_other_address(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rules", "message"),
-    [("*", "all of it is left out by .smlaunchignore"), ("!", "cannot be used")],
+    [("*", ".smlaunchignore excludes all of it"), ("!", "cannot be used")],
 )
-def test_rules_that_leave_nothing_or_are_none_are_told(tmp_path: Path, rules: str, message: str) -> None:
+def test_rules_that_exclude_all_or_are_invalid_are_reported(tmp_path: Path, rules: str, message: str) -> None:
     data = tree(tmp_path / "data", **{".smlaunchignore": rules, "a": "one"})
     with pytest.raises(JobError, match=message):
         plan(job(tmp_path, data), fake_target())
@@ -153,8 +179,8 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_files_bytes_rate_and_end() -> None:
     now = [0.0]
     screen = Terminal()
-    moving = Moving("uploading", "uploaded", screen)
-    tally = Tally(1000, 64 << 20, moving.show, clock=lambda: now[0])
+    moving = TransferDisplay("uploading", "uploaded", screen)
+    tally = TransferProgress(1000, 64 << 20, moving.show, clock=lambda: now[0])
     for _ in range(4):
         now[0] += 1
         tally.add(2 << 20, 100)
@@ -166,7 +192,9 @@ def test_a_terminal_shows_files_bytes_rate_and_end() -> None:
 def test_without_a_terminal_lines_are_few() -> None:
     now = [0.0]
     log = io.StringIO()
-    tally = Tally(100, 100 << 20, Moving("uploading", "uploaded", log).show, clock=lambda: now[0])
+    tally = TransferProgress(
+        100, 100 << 20, TransferDisplay("uploading", "uploaded", log).show, clock=lambda: now[0]
+    )
     for _ in range(100):
         now[0] += 0.12
         tally.add(1 << 20, 1)
@@ -184,10 +212,10 @@ def test_nothing_of_transfers_is_loaded_without_data(tmp_path: Path) -> None:
     script = """
 import sys
 from tests.runs.fakes import fake_target
-from smlaunch.cli.telling import uploading
-from smlaunch.job import Job
+from smlaunch.cli.console import upload_display
+from smlaunch.job.model import Job
 from smlaunch.runs.api import launch
-launch(Job(entry=sys.argv[1], role=sys.argv[2]), fake_target(), watch=uploading())
+launch(Job(entry=sys.argv[1], role=sys.argv[2]), fake_target(), on_progress=upload_display())
 print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "obstore", "s3transfer"))))
 """
     job(tmp_path, tmp_path)
@@ -231,7 +259,7 @@ def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) ->
     assert len(secrets_there()) == 2
 
 
-class Raced(FakeStorage):
+class RacingStorage(FakeStorage):
     """Another client puts its own secret just before ours would be put, however often ours has looked."""
 
     other = b"0" * 64
@@ -240,9 +268,9 @@ class Raced(FakeStorage):
         self._be_first(bucket, key)
         super().put_bytes(bucket, key, content)
 
-    def put_new(self, bucket: str, key: str, content: bytes) -> bool:
+    def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
         self._be_first(bucket, key)
-        return super().put_new(bucket, key, content)
+        return super().put_if_absent(bucket, key, content)
 
     def _be_first(self, bucket: str, key: str) -> None:
         if key.endswith("/secret"):
@@ -253,10 +281,10 @@ def test_the_secret_of_another_client_of_the_same_run_stays(tmp_path: Path) -> N
     script = tmp_path / "train.py"
     script.write_text("from mpi4py import MPI")
     target = fake_target()
-    storage = target.__dict__["storage"] = Raced()
+    storage = target.__dict__["storage"] = RacingStorage()
     launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target), target)
     found = {value for key, value in storage.objects[BUCKET].items() if key.endswith("/secret")}
-    assert found == {Raced.other}
+    assert found == {RacingStorage.other}
 
 
 class Answering:
@@ -273,27 +301,29 @@ class Answering:
             raise ClientError(error, "PutObject")  # type: ignore[arg-type]
 
 
-def test_a_conditional_put_that_s3_cannot_decide_yet_is_tried_again() -> None:
+def test_an_undecided_conditional_put_is_retried() -> None:
     for statuses, made in (((200,), True), ((412,), False), ((409, 409, 412), False), ((409, 200), True)):
         client = Answering(*statuses)
-        assert S3(client).put_new("b", "k", b"") is made
+        assert S3Storage(client).put_if_absent("b", "k", b"") is made
         assert client.statuses == []
     for statuses in ((403,), (409,) * 5):
         with pytest.raises(CallError):
-            S3(Answering(*statuses)).put_new("b", "k", b"")
+            S3Storage(Answering(*statuses)).put_if_absent("b", "k", b"")
 
 
-def test_of_many_clients_of_a_run_one_makes_its_secret(tmp_path: Path) -> None:
+def test_one_of_many_clients_creates_the_secret(tmp_path: Path) -> None:
     """Against the local endpoint's S3, each with connections of its own."""
     with Endpoint(tmp_path / "home", isolation="plain") as info:
         reached = (info.url, info.region, info.access_key, info.secret_key)
         clients = [Target.endpoint(*reached).storage for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
             made = list(
-                pool.map(lambda own: clients[own].put_new(info.bucket, "run/secret", b"%d" % own), range(8))
+                pool.map(
+                    lambda own: clients[own].put_if_absent(info.bucket, "run/secret", b"%d" % own), range(8)
+                )
             )
         assert sorted(made) == [False] * 7 + [True]
         assert clients[0].get_bytes(info.bucket, "run/secret") == b"%d" % made.index(True)
-        assert not clients[0].put_new(info.bucket, "run/secret", b"later")
+        assert not clients[0].put_if_absent(info.bucket, "run/secret", b"later")
         with pytest.raises(CallError, match="NoSuchBucket"):
-            clients[0].put_new("nowhere", "run/secret", b"")
+            clients[0].put_if_absent("nowhere", "run/secret", b"")

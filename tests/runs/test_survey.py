@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch import survey as survey_module
-from smlaunch.job import Job
-from smlaunch.planning.surroundings import SourceFacts
+from smlaunch.discovery import gather as survey_module
+from smlaunch.discovery.gather import find_role, gather_facts, read_script
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import SourceFacts
 from smlaunch.runs.target import Target
-from smlaunch.survey import find_role, read_script, survey
 from tests.runs.fakes import ACCOUNT, BUCKET, REGION, ROLE, FakeIdentity, FakeStorage, fake_target
 
 SOURCE = SourceFacts(".", "train.py", "0" * 64, 1, 1)
@@ -33,17 +33,17 @@ def target_with(
     return target
 
 
-def test_what_the_caller_says_fills_in_the_account_and_its_bucket(script: Path) -> None:
-    found = survey(Job(entry=script, role=ROLE), target_with(), SOURCE)
+def test_the_callers_account_gives_the_bucket(script: Path) -> None:
+    found = gather_facts(Job(entry=script, role=ROLE), target_with(), SOURCE)
     assert (found.region, found.account, found.bucket, found.role) == (REGION, ACCOUNT, BUCKET, ROLE)
     assert found.partition == "aws"
     assert "torch.distributed" in found.script.imports
 
 
-def test_a_target_that_knows_itself_is_not_asked(script: Path) -> None:
+def test_known_facts_are_not_requested(script: Path) -> None:
     target = target_with(account=ACCOUNT, role=ROLE, bucket="mine")
     target.__dict__["identity"] = None
-    found = survey(Job(entry=script), target, SOURCE)
+    found = gather_facts(Job(entry=script), target, SOURCE)
     assert (found.account, found.role, found.bucket) == (ACCOUNT, ROLE, "mine")
 
 
@@ -64,7 +64,7 @@ def test_a_target_that_knows_itself_is_not_asked(script: Path) -> None:
         ),
     ],
 )
-def test_the_role_of_a_caller_that_is_one(arn: str, roles: list[str], expected: str) -> None:
+def test_an_assumed_role_is_used(arn: str, roles: list[str], expected: str) -> None:
     assert find_role(None, target_with(FakeIdentity(arn, roles))) == (expected, None)
 
 
@@ -81,7 +81,7 @@ def test_the_role_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert find_role(None, target_with()) == (ROLE, None)
 
 
-def test_a_user_has_no_role_and_is_told_what_to_do() -> None:
+def test_a_user_without_a_role_gets_advice() -> None:
     role, problem = find_role(None, target_with())
     assert role is None
     assert problem is not None
@@ -96,7 +96,7 @@ def test_inputs_in_s3(script: Path) -> None:
         role=ROLE,
         inputs={"train": "s3://data/train/", "none": "s3://data/nothing", "gone": "s3://no-such-bucket/x/"},
     )
-    found = survey(job, target_with(storage=storage), SOURCE).inputs
+    found = gather_facts(job, target_with(storage=storage), SOURCE).inputs
     assert (found["train"].objects, found["train"].bytes, found["train"].exists) == (2, 5, True)
     assert not found["none"].exists
     assert found["none"].problem == (
@@ -105,20 +105,20 @@ def test_inputs_in_s3(script: Path) -> None:
     assert found["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
 
 
-def test_a_long_listing_is_cut_and_said_to_be(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_module, "LISTING_CAP", 3)
+def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "MAX_LISTED_OBJECTS", 3)
     storage = FakeStorage(["data"])
     storage.objects["data"] = {f"k{index}": b"x" for index in range(9)}
-    facts = survey(
+    facts = gather_facts(
         Job(entry=script, role=ROLE, inputs={"t": "s3://data/k"}), target_with(storage=storage), SOURCE
     )
-    assert (facts.inputs["t"].objects, facts.inputs["t"].capped) == (3, True)
+    assert (facts.inputs["t"].objects, facts.inputs["t"].is_truncated) == (3, True)
 
 
 def test_local_inputs_are_named_by_their_content(script: Path, tmp_path: Path) -> None:
     def facts(folder: Path) -> str | None:
         return (
-            survey(Job(entry=script, role=ROLE, inputs={"t": folder}), target_with(), SOURCE)
+            gather_facts(Job(entry=script, role=ROLE, inputs={"t": folder}), target_with(), SOURCE)
             .inputs["t"]
             .sha256
         )
@@ -146,7 +146,7 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
             "far": tmp_path / "no" / "where",
         },
     )
-    found = {name: facts.problem for name, facts in survey(job, target_with(), SOURCE).inputs.items()}
+    found = {name: facts.problem for name, facts in gather_facts(job, target_with(), SOURCE).inputs.items()}
     assert found["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
     assert found["empty"] == f"{tmp_path}/digits is empty"
     assert found["far"] == f"{tmp_path}/no/where does not exist (nor does its folder {tmp_path}/no)"
@@ -165,12 +165,12 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
         ("def f():\n    import torch.distributed as d\n    d.barrier()", "torch.distributed"),
     ],
 )
-def test_what_a_script_reaches(tmp_path: Path, code: str, name: str) -> None:
+def test_transitive_imports(tmp_path: Path, code: str, name: str) -> None:
     (tmp_path / "s.py").write_text(code)
     assert name in read_script(tmp_path / "s.py").imports
 
 
-def test_what_a_script_does_not_reach(tmp_path: Path) -> None:
+def test_modules_outside_the_source_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import torch\nx = 'torch.distributed'\nself = x\nself.torch.distributed")
     facts = read_script(tmp_path / "s.py")
     assert "torch.distributed" not in facts.imports

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from smlaunch.job import Compute, Job
-from smlaunch.planning.surroundings import CheckpointFacts, SourceFacts
-from smlaunch.ports import CallError
-from smlaunch.runs.aws import ServiceQuotas
+from smlaunch.aws.client import ServiceQuotas
+from smlaunch.aws.interfaces import CallError
+from smlaunch.discovery.gather import gather_facts
+from smlaunch.discovery.script_analysis import modules_mention_checkpoints, transitive_imports
+from smlaunch.job.model import Compute, Job
+from smlaunch.planner.facts import CheckpointFacts, SourceFacts
 from smlaunch.runs.target import Target
-from smlaunch.scripts import modules_name_checkpoints, reached_imports
-from smlaunch.survey import survey
 from tests.runs.fakes import ROLE, FakeQuotas, fake_target
 
 LONGEST = "Longest run time for a training job"
@@ -45,21 +45,19 @@ def target_with(quotas: FakeQuotas, **known: object) -> Target:
         ({"max_runtime": "60d", "segment": "10d"}, 1),
     ],
 )
-def test_the_quota_is_asked_for_only_where_it_can_matter(
-    tmp_path: Path, limits: dict[str, str], asked: int
-) -> None:
+def test_the_quota_is_read_only_for_long_jobs(tmp_path: Path, limits: dict[str, str], asked: int) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400})
-    found = survey(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
+    found = gather_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
     assert quotas.asked == [(LONGEST,)] * asked
-    assert found.longest_run == (10 * 86400 if asked else None)
+    assert found.max_runtime_quota == (10 * 86400 if asked else None)
 
 
 def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
     denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
     job = job_of(tmp_path, max_runtime="6d")
-    found = survey(job, target_with(FakeQuotas(denied)), source_of(tmp_path))
-    assert found.longest_run is None
-    assert found.longest_run_problem == "ListServiceQuotas: AccessDeniedException"
+    found = gather_facts(job, target_with(FakeQuotas(denied)), source_of(tmp_path))
+    assert found.max_runtime_quota is None
+    assert found.max_runtime_quota_problem == "ListServiceQuotas: AccessDeniedException"
 
 
 def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
     job = job_of(tmp_path, max_runtime="60d")
     wide = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
     for asks in (job, wide):
-        found = survey(asks, target, source_of(tmp_path))
+        found = gather_facts(asks, target, source_of(tmp_path))
         assert (found.quotas, found.quotas_problem) == ({}, None)
     assert quotas.asked == []
 
@@ -96,10 +94,10 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_which_quotas_are_asked_for(tmp_path: Path, compute: dict[str, Any], asked: list[str]) -> None:
+def test_the_right_quotas_are_read(tmp_path: Path, compute: dict[str, Any], asked: list[str]) -> None:
     quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
     job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
-    found = survey(job, target_with(quotas), source_of(tmp_path))
+    found = gather_facts(job, target_with(quotas), source_of(tmp_path))
     assert quotas.asked == ([tuple(asked)] if asked else [])
     assert list(found.quotas) == asked
     if "ml.g5.xlarge for training job usage" in asked:
@@ -109,9 +107,9 @@ def test_which_quotas_are_asked_for(tmp_path: Path, compute: dict[str, Any], ask
 def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
     job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
-    found = survey(job, target_with(quotas), source_of(tmp_path))
+    found = gather_facts(job, target_with(quotas), source_of(tmp_path))
     assert len(quotas.asked) == 1
-    assert found.longest_run == 10 * 86400
+    assert found.max_runtime_quota == 10 * 86400
     assert found.quotas == {"ml.m5.xlarge for training job usage": 8.0}
 
 
@@ -132,7 +130,7 @@ def test_the_quota_is_found_by_its_name_on_any_page() -> None:
     assert read(["Number of instances", "no such quota"]) == {"Number of instances": 20.0}
 
 
-def test_pages_end_when_all_is_found() -> None:
+def test_paging_ends_when_all_quotas_are_found() -> None:
     class Client:
         pages = 0
 
@@ -147,20 +145,20 @@ def test_pages_end_when_all_is_found() -> None:
     assert client.pages == 52
 
 
-def test_what_lies_in_the_prefix_already_is_counted(tmp_path: Path) -> None:
+def test_existing_checkpoints_are_counted(tmp_path: Path) -> None:
     target = fake_target()
     storage = target.storage
     storage.make_bucket("b", "us-east-1")
     for step, size in ((10, 7), (20, 5)):
         for rank in range(2):
-            storage.put_bytes("b", f"c/step-{step:012d}/rank-{rank}.part", b"x" * size)
-    storage.put_bytes("b", "c/outcome.json", b"{}")
+            storage.put_bytes("b", f"c/smlaunch/step-{step:012d}/rank-{rank}.shard", b"x" * size)
+    storage.put_bytes("b", "c/smlaunch/outcome-x-s1-a1.json", b"{}")
     job = job_of(tmp_path, segment="24h", max_runtime="3d").model_copy(
         update={"checkpoints": Job(entry="a.py", checkpoints="s3://b/c/").checkpoints}
     )
-    assert survey(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
+    assert gather_facts(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
     plain = job.model_copy(update={"limits": job_of(tmp_path).limits})
-    assert survey(plain, target, source_of(tmp_path)).checkpoints is None
+    assert gather_facts(plain, target, source_of(tmp_path)).checkpoints is None
 
 
 def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:
@@ -177,21 +175,21 @@ def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = reached_imports(tmp_path / "run" / "train.py", tmp_path)
+    found = transitive_imports(tmp_path / "run" / "train.py", tmp_path)
     assert {"smlaunch.train", "json", "helper"} <= found
     assert not {"transformers", "xgboost"} & found
 
 
-def test_a_relative_path_to_the_script_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_to_the_script_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("from . import x\nfrom .. import y\nimport own\n")
     (tmp_path / "own.py").write_text("import smlaunch.train\n")
     monkeypatch.chdir(tmp_path)
-    assert "smlaunch.train" in reached_imports(Path("train.py"), Path("."))
+    assert "smlaunch.train" in transitive_imports(Path("train.py"), Path("."))
 
 
 def test_a_module_may_name_the_checkpoint_directory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from common import *\n")
     (tmp_path / "common.py").write_text("CK = '/opt/ml/checkpoints'\n")
-    assert modules_name_checkpoints(tmp_path / "train.py", tmp_path)
+    assert modules_mention_checkpoints(tmp_path / "train.py", tmp_path)
     (tmp_path / "common.py").write_text("CK = 'elsewhere'\n")
-    assert not modules_name_checkpoints(tmp_path / "train.py", tmp_path)
+    assert not modules_mention_checkpoints(tmp_path / "train.py", tmp_path)

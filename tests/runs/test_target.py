@@ -9,10 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import boto3
 import pytest
 
+from smlaunch.aws.interfaces import UNREACHABLE, CallError
 from smlaunch.errors import AccountError
-from smlaunch.ports import UNREACHABLE, CallError
 from smlaunch.runs.target import Target
 
 
@@ -63,7 +64,7 @@ def endpoint(service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> T
     return Target.endpoint(service, "eu-west-1", "AKID", "secret")
 
 
-def test_an_endpoint_is_reached_whatever_the_persons_settings(endpoint: Target) -> None:
+def test_an_endpoint_ignores_the_users_aws_settings(endpoint: Target) -> None:
     Answering.answers.append((200, {"TrainingJobArn": "arn:x"}))
     assert (
         endpoint.control.create(
@@ -74,7 +75,7 @@ def test_an_endpoint_is_reached_whatever_the_persons_settings(endpoint: Target) 
     assert Answering.asked[0][0] == "CreateTrainingJob"
 
 
-def test_pages_are_asked_for_as_they_are_needed(endpoint: Target) -> None:
+def test_pages_are_requested_lazily(endpoint: Target) -> None:
     def row(name: str) -> dict[str, object]:
         return {
             "TrainingJobName": name,
@@ -102,13 +103,13 @@ def test_pages_are_asked_for_as_they_are_needed(endpoint: Target) -> None:
     assert all(asked["NameContains"] == "x" for _, asked in Answering.asked)
 
 
-def test_who_may_not_list_processing_jobs_sees_training_jobs(endpoint: Target) -> None:
+def test_without_permission_for_processing_jobs_training_jobs_are_listed(endpoint: Target) -> None:
     denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
     Answering.answers += [(200, {"TrainingJobSummaries": []}), (400, denied)]
     assert list(endpoint.control.list()) == []
 
 
-def test_an_error_keeps_the_services_words(endpoint: Target) -> None:
+def test_an_error_has_the_services_message(endpoint: Target) -> None:
     """The first service's: what is known is that there is no such training job."""
     Answering.answers += [
         (400, {"__type": "ValidationException", "message": "Requested resource not found."}),
@@ -128,7 +129,7 @@ def test_a_log_group_that_is_not_there_yet_has_no_streams(endpoint: Target) -> N
     assert endpoint.logs.streams("/aws/sagemaker/TrainingJobs", "x/") == []
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_endpoint_is_reported() -> None:
     target = Target.endpoint("http://127.0.0.1:1", "eu-west-1", "AKID", "secret")
     with pytest.raises(CallError) as caught:
         target.control.describe("x")
@@ -153,3 +154,24 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path
     target = Target.region("eu-west-1", "nobody")
     with pytest.raises(CallError):
         _ = target.control
+
+
+@pytest.mark.parametrize("profile", [None, "team"])
+def test_a_boto3_session_gives_its_region_credentials_and_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str | None
+) -> None:
+    """``boto3.Session`` without a profile calls it "default", though the file has none of that name."""
+    config = tmp_path / "config"
+    config.write_text("[profile team]\nregion = eu-west-1\nca_bundle = /team.pem\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    region = None if profile else "us-west-2"
+    session = boto3.Session("key", "secret", "token", region_name=region, profile_name=profile)
+    target = Target.region(session=session)
+    assert target.region_name == ("eu-west-1" if profile else "us-west-2")
+    assert target.session.get_credentials() is session.get_credentials()
+    assert target.session.get_config_variable("ca_bundle") == ("/team.pem" if profile else None)
+    client = target.client("sts")
+    assert client.meta.endpoint_url == f"https://sts.{target.region_name}.amazonaws.com"
+    assert "X-Amz-Security-Token=token" in client.generate_presigned_url("get_caller_identity")

@@ -10,21 +10,21 @@ import pytest
 
 from smlaunch import Job, JobError, launch, plan
 from smlaunch.cli import main
-from smlaunch.data.mirror import pushing
-from smlaunch.runs.source import pack
-from smlaunch.scripts import read_script
-from smlaunch.survey import _local_input
+from smlaunch.data.folder_sync import plan_push
+from smlaunch.discovery.gather import _local_input_facts
+from smlaunch.discovery.script_analysis import read_script
+from smlaunch.runs.source import pack_source
 from tests.runs.fakes import fake_target
 
 
-def test_a_path_that_cannot_be_looked_at_is_told_with_its_cause(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_reported_with_its_cause(tmp_path: Path) -> None:
     # Too long a name is refused to root as well, as a folder that may not be entered is to others.
     path = tmp_path / ("x" * 300)
     why = f"{path} cannot be read: {os.strerror(errno.ENAMETOOLONG)}"
     assert read_script(path / "train.py").problem == why.replace(str(path), str(path / "train.py"))
-    assert _local_input(str(path), False, False).problem == why
+    assert _local_input_facts(str(path), False, False).problem == why
     with pytest.raises(JobError, match="cannot be read"):
-        pack(path)
+        pack_source(path)
 
 
 def test_the_command_line_says_which_path_it_was(
@@ -38,17 +38,17 @@ def test_the_command_line_says_which_path_it_was(
     assert "locked/job.yaml cannot be used: Permission denied" in capsys.readouterr().err
 
 
-def test_a_home_is_not_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_is_not_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_rsa").write_text("k")
     monkeypatch.setenv("HOME", str(tmp_path))
     target = fake_target()
     with pytest.raises(JobError, match="is a home folder"):
-        pushing(target.storage, target.transfer, tmp_path, "s3://bucket/home")
+        plan_push(target.storage, target.transfer, tmp_path, "s3://bucket/home")
 
 
 @pytest.mark.parametrize("what", [{"entry": "a.py"}, "a.py", None])
-def test_what_is_no_job_is_told_so(what: object) -> None:
+def test_other_types_than_a_job_are_refused(what: object) -> None:
     for function in (plan, launch):
         with pytest.raises(JobError, match=r"a Job .*is needed, not|a Job or a Plan is needed, not"):
             function(what, fake_target())  # type: ignore[operator]

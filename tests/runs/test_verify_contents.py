@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from smlaunch.runs.verify import pickles
-from smlaunch.runs.verify.contents import leaves
+from smlaunch.verify import pickles
+from smlaunch.verify.value_digests import digest_values
 
 np = pytest.importorskip("numpy")
 
 
 def differing(one: bytes, other: bytes) -> list[str]:
-    ours, theirs = leaves(one), leaves(other)
+    ours, theirs = digest_values(one), digest_values(other)
     return [place for place in sorted({*ours, *theirs}) if ours.get(place) != theirs.get(place)]
 
 
@@ -103,7 +103,7 @@ SAME: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_same_values_written_in_another_way(name: str) -> None:
+def test_equal_values_in_other_encodings_have_equal_digests(name: str) -> None:
     one, other = SAME[name]
     assert one != other, "this shows nothing"
     assert differing(one, other) == []
@@ -152,28 +152,30 @@ DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_another_value_is_found_and_named(name: str) -> None:
+def test_a_changed_value_is_named(name: str) -> None:
     one, other, places = DIFFERENT[name]
     assert differing(one, other) == places
     assert differing(one, one) == []
 
 
-def test_what_weights_look_like() -> None:
-    found = leaves(pickle.dumps({"w": W, "list": [1.0, 2.0], "at": 1.5, "id": "a" * 20, "n": np.float64(2)}))
-    assert {place: leaf.bulk for place, leaf in found.items() if not place.endswith("()")} == {
+def test_weights_are_bulk_values() -> None:
+    found = digest_values(
+        pickle.dumps({"w": W, "list": [1.0, 2.0], "at": 1.5, "id": "a" * 20, "n": np.float64(2)})
+    )
+    assert {place: leaf.is_bulk for place, leaf in found.items() if not place.endswith("()")} == {
         "w": True,
         "list": True,
         "at": False,
         "id": False,
     }
-    assert leaves(b"0.1 0.2\n0.3 0.4")[""].bulk
-    assert not leaves(b"trained for 3 epochs")[""].bulk
-    assert leaves(b"\x89HDF\r\n")[""].bulk
+    assert digest_values(b"0.1 0.2\n0.3 0.4")[""].is_bulk
+    assert not digest_values(b"trained for 3 epochs")[""].is_bulk
+    assert digest_values(b"\x89HDF\r\n")[""].is_bulk
 
 
-def test_a_job_s_own_name_is_taken_out() -> None:
+def test_job_names_are_masked() -> None:
     one, other = (
-        leaves(
+        digest_values(
             json.dumps({"by": f"run {name}"}).encode(), lambda text, name=name: text.replace(name, "(job)")
         )  # type: ignore[misc]
         for name in ("job-1", "job-2")
@@ -228,22 +230,22 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_compared_by_its_bytes_at_worst(name: str) -> None:
     content = HOSTILE[name]()
-    assert leaves(content) == leaves(content)
-    assert leaves(content) != leaves(content + b"\0")
+    assert digest_values(content) == digest_values(content)
+    assert digest_values(content) != digest_values(content + b"\0")
 
 
-def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
+def test_pickles_are_never_executed(tmp_path: Path) -> None:
     made = tmp_path / "made"
     content = pickle.dumps({"w": Touches(made)})
-    found = leaves(content)
+    found = digest_values(content)
     assert set(found) == {"w()"}
     assert not made.exists()
     pickle.loads(content)
     assert made.exists(), "the file would have done it"
 
 
-def test_what_would_be_imported_is_only_a_name() -> None:
-    assert pickles.read(pickle.dumps(os.system)) == pickles.Name("posix", "system")
+def test_globals_are_only_names() -> None:
+    assert pickles.parse_pickle(pickle.dumps(os.system)) == pickles.GlobalRef("posix", "system")
 
 
 @pytest.mark.torch
@@ -275,8 +277,8 @@ def test_pytorch_s_files(tmp_path: Path) -> None:
     assert differing(saved("a.pt", net.state_dict()), saved("b.pt", changed)) == ["1.running_mean"]
     assert differing(saved("a.pt", {"w": base[1]}), saved("b.pt", {"w": base[2]})) == ["w"]
     assert differing(saved("a.pt", {"w": base}), saved("b.pt", {"w": base.int()})) == ["w"]
-    whole = leaves(saved("a.pt", net))
-    assert any(place.endswith("weight") and leaf.bulk for place, leaf in whole.items())
+    whole = digest_values(saved("a.pt", net))
+    assert any(place.endswith("weight") and leaf.is_bulk for place, leaf in whole.items())
     old = [io.BytesIO(), io.BytesIO()]
     for content, value in zip(old, (base, base + 1), strict=True):
         torch.save({"w": value}, content, _use_new_zipfile_serialization=False)

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from smlaunch.protocol.launch_spec import ALL, RUNTIME, LaunchSpec, Ranks, Ref, Word
-from smlaunch.protocol.paths import (
+from smlaunch.contract.launch_spec import ALL, MPI, RUNTIME, Arg, LaunchSpec, RankSpec, Ref
+from smlaunch.contract.paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,
@@ -24,11 +24,11 @@ from smlaunch.protocol.paths import (
     SOURCE_CHANNEL,
     Paths,
 )
-from smlaunch.runs.bundle import build_runtime
+from smlaunch.runs.runtime_archive import build_runtime_archive
 
-SCRIPT: tuple[Word, ...] = (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
+SCRIPT: tuple[Arg, ...] = (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
 
-runtime_archive = lru_cache(maxsize=1)(build_runtime)
+runtime_archive = lru_cache(build_runtime_archive)
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Host:
     def __post_init__(self) -> None:
         self.paths = Paths(str(self.root))
         for name in (RUNTIME_CHANNEL, SOURCE_CHANNEL, *self.channels):
-            Path(self.paths.channel(name)).mkdir(parents=True)
+            Path(self.paths.channel_dir(name)).mkdir(parents=True)
         for folder in (self.paths.config, self.paths.model, self.paths.output_data):
             Path(folder).mkdir(parents=True)
-        self.runtime = Path(self.paths.channel(RUNTIME_CHANNEL)) / RUNTIME_ARCHIVE
+        self.runtime = Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / RUNTIME_ARCHIVE
         self.runtime.write_bytes(runtime_archive())
         Path(self.paths.hyperparameters).write_text(json.dumps(dict(self.hyperparameters)))
         config = {"current_host": self.current, "hosts": list(self.hosts), "network_interface_name": "lo"}
         Path(self.paths.resource_config).write_text(json.dumps({**config, **self.resource_config}))
         channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
         Path(self.paths.input_data_config).write_text(json.dumps(dict.fromkeys(self.channels, channel)))
-        archive = Path(self.paths.channel(SOURCE_CHANNEL)) / SOURCE_ARCHIVE
+        archive = Path(self.paths.channel_dir(SOURCE_CHANNEL)) / SOURCE_ARCHIVE
         with tarfile.open(archive, "w:gz") as members:
             for name, text in {"train.py": self.train, **self.source}.items():
                 content = text.encode("utf-8")
@@ -86,22 +86,24 @@ class Host:
 
     @property
     def failure(self) -> str:
-        path = Path(self.paths.failure)
+        path = Path(self.paths.failure_file)
         return path.read_text() if path.exists() else ""
 
     def specify(
-        self, per_host: int | str = 1, argv: Sequence[Word] = SCRIPT, rendezvous: bool = True, **more: Any
+        self, per_host: int | str = 1, argv: Sequence[Arg] = SCRIPT, rendezvous: bool = True, **more: Any
     ) -> None:
         env = tuple(more.pop("env", {}).items())
         launcher, on = more.pop("launcher", RUNTIME), more.pop("on", ALL)
         options = tuple(more.pop("options", ()))
-        ranks = Ranks(tuple(argv), env, per_host, rendezvous, launcher, on, options)
+        if launcher == MPI:
+            self.runtime.write_bytes(runtime_archive(mpi=True))
+        ranks = RankSpec(tuple(argv), env, per_host, rendezvous, launcher, on, options)
         spec = LaunchSpec(ranks, **{"source": SOURCE_ARCHIVE, **more})
-        (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
+        (Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
 
     def start(self, **spec: Any) -> subprocess.Popen[str]:
         """Its first process is the runtime, unless there is a wrapper."""
-        if spec or not (Path(self.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE).exists():
+        if spec or not (Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE).exists():
             self.specify(**spec)
         return subprocess.Popen(
             [*self.wrapper, self.python, str(self.runtime)],

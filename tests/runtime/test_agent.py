@@ -14,27 +14,37 @@ from typing import Any
 import pytest
 
 from smlaunch.runtime import secret
-from smlaunch.runtime.agent import Agent
-from smlaunch.runtime.wire import ENDED, ERR, OUT, TO_AGENT, Frame, Wire, WireError, ask, call_agent
+from smlaunch.runtime.mpi.exec_agent import ExecAgent
+from smlaunch.runtime.peer_connection import (
+    EXIT_STATUS,
+    STDERR,
+    STDOUT,
+    TO_AGENT,
+    Frame,
+    PeerConnection,
+    PeerError,
+    connect_handshake,
+    connect_to_agent,
+)
 
 KEY = bytes(range(32))
 HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
+def agent() -> Iterator[ExecAgent]:
     environ = {b"PATH": os.environb[b"PATH"], b"OWN": b"this host's"}
-    made = Agent(KEY, HOST, HOST, 0, environ)
+    made = ExecAgent(KEY, HOST, HOST, 0, environ)
     made.start()
     yield made
     made.close()
 
 
-def run(agent: Agent, line: str, key: bytes = KEY) -> Wire:
-    return call_agent(HOST, agent.port, key, {"do": "run", "line": line}, 5)
+def run(agent: ExecAgent, line: str, key: bytes = KEY) -> PeerConnection:
+    return connect_to_agent(HOST, agent.port, key, {"do": "run", "line": line}, 5)
 
 
-def frames(wire: Wire) -> list[Frame]:
+def frames(wire: PeerConnection) -> list[Frame]:
     found = []
     while (frame := wire.receive()) is not None:
         found.append(frame)
@@ -58,25 +68,25 @@ def eventually(is_so: Callable[[], bool]) -> bool:
     ("line", "status"),
     [("true", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("no-such-program-here", 127)],
 )
-def test_the_status_is_the_commands(agent: Agent, line: str, status: int) -> None:
-    assert joined(frames(run(agent, line)), ENDED) == str(status).encode()
+def test_the_status_is_the_commands(agent: ExecAgent, line: str, status: int) -> None:
+    assert joined(frames(run(agent, line)), EXIT_STATUS) == str(status).encode()
 
 
-def test_output_and_error_output_come_apart_and_whole(agent: Agent) -> None:
+def test_output_and_error_output_come_apart_and_whole(agent: ExecAgent) -> None:
     found = frames(run(agent, 'head -c 300000 /dev/zero; echo "$OWN" >&2; cat'))
-    assert joined(found, OUT) == bytes(300000)
-    assert joined(found, ERR).decode() == "this host's\n"
-    assert joined(found, ENDED) == b"0"
+    assert joined(found, STDOUT) == bytes(300000)
+    assert joined(found, STDERR).decode() == "this host's\n"
+    assert joined(found, EXIT_STATUS) == b"0"
 
 
-def test_what_it_leaves_behind_does_not_hold_up_the_answer(agent: Agent, tmp_path: Path) -> None:
+def test_what_it_leaves_behind_does_not_hold_up_the_answer(agent: ExecAgent, tmp_path: Path) -> None:
     """A child in the same group that keeps the pipes open is killed with the group."""
     found = frames(run(agent, f"sleep 300 & echo $! > {tmp_path}/pid; exit 3"))
-    assert joined(found, ENDED) == b"3"
+    assert joined(found, EXIT_STATUS) == b"3"
     assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
-def test_the_group_dies_with_the_connection(agent: Agent, tmp_path: Path) -> None:
+def test_the_group_dies_with_the_connection(agent: ExecAgent, tmp_path: Path) -> None:
     wire = run(agent, f"sleep 300 & echo $! > {tmp_path}/one; echo here; sleep 300")
     frame = wire.receive()
     assert frame is not None and frame.payload == b"here\n"
@@ -86,12 +96,12 @@ def test_the_group_dies_with_the_connection(agent: Agent, tmp_path: Path) -> Non
     assert eventually(lambda: not alive(pid))
 
 
-def test_the_group_dies_with_the_agent(agent: Agent, tmp_path: Path) -> None:
+def test_the_group_dies_with_the_agent(agent: ExecAgent, tmp_path: Path) -> None:
     wire = run(agent, f"echo $$ > {tmp_path}/pid; echo here; sleep 300")
     assert wire.receive() is not None
     agent.close()
-    assert joined(frames(wire), ENDED) == b"137"
-    with pytest.raises(WireError):
+    assert joined(frames(wire), EXIT_STATUS) == b"137"
+    with pytest.raises(PeerError):
         run(agent, "true")
 
 
@@ -100,20 +110,20 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides() -> None:
     """The kernel asks after 15 s of silence, not after its own two hours."""
     served: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def others(wire: Wire, request: dict[str, Any]) -> None:
+    def others(wire: PeerConnection, request: dict[str, Any]) -> None:
         served.put(idle_seconds(wire))
 
-    made = Agent(KEY, HOST, HOST, 0, {}, others)
+    made = ExecAgent(KEY, HOST, HOST, 0, {}, others)
     made.start()
     try:
-        wire = call_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
+        wire = connect_to_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
         assert idle_seconds(wire) == served.get(timeout=20) == 15
         wire.close()
     finally:
         made.close()
 
 
-def idle_seconds(wire: Wire) -> int:
+def idle_seconds(wire: PeerConnection) -> int:
     with socket.socket(fileno=os.dup(wire.fileno())) as connection:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
@@ -130,21 +140,21 @@ def alive(pid: int) -> bool:
 # ---- who may ask -----------------------------------------------------------------------------------------
 
 
-def test_another_key_gets_nothing_done(agent: Agent, tmp_path: Path) -> None:
-    with pytest.raises(WireError, match=r"127\.0\.0\.1 does not know this job's secret"):
+def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"127\.0\.0\.1 does not know this job's secret"):
         run(agent, f"touch {tmp_path}/done", key=bytes(32))
     # And one that does not care who answers.
     with connected(agent) as raw:
-        raw.sendall(secret.nonce())
+        raw.sendall(secret.make_nonce())
         nonce_b = exactly(raw, 64)[:32]
         body = b'{"do": "run", "host": "127.0.0.1", "line": "touch done"}'
-        forged = secret.proof(bytes(32), TO_AGENT.name, "a", bytes(32), nonce_b, body)
+        forged = secret.compute_proof(bytes(32), TO_AGENT.name, "a", bytes(32), nonce_b, body)
         raw.sendall(len(body).to_bytes(4, "big") + body + forged)
         assert raw.recv(1) == b""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_said_before_is_not_taken_again(agent: Agent, tmp_path: Path) -> None:
+def test_what_was_said_before_is_not_taken_again(agent: ExecAgent, tmp_path: Path) -> None:
     """A man in the middle notes everything of a true request, and says it all once more."""
     server = socket.create_server((HOST, 0))
     said: list[bytes] = []
@@ -164,8 +174,8 @@ def test_what_was_said_before_is_not_taken_again(agent: Agent, tmp_path: Path) -
     thread = threading.Thread(target=between)
     thread.start()
     request = {"do": "run", "line": f"echo ran >> {tmp_path}/count"}
-    wire = call_agent(HOST, server.getsockname()[1], KEY, request, 5)
-    assert joined(frames(wire), ENDED) == b"0"
+    wire = connect_to_agent(HOST, server.getsockname()[1], KEY, request, 5)
+    assert joined(frames(wire), EXIT_STATUS) == b"0"
     thread.join()
     server.close()
     with connected(agent) as raw:
@@ -177,32 +187,36 @@ def test_what_was_said_before_is_not_taken_again(agent: Agent, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("change", ["line", "host"])
-def test_a_request_that_was_changed_or_is_for_another_host(agent: Agent, tmp_path: Path, change: str) -> None:
+def test_a_request_that_was_changed_or_is_for_another_host(
+    agent: ExecAgent, tmp_path: Path, change: str
+) -> None:
     if change == "host":
         with connected(agent) as raw:
-            wire = ask(raw, KEY, TO_AGENT, {"do": "run", "host": "algo-7", "line": "touch done"}, HOST)
+            wire = connect_handshake(
+                raw, KEY, TO_AGENT, {"do": "run", "host": "algo-7", "line": "touch done"}, HOST
+            )
             assert wire.receive() is None
     else:
         with connected(agent) as raw:
-            nonce_a = secret.nonce()
+            nonce_a = secret.make_nonce()
             raw.sendall(nonce_a)
             nonce_b = exactly(raw, 64)[:32]
             body = b'{"do": "run", "host": "127.0.0.1", "line": "true"}'
-            signed = secret.proof(KEY, TO_AGENT.name, "a", nonce_a, nonce_b, body)
+            signed = secret.compute_proof(KEY, TO_AGENT.name, "a", nonce_a, nonce_b, body)
             other = body.replace(b"true", b"touch done")
             raw.sendall(len(other).to_bytes(4, "big") + other + signed)
             assert raw.recv(1) == b""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_strangers_do_not_keep_others_waiting(agent: Agent) -> None:
+def test_strangers_do_not_keep_others_waiting(agent: ExecAgent) -> None:
     silent = [connected(agent) for _ in range(20)]
-    assert joined(frames(run(agent, "true")), ENDED) == b"0"
+    assert joined(frames(run(agent, "true")), EXIT_STATUS) == b"0"
     for stranger in silent:
         stranger.close()
 
 
-def connected(agent: Agent) -> socket.socket:
+def connected(agent: ExecAgent) -> socket.socket:
     return socket.create_connection((HOST, agent.port), timeout=20)
 
 
@@ -218,13 +232,13 @@ def exactly(raw: socket.socket, size: int) -> bytes:
 def test_other_requests_go_to_who_understands_them() -> None:
     heard: list[dict[str, Any]] = []
 
-    def others(wire: Wire, request: dict[str, Any]) -> None:
+    def others(wire: PeerConnection, request: dict[str, Any]) -> None:
         heard.append(request)
-        wire.tell(["yes"])
+        wire.send_message(["yes"])
 
-    made = Agent(KEY, HOST, HOST, 0, {}, others)
+    made = ExecAgent(KEY, HOST, HOST, 0, {}, others)
     made.start()
-    wire = call_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
-    assert [frame.document() for frame in frames(wire)] == [["yes"]]
+    wire = connect_to_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
+    assert [frame.parse_json() for frame in frames(wire)] == [["yes"]]
     made.close()
     assert heard == [{"do": "follow", "host": HOST}]

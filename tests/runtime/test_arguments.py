@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.runtime import arguments
+from smlaunch.runtime import hyperparameters
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -177,11 +177,11 @@ def test_what_no_argument_can_carry_is_refused_by_name(host: MakeHost, value: st
     ],
 )
 def test_values_become_words_as_the_toolkit_makes_them(sent: str, word: str) -> None:
-    assert arguments.decode({"key": sent}).words() == ["--key", word]
+    assert hyperparameters.decode_hyperparameters({"key": sent}).to_args() == ["--key", word]
 
 
 def test_control_words_of_the_toolkit_are_not_arguments() -> None:
-    read = arguments.decode(
+    read = hyperparameters.decode_hyperparameters(
         {
             "sagemaker_program": "x.py",
             "_tuning_objective_metric": "acc",
@@ -190,12 +190,12 @@ def test_control_words_of_the_toolkit_are_not_arguments() -> None:
             "a": "2",
         }
     )
-    assert read.words() == ["-a", "2", "-b", "1"]
-    assert read.framework == {"sagemaker_mpi_enabled": True}
+    assert read.to_args() == ["-a", "2", "-b", "1"]
+    assert read.framework_params == {"sagemaker_mpi_enabled": True}
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.text(max_size=30), max_size=5))
 def test_any_text_is_read_back_as_it_was(values: dict[str, str]) -> None:
     own = {key: value for key, value in values.items() if not key.startswith(("sagemaker_", "_tuning"))}
-    words = arguments.decode({key: wire(value) for key, value in own.items()}).words()
+    words = hyperparameters.decode_hyperparameters({key: wire(value) for key, value in own.items()}).to_args()
     assert words[1::2] == [own[key] for key in sorted(own)]

@@ -2,40 +2,140 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from smlaunch.runs.bundle import build_runtime
+import pytest
+
+from smlaunch.runs.runtime_archive import build_runtime_archive
+from tests.runtime.host import Host
+from tests.runtime.test_ranks import VERSIONS, python_of
+
+PACKAGE = Path(__file__).parents[2] / "smlaunch"
+OF_MPI = "smlaunch/runtime/mpi/"
 
 
-def test_the_same_bytes_from_another_process() -> None:
+def sources(mpi: bool) -> set[str]:
+    names = zipfile.ZipFile(io.BytesIO(build_runtime_archive(mpi))).namelist()
+    found = {name for name in names if name.endswith(".py")}
+    assert sorted(names) == sorted([*found, *(name + "c" for name in found)]), "each one compiled too, once"
+    return found
+
+
+@pytest.mark.parametrize("mpi", [False, True])
+def test_the_same_bytes_from_another_process(mpi: bool) -> None:
     program = (
-        "import hashlib; from smlaunch.runs.bundle import build_runtime;"
-        "print(hashlib.sha256(build_runtime()).hexdigest())"
+        "import hashlib; from smlaunch.runs.runtime_archive import build_runtime_archive;"
+        f"print(hashlib.sha256(build_runtime_archive({mpi})).hexdigest())"
     )
-    here = hashlib.sha256(build_runtime()).hexdigest()
+    here = hashlib.sha256(build_runtime_archive(mpi)).hexdigest()
     for options in (("-B",), ("-X", "pycache_prefix=/dev/null/none")):
         done = subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True)
         assert done.stdout.strip() == here, done.stderr
 
 
-def test_it_holds_protocol_and_runtime_and_nothing_else() -> None:
-    names = zipfile.ZipFile(io.BytesIO(build_runtime())).namelist()
-    package = Path(__file__).parents[2] / "smlaunch"
-    rooms = ("protocol", "runtime", "train")
-    expected = {
-        path.relative_to(package.parent).as_posix()
+def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -> None:
+    rooms = ("contract", "runtime", "train")
+    all_files = {
+        path.relative_to(PACKAGE.parent).as_posix()
         for room in rooms
-        for path in (package / room).rglob("*.py")
+        for path in (PACKAGE / room).rglob("*.py")
+    } | {"__main__.py", "smlaunch/__init__.py"}
+    assert sources(mpi=True) == all_files
+    assert all_files - sources(mpi=False) == {
+        OF_MPI + name + ".py"
+        for name in (
+            *("__init__", "exec_agent", "follower", "host", "leader", "local_ranks"),
+            *("mpirun", "mpirun_args", "rank_wrapper", "report", "rsh"),
+        )
     }
-    sources = {name for name in names if name.endswith(".py")}
-    assert sources == expected | {"__main__.py", "smlaunch/__init__.py"}
-    assert {name for name in names if name.endswith(".pyc")} == {name + "c" for name in sources}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the zip that one of them imports, at its head or when it comes to that, as files of it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    files = {name.replace(".", "/") for name in found if name.startswith("smlaunch.")}
+    every = {f"{name}.py" for name in files} | {f"{name}/__init__.py" for name in files}
+    return {name for name in every if (PACKAGE.parent / name).exists()}
+
+
+def reached(begin: set[str], without: str) -> set[str]:
+    """What is imported sooner or later, but for what only ``without`` leads to."""
+    known, new = set(begin), set(begin)
+    while new:
+        new = {name for path in new for name in imports_of(PACKAGE.parent / path)} - known
+        new = {name for name in new if not name.startswith(without)}
+        known |= new
+    return known
+
+
+def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
+    """What the programs of runtime/ import that are no part of mpi/: every other module is among it."""
+    programs = {
+        path.relative_to(PACKAGE.parent).as_posix()
+        for path in (PACKAGE / "runtime").glob("*.py")
+        if "def main(arguments" in path.read_text("utf-8")
+    }
+    assert len(programs) == 4
+    begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable.py", *programs}
+    others = {name for name in sources(mpi=False) if name.startswith("smlaunch/runtime/")}
+    unreached = others - reached(begin, OF_MPI) - {"smlaunch/runtime/__init__.py"}
+    assert unreached == set()
+
+
+IMPORT_ALL = """
+import importlib, json, sys, zipfile
+sys.path.insert(0, sys.argv[1])
+names = [name[:-3] for name in zipfile.ZipFile(sys.argv[1]).namelist() if name.endswith(".py")]
+modules = [name.replace("/", ".") for name in names if name.startswith("smlaunch/runtime/")]
+for module in modules:
+    importlib.import_module(module[: -len(".__init__")] if module.endswith(".__init__") else module)
+print(json.dumps([len(modules), [name for name in sys.modules if name.startswith("smlaunch.train")]]))
+"""
+
+
+@pytest.mark.parametrize("mpi", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_module_of_the_runtime_is_imported_by_a_bare_python(
+    tmp_path: Path, version: str, mpi: bool
+) -> None:
+    """With nothing installed, and nothing of ``train``: also without mpi/ none misses a module."""
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    archive = tmp_path / "runtime.pyz"
+    archive.write_bytes(build_runtime_archive(mpi))
+    words = [python, "-I", "-S", "-c", IMPORT_ALL, str(archive)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    count, of_train = json.loads(done.stdout)
+    assert (count > 40, of_train) == (True, [])
+
+
+def test_a_job_of_another_kind_starts_without_what_is_mpi_s(tmp_path: Path) -> None:
+    """Two ranks of two hosts' world; with the launcher mpi, the same zip has nothing to start them with."""
+    made = Host(tmp_path / "host", "import os; print(os.environ['WORLD_SIZE'])")
+    ran = made.run(per_host=2)
+    assert (ran.exit_code, sorted(ran.lines)) == (0, ["[0] 2", "[1] 2"]), ran.stderr
+    with zipfile.ZipFile(made.runtime) as archive:
+        assert [name for name in archive.namelist() if name.startswith(OF_MPI)] == []
+    made.specify(launcher="mpi")
+    made.runtime.write_bytes(build_runtime_archive(mpi=False))
+    ran = made.run()
+    assert ran.exit_code == 70
+    assert "No module named 'smlaunch.runtime.mpi'" in made.failure
 
 
 def test_no_path_of_this_machine_is_in_it() -> None:
-    assert str(Path(__file__).parents[2]).encode() not in build_runtime()
+    assert str(Path(__file__).parents[2]).encode() not in build_runtime_archive(mpi=True)

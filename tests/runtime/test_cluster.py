@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.runtime.cluster import natural_key
-from smlaunch.runtime.cluster.training import cluster_of
+from smlaunch.runtime.cluster import natural_sort_key
+from smlaunch.runtime.cluster.training import parse_cluster
 from tests.runtime.host import Host, finish
 
 MakeHost = Callable[..., Host]
@@ -28,9 +28,9 @@ def groups(**hosts: list[str]) -> list[dict[str, Any]]:
 
 @given(st.permutations([f"algo-{number}" for number in range(1, 13)]), st.integers(1, 12))
 def test_all_hosts_agree_in_whatever_order_they_are_told(order: list[str], number: int) -> None:
-    cluster = cluster_of({"current_host": f"algo-{number}", "hosts": order})
+    cluster = parse_cluster({"current_host": f"algo-{number}", "hosts": order})
     assert cluster.hosts == tuple(f"algo-{index}" for index in range(1, 13))
-    assert (cluster.rank, cluster.leader) == (number - 1, "algo-1")
+    assert (cluster.host_rank, cluster.leader) == (number - 1, "algo-1")
     assert cluster.all_hosts == tuple(order)
 
 
@@ -44,17 +44,17 @@ def test_a_group_without_algo_1_leads_itself() -> None:
         "instance_groups": groups(cpu=["algo-1"], gpu=["algo-10", "algo-3", "algo-2"]),
         "network_interface_name": "eth0",
     }
-    cluster = cluster_of(document)
+    cluster = parse_cluster(document)
     assert cluster.hosts == ("algo-2", "algo-3", "algo-10")
-    assert (cluster.rank, cluster.leader, cluster.group) == (2, "algo-2", "gpu")
-    assert (cluster.instance_type, cluster.interface) == ("ml.p4d.24xlarge", "eth0")
+    assert (cluster.host_rank, cluster.leader, cluster.group_name) == (2, "algo-2", "gpu")
+    assert (cluster.instance_type, cluster.network_interface) == ("ml.p4d.24xlarge", "eth0")
     assert [group.name for group in cluster.groups] == ["cpu", "gpu"]
 
 
 def test_group_keys_may_be_missing() -> None:
-    cluster = cluster_of({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]})
-    assert cluster.group == "homogeneousCluster"
-    assert (cluster.interface, cluster.instance_type, cluster.groups) == ("eth0", "local", ())
+    cluster = parse_cluster({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]})
+    assert cluster.group_name == "homogeneousCluster"
+    assert (cluster.network_interface, cluster.instance_type, cluster.groups) == ("eth0", "local", ())
     assert cluster.hosts == ("algo-1", "algo-2")
 
 
@@ -64,14 +64,14 @@ def test_the_group_is_found_by_its_hosts_without_its_name() -> None:
         "hosts": ["algo-1", "algo-2"],
         "instance_groups": groups(a=["algo-1"], b=["algo-2"]),
     }
-    cluster = cluster_of(document)
-    assert (cluster.group, cluster.hosts, cluster.instance_type) == ("b", ("algo-2",), "ml.b.xlarge")
+    cluster = parse_cluster(document)
+    assert (cluster.group_name, cluster.hosts, cluster.instance_type) == ("b", ("algo-2",), "ml.b.xlarge")
 
 
 @given(st.lists(st.text(max_size=6), max_size=8))
 def test_any_names_can_be_sorted(names: list[str]) -> None:
     shuffled = random.Random(0).sample(names, len(names))
-    assert sorted(shuffled, key=natural_key) == sorted(sorted(names), key=natural_key) or len(
+    assert sorted(shuffled, key=natural_sort_key) == sorted(sorted(names), key=natural_sort_key) or len(
         set(names)
     ) < len(names)
 

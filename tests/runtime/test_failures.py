@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.protocol.failure import LIMIT, parse_failure
-from smlaunch.protocol.launch_spec import Ref
-from smlaunch.protocol.paths import LAUNCH_FILE, RUNTIME_CHANNEL
-from smlaunch.runtime.outcome import Ended, Outcome
+from smlaunch.contract.failure import MAX_REASON_LENGTH, parse_failure
+from smlaunch.contract.launch_spec import Ref
+from smlaunch.contract.paths import LAUNCH_FILE, RUNTIME_CHANNEL
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -173,13 +173,13 @@ signal.pause()
     made = host(train)
     result = made.run(per_host=2)
     at = float(result.stdout.partition("TIME ")[2].split()[0])
-    assert 0 <= os.path.getmtime(made.paths.failure) - at < 0.4
+    assert 0 <= os.path.getmtime(made.paths.failure_file) - at < 0.4
 
 
 def test_it_fits_into_a_failure_reason(host: MakeHost) -> None:
     made = host("raise ValueError('é' * 5000)")
     made.run()
-    assert len(f"AlgorithmError: {made.failure}, exit code: 1") <= LIMIT
+    assert len(f"AlgorithmError: {made.failure}, exit code: 1") <= MAX_REASON_LENGTH
 
 
 def test_peers_that_do_not_leave_are_killed(host: MakeHost) -> None:
@@ -199,7 +199,7 @@ while True:
     ("document", "said"),
     [
         ("", "not JSON"),
-        ('{"version": "2.0"}', "client and runtime differ"),
+        ('{"version": "2.0"}', "this smlaunch reads up to 1.x"),
         ('{"version": "1.0"}', "ranks: missing"),
         ('{"version": "1.0", "ranks": {"argv": [{"ref": "moon"}]}}', "ranks.argv[0]"),
         ('{"version": "1.0", "ranks": {"argv": ["x"]}, "grace_seconds": "soon"}', "grace_seconds"),
@@ -207,7 +207,7 @@ while True:
 )
 def test_a_broken_launch_file(host: MakeHost, document: str, said: str) -> None:
     made = host()
-    path = Path(made.paths.channel(RUNTIME_CHANNEL)) / LAUNCH_FILE
+    path = Path(made.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE
     path.write_text(document)
     result = made.run()
     assert result.exit_code == 2
@@ -222,8 +222,8 @@ def test_a_broken_launch_file(host: MakeHost, document: str, said: str) -> None:
     [
         (("no-such-program",), "no-such-program: no such program on this host"),
         ((Ref("source", suffix="/plain.txt"),), "is not executable"),
-        (("true", "x" * 3_000_000), "more than this system takes"),
-        ((Ref("hyperparameters", prefix="x"),), "hyperparameters are whole words"),
+        (("true", "x" * 3_000_000), "more than this system accepts"),
+        ((Ref("hyperparameters", prefix="x"),), "hyperparameters are whole arguments"),
     ],
 )
 def test_what_cannot_be_started(host: MakeHost, argv: tuple[str, ...], said: str) -> None:
@@ -279,8 +279,8 @@ def test_an_output_nobody_reads_does_not_change_the_exit_code(host: MakeHost) ->
         assert process.wait(timeout=60) == 6
 
 
-def ended(rank: int, status: int, ended_at: float, began: float | None = None) -> Ended:
-    return Ended(rank, status, ended_at, ended_at if began is None else began, "")
+def ended(rank: int, status: int, ended_at: float, began: float | None = None) -> FinishedProcess:
+    return FinishedProcess(rank, status, ended_at, ended_at if began is None else began, "")
 
 
 statuses = st.one_of(st.integers(-31, -1), st.integers(0, 255))
@@ -288,20 +288,20 @@ times = st.floats(0, 100)
 
 
 @given(st.lists(st.builds(ended, st.integers(0, 7), statuses, times), min_size=1, max_size=8))
-def test_without_a_stop_any_failure_counts(processes: list[Ended]) -> None:
-    outcome = Outcome(tuple(processes))
+def test_without_a_stop_any_failure_counts(processes: list[FinishedProcess]) -> None:
+    outcome = HostOutcome(tuple(processes))
     failed = [process for process in processes if process.status]
     if not failed:
         assert (outcome.exit_code, outcome.first_failure) == (0, None)
     else:
         assert outcome.first_failure in failed
-        assert all(outcome.first_failure.began <= process.began for process in failed)
+        assert all(outcome.first_failure.failed_at <= process.failed_at for process in failed)
         assert outcome.exit_code == outcome.first_failure.exit_code != 0
 
 
 @given(st.lists(st.builds(ended, st.integers(0, 7), st.sampled_from([0, -15, 143]), times), min_size=1))
-def test_obeying_a_stop_is_no_failure(processes: list[Ended]) -> None:
-    outcome = Outcome(tuple(processes), stopped_by=15)
+def test_obeying_a_stop_is_no_failure(processes: list[FinishedProcess]) -> None:
+    outcome = HostOutcome(tuple(processes), stop_signal=15)
     assert outcome.first_failure is None
     assert outcome.exit_code == (143 if any(process.status for process in processes) else 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.failure import LIMIT, parse_failure
+from smlaunch.contract.failure import MAX_REASON_LENGTH, parse_failure
 from smlaunch.runtime import hang
 from tests.runtime.host import Host
 from tests.runtime.test_ranks import python_of
@@ -32,7 +32,7 @@ waits_elsewhere() if os.environ["RANK"] == "1" else waits_for_nobody()
 def test_a_hang_shows_where_every_rank_was(host: MakeHost) -> None:
     made = host(HANGS)
     result = made.run(per_host=3, hang_seconds=SECONDS)
-    assert result.exit_code == hang.EXIT_CODE == 124
+    assert result.exit_code == hang.HANG_EXIT_CODE == 124
     failure = parse_failure(made.failure)
     assert failure.host == "algo-1"
     assert failure.cause == "hang: no output and no CPU use for 0.8 s by ranks 0, 1 and 2"
@@ -40,7 +40,7 @@ def test_a_hang_shows_where_every_rank_was(host: MakeHost) -> None:
     assert odd.startswith("rank 1:")
     assert "in waits_elsewhere" in odd
     assert "in waits_for_nobody" in others
-    assert len(f"AlgorithmError: {made.failure}, exit code: 124") <= LIMIT
+    assert len(f"AlgorithmError: {made.failure}, exit code: 124") <= MAX_REASON_LENGTH
     for rank, place in enumerate(("waits_for_nobody", "waits_elsewhere", "waits_for_nobody")):
         assert [line for line in result.lines if line.startswith(f"[{rank}] ") and place in line]
     assert "smlaunch: algo-1 failed: hang: no output" in result.stderr
@@ -146,7 +146,7 @@ def test_without_a_limit_nobody_is_watched(host: MakeHost) -> None:
 def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen for hours between two samples: only what was seen counts."""
     monkeypatch.setattr(hang, "_cpu_seconds", lambda *_: {7: 1.0})
-    watch = hang.Watch(8.0, now=0.0)
+    watch = hang.HangDetector(8.0, now=0.0)
     assert not watch.is_hang(0.5)
     assert not watch.is_hang(10_000.0)
     assert [watch.is_hang(10_000.0 + second) for second in range(1, 8)] == [False] * 6 + [True]
@@ -156,7 +156,7 @@ def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatc
 def test_what_counts_as_use(monkeypatch: pytest.MonkeyPatch, used: float, busy: bool) -> None:
     readings = iter([{7: 1.0, 8: 2.0}] * 8 + [{7: 1.0, 8: 2.0 + used}])
     monkeypatch.setattr(hang, "_cpu_seconds", lambda *_: next(readings))
-    watch = hang.Watch(8.0, now=0.0)
+    watch = hang.HangDetector(8.0, now=0.0)
     assert [watch.is_hang(float(second)) for second in range(1, 9)] == [False] * 7 + [not busy]
 
 

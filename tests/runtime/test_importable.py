@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.launch_spec import Ref
+from smlaunch.contract.launch_spec import Ref
 from tests.runtime.host import Host
 from tests.runtime.test_ranks import VERSIONS, python_of
 from tests.runtime.test_requirements import SHARED, make_wheel
@@ -16,8 +16,8 @@ from tests.runtime.test_requirements import SHARED, make_wheel
 MakeHost = Callable[..., Host]
 
 ASK = """
-import json, smlaunch.train, smlaunch.protocol.checkpoint
-from smlaunch.protocol.segment import Segment
+import json, smlaunch.train, smlaunch.contract.checkpoint
+from smlaunch.contract.segment import Segment
 print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
 """
 # A Python without smlaunch: what is beside the tests' own interpreter does not count, nor a user's site.
@@ -33,11 +33,11 @@ def asked(made: Host, **spec: object) -> list[str]:
 
 def modules_of(*rooms: str) -> dict[str, str]:
     """An installed smlaunch: enough of it for what ASK imports."""
-    files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "protocol", *rooms)}
+    files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "contract", *rooms)}
     return {
         **files,
-        "smlaunch/protocol/checkpoint.py": "",
-        "smlaunch/protocol/segment.py": "Segment = None\n",
+        "smlaunch/contract/checkpoint.py": "",
+        "smlaunch/contract/segment.py": "Segment = None\n",
     }
 
 
@@ -130,8 +130,8 @@ def test_workers_that_a_rank_spawns_find_it_too(host: MakeHost) -> None:
 
 def test_what_requirements_bring_is_the_one(host: MakeHost) -> None:
     made = host(ASK, channels=["wheelhouse"], source={"requirements.txt": "smlaunch==1.0\n"}, environ=SHARED)
-    make_wheel(made.paths.channel("wheelhouse"), modules_of("train"), "smlaunch")
+    make_wheel(made.paths.channel_dir("wheelhouse"), modules_of("train"), "smlaunch")
     program = "import smlaunch.train; print(smlaunch.train.__file__)"
     result = made.run(requirements="requirements.txt", argv=(Ref("python"), "-c", program))
     assert result.exit_code == 0, result.stderr + result.stdout
-    assert result.lines[-1].startswith(f"[0] {made.paths.overlay}/lib/")
+    assert result.lines[-1].startswith(f"[0] {made.paths.venv_overlay}/lib/")

@@ -7,38 +7,38 @@ from typing import Any
 
 import pytest
 
-from smlaunch.protocol.launch_spec import (
+from smlaunch.contract.launch_spec import (
     LEADER,
     OTHERS,
-    Joined,
+    Concat,
     LaunchSpec,
     LaunchSpecError,
-    Ranks,
+    RankSpec,
     Ref,
-    Service,
+    ServiceSpec,
 )
 
-URL = Joined(("tcp://", Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+URL = Concat(("tcp://", Ref("leader_address", suffix=":"), Ref("port", offset=4)))
 SPEC = LaunchSpec(
-    Ranks(("run", URL, Ref("each_host", "<", ">")), (("URL", URL),), rendezvous=False, on=LEADER),
+    RankSpec(("run", URL, Ref("each_host", "<", ">")), (("URL", URL),), rendezvous=False, runs_on=LEADER),
     services=(
-        Service("head", ("serve", Ref("address")), (("A", "b"),), LEADER, URL, 12.5),
-        Service("worker", ("serve", URL), on=OTHERS),
+        ServiceSpec("head", ("serve", Ref("address")), (("A", "b"),), LEADER, URL, 12.5),
+        ServiceSpec("worker", ("serve", URL), runs_on=OTHERS),
     ),
 )
 
 
 def test_it_comes_back_as_it_was() -> None:
     assert LaunchSpec.from_json(SPEC.to_json()) == SPEC
-    assert SPEC.linked
-    assert not LaunchSpec(Ranks(("run",))).linked
+    assert SPEC.needs_secret
+    assert not LaunchSpec(RankSpec(("run",))).needs_secret
 
 
 def test_a_job_of_before_has_none_of_it() -> None:
-    document = json.loads(LaunchSpec(Ranks(("run",))).to_json())
+    document = json.loads(LaunchSpec(RankSpec(("run",))).to_json())
     del document["services"], document["ranks"]["on"], document["ranks"]["options"]
     spec = LaunchSpec.from_json(json.dumps({**document, "version": "1.1"}))
-    assert (spec.services, spec.ranks.on, spec.ranks.options) == ((), "all", ())
+    assert (spec.services, spec.ranks.runs_on, spec.ranks.launcher_options) == ((), "all", ())
 
 
 HEAD = {"name": "head", "argv": ["serve"]}
@@ -49,7 +49,7 @@ HEAD = {"name": "head", "argv": ["serve"]}
     [
         ({"head": 1}, "services: a list is needed"),
         ([{**HEAD, "name": ""}], r"services\[0\]: an object with a name is needed"),
-        ([HEAD, {**HEAD, "argv": []}], r"services\[1\].argv: a list with at least one word is needed"),
+        ([HEAD, {**HEAD, "argv": []}], r"services\[1\].argv: a list with at least one argument is needed"),
         ([{**HEAD, "on": "some"}], r"services\[0\].on: one of all, leader, others, not 'some'"),
         ([{**HEAD, "ready": {"ref": "nobody"}}], r"services\[0\].ready: neither text nor a known reference"),
         ([{**HEAD, "env": ["A"]}], r"services\[0\].env: an object is needed"),

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.launch_spec import LEADER, OTHERS, Concat, Ref, ServiceSpec
+from smlaunch.contract.tcp_ports import CONTROL_CHANNEL_PORT
 from smlaunch.local.executors import loopback
-from smlaunch.protocol.failure import parse_failure
-from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service
-from smlaunch.protocol.ports import LINK
-from smlaunch.runtime import link_leader, secret
-from smlaunch.runtime.link import News
-from smlaunch.runtime.link_leader import Leader
-from smlaunch.runtime.wire import TO_LEADER, ask
+from smlaunch.runtime import control_leader, secret
+from smlaunch.runtime.control_channel import PeerStatus
+from smlaunch.runtime.control_leader import LeaderChannel
+from smlaunch.runtime.peer_connection import TO_LEADER, connect_handshake
 from tests.runtime.host import Host, Result, finish
 from tests.runtime.test_ranks import python_of
 
@@ -40,11 +40,11 @@ server = socket.create_server((sys.argv[1], int(sys.argv[2])))
 while True:
     server.accept()
 """
-WORKER = Service(
+WORKER = ServiceSpec(
     "worker",
     (Ref("python"), Ref("source", suffix="/worker.py"), Ref("host"), Ref("own_port", offset=8)),
-    on=OTHERS,
-    ready=Joined((Ref("host", suffix=":"), Ref("own_port", offset=8))),
+    runs_on=OTHERS,
+    ready_address=Concat((Ref("host", suffix=":"), Ref("own_port", offset=8))),
 )
 
 
@@ -67,7 +67,7 @@ class Job:
         worker: str = WAITS,
         names: Sequence[str] = HOSTS,
         secrets: Sequence[str] = (),
-        services: Sequence[Service] = (WORKER,),
+        services: Sequence[ServiceSpec] = (WORKER,),
         environ: dict[str, str] | None = None,
         python: str = sys.executable,
         **spec: object,
@@ -189,21 +189,21 @@ def test_a_leader_that_comes_late_is_waited_for(job: Callable[..., Job]) -> None
 
 
 def test_whom_the_leader_waits_for_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_leader, "_SILENT_SECONDS", 0.0)
-    leader = Leader("algo-1", ["algo-2", "algo-3"], bytes(32), port)
-    assert leader.due is not None
-    leader.act(set())
-    assert (leader.remark, leader.due) == ("waits for algo-2, algo-3 to be ready", None)
-    leader.act(set())
-    assert leader.remark == "", "once is enough"
-    leader.tell(News(0))
+    monkeypatch.setattr(control_leader, "_WAITING_LOG_SECONDS", 0.0)
+    leader = LeaderChannel("algo-1", ["algo-2", "algo-3"], bytes(32), port)
+    assert leader.next_action_at is not None
+    leader.process_events(set())
+    assert (leader.log_message, leader.next_action_at) == ("waits for algo-2, algo-3 to be ready", None)
+    leader.process_events(set())
+    assert leader.log_message == "", "once is enough"
+    leader.send_status(PeerStatus(0))
 
 
 def test_a_failure_of_the_leaders_rank_is_told_everywhere(job: Callable[..., Job]) -> None:
     done = job("raise ValueError('boom')").start().finish()
     assert done.codes == [1, 1, 1]
     assert done.failures == [f"{HOSTS[0]} exited with code 1: ValueError: boom"] * 3
-    assert len({os.stat(made.paths.failure).st_mtime for made in done.hosts}) == 1
+    assert len({os.stat(made.paths.failure_file).st_mtime for made in done.hosts}) == 1
 
 
 def test_a_hang_of_the_leader_ends_all(job: Callable[..., Job]) -> None:
@@ -247,10 +247,14 @@ def test_a_followers_service_that_dies_is_named_by_the_leader(
 def test_a_follower_that_is_killed_is_named(job: Callable[..., Job]) -> None:
     running = job(DRIVER).start()
     running.await_line(0, "driver up")
+    worker = running.child(1, "worker.py")
     running.processes[1].kill()
     running.finish()
+    os.kill(worker, signal.SIGKILL)  # on a host of its own it would be gone with PID 1
     assert running.codes == [1, -9, 1]
-    told = f"{HOSTS[1]} failed: its runtime is gone: the connection to it ended without a word; see its log"
+    told = (
+        f"{HOSTS[1]} failed: its runtime is gone: the connection ended without a final message; see its log"
+    )
     assert [running.failures[0], running.failures[2]] == [told, told]
 
 
@@ -263,7 +267,7 @@ def test_a_leader_that_is_killed_is_named(job: Callable[..., Job]) -> None:
     os.kill(driver, signal.SIGKILL)  # on a host of its own it would be gone with PID 1
     assert running.codes == [-9, 1, 1]
     for index in (1, 2):
-        told = f"{HOSTS[index]} failed: the leader, {HOSTS[0]}, is gone: the connection to it ended"
+        told = f"{HOSTS[index]} failed: the leader, {HOSTS[0]}, is gone: the connection ended"
         assert running.failures[index].startswith(told)
         assert running.results[index].lines[-1] == "[worker] told to end"
 
@@ -388,7 +392,7 @@ class TestStrangers:
         wrong = job(DRIVER, secrets=[SECRET, "cd" * 32, SECRET]).start()
         result = finish(wrong.processes[1])
         assert result.exit_code == 1
-        said = "what answers for the leader, 127.0.0.1, at port"
+        said = "the server at the address of the leader, 127.0.0.1, port"
         assert wrong.failures[1].startswith(f"{HOSTS[1]} failed: {said}")
         assert "does not know this job's secret" in wrong.failures[1]
         assert wrong.processes[0].poll() is None, "a stranger does not end the leader"
@@ -411,14 +415,14 @@ class TestStrangers:
         running.await_line(0, "driver up")
         key = bytes.fromhex(SECRET)
         for what in (b"", b"GET / HTTP/1.0\r\n\r\n" * 9, os.urandom(500)):
-            with socket.create_connection((HOSTS[0], port + LINK)) as stranger:
+            with socket.create_connection((HOSTS[0], port + CONTROL_CHANNEL_PORT)) as stranger:
                 stranger.sendall(what)
                 stranger.shutdown(socket.SHUT_WR)
                 await_the_end(stranger)
         # One that knows the secret, but is no host of this job, or one that is there already.
         for name in ("127.0.0.9", HOSTS[1]):
-            with socket.create_connection((HOSTS[0], port + LINK)) as stranger:
-                ask(stranger, key, TO_LEADER, {"host": HOSTS[0], "from": name}, "it")
+            with socket.create_connection((HOSTS[0], port + CONTROL_CHANNEL_PORT)) as stranger:
+                connect_handshake(stranger, key, TO_LEADER, {"host": HOSTS[0], "from": name}, "it")
                 await_the_end(stranger)
         running.processes[0].terminate()
         running.finish()
@@ -427,7 +431,7 @@ class TestStrangers:
     def test_what_was_recorded_is_worth_nothing(self, job: Callable[..., Job], port: int) -> None:
         """The same bytes again, as somebody could who has listened to a host that has left."""
         key = bytes.fromhex(SECRET)
-        leader = Leader("a", ["b"], key, port)
+        leader = LeaderChannel("a", ["b"], key, port)
         sent: list[bytes] = []
         for replay in (False, True):
             with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -437,7 +441,7 @@ class TestStrangers:
                 assert (link_names(leader) == ["b"]) is not replay
             _serve(leader)
         assert link_names(leader) == []
-        leader.tell(News(0))
+        leader.send_status(PeerStatus(0))
 
 
 def await_the_end(stranger: socket.socket) -> None:
@@ -452,24 +456,24 @@ def await_the_end(stranger: socket.socket) -> None:
 
 
 def _parts(connection: socket.socket, key: bytes, sent: list[bytes]) -> Iterator[bytes]:
-    sent.append(secret.nonce())
+    sent.append(secret.make_nonce())
     yield sent[0]
     answer = connection.recv(64, socket.MSG_WAITALL)
     body = b'{"host": "a", "from": "b"}'
-    proof = secret.proof(key, TO_LEADER.name, "a", sent[0], answer[:32], body)
+    proof = secret.compute_proof(key, TO_LEADER.name, "a", sent[0], answer[:32], body)
     sent.append(len(body).to_bytes(4, "big") + body + proof)
     yield sent[1]
 
 
-def _serve(leader: Leader) -> None:
+def _serve(leader: LeaderChannel) -> None:
     import select
 
     while True:
         ready, _, _ = select.select(leader.descriptors(), [], [], 0.2)
         if not ready:
             return
-        leader.act(set(ready))
+        leader.process_events(set(ready))
 
 
-def link_names(leader: Leader) -> list[str]:
-    return [guest.name for guest in leader._guests.values() if guest.name]
+def link_names(leader: LeaderChannel) -> list[str]:
+    return [guest.host for guest in leader._connections.values() if guest.host]

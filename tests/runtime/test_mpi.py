@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.launch_spec import Ref
-from smlaunch.protocol.paths import RUNTIME_CHANNEL, SECRET_FILE
+from smlaunch.contract.launch_spec import Ref
+from smlaunch.contract.paths import RUNTIME_CHANNEL, SECRET_FILE
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -23,7 +23,7 @@ def alone(host: MakeHost, tmp_path: Path) -> Host:
         pytest.skip("there is an MPI beside the Python that runs the tests")
     (tmp_path / "bin").mkdir()
     made = host("print('here')", environ={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path)})
-    (Path(made.paths.channel(RUNTIME_CHANNEL)) / SECRET_FILE).write_text(bytes(range(32)).hex())
+    (Path(made.paths.channel_dir(RUNTIME_CHANNEL)) / SECRET_FILE).write_text(bytes(range(32)).hex())
     return made
 
 
@@ -46,7 +46,7 @@ def test_an_mpi_that_nothing_is_known_of_is_told(alone: Host, tmp_path: Path) ->
 
 
 def test_no_secret_is_told(alone: Host, tmp_path: Path) -> None:
-    secret = Path(alone.paths.channel(RUNTIME_CHANNEL)) / SECRET_FILE
+    secret = Path(alone.paths.channel_dir(RUNTIME_CHANNEL)) / SECRET_FILE
     secret.unlink()
     program = tmp_path / "bin" / "mpirun"
     program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from smlaunch.runtime.mpi import _by_rank
-from smlaunch.runtime.mpi_report import Gone, RankEnd, Report, compose, of_gone
-from smlaunch.runtime.outcome import Ended, Outcome
-from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
+from smlaunch.runtime.mpi.mpirun import _outcome_by_rank
+from smlaunch.runtime.mpi.report import LostHost, MpiReport, RankExit, compose_report, report_of_lost_leader
 
 TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: planted\n'
 
@@ -28,47 +28,62 @@ MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
 MPICH = "Abort(5) on node 3 (rank 3 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 5) - process 3\n"
 
 
-def end(rank: int, status: int | None, at: float, tail: str = "", stopped: bool = False) -> RankEnd:
-    return RankEnd(rank, f"algo-{1 + rank // 2}", status, at, at, tail, stopped)
+def rank_exit(rank: int, status: int | None, at: float, tail: str = "", stopped: bool = False) -> RankExit:
+    return RankExit(rank, f"algo-{1 + rank // 2}", status, at, at, tail, stopped)
 
 
-def told(report: Report, host: str = "algo-1", stopped_by: int | None = None) -> Outcome:
-    own = Ended(0, 0, 200.0, 200.0, "")
-    return _by_rank(Outcome((own,), stopped_by), report, host)
+def outcome_of(report: MpiReport, host: str = "algo-1", stopped_by: int | None = None) -> HostOutcome:
+    own = FinishedProcess(0, 0, 200.0, 200.0, "")
+    return _outcome_by_rank(HostOutcome((own,), stopped_by), report, host)
 
 
-def reason(outcome: Outcome) -> str:
-    assert outcome.elsewhere is not None
-    return outcome.elsewhere.text.partition("\n")[0]
+def reason(outcome: HostOutcome) -> str:
+    assert outcome.peer_status is not None
+    return outcome.peer_status.failure_text.partition("\n")[0]
 
 
 def test_the_first_that_failed_by_itself() -> None:
     """By time, whatever mpirun says: Open MPI 5 leaves with 14 when a rank was killed."""
-    ends = [end(0, -15, 101, stopped=True), end(1, 1, 100.5, TRACE), end(2, None, 101), end(3, -9, 100)]
-    report = Report.of(compose(ends, 14, "prterun noise", 102.0).to_document())
-    outcome = told(report)
+    rank_exits = [
+        rank_exit(0, -15, 101, stopped=True),
+        rank_exit(1, 1, 100.5, TRACE),
+        rank_exit(2, None, 101),
+        rank_exit(3, -9, 100),
+    ]
+    report = MpiReport.from_document(compose_report(rank_exits, 14, "prterun noise", 102.0).to_document())
+    outcome = outcome_of(report)
     assert reason(outcome).startswith("rank 3 on algo-2 was killed by SIGKILL")
-    assert (outcome.exit_code, outcome.began) == (137, 100)
-    there = told(report, "algo-2")
-    assert (there.elsewhere, there.exit_code) == (None, 137)
-    assert there.first_failure is not None and there.first_failure.rank == 3
+    assert (outcome.exit_code, outcome.failed_at) == (137, 100)
+    other_host = outcome_of(report, "algo-2")
+    assert (other_host.peer_status, other_host.exit_code) == (None, 137)
+    assert other_host.first_failure is not None and other_host.first_failure.rank == 3
 
 
 @pytest.mark.parametrize(("said", "tail"), [(OPEN_MPI_4, ""), (OPEN_MPI_5, ""), ("", MPICH)])
 @pytest.mark.parametrize("itself", [True, False])
 def test_who_aborts_is_the_cause(said: str, tail: str, itself: bool) -> None:
     """Also where the launcher kills it before it can leave by itself, and others leave by themselves."""
-    last = end(3, 5, 100.1, tail) if itself else end(3, -9, 101, tail, stopped=True)
-    ends = [end(0, -9, 100.8, stopped=True), end(1, 14, 100.9), end(2, None, 101), last]
-    outcome = told(compose(ends, 5, said, 102.0))
+    last = rank_exit(3, 5, 100.1, tail) if itself else rank_exit(3, -9, 101, tail, stopped=True)
+    rank_exits = [
+        rank_exit(0, -9, 100.8, stopped=True),
+        rank_exit(1, 14, 100.9),
+        rank_exit(2, None, 101),
+        last,
+    ]
+    outcome = outcome_of(compose_report(rank_exits, 5, said, 102.0))
     assert reason(outcome) == "rank 3 on algo-2 exited with code 5: MPI_Abort was called with 5"
     assert outcome.exit_code == 5
 
 
 def test_who_aborts_for_want_of_another_is_not() -> None:
-    ends = [end(0, 0, 90), end(1, -9, 99), end(2, -9, 101, stopped=True), end(3, 5, 100, TRACE)]
-    outcome = told(compose(ends, 5, OPEN_MPI_4, 102.0))
-    assert outcome.elsewhere is None
+    rank_exits = [
+        rank_exit(0, 0, 90),
+        rank_exit(1, -9, 99),
+        rank_exit(2, -9, 101, stopped=True),
+        rank_exit(3, 5, 100, TRACE),
+    ]
+    outcome = outcome_of(compose_report(rank_exits, 5, OPEN_MPI_4, 102.0))
+    assert outcome.peer_status is None
     assert outcome.first_failure is not None and outcome.first_failure.rank == 1
 
 
@@ -82,66 +97,83 @@ prterun has exited due to process rank 1 with PID 12 on node algo-1 calling
 
 @pytest.mark.parametrize(("status", "said"), [(7, SOCKET_CLOSED), (-9, SOCKET_CLOSED), (-11, "")])
 def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, said: str) -> None:
-    ends = [end(0, -15, 102, stopped=True), end(1, 14, 100), end(2, -9, 102), end(3, status, 100.2)]
-    ends[2] = ends[2]._replace(stopped=True)
-    outcome = told(compose(ends, 14, said, 103.0))
+    rank_exits = [
+        rank_exit(0, -15, 102, stopped=True),
+        rank_exit(1, 14, 100),
+        rank_exit(2, -9, 102),
+        rank_exit(3, status, 100.2),
+    ]
+    rank_exits[2] = rank_exits[2]._replace(was_stopped=True)
+    outcome = outcome_of(compose_report(rank_exits, 14, said, 103.0))
     assert reason(outcome).startswith("rank 3 on algo-2 ")
     assert outcome.exit_code == (status if status > 0 else 128 - status)
 
 
 def test_a_complaint_of_all_is_still_a_failure() -> None:
-    outcome = told(compose([end(1, 14, 100)], 14, SOCKET_CLOSED, 103.0))
+    outcome = outcome_of(compose_report([rank_exit(1, 14, 100)], 14, SOCKET_CLOSED, 103.0))
     assert outcome.first_failure is not None and outcome.first_failure.rank == 1
 
 
 def test_an_exception_is_told_with_its_traceback() -> None:
-    failing = end(3, 1, 101.0, TRACE)._replace(began=100.0)
-    outcome = told(compose([end(0, -9, 100.5, stopped=True), failing], 1, "", 102.0))
-    assert outcome.elsewhere is not None
+    failing = rank_exit(3, 1, 101.0, TRACE)._replace(failed_at=100.0)
+    outcome = outcome_of(compose_report([rank_exit(0, -9, 100.5, stopped=True), failing], 1, "", 102.0))
+    assert outcome.peer_status is not None
     assert (
-        outcome.elsewhere.text == "rank 3 on algo-2 exited with code 1: ValueError: planted\n" + TRACE.strip()
+        outcome.peer_status.failure_text
+        == "rank 3 on algo-2 exited with code 1: ValueError: planted\n" + TRACE.strip()
     )
-    assert outcome.began == 100.0
+    assert outcome.failed_at == 100.0
 
 
 def test_mpirun_speaks_for_itself_where_no_rank_has_failed() -> None:
-    outcome = told(compose([], 213, "No network interfaces were found\n", 102.0))
+    outcome = outcome_of(compose_report([], 213, "No network interfaces were found\n", 102.0))
     assert outcome.exit_code == 213
     assert outcome.first_failure is not None
-    assert outcome.first_failure.tail == "No network interfaces were found\n"
+    assert outcome.first_failure.output_tail == "No network interfaces were found\n"
 
 
 def test_all_well() -> None:
-    outcome = told(compose([end(rank, 0, 100) for rank in range(4)], 0, "", 102.0))
-    assert (outcome.exit_code, outcome.first_failure, outcome.elsewhere) == (0, None, None)
+    outcome = outcome_of(compose_report([rank_exit(rank, 0, 100) for rank in range(4)], 0, "", 102.0))
+    assert (outcome.exit_code, outcome.first_failure, outcome.peer_status) == (0, None, None)
 
 
 def test_a_host_that_was_lost() -> None:
-    ends = [end(0, -9, 101, stopped=True), end(1, -9, 101, stopped=True)]
-    outcome = told(compose(ends, -15, "", 102.0, Gone("algo-2", "it is gone: its connection was closed")))
+    rank_exits = [rank_exit(0, -9, 101, stopped=True), rank_exit(1, -9, 101, stopped=True)]
+    outcome = outcome_of(
+        compose_report(
+            rank_exits, -15, "", 102.0, LostHost("algo-2", "it is gone: its connection was closed")
+        )
+    )
     assert reason(outcome) == "algo-2 failed: it is gone: its connection was closed"
     assert outcome.exit_code == 1
-    outcome = told(of_gone([end(2, None, 101)], "algo-1", "its connection was closed", 102.0), "algo-2")
+    outcome = outcome_of(
+        report_of_lost_leader([rank_exit(2, None, 101)], "algo-1", "its connection was closed", 102.0),
+        "algo-2",
+    )
     assert reason(outcome) == "algo-1 failed: it is gone: its connection was closed"
 
 
 def test_a_hang_of_another_host() -> None:
     """Ranks elsewhere may fail for want of those that were ended for it."""
-    gone = Gone("algo-2", "its ranks hung, and were ended", hung=True)
-    outcome = told(
-        Report.of(compose([end(0, 14, 100), end(3, -6, 101, TRACE)], 14, "", 102.0, gone).to_document())
+    gone = LostHost("algo-2", "its ranks hung, and were ended", is_hung=True)
+    outcome = outcome_of(
+        MpiReport.from_document(
+            compose_report(
+                [rank_exit(0, 14, 100), rank_exit(3, -6, 101, TRACE)], 14, "", 102.0, gone
+            ).to_document()
+        )
     )
     assert reason(outcome) == "algo-2 failed: its ranks hung, and were ended"
 
 
 def test_what_kept_a_host_from_taking_part() -> None:
-    with pytest.raises(Unusable, match="no mpirun"):
-        told(Report((), None, "no mpirun here"))
+    with pytest.raises(SetupError, match="no mpirun"):
+        outcome_of(MpiReport((), None, "no mpirun here"))
 
 
 def test_nothing_was_left_to_say() -> None:
-    own = Ended(0, -9, 200.0, 200.0, "")
-    outcome = _by_rank(Outcome((own,)), None, "algo-1")
+    own = FinishedProcess(0, -9, 200.0, 200.0, "")
+    outcome = _outcome_by_rank(HostOutcome((own,)), None, "algo-1")
     assert (outcome.exit_code, outcome.first_failure) == (137, own._replace(rank=None))
 
 
@@ -151,8 +183,10 @@ def test_nothing_was_left_to_say() -> None:
 )
 def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
     """Some leave in time, and their launcher kills the others for it."""
-    ends = [end(rank, status, 100 + rank, "", status == -9) for rank, status in enumerate(statuses)]
-    outcome = told(compose(ends, 1, "", 105.0), stopped_by=signal.SIGTERM)
+    rank_exits = [
+        rank_exit(rank, status, 100 + rank, "", status == -9) for rank, status in enumerate(statuses)
+    ]
+    outcome = outcome_of(compose_report(rank_exits, 1, "", 105.0), stopped_by=signal.SIGTERM)
     assert outcome.exit_code == code
     if code == 143:
         assert outcome.first_failure is None
@@ -160,7 +194,7 @@ def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
 
 def test_a_stop_that_comes_after_a_failure_does_not_hide_it() -> None:
     """The platform stops the other hosts when it has seen one fail."""
-    ends = [end(2, -9, 101, stopped=True), end(3, -9, 100)]
-    outcome = told(compose(ends, 9, "", 102.0), "algo-2", stopped_by=signal.SIGTERM)
+    rank_exits = [rank_exit(2, -9, 101, stopped=True), rank_exit(3, -9, 100)]
+    outcome = outcome_of(compose_report(rank_exits, 9, "", 102.0), "algo-2", stopped_by=signal.SIGTERM)
     assert outcome.first_failure is not None
     assert (outcome.first_failure.rank, outcome.exit_code) == (3, 137)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.runtime.names import Resolution
-from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.name_lookup import NameLookup
 from tests.runtime.host import Host, finish
 
 MakeHost = Callable[..., Host]
@@ -43,13 +43,13 @@ def test_a_name_that_comes_late_is_waited_for(host: MakeHost, tmp_path: Path) ->
 
 
 def test_a_name_that_never_comes_is_named() -> None:
-    with pytest.raises(Unusable, match=r"nobody\.invalid: the leader's name did not resolve within 0 s"):
-        Resolution("nobody.invalid", patience=0.1).wait()
+    with pytest.raises(SetupError, match=r"nobody\.invalid: the leader's name did not resolve within 0 s"):
+        NameLookup("nobody.invalid", timeout_seconds=0.1).wait()
 
 
 def test_a_name_that_is_none_is_named() -> None:
-    with pytest.raises(Unusable, match="did not resolve"):
-        Resolution("a" * 70 + ".x", patience=0.1).wait()
+    with pytest.raises(SetupError, match="did not resolve"):
+        NameLookup("a" * 70 + ".x", timeout_seconds=0.1).wait()
 
 
 def test_one_host_asks_for_no_name(host: MakeHost) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.protocol.launch_spec import LaunchSpec, Ranks, Ref
-from smlaunch.protocol.paths import (
+from smlaunch.contract.launch_spec import LaunchSpec, RankSpec, Ref
+from smlaunch.contract.paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,
@@ -25,7 +25,7 @@ from smlaunch.protocol.paths import (
     ProcessingPaths,
 )
 from smlaunch.runtime.cluster import processing
-from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.errors import SetupError
 from tests.runtime.host import runtime_archive
 
 
@@ -33,14 +33,14 @@ def host(root: Path, script: str, **job: Any) -> ProcessingPaths:
     """The files of a host called localhost, which has a channel ``train`` and an input elsewhere."""
     paths = ProcessingPaths(str(root))
     for name in (RUNTIME_CHANNEL, SOURCE_CHANNEL, "train"):
-        Path(paths.channel(name)).mkdir(parents=True)
+        Path(paths.channel_dir(name)).mkdir(parents=True)
     for folder in (paths.config, paths.output, paths.output_data):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    launch = Path(paths.channel(RUNTIME_CHANNEL))
+    launch = Path(paths.channel_dir(RUNTIME_CHANNEL))
     (launch / RUNTIME_ARCHIVE).write_bytes(runtime_archive())
-    ranks = Ranks((Ref("python"), Ref("source", suffix="/main.py"), "--n", "3"), (), 1, False)
+    ranks = RankSpec((Ref("python"), Ref("source", suffix="/main.py"), "--n", "3"), (), 1, False)
     (launch / LAUNCH_FILE).write_text(LaunchSpec(ranks=ranks, source=SOURCE_ARCHIVE, run="clean").to_json())
-    with tarfile.open(Path(paths.channel(SOURCE_CHANNEL)) / SOURCE_ARCHIVE, "w:gz") as tar:
+    with tarfile.open(Path(paths.channel_dir(SOURCE_CHANNEL)) / SOURCE_ARCHIVE, "w:gz") as tar:
         member = tarfile.TarInfo("main.py")
         member.size = len(script)
         tar.addfile(member, io.BytesIO(script.encode()))
@@ -60,7 +60,7 @@ def host(root: Path, script: str, **job: Any) -> ProcessingPaths:
 
 
 def run(paths: ProcessingPaths) -> subprocess.CompletedProcess[str]:
-    archive = Path(paths.channel(RUNTIME_CHANNEL)) / RUNTIME_ARCHIVE
+    archive = Path(paths.channel_dir(RUNTIME_CHANNEL)) / RUNTIME_ARCHIVE
     environment = {**os.environ, ROOT_VARIABLE: paths.root}
     return subprocess.run(
         [sys.executable, str(archive)], env=environment, capture_output=True, text=True, timeout=60
@@ -93,7 +93,7 @@ def test_a_failure_is_told_in_the_exit_message(tmp_path: Path) -> None:
     assert done.returncode == 1
     message = Path(paths.message).read_text()
     assert "ValueError: no such column" in message
-    assert not Path(Paths(str(tmp_path)).failure).exists()
+    assert not Path(Paths(str(tmp_path)).failure_file).exists()
 
 
 def test_a_training_job_s_host_is_none(tmp_path: Path) -> None:
@@ -112,5 +112,5 @@ def test_a_training_job_s_host_is_none(tmp_path: Path) -> None:
 def test_a_request_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     paths = host(tmp_path, "")
     Path(paths.job_config).write_text("[]")
-    with pytest.raises(Unusable, match=r"processingjobconfig\.json"):
-        processing.job_of(paths)
+    with pytest.raises(SetupError, match=r"processingjobconfig\.json"):
+        processing.read_job(paths)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.launch_spec import Ref
+from smlaunch.contract.launch_spec import Ref
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]

@@ -52,11 +52,11 @@ def test_a_wheelhouse_needs_no_network(host: MakeHost, version: str) -> None:
         source={"deps/requirements.txt": "planted==1.0\n"},
         environ=SHARED,
     )
-    make_wheel(made.paths.channel("wheelhouse"), {"planted.py": "VALUE = 42\n"})
+    make_wheel(made.paths.channel_dir("wheelhouse"), {"planted.py": "VALUE = 42\n"})
     result = made.run(per_host=2, requirements="deps/requirements.txt")
     assert result.exit_code == 0, result.stdout + result.stderr
     said = [line for line in result.lines if line.startswith("[")]
-    assert sorted(said) == [f"[{rank}] 42 {made.paths.overlay}" for rank in (0, 1)]
+    assert sorted(said) == [f"[{rank}] 42 {made.paths.venv_overlay}" for rank in (0, 1)]
     assert "Successfully installed planted-1.0" in result.stdout
     assert not any(Path(sys.prefix).rglob("planted*"))
 
@@ -79,7 +79,7 @@ def test_a_missing_requirements_file_is_said(host: MakeHost) -> None:
 
 def test_the_overlay_sees_all_that_is_below(tmp_path: Path) -> None:
     """Also what is installed in the virtual environment it is made from, editable installs included."""
-    python = requirements.overlay(sys.executable, str(tmp_path / "python"))
+    python = requirements.make_overlay_venv(sys.executable, str(tmp_path / "python"))
     program = "import sys, smlaunch, pytest; print(sys.prefix)"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.strip() == str(tmp_path / "python")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.runtime.agent import Agent
-from smlaunch.runtime.mpi_host import python_words
-from smlaunch.runtime.rsh import Call, parse
+from smlaunch.runtime.mpi.exec_agent import ExecAgent
+from smlaunch.runtime.mpi.host import module_command
+from smlaunch.runtime.mpi.rsh import RemoteCommand, parse_arguments
 from tests.runtime.host import runtime_archive
 
 KEY = bytes(range(32))
@@ -25,24 +25,24 @@ HOST = "127.0.0.1"
         # As Open MPI 4 and 5 call it, with the line quoted for a shell; as hydra does.
         (["algo-2", '  PATH=/x/bin:$PATH ; export PATH ;  orted -mca ess "env"'], None),
         (["-x", "algo-2", '"/usr/bin/hydra_pmi_proxy"', "--proxy-id", "1"], None),
-        (["-l", "root", "-p", "22", "-oBatchMode=yes", "algo-2", "true"], Call("algo-2", "true")),
-        (["user@algo-2", "--", "-c"], Call("algo-2", "-- -c")),
-        (["--", "algo-2", "true"], Call("algo-2", "true")),
+        (["-l", "root", "-p", "22", "-oBatchMode=yes", "algo-2", "true"], RemoteCommand("algo-2", "true")),
+        (["user@algo-2", "--", "-c"], RemoteCommand("algo-2", "-- -c")),
+        (["--", "algo-2", "true"], RemoteCommand("algo-2", "true")),
     ],
 )
-def test_words(words: list[str], call: Call | None) -> None:
+def test_words(words: list[str], call: RemoteCommand | None) -> None:
     host = words.index("algo-2") + 1 if "algo-2" in words else 0
-    assert parse(words) == (call or Call("algo-2", " ".join(words[host:])))
+    assert parse_arguments(words) == (call or RemoteCommand("algo-2", " ".join(words[host:])))
 
 
 @pytest.mark.parametrize("words", [[], ["algo-2"], ["-x", "algo-2"], ["-l", "root"]])
 def test_no_host_or_no_command(words: list[str]) -> None:
-    assert parse(words) is None
+    assert parse_arguments(words) is None
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    made = Agent(KEY, HOST, HOST, 0, {b"PATH": os.environb[b"PATH"]})
+def agent() -> Iterator[ExecAgent]:
+    made = ExecAgent(KEY, HOST, HOST, 0, {b"PATH": os.environb[b"PATH"]})
     made.start()
     yield made
     made.close()
@@ -51,7 +51,7 @@ def agent() -> Iterator[Agent]:
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "runtime.pyz"
-    path.write_bytes(runtime_archive())
+    path.write_bytes(runtime_archive(True))
     return path
 
 
@@ -60,17 +60,22 @@ def rsh(
 ) -> subprocess.CompletedProcess[str]:
     secret = archive.with_name("secret")
     secret.write_text(key.hex())
-    command = [*python_words("rsh", sys.executable, str(archive)), str(port), str(secret), str(patience)]
+    command = [
+        *module_command("mpi.rsh", sys.executable, str(archive)),
+        str(port),
+        str(secret),
+        str(patience),
+    ]
     return subprocess.run([*command, *words], capture_output=True, text=True, timeout=60, env={})
 
 
-def test_it_is_as_if_the_command_ran_here(agent: Agent, archive: Path) -> None:
+def test_it_is_as_if_the_command_ran_here(agent: ExecAgent, archive: Path) -> None:
     done = rsh(archive, agent.port, "-x", HOST, "echo", '"$((40 + 2))";', "echo no >&2;", "exit", "9")
     assert (done.returncode, done.stdout, done.stderr) == (9, "42\n", "no\n")
     assert rsh(archive, agent.port, HOST, "kill -9 $$").returncode == 137
 
 
-def test_the_wrong_key(agent: Agent, archive: Path, tmp_path: Path) -> None:
+def test_the_wrong_key(agent: ExecAgent, archive: Path, tmp_path: Path) -> None:
     done = rsh(archive, agent.port, HOST, f"touch {tmp_path}/ran", key=bytes(32))
     assert (done.returncode, done.stdout) == (255, "")
     assert done.stderr == f"smlaunch: {HOST}: {HOST} does not know this job's secret\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.failure import parse_failure
-from smlaunch.runtime import memory
+from smlaunch.contract.failure import parse_failure
+from smlaunch.runtime import oom_kills
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -64,7 +64,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(host: MakeHost, group: Path
     made = host(EATS, wrapper=("sh", "-c", join))
     assert made.run(per_host=2).exit_code == 137
     assert made.failure == ("rank 1 on algo-1 was killed by SIGKILL: out of memory: the kernel killed it"), (
-        memory._own_counters()
+        oom_kills._cgroup_counter_paths()
     )
 
 
@@ -79,21 +79,21 @@ def test_a_rank_that_is_refused_memory(host: MakeHost) -> None:
 def test_a_neighbours_misfortune_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, machine = tmp_path / "cgroup", tmp_path / "vmstat"
     machine.write_text("pgfault 7\noom_kill 41\n")
-    monkeypatch.setattr(memory, "_CGROUPS", str(tmp_path))
-    monkeypatch.setattr(memory, "_OWN", str(own))
-    monkeypatch.setattr(memory, "_MACHINE", str(machine))
-    assert memory.out_of_memory_kills() == 41
+    monkeypatch.setattr(oom_kills, "_CGROUPS", str(tmp_path))
+    monkeypatch.setattr(oom_kills, "_SELF_CGROUP", str(own))
+    monkeypatch.setattr(oom_kills, "_VMSTAT", str(machine))
+    assert oom_kills.count_oom_kills() == 41
     own.write_text("0::/job\n")
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "memory.events").write_text("low 0\nmax 3\noom 2\noom_kill 2\n")
-    assert memory.out_of_memory_kills() == 2
+    assert oom_kills.count_oom_kills() == 2
     own.write_text("4:cpu,memory:/docker/1\n0::/\n")
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert memory.out_of_memory_kills() == 5
+    assert oom_kills.count_oom_kills() == 5
     own.write_text("nonsense\n")
     machine.unlink()
-    assert memory.out_of_memory_kills() == -1
+    assert oom_kills.count_oom_kills() == -1
 
 
 ON_A_SMALL_DISK = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
@@ -128,4 +128,4 @@ def test_a_full_disk_that_has_no_room_for_the_reason_either(host: MakeHost, tmp_
     result = made.run(per_host=2)
     assert result.exit_code == 1
     assert "rank 1 on algo-1 exited with code 1: OSError: [Errno 28] No space left on device" in result.stderr
-    assert f"{made.paths.failure}: No space left on device" in result.stderr
+    assert f"{made.paths.failure_file}: No space left on device" in result.stderr

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from smlaunch.protocol.checkpoint import CONTINUE, FINISHED, OUTCOME, Outcome, parse_outcome
-from smlaunch.protocol.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, Ranks
-from smlaunch.protocol.segment import DIRECT, Segment
+from smlaunch.contract.checkpoint import (
+    CONTINUE,
+    FINISHED,
+    SegmentOutcome,
+    find_newest_outcome,
+    parse_outcome,
+)
+from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, RankSpec
+from smlaunch.contract.names import CheckpointWriter, unfinished_host_path
+from smlaunch.contract.segment import DIRECT, Segment
 from tests.runtime.host import Host, finish
 from tests.runtime.test_signals import ready
 
@@ -21,6 +28,7 @@ MakeHost = Callable[..., Host]
 
 KEPT = CheckpointSpec("/opt/ml/checkpoints/", "s3://b/run/checkpoints/", keep=5, interval_seconds=90.0)
 JOB = "digits-s2-a3"
+OWN = "smlaunch/outcome-digits-s2-a3.json"
 TELL = "import json, os\nprint(json.dumps(dict(os.environ)))"
 WAITS = """
 import os, sys, time
@@ -47,15 +55,15 @@ def segment_host(host: MakeHost, train: str, job: str = JOB, **settings: Any) ->
     return host(train, environ=environ, **settings)
 
 
-def outcome_of(made: Host) -> Outcome | None:
-    path = Path(made.paths.checkpoints) / OUTCOME
+def outcome_of(made: Host, own: str = OWN) -> SegmentOutcome | None:
+    path = Path(made.paths.checkpoints) / own
     return parse_outcome(path.read_bytes()) if path.exists() else None
 
 
-def leave_behind(made: Host, outcome: Outcome) -> None:
-    folder = Path(made.paths.checkpoints)
-    folder.mkdir()
-    (folder / OUTCOME).write_bytes(outcome.to_bytes())
+def leave_behind(made: Host, outcome: SegmentOutcome) -> None:
+    path = Path(made.paths.checkpoints) / outcome.path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(outcome.to_bytes())
 
 
 # ---- what ranks are told -------------------------------------------------------------------------------
@@ -75,10 +83,10 @@ def test_every_rank_is_told_of_its_segment(host: MakeHost) -> None:
             job=JOB,
             segment=2,
             attempt=3,
-            checkpoints=made.paths.checkpoints,
-            uri="s3://b/run/checkpoints/",
-            keep=5,
-            interval=90.0,
+            checkpoint_dir=made.paths.checkpoints,
+            checkpoints_uri="s3://b/run/checkpoints/",
+            keep_steps=5,
+            interval_seconds=90.0,
             stop_file=f"{made.root}/smlaunch/stop",
             stop_at=segment.stop_at,
             until_step=500,
@@ -94,7 +102,7 @@ def test_the_requests_run_counts_more_than_job_json(host: MakeHost) -> None:
     (told,) = made.run(run="digits", checkpoints=KEPT).documents()
     segment = Segment.from_environment(told)
     assert (segment.run, segment.segment, segment.attempt) == ("nightly", 2, 3)
-    assert segment.uri == "s3://b/nightly/checkpoints/"
+    assert segment.checkpoints_uri == "s3://b/nightly/checkpoints/"
 
 
 def test_a_run_that_was_only_inherited_is_another_ones(host: MakeHost) -> None:
@@ -103,7 +111,7 @@ def test_a_run_that_was_only_inherited_is_another_ones(host: MakeHost) -> None:
     made = segment_host(host, TELL, environ=outer)
     (told,) = made.run(run="digits", checkpoints=KEPT).documents()
     segment = Segment.from_environment(told)
-    assert (segment.run, segment.segment, segment.uri) == ("digits", 2, KEPT.uri)
+    assert (segment.run, segment.segment, segment.checkpoints_uri) == ("digits", 2, KEPT.uri)
 
 
 def test_a_job_that_keeps_nothing_is_told_so(host: MakeHost) -> None:
@@ -129,11 +137,11 @@ def test_a_variable_that_is_no_number_is_refused_by_name(host: MakeHost, variabl
 
 def test_the_order_survives_its_journey() -> None:
     kept = CheckpointSpec("/opt/ml/checkpoints", "s3://b/p/", DIRECT, 4, 60.0, 86400.0)
-    spec = LaunchSpec(Ranks(("true",)), run="r", checkpoints=kept, margin_seconds=30.0, deterministic=True)
+    spec = LaunchSpec(RankSpec(("true",)), run="r", checkpoints=kept, margin_seconds=30.0, deterministic=True)
     assert LaunchSpec.from_json(spec.to_json()) == spec
     older = {"version": "1.0", "ranks": {"argv": ["true"]}}
     assert LaunchSpec.from_json(json.dumps(older)).checkpoints is None
-    with pytest.raises(LaunchSpecError, match=r"checkpoints\.carrier: one of sync, direct"):
+    with pytest.raises(LaunchSpecError, match=r"checkpoints\.upload: one of sync, direct"):
         LaunchSpec.from_json(spec.to_json().replace('"direct"', '"pigeon"'))
 
 
@@ -145,7 +153,7 @@ def test_at_the_planned_end_ranks_leave_by_themselves(host: MakeHost) -> None:
     result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=40.0)
     assert (result.exit_code, made.failure) == (0, "")
     assert sorted(result.lines)[:2] == ["[0] asked", "[0] ready"]
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
     assert "segment 2 of run digits: continue" in result.stderr
 
 
@@ -154,7 +162,7 @@ def test_ranks_that_stay_after_the_planned_end_are_stopped(host: MakeHost) -> No
     result = made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0)
     assert result.exit_code == 0
     assert "[0] file True" in result.lines
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
 STAYS = {
@@ -178,7 +186,7 @@ def test_a_script_that_knows_nothing_of_segments_has_not_failed_at_the_planned_e
     made = segment_host(host, IMPORTS + REPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.6"})
     result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=1.0)
     assert (result.exit_code, made.failure) == (0, "")
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
     assert result.stderr.count("the segment is at its planned end, and its ranks have been stopped") == 1
 
 
@@ -193,11 +201,12 @@ def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(host: MakeHo
 
 def test_ranks_that_have_finished_and_do_not_leave_have_failed(host: MakeHost) -> None:
     """What they do at their very end, such as saving the model, is not done."""
-    said = Outcome(FINISHED, 120, "digits", JOB)
+    said = SegmentOutcome(FINISHED, 120, "digits", JOB, 2, 3)
     train = (
         IMPORTS
         + f"""
-with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "outcome.json"), "wb") as file:
+os.mkdir(os.environ["SMLAUNCH_CHECKPOINTS"] + "/smlaunch")
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r}), "wb") as file:
     file.write({said.to_bytes()!r})
 signal.pause()
 """
@@ -229,7 +238,7 @@ def test_the_stop_file_is_there_before_the_signal(host: MakeHost) -> None:
         process.send_signal(signal.SIGTERM)
         result = finish(process)
     assert sorted(result.lines) == ["[0] file True", "[1] file True"]
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, closed=True)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
 def test_a_stop_file_of_an_attempt_before_does_not_count(host: MakeHost) -> None:
@@ -248,29 +257,168 @@ def test_where_nothing_may_be_written_there_is_a_stop_file_all_the_same(host: Ma
 
 # ---- how it has ended ----------------------------------------------------------------------------------
 
+LAST_STEP = "print('smlaunch: progress step=9 steps=9', flush=True)\n"
+ENDS_AFTER_THE_PLANNED_END = """
+import time
+print("smlaunch: progress step=25 steps=26", flush=True)
+time.sleep(1)
+"""
+
+
+def ended_after_the_planned_end(host: MakeHost, train: str, **settings: Any) -> SegmentOutcome | None:
+    """Outcome of ranks that leave with 0 between the planned end and its signal."""
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, **settings)
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 0
+    return outcome_of(made)
+
+
+def test_a_script_that_does_not_read_the_stop_file_and_ends_by_itself_has_finished(host: MakeHost) -> None:
+    outcome = ended_after_the_planned_end(host, ENDS_AFTER_THE_PLANNED_END)
+    assert outcome == SegmentOutcome(
+        FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=25
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["import smlaunch.train", "from smlaunch import train", "# os.environ['SMLAUNCH_STOP_FILE']"]
+)
+def test_a_source_that_mentions_the_stop_file_may_have_left_for_it(host: MakeHost, line: str) -> None:
+    outcome = ended_after_the_planned_end(host, ENDS_AFTER_THE_PLANNED_END, source={"lib/helper.py": line})
+    assert outcome is not None
+    assert outcome.result == CONTINUE
+
+
+def test_the_last_step_of_all_is_the_end_unless_there_was_a_signal(host: MakeHost) -> None:
+    """A signal may end a script in the middle of saving its model, or of its validation after an epoch."""
+    last = ENDS_AFTER_THE_PLANNED_END + "print('smlaunch: progress step=26 steps=26', flush=True)\n"
+    outcome = ended_after_the_planned_end(host, "# SMLAUNCH_STOP_FILE\n" + last)
+    assert outcome is not None
+    assert (outcome.result, outcome.reported_step) == (FINISHED, 26)
+    made = segment_host(
+        host, LAST_STEP + IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, name="signalled"
+    )
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
+    outcome = outcome_of(made)
+    assert outcome is not None
+    assert (outcome.result, outcome.reported_step) == (CONTINUE, 9)
+
+
+def test_the_last_step_of_one_independent_rank_says_nothing_of_the_others(host: MakeHost) -> None:
+    train = "# SMLAUNCH_STOP_FILE\n" + ENDS_AFTER_THE_PLANNED_END + LAST_STEP
+    for rendezvous, result in ((True, FINISHED), (False, CONTINUE)):
+        made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, name=f"ml-{rendezvous}")
+        settings = {"per_host": 2, "rendezvous": rendezvous, "margin_seconds": 40.0}
+        assert made.run(run="digits", checkpoints=KEPT, **settings).exit_code == 0
+        outcome = outcome_of(made)
+        assert outcome is not None
+        assert outcome.result == result
+
+
+FINISHES_IN_THE_GRACE_PERIOD = """
+import os, signal
+state = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "state.json")
+open(state, "w").close()
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+SAVES_MODEL = "open(os.environ['SM_MODEL_DIR'] + '/m', 'w').close()"
+REMOVES = "os.unlink(state)"
+
+
+@pytest.mark.parametrize(
+    ("end", "result"),
+    [
+        ([LAST_STEP, REMOVES, SAVES_MODEL], FINISHED),
+        ([LAST_STEP, REMOVES, "open(os.environ['SM_OUTPUT_DATA_DIR'] + '/m', 'w').close()"], FINISHED),
+        ([LAST_STEP, REMOVES], CONTINUE),
+        ([LAST_STEP, SAVES_MODEL], CONTINUE),
+        ([REMOVES, SAVES_MODEL], CONTINUE),
+        (["print('smlaunch: progress step=8 steps=9', flush=True)", REMOVES, SAVES_MODEL], CONTINUE),
+    ],
+)
+def test_the_last_step_and_removed_checkpoints_after_a_signal_are_the_end(
+    host: MakeHost, end: list[str], result: str
+) -> None:
+    train = FINISHES_IN_THE_GRACE_PERIOD + "\n".join(end)
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
+    outcome = outcome_of(made)
+    assert outcome is not None
+    assert outcome.result == result
+
+
+HOSTS = ["127.0.0.1", "127.0.0.2"]
+
+
+def test_a_host_that_trains_independently_says_that_it_has_not_finished(host: MakeHost) -> None:
+    waits = "import signal\nprint('smlaunch: progress step=25 steps=40', flush=True)\nsignal.pause()"
+    made = segment_host(host, waits, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, hosts=HOSTS, current=HOSTS[1])
+    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0, rendezvous=False)
+    assert (result.exit_code, made.failure) == (0, "")
+    folder = Path(made.paths.checkpoints)
+    (path,) = [found for found in folder.rglob("*") if found.is_file()]
+    assert path.name == f"outcome-{JOB}.{HOSTS[1]}.unfinished"
+    leader = SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=8)
+    files = {str(path.relative_to(folder)): path.read_bytes(), leader.path: leader.to_bytes()}
+    merged = find_newest_outcome(files, files.__getitem__, "digits")
+    assert merged == leader._replace(result=CONTINUE, reported_step=25)
+
+
+def test_a_host_that_has_finished_after_an_interruption_takes_that_back(host: MakeHost) -> None:
+    made = segment_host(host, "", hosts=HOSTS, current=HOSTS[1])
+    unfinished = Path(
+        made.paths.checkpoints, unfinished_host_path(CheckpointWriter("digits", 2, 3), HOSTS[1])
+    )
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3).to_bytes())
+    assert made.run(run="digits", checkpoints=KEPT, rendezvous=False).exit_code == 0
+    assert not unfinished.exists()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "make", ["os.mkfifo(path)", "os.symlink('/dev/zero', path)", "os.truncate(path, 1 << 40)"]
+)
+def test_a_hostile_file_in_place_of_the_outcome_is_replaced(host: MakeHost, make: str) -> None:
+    train = f"""
+import os
+path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r})
+os.mkdir(os.path.dirname(path))
+if "truncate" in {make!r}:
+    open(path, "w").close()
+{make}
+"""
+    made = segment_host(host, train)
+    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
+    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+
 
 def test_a_script_that_says_nothing_has_finished(host: MakeHost) -> None:
     made = segment_host(host, "")
     assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True)
+    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
 def test_what_the_ranks_have_said_stands(host: MakeHost) -> None:
-    said = Outcome(CONTINUE, 120, "digits", JOB)
+    said = SegmentOutcome(CONTINUE, 120, "digits", JOB, 2, 3)
     train = f"""
 import os
-with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], "outcome.json"), "wb") as file:
+os.mkdir(os.environ["SMLAUNCH_CHECKPOINTS"] + "/smlaunch")
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r}), "wb") as file:
     file.write({said.to_bytes()!r})
 """
     made = segment_host(host, train)
     assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == said._replace(closed=True)
+    assert outcome_of(made) == said._replace(ranks_succeeded=True)
 
 
 def test_a_failure_says_how_far_it_had_come(host: MakeHost) -> None:
     made = segment_host(host, REPORTS + "raise SystemExit(3)")
     assert made.run(run="digits", checkpoints=KEPT).exit_code == 3
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
 
 
 def test_a_stop_by_the_platform_says_how_far_it_had_come(host: MakeHost) -> None:
@@ -280,7 +428,7 @@ def test_a_stop_by_the_platform_says_how_far_it_had_come(host: MakeHost) -> None
         ready(process, 1)
         process.send_signal(signal.SIGTERM)
         assert finish(process).exit_code == 143
-    assert outcome_of(made) == Outcome(CONTINUE, None, "digits", JOB, reported=7)
+    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +449,7 @@ def test_what_counts_as_a_reported_step(host: MakeHost, lines: list[str], report
     made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "60"})
     result = made.run(run="digits", checkpoints=KEPT)
     outcome = outcome_of(made)
-    assert outcome is not None and outcome.reported == reported
+    assert outcome is not None and outcome.reported_step == reported
     silent = "smlaunch: progress not known: the script reports no step\n"
     assert result.stderr.count(silent) == (reported is None)
 
@@ -316,7 +464,9 @@ for piece in ("a line\\nsmlau", "nch: prog", "ress step=5", "1\\nsmlaunch: progr
 """
     made = segment_host(host, train)
     made.run(run="digits", checkpoints=KEPT)
-    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True, reported=52)
+    assert outcome_of(made) == SegmentOutcome(
+        FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=52
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,16 +481,20 @@ def test_a_script_that_begins_anew_is_told_from_one_that_goes_on(
     late = {"SMLAUNCH_STOP_AFTER": "1", "SMLAUNCH_FROM_REPORTED": "63"}
     made = segment_host(host, loop + WAITS, environ=late)
     made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0)
-    expected = Outcome(CONTINUE, None, "digits", JOB, closed=True, reported=ends, repeats=repeats)
+    expected = SegmentOutcome(
+        CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=ends, repeats_steps=repeats
+    )
     assert outcome_of(made) == expected
 
 
 def test_a_job_that_was_interrupted_has_reported_what_it_had_before(host: MakeHost) -> None:
     """Spot capacity that comes back goes on under the same name, from the newest checkpoint."""
     made = segment_host(host, REPORTS)
-    leave_behind(made, Outcome(CONTINUE, None, "digits", JOB, reported=40))
+    leave_behind(made, SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=40))
     assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True, reported=40)
+    assert outcome_of(made) == SegmentOutcome(
+        FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=40
+    )
 
 
 def test_only_the_leader_says_it(host: MakeHost) -> None:
@@ -352,30 +506,38 @@ def test_only_the_leader_says_it(host: MakeHost) -> None:
 
 def test_a_run_that_is_finished_ends_at_once(host: MakeHost) -> None:
     made = segment_host(host, "print('trains')")
-    before = Outcome(FINISHED, 900, "digits", "digits-s1-a1", closed=True)
+    before = SegmentOutcome(FINISHED, 900, "digits", "digits-s1-a1", ranks_succeeded=True)
     leave_behind(made, before)
     result = made.run(run="digits", checkpoints=KEPT)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "smlaunch: run digits has trained to its end before: nothing is left to do\n"
-    assert outcome_of(made) == before
+    assert outcome_of(made) == before._replace(job=JOB, segment=2, attempt=3)
 
 
 @pytest.mark.parametrize(
     "outcome",
     [
-        pytest.param(Outcome(FINISHED, 900, "other", "other-s1-a1", closed=True), id="another run's"),
-        pytest.param(Outcome(CONTINUE, 900, "digits", "digits-s1-a1", closed=True), id="to be continued"),
-        pytest.param(Outcome(FINISHED, 900, "digits", "digits-s2-a2"), id="model not saved"),
-        pytest.param(Outcome(CONTINUE, 900, "digits", JOB, closed=True), id="interrupted, the same job"),
+        pytest.param(
+            SegmentOutcome(FINISHED, 900, "other", "other-s1-a1", ranks_succeeded=True), id="another run's"
+        ),
+        pytest.param(
+            SegmentOutcome(CONTINUE, 900, "digits", "digits-s1-a1", ranks_succeeded=True),
+            id="to be continued",
+        ),
+        pytest.param(SegmentOutcome(FINISHED, 900, "digits", "digits-s2-a2", 2, 2), id="model not saved"),
+        pytest.param(
+            SegmentOutcome(CONTINUE, 900, "digits", JOB, 2, 3, ranks_succeeded=True),
+            id="interrupted, the same job",
+        ),
     ],
 )
-def test_whatever_else_lies_there_lets_it_train(host: MakeHost, outcome: Outcome) -> None:
+def test_whatever_else_lies_there_lets_it_train(host: MakeHost, outcome: SegmentOutcome) -> None:
     """Model not saved: ranks said that they had finished, and the host was gone before they had left."""
     made = segment_host(host, "print('trains')")
     leave_behind(made, outcome)
     result = made.run(run="digits", checkpoints=KEPT)
     assert result.lines == ["[0] trains"]
-    assert outcome_of(made) == Outcome(FINISHED, None, "digits", JOB, closed=True)
+    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
 def test_an_outcome_that_cannot_be_written_is_no_failure_of_the_training(host: MakeHost) -> None:

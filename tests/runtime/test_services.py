@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.launch_spec import LEADER, OTHERS, Arg, Concat, Ref, ServiceSpec
 from smlaunch.local.executors import loopback
-from smlaunch.protocol.failure import parse_failure
-from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service, Word
 from tests.runtime.host import Host, Result, finish
 
 MakeHost = Callable[..., Host]
@@ -35,9 +35,9 @@ import os, time
 while len([name for name in os.listdir(".") if name.startswith("up-")]) < 2:
     time.sleep(0.02)
 """
-PYTHON: Word = Ref("python")
-SERVICE: Word = Ref("source", suffix="/service.py")
-READY = Joined(("127.0.0.1:", Ref("port", offset=4)))
+PYTHON: Arg = Ref("python")
+SERVICE: Arg = Ref("source", suffix="/service.py")
+READY = Concat(("127.0.0.1:", Ref("port", offset=4)))
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def port() -> Iterator[int]:
     reserved.release()
 
 
-def listening(name: str = "table", ready: bool = True, after: str = "0", **more: object) -> Service:
+def listening(name: str = "table", ready: bool = True, after: str = "0", **more: object) -> ServiceSpec:
     argv = (PYTHON, SERVICE, Ref("port", offset=4), after)
-    return Service(name, argv, ready=READY if ready else None, **more)  # type: ignore[arg-type]
+    return ServiceSpec(name, argv, ready_address=READY if ready else None, **more)  # type: ignore[arg-type]
 
 
-def program(text: str, name: str = "table") -> Service:
-    return Service(name, (PYTHON, "-c", text))
+def program(text: str, name: str = "table") -> ServiceSpec:
+    return ServiceSpec(name, (PYTHON, "-c", text))
 
 
 def made_of(host: MakeHost, train: str) -> Host:
@@ -76,10 +76,10 @@ print("rank", flush=True)
 
 
 def test_they_start_in_their_order(host: MakeHost, port: int) -> None:
-    second = Joined(("127.0.0.1:", Ref("port", offset=5)))
+    second = Concat(("127.0.0.1:", Ref("port", offset=5)))
     argv = (PYTHON, SERVICE, Ref("port", offset=5), "0")
     made = made_of(host, "print('rank')")
-    services = (listening(after="0.3"), Service("two", argv, ready=second))
+    services = (listening(after="0.3"), ServiceSpec("two", argv, ready_address=second))
     result = made.run(services=services, port=port)
     assert result.exit_code == 0
     assert result.lines[:3] == ["[table] listens", "[two] listens", "[0] rank"]
@@ -88,20 +88,20 @@ def test_they_start_in_their_order(host: MakeHost, port: int) -> None:
 def test_words_of_a_service(host: MakeHost) -> None:
     tell = "import json, os, sys, time; print(json.dumps([sys.argv[1:], os.environ['TOLD']]), flush=True); "
     tell += "[open('up-%d' % number, 'w').close() for number in range(2)]; "
-    words: tuple[Word, ...] = (
+    words: tuple[Arg, ...] = (
         Ref("port", offset=9),
         Ref("own_port", prefix="p", suffix="q", offset=9),
         Ref("each_host", prefix="<", suffix=">"),
         Ref("each_endpoint", prefix='"', suffix='"', offset=10),
-        Joined((Ref("leader"), "/", Ref("host_rank"), " $HOME")),
+        Concat((Ref("leader"), "/", Ref("host_rank"), " $HOME")),
         Ref("leader_address"),
         Ref("address"),
         Ref("hyperparameters"),
     )
     hosts = ["127.0.0.2", "127.0.0.1"]
     made = host(AWAITS_TWO, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
-    service = Service(
-        "teller", (PYTHON, "-c", tell + "time.sleep(60)", *words), (("TOLD", Joined(("x=", Ref("host")))),)
+    service = ServiceSpec(
+        "teller", (PYTHON, "-c", tell + "time.sleep(60)", *words), (("TOLD", Concat(("x=", Ref("host")))),)
     )
     result = made.run(services=(service,), port=29500, rendezvous=False)
     assert result.exit_code == 0, result.stderr
@@ -171,7 +171,7 @@ def test_one_that_never_gets_ready(host: MakeHost, port: int) -> None:
 
 
 def test_one_that_fails_before_it_is_ready(host: MakeHost, port: int) -> None:
-    service = program("raise SystemExit(3)")._replace(ready=READY)
+    service = program("raise SystemExit(3)")._replace(ready_address=READY)
     made = host("print('rank')")
     result = made.run(services=(service,), port=port)
     assert (result.exit_code, made.failure) == (3, "service table on algo-1 exited with code 3")
@@ -180,7 +180,7 @@ def test_one_that_fails_before_it_is_ready(host: MakeHost, port: int) -> None:
 
 def test_one_that_cannot_be_started(host: MakeHost) -> None:
     made = host("print('rank')")
-    result = made.run(services=(Service("table", ("/nowhere/table",)),))
+    result = made.run(services=(ServiceSpec("table", ("/nowhere/table",)),))
     assert result.exit_code == 2
     assert "/nowhere/table: no such program on this host" in made.failure
 
@@ -225,7 +225,7 @@ while True:
         assert result.lines == ["[0] left with the table there", "[table] told to end"]
 
     def test_before_a_service_is_ready(self, host: MakeHost, port: int) -> None:
-        silent = program("import time; print('up', flush=True); time.sleep(60)")._replace(ready=READY)
+        silent = program("import time; print('up', flush=True); time.sleep(60)")._replace(ready_address=READY)
         made = host("print('rank')")
         began = time.monotonic()
         with made.start(services=(silent,), port=port) as process:
@@ -289,11 +289,11 @@ print("left", flush=True)
 def test_where_it_runs(host: MakeHost, port: int) -> None:
     """One on the leader is waited for by all; the one on the others starts after it."""
     hosts = ["127.0.0.1", "127.0.0.2"]
-    place = Joined(("127.0.0.1:", Ref("port", offset=6)))
+    place = Concat(("127.0.0.1:", Ref("port", offset=6)))
     argv = (PYTHON, SERVICE, Ref("port", offset=6), "0")
     services = (
-        listening(name="head", after="0.3", on=LEADER),
-        Service("worker", argv, on=OTHERS, ready=place),
+        listening(name="head", after="0.3", runs_on=LEADER),
+        ServiceSpec("worker", argv, runs_on=OTHERS, ready_address=place),
     )
     # The leader's rank stays until the other host's has come, which it does when its worker listens.
     trains = (f"import socket; socket.create_server(('127.0.0.1', {port} + 7)).accept()", COMES)
@@ -335,7 +335,7 @@ def test_a_job_without_services_loads_nothing_of_theirs(host: MakeHost) -> None:
     """What an ordinary job does not need must not lengthen its start."""
     result: Result = host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
     loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
-    assert "smlaunch.runtime.supervise" in loaded
-    for name in ("services", "link", "wire", "secret"):
+    assert "smlaunch.runtime.supervisor" in loaded
+    for name in ("services", "control_channel", "peer_connection", "secret"):
         assert f"smlaunch.runtime.{name}" not in loaded
     assert "socket" not in loaded

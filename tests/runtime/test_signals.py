@@ -253,13 +253,13 @@ while True:
 
 def test_a_stop_that_is_raised_into_a_callback_is_not_lost() -> None:
     """What a weak reference's callback raises is dropped by Python; imports have such callbacks."""
-    from smlaunch.runtime.problems import Stopped
-    from smlaunch.runtime.signals import Signals
+    from smlaunch.runtime.errors import StoppedDuringSetup
+    from smlaunch.runtime.signals import SignalQueue
 
     class Thing:
         pass
 
-    signals = Signals()
+    signals = SignalQueue()
     thing = Thing()
     dropped: list[object] = []
 
@@ -274,6 +274,6 @@ def test_a_stop_that_is_raised_into_a_callback_is_not_lost() -> None:
     finally:
         sys.unraisablehook = hook
     assert reference() is None
-    assert dropped == [True, Stopped]
-    signals.hold()
-    assert signals.take() == [signal.SIGTERM]
+    assert dropped == [True, StoppedDuringSetup]
+    signals.defer()
+    assert signals.take_pending() == [signal.SIGTERM]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.runtime.streams import Output, Stream
+from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -21,8 +21,8 @@ def passed_on(pieces: list[bytes], prefix: bytes) -> bytes:
     """What comes out when a process writes these pieces, each read on its own."""
     out_read, out_write = os.pipe()
     in_read, in_write = os.pipe()
-    output = Output(out_write)
-    stream = Stream(in_read, prefix, output)
+    output = HostOutput(out_write)
+    stream = ProcessOutput(in_read, prefix, output)
     for piece in pieces:
         os.write(in_write, piece)
         stream.pump()
@@ -55,7 +55,7 @@ def test_a_traceback_is_noticed_however_it_is_cut(before: list[bytes], cut: int)
     header = b"Traceback (most recent call last):\n"
     read_end, write_end = os.pipe()
     with open(os.devnull, "wb") as null:
-        stream = Stream(read_end, b"", Output(null.fileno()))
+        stream = ProcessOutput(read_end, b"", HostOutput(null.fileno()))
         for piece in [*before, header[:cut], header[cut:]]:
             os.write(write_end, piece)
             stream.pump()
@@ -112,16 +112,16 @@ def test_output_in_any_sizes_arrives_whole() -> None:
     choose = random.Random(1)
     blocks = [bytes([n % 251]) * choose.choice((1, 100, 4096, 4097, 9000)) for n in range(300)]
     read_end, write_end = os.pipe()
-    output = Output(write_end)
+    output = HostOutput(write_end)
     got = bytearray()
     for block in blocks:
-        output.put(block)
-        output.write()
-        while output.full:
+        output.append(block)
+        output.write_available()
+        while output.is_full:
             got += os.read(read_end, 1 << 16)
-            output.write()
-    while output.waiting:
-        output.write()
+            output.write_available()
+    while output.has_pending:
+        output.write_available()
         got += os.read(read_end, 1 << 16)
     output.close()
     os.close(write_end)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.failure import parse_failure
-from smlaunch.protocol.launch_spec import Ref
-from smlaunch.runtime.outcome import Ended, Outcome
-from smlaunch.runtime.torchrun import _by_rank
+from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.launch_spec import Ref
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
+from smlaunch.runtime.torchrun import _outcome_by_rank
 from tests.e2e.command import smlaunch
 from tests.runtime.host import Host, Result, finish
 
@@ -176,26 +176,26 @@ Root Cause (first observed failure):
 """
 
 
-def of_agent(status: int, tail: str) -> Outcome:
+def of_agent(status: int, tail: str) -> HostOutcome:
     tails = {4: ("Traceback (most recent call last):\nOSError: x\n", 50.0), 5: ("", None)}
-    return Outcome((Ended(4, status, 100.0, 100.0, tail, False, tails),))
+    return HostOutcome((FinishedProcess(4, status, 100.0, 100.0, tail, False, tails),))
 
 
 def test_its_report_is_read() -> None:
-    failure = _by_rank(of_agent(1, REPORT)).first_failure
+    failure = _outcome_by_rank(of_agent(1, REPORT)).first_failure
     assert failure is not None
-    assert (failure.rank, failure.status, failure.began) == (4, -11, 50.0)
+    assert (failure.rank, failure.status, failure.failed_at) == (4, -11, 50.0)
 
 
 def test_without_a_report_it_speaks_for_itself() -> None:
-    failure = _by_rank(of_agent(1, "RuntimeError: no store")).first_failure
+    failure = _outcome_by_rank(of_agent(1, "RuntimeError: no store")).first_failure
     assert failure is not None
-    assert (failure.rank, failure.status, failure.tail) == (None, 1, "RuntimeError: no store")
+    assert (failure.rank, failure.status, failure.output_tail) == (None, 1, "RuntimeError: no store")
 
 
 def test_its_way_to_die_of_a_signal() -> None:
     tail = "...api.SignalException: Process 7 got signal: 15\n"
-    outcome = _by_rank(of_agent(1, tail))._replace(stopped_by=15)
+    outcome = _outcome_by_rank(of_agent(1, tail))._replace(stop_signal=15)
     assert (outcome.exit_code, outcome.first_failure) == (143, None)
 
 

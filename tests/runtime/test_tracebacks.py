@@ -41,7 +41,7 @@ def output_of(program: str, python: str = sys.executable, *options: str) -> str:
 def test_the_cause(program: str, cause: str) -> None:
     if "ExceptionGroup" in program and sys.version_info < (3, 11):
         pytest.skip("no exception groups in this Python")
-    found = tracebacks.find(output_of(program))
+    found = tracebacks.find_cause(output_of(program))
     assert found is not None
     assert found.line.startswith(cause)
     assert found.line.split(":")[0] in found.traceback
@@ -56,7 +56,7 @@ def test_noise_between_the_frames() -> None:
         "    main()\n"
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     )
-    found = tracebacks.find(tail)
+    found = tracebacks.find_cause(tail)
     assert found is not None
     assert found.line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -65,7 +65,7 @@ def test_noise_between_the_frames() -> None:
     "tail", ["", "\n\n", "just lines\nof text\n", "Traceback (most recent call last):\n"]
 )
 def test_nothing_to_find(tail: str) -> None:
-    assert tracebacks.find(tail) is None
+    assert tracebacks.find_cause(tail) is None
 
 
 def test_the_last_line() -> None:
@@ -76,4 +76,4 @@ def test_the_last_line() -> None:
 def test_torch_marks_every_line_with_the_rank() -> None:
     plain = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: planted'
     marked = "".join(f"[rank2]: {line}\n" for line in plain.splitlines())
-    assert tracebacks.find("step 1\n" + marked) == ("ValueError: planted", plain)
+    assert tracebacks.find_cause("step 1\n" + marked) == ("ValueError: planted", plain)

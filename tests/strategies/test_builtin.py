@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import pytest
 
-from smlaunch.planning.surroundings import InputFacts
-from tests.planning.world import local, region
-from tests.strategies.asked import channel, documented, planned, refusals, request_of
+from smlaunch.planner.facts import InputFacts
+from tests.planner.fixtures import local, region
+from tests.strategies.requests import channel, documented, planned, refusals, request_of
+from tests.tables import table
 
 PROTOBUF, CSV, JSONL = "application/x-recordio-protobuf", "text/csv", "application/jsonlines"
 IMAGES = ("application/x-image", "image/jpeg", "image/png")
@@ -174,13 +176,13 @@ def test_there_are_24() -> None:
     assert len(ALL) == 24
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_the_request(name: str) -> None:
     for on in ALL[name].on:
         assert request_of(planned(job(name, on))) == expected(name, on, 1)
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_several_hosts(name: str) -> None:
     row = ALL[name]
     asked = job(name, row.on[0], hosts=2)
@@ -197,7 +199,7 @@ def test_several_hosts(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALL.items() if row.hosts == "one" and GPU in row.on])
+@table("name", [name for name, row in ALL.items() if row.hosts == "one" and GPU in row.on])
 def test_where_one_host_uses_all_its_gpus(name: str) -> None:
     (told,) = refusals(job(name, GPU, hosts=2))
     assert ("where it uses all GPUs" in told) == (
@@ -205,7 +207,7 @@ def test_where_one_host_uses_all_its_gpus(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_processors(name: str) -> None:
     row = ALL[name]
     if row.on == (GPU,):
@@ -218,7 +220,7 @@ def test_processors(name: str) -> None:
     assert told.startswith(f"compute.instance_type: {name} does not run on NeuronCores")
 
 
-@pytest.mark.parametrize(
+@table(
     ("on", "warned"),
     [
         *((kind, False) for kind in ("ml.p2.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge", "ml.g5.2xlarge")),
@@ -245,7 +247,7 @@ def test_a_forest_gains_nothing_from_gpus() -> None:
 # ---- channels and hyperparameters ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_channels(name: str) -> None:
     row = ALL[name]
     for missing in row.channels:
@@ -266,7 +268,7 @@ def test_channels(name: str) -> None:
         assert names == [*row.channels, optional]
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALL.items() if row.hyperparameters])
+@table("name", [name for name, row in ALL.items() if row.hyperparameters])
 def test_required_hyperparameters(name: str) -> None:
     assert refusals({**job(name), "hyperparameters": {}}) == [
         f"hyperparameters.{key}: it is missing; {name} does not start without it"
@@ -274,7 +276,7 @@ def test_required_hyperparameters(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_input_modes(name: str) -> None:
     row = ALL[name]
     for mode in ("File", "Pipe", "FastFile"):
@@ -298,8 +300,7 @@ ALSO = {
 """What an algorithm reads beside the table's file types."""
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("kind", EVERY_TYPE)
+@table(("name", "kind"), itertools.product(ALL, EVERY_TYPE))
 def test_content_types(name: str, kind: str) -> None:
     row = ALL[name]
     asked = job(name)
@@ -347,14 +348,14 @@ def xgboost(on: str, version: str | None = None, hosts: int = 1, **fields: Any) 
     return asked if version is None else {**asked, "framework_version": version}
 
 
-@pytest.mark.parametrize("version", XGBOOST_ON_CPUS)
+@table("version", XGBOOST_ON_CPUS)
 def test_xgboost_on_cpus(version: str | None) -> None:
     request = request_of(planned(xgboost(CPU, version)))
     image = f"683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:{XGBOOST_ON_CPUS[version]}"
     assert request["AlgorithmSpecification"] == {"TrainingImage": image, "TrainingInputMode": "File"}
 
 
-@pytest.mark.parametrize("version", XGBOOST_ON_CPUS)
+@table("version", XGBOOST_ON_CPUS)
 def test_xgboost_on_a_gpu(version: str | None) -> None:
     asked = xgboost(GPU, version, hyperparameters={"num_round": 100, "tree_method": "gpu_hist"})
     if version in WITHOUT_GPUS:
@@ -370,10 +371,12 @@ def test_xgboost_on_a_gpu(version: str | None) -> None:
 @pytest.mark.parametrize("version", ["1.2-1", "1.2-2", "1.3-1"])
 def test_dask_is_not_in_old_versions(version: str) -> None:
     (told,) = refusals(xgboost(GPU, version, hyperparameters=DASK))
-    assert told.startswith(f"hyperparameters.use_dask_gpu_training: XGBoost {version} has it not; take ")
+    assert told.startswith(
+        f"hyperparameters.use_dask_gpu_training: XGBoost {version} does not support it; use "
+    )
 
 
-@pytest.mark.parametrize(("version", "hosts", "warned"), [
+@table(("version", "hosts", "warned"), [
     ("1.5-1", 1, False), ("1.5-1", 2, True), ("1.7-1", 1, False), ("1.7-1", 2, False), (None, 2, False),
 ])  # fmt: skip
 def test_dask_on_all_gpus(version: str | None, hosts: int, warned: bool) -> None:
@@ -381,7 +384,7 @@ def test_dask_on_all_gpus(version: str | None, hosts: int, warned: bool) -> None
     request = request_of(plan)
     assert request["HyperParameters"] == {key: str(value) for key, value in DASK.items()}
     assert request["ResourceConfig"]["InstanceCount"] == hosts
-    assert any("sources say different things" in warning for warning in plan.warnings) == warned
+    assert any("sources differ about" in warning for warning in plan.warnings) == warned
     assert not any("one of the 4 GPUs" in warning for warning in plan.warnings)
 
 
@@ -396,7 +399,8 @@ def test_what_dask_needs() -> None:
     assert [told.partition("; ")[0] for told in refusals(asked)] == [
         "hyperparameters.use_dask_gpu_training: it trains on GPUs, and ml.m5.xlarge has none",
         "hyperparameters.tree_method: use_dask_gpu_training needs gpu_hist",
-        "inputs.train.split: use_dask_gpu_training shares the data out itself, and every host needs all",
+        "inputs.train.split: use_dask_gpu_training distributes the data itself, and every host needs all "
+        "of it",
         "inputs.train.mode: use_dask_gpu_training reads in File mode",
         "inputs.train.content_type: use_dask_gpu_training reads text/csv or application/x-parquet",
     ]
@@ -405,7 +409,7 @@ def test_what_dask_needs() -> None:
 def test_gpus_without_dask() -> None:
     told = "\n".join(planned(xgboost("ml.g5.12xlarge", "1.7-1")).warnings)
     assert "XGBoost uses one of the 4 GPUs of a host" in told
-    assert "with tree_method: gpu_hist alone" in told
+    assert "only with tree_method: gpu_hist" in told
 
 
 def test_xgboost_on_several_hosts_wants_its_data_split() -> None:
@@ -431,7 +435,7 @@ def test_a_forest_wants_train_sharded_and_test_whole() -> None:
     asked["inputs"]["train"]["split"] = None
     asked["inputs"]["test"] = {"uri": "s3://b/test/", "split": "key", "content_type": CSV}
     assert [told.partition(";")[0] for told in refusals(asked)] == [
-        "inputs.train.split: randomcutforest reads train as ShardedByS3Key alone",
+        "inputs.train.split: randomcutforest reads train only as ShardedByS3Key",
         "inputs.test.split: randomcutforest needs all of test on every host",
     ]
 
@@ -441,7 +445,7 @@ def test_recordio_in_pipe_mode_goes_to_every_host_whole(name: str) -> None:
     asked = job(name, hosts=2)
     asked["inputs"]["train"] |= {"mode": "Pipe", "split": "key"}
     (told,) = refusals(asked)
-    assert told.startswith(f"inputs.train.split: {name} reads recordIO in Pipe mode on every host whole")
+    assert told.startswith(f"inputs.train.split: {name} reads all recordIO data in Pipe mode on every host")
     warnings = planned(job(name, hosts=2)).warnings
     assert any("wants hyperparameters.kv_store" in warning for warning in warnings)
 
@@ -452,7 +456,7 @@ def test_blazingtext_batch_skipgram_is_the_exception() -> None:
     assert request_of(plan)["ResourceConfig"]["InstanceCount"] == 3
     assert any("the table of all algorithms does not (unconfirmed)" in warning for warning in plan.warnings)
     (told,) = refusals(job("blazingtext", GPU, hosts=3, hyperparameters=words))
-    assert told.startswith("compute.instance_type: batch_skipgram trains on several hosts with CPUs alone")
+    assert told.startswith("compute.instance_type: batch_skipgram trains on several hosts only with CPUs")
 
 
 def test_lightgbm_on_several_hosts_reads_train() -> None:
@@ -464,7 +468,7 @@ def test_lightgbm_on_several_hosts_reads_train() -> None:
 
 def test_what_is_said_of_some() -> None:
     assert any(
-        "gains from several hosts with large" in w
+        "gains from several hosts only with large" in w
         for w in planned(job("forecasting-deepar", hosts=2)).warnings
     )
     assert any("leaves no model behind when it is stopped" in w for w in planned(job("ntm")).warnings)
@@ -476,7 +480,7 @@ def test_what_is_said_of_some() -> None:
 # ---- images, spot, names ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", JUMPSTART)
+@table("name", JUMPSTART)
 def test_jumpstart_hosts_seven(name: str) -> None:
     asked = job(name)
     del asked["image"]
@@ -484,9 +488,7 @@ def test_jumpstart_hosts_seven(name: str) -> None:
     assert told.startswith("image: JumpStart hosts ")
     assert "pip install 'smlaunch[sagemaker]'" in told
     assert told.endswith("or name an image")
-    assert any(
-        "a script that JumpStart keeps beside it" in warning for warning in planned(job(name)).warnings
-    )
+    assert any("a separate script of JumpStart" in warning for warning in planned(job(name)).warnings)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +515,7 @@ def test_regions_without_an_image() -> None:
 CHECKPOINTING = ("image-classification", "object-detection", "semantic-segmentation", "xgboost")
 
 
-@pytest.mark.parametrize("name", ALL)
+@table("name", ALL)
 def test_spot(name: str) -> None:
     """MaxWait is at most an hour where an algorithm keeps no checkpoints."""
     asked = job(name, limits={"max_runtime": "40m"})
@@ -528,16 +530,16 @@ def test_spot(name: str) -> None:
     else:
         (told,) = refusals(asked)
         assert told.startswith(
-            f"limits.max_runtime: {name} keeps no checkpoints: on spot it may take an hour"
+            f"limits.max_runtime: {name} saves no checkpoints: on spot it may take an hour"
         )
 
 
 def test_checkpoints_of_an_algorithm_that_keeps_none() -> None:
     warnings = planned(job("pca", checkpoints="s3://b/kept/")).warnings
-    assert any("checkpoints has no effect: pca keeps none" in warning for warning in warnings)
+    assert any("checkpoints has no effect: pca saves none" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "image"),
     [("K-Means", "kmeans:1"), ("KMeans", "kmeans:1"), ("RandomCutForest", "randomcutforest:1")]
     + [("DeepAR Forecasting", "forecasting-deepar:1"), ("deepar", "forecasting-deepar:1")],
@@ -558,9 +560,9 @@ def test_names_that_are_none() -> None:
         "algorithm: builtin runs one of SageMaker's algorithms; name it"
     ]
     (told,) = refusals({**job("kmeans"), "strategy": "ddp"})
-    assert told == "strategy: a built-in algorithm runs by builtin, not by ddp; leave it out"
+    assert told == "strategy: a built-in algorithm needs strategy: builtin, not ddp; leave it out"
     (told,) = refusals({**job("kmeans"), "compute": {"processes_per_host": 2, "instance_type": CPU}})
-    assert told.startswith("compute.processes_per_host: it is for scripts")
+    assert told.startswith("compute.processes_per_host: it applies to scripts")
 
 
 def test_on_the_local_endpoint_it_is_told_that_images_have_to_be_run() -> None:

@@ -9,23 +9,24 @@ from typing import Any
 import pytest
 
 from smlaunch.catalog import instances
+from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import JobError
-from smlaunch.job import Job
-from smlaunch.planning.surroundings import ScriptFacts, SourceFacts, Surroundings
-from smlaunch.protocol.launch_spec import Ref
-from smlaunch.strategies import load
-from smlaunch.strategies.base import Setting
-from smlaunch.strategies.deepspeed import faults
-from tests.planning.world import plan, region
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import Facts, ScriptFacts, SourceFacts
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.base import LaunchContext
+from smlaunch.strategies.deepspeed import config_problems
+from tests.planner.fixtures import plan, region
+from tests.tables import table
 
 DEEPSPEED = ScriptFacts(
     imports=frozenset({"torch", "torch.distributed", "deepspeed", "deepspeed.initialize"})
 )
 
 
-def where(**files: str) -> Surroundings:
+def where(**files: str) -> Facts:
     source = SourceFacts(
-        "src", "train.py", "ab" * 32, 3, 100, named={f"{k}.json": v for k, v in files.items()}
+        "src", "train.py", "ab" * 32, 3, 100, json_files={f"{k}.json": v for k, v in files.items()}
     )
     return region(source=source, script=DEEPSPEED)
 
@@ -34,7 +35,7 @@ def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
     made = plan({"options": {"config": "zero.json"}, "args": ["--x"]}, where(zero='{"train_batch_size": 8}'))
     assert made.strategy == "deepspeed"
     assert "strategy.deepspeed" in [reason.rule for reason in made.reasons]
-    spec = made.tasks[0].launch_spec
+    spec = made.planned_jobs[0].launch_spec
     assert spec is not None
     assert (spec.ranks.rendezvous, spec.ranks.launcher, spec.services) == (True, "runtime", ())
     assert spec.ranks.argv == (
@@ -43,17 +44,19 @@ def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
     )
     # The default type has no accelerator.
     assert ("DS_ACCELERATOR", "cpu") in spec.ranks.env
-    assert any("not known to bring deepspeed" in warning for warning in made.warnings)
+    assert any("not known to contain deepspeed" in warning for warning in made.warnings)
 
 
 def test_with_gpus_deepspeed_finds_them_itself() -> None:
-    strategy = load("deepspeed")
-    gpu = Setting("train.py", instance_type="ml.g5.xlarge", instance=instances.find("ml.g5.xlarge"))
+    strategy = load_strategy("deepspeed")
+    gpu = LaunchContext(
+        "train.py", instance_type="ml.g5.xlarge", instance=instances.find_instance_type("ml.g5.xlarge")
+    )
     assert strategy.variables(gpu) == ()
-    assert strategy.variables(Setting("train.py", target="local")) == ()
+    assert strategy.variables(LaunchContext("train.py", target="local")) == ()
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "said"),
     [
         ({"train_batch_size": 64}, None),
@@ -80,7 +83,7 @@ def test_with_gpus_deepspeed_finds_them_itself() -> None:
     ],
 )
 def test_a_configuration_for_four_ranks(config: Any, said: str | None) -> None:
-    told = list(faults(json.dumps(config), 4))
+    told = list(config_problems(json.dumps(config), 4))
     if said is None:
         assert told == []
     else:
@@ -88,23 +91,23 @@ def test_a_configuration_for_four_ranks(config: Any, said: str | None) -> None:
 
 
 def test_what_is_no_json_is_told_with_its_place() -> None:
-    (told,) = faults('{"train_batch_size": 64,}', 4)
+    (told,) = config_problems('{"train_batch_size": 64,}', 4)
     assert told.startswith("it is not JSON (") and "line 1" in told
 
 
 def test_an_unknown_number_of_ranks_is_not_reckoned_with() -> None:
-    assert list(faults('{"train_batch_size": 3}', None)) == []
+    assert list(config_problems('{"train_batch_size": 3}', None)) == []
 
 
 def test_ranks_that_share_a_model_are_fewer_for_the_batch() -> None:
     files = {"zero.json": '{"train_batch_size": 5}'}
-    settings = {"options": {"config": "zero.json"}, "files": files, "hosts": 2, "per_host": 2}
+    settings = {"options": {"config": "zero.json"}, "json_files": files, "hosts": 2, "processes_per_host": 2}
     imports = frozenset({"deepspeed", "deepspeed.pipe.PipelineModule"})
-    assert load("deepspeed").check(Setting("train.py", **settings)) != []  # type: ignore[arg-type]
-    assert load("deepspeed").check(Setting("train.py", imports=imports, **settings)) == []  # type: ignore[arg-type]
+    assert load_strategy("deepspeed").check(LaunchContext("train.py", **settings)) != []  # type: ignore[arg-type]
+    assert load_strategy("deepspeed").check(LaunchContext("train.py", imports=imports, **settings)) == []  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@table(
     ("job", "path"),
     [
         ({"options": {"config": "bad.json"}}, "options.config"),
@@ -121,7 +124,7 @@ def test_the_file_is_found_where_the_job_names_it(job: dict[str, Any], path: str
 
 
 def test_the_configuration_is_read_from_the_source(tmp_path: Path) -> None:
-    from smlaunch.survey import _named
+    from smlaunch.discovery.gather import _read_named_json_files
 
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds" / "zero.json").write_text("{}")
@@ -130,4 +133,4 @@ def test_the_configuration_is_read_from_the_source(tmp_path: Path) -> None:
         entry=str(tmp_path / "train.py"),
         args=("--deepspeed_config=ds/zero.json", "../outside.json", "missing.json"),
     )
-    assert _named(job, tmp_path) == {"ds/zero.json": "{}"}
+    assert _read_named_json_files(job, tmp_path) == {"ds/zero.json": "{}"}

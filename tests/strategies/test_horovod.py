@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.protocol.launch_spec import LEADER, MPI, RUNTIME, Joined, Ref, Service
-from smlaunch.train.horovod_rendezvous import serve
-from tests.planning.world import region
-from tests.strategies.asked import planned, refusals
-from tests.strategies.specs import SHELL, spec_of
+from smlaunch.contract.launch_spec import LEADER, MPI, RUNTIME, Concat, Ref, ServiceSpec
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.runtime.horovod_rendezvous import serve
+from tests.planner.fixtures import region
+from tests.strategies.launch_specs import SHELL, spec_of
+from tests.strategies.requests import planned, refusals
 
 HOROVOD = ScriptFacts(imports=frozenset({"horovod.torch", "horovod", "torch"}))
 COMPUTE = {"hosts": 2, "processes_per_host": 2, "instance_type": "ml.m5.xlarge"}
@@ -42,7 +42,7 @@ def test_on_mpi() -> None:
 def test_by_gloo() -> None:
     plan = asked(options={"controller": "gloo"})
     spec = spec_of(plan)
-    assert (spec.ranks.launcher, spec.ranks.per_host, spec.ranks.options) == (RUNTIME, 2, ())
+    assert (spec.ranks.launcher, spec.ranks.per_host, spec.ranks.launcher_options) == (RUNTIME, 2, ())
     assert {name: word for name, word in spec.ranks.env if name.startswith("HOROVOD_")} == {
         "HOROVOD_HOSTNAME": Ref("host"),
         "HOROVOD_RANK": Ref("rank"),
@@ -56,13 +56,13 @@ def test_by_gloo() -> None:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
-    words = (Ref("python"), "-c", "from smlaunch.train.horovod_rendezvous import main; main()")
+    words = (Ref("python"), "-c", "from smlaunch.runtime.horovod_rendezvous import main; main()")
     assert spec.services == (
-        Service(
+        ServiceSpec(
             "horovod-rendezvous",
             (*words, PORT, Ref("world_size"), Ref("hosts")),
-            on=LEADER,
-            ready=Joined((Ref("leader_address", suffix=":"), PORT)),
+            runs_on=LEADER,
+            ready_address=Concat((Ref("leader_address", suffix=":"), PORT)),
         ),
     )
     assert not [upload for upload in plan.uploads if upload.kind == "secret"]

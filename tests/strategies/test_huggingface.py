@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.planning.surroundings import ScriptFacts
-from tests.planning.world import local, plan, region
+from smlaunch.planner.facts import ScriptFacts
+from tests.planner.fixtures import local, plan, region
 
 TRAINER = ScriptFacts(imports=frozenset({"torch", "transformers", "transformers.Trainer"}))
 ACCELERATE = ScriptFacts(imports=frozenset({"torch.distributed", "accelerate.Accelerator"}))
@@ -20,7 +20,7 @@ def test_on_gpus_it_takes_the_image_that_brings_both(script: ScriptFacts, librar
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training:"
         "2.9.0-transformers5.3.0-gpu-py312-cu130-ubuntu22.04"
     )
-    spec = made.tasks[0].launch_spec
+    spec = made.planned_jobs[0].launch_spec
     assert spec is not None
     assert (spec.ranks.rendezvous, spec.ranks.per_host, spec.hang_seconds) == (True, 4, 3600)
     assert made.requests[0]["AlgorithmSpecification"]["ContainerEntrypoint"][0] == "python3"

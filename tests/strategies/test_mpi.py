@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts, SourceFacts
-from smlaunch.protocol.launch_spec import ALL, MPI, Ref
-from tests.planning.world import local, plan, region
-from tests.strategies.asked import documented, planned, refusals, request_of
-from tests.strategies.specs import SHELL, spec_of
+from smlaunch.contract.launch_spec import ALL, MPI, Ref
+from smlaunch.planner.facts import ScriptFacts, SourceFacts
+from smlaunch.planner.plan import Plan
+from tests.planner.fixtures import local, plan, region
+from tests.strategies.launch_specs import SHELL, spec_of
+from tests.strategies.requests import documented, planned, refusals, request_of
+from tests.tables import table
 
 MPI4PY = ScriptFacts(imports=frozenset({"mpi4py", "mpi4py.MPI", "numpy"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
 COMPUTE = {"hosts": 2, "processes_per_host": 4, "instance_type": "ml.m5.xlarge"}
 SCRIPT = Ref("source", suffix="/train.py")
-PROGRAM = SourceFacts("src", "sum", "ab" * 32, files=1, bytes=40_321)
+PROGRAM = SourceFacts("src", "sum", "ab" * 32, file_count=1, bytes=40_321)
 
 
 def asked(facts: ScriptFacts = MPI4PY, **job: Any) -> Plan:
@@ -37,8 +38,8 @@ def test_what_is_started() -> None:
     ranks = spec_of(asked(args=["--fast"])).ranks
     # python -m mpi4py ends all ranks upon an exception in one; else they wait for it for ever.
     assert ranks.argv == (Ref("python"), "-m", "mpi4py", SCRIPT, "--fast", Ref("hyperparameters"))
-    assert (ranks.launcher, ranks.on, ranks.per_host, ranks.rendezvous) == (MPI, ALL, 4, True)
-    assert ranks.options == ()
+    assert (ranks.launcher, ranks.runs_on, ranks.per_host, ranks.rendezvous) == (MPI, ALL, 4, True)
+    assert ranks.launcher_options == ()
 
 
 @pytest.mark.parametrize(
@@ -67,18 +68,18 @@ def test_any_other_program_as_it_is(source: SourceFacts | None, facts: ScriptFac
     ],
 )
 def test_the_users_words(given: Any, words: tuple[str, ...]) -> None:
-    assert spec_of(asked(options={"mpirun_options": given})).ranks.options == words
+    assert spec_of(asked(options={"mpirun_options": given})).ranks.launcher_options == words
 
 
 def test_an_image_that_may_lack_mpi4py() -> None:
-    told = "AWS's PyTorch image is not known to bring mpi4py; name it in a requirements file."
+    told = "AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file."
     job = {"strategy": "mpi", "compute": COMPUTE}
     assert told in plan(job, region(script=MPI4PY)).warnings
     assert told not in plan(job, local(script=MPI4PY)).warnings
     assert told not in plan({**job, "image": "mine:1"}, region(script=MPI4PY)).warnings
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "said"),
     [
         ("-np 8", "-np cannot be given: compute.processes_per_host says how many ranks there are"),
@@ -92,10 +93,10 @@ def test_an_image_that_may_lack_mpi4py() -> None:
         ),
         (
             "python other.py : python",
-            ": cannot be given: one program runs on all ranks; let it branch by its rank",
+            ": cannot be given: one program runs on all ranks; let it branch on its rank",
         ),
-        ("--map-by 'node", '"--map-by \'node" does not come apart into words: No closing quotation'),
-        ({"map-by": "node"}, "a list of words or one text is needed, not {'map-by': 'node'}"),
+        ("--map-by 'node", '"--map-by \'node" cannot be split into arguments: No closing quotation'),
+        ({"map-by": "node"}, "a list of arguments or one text is needed, not {'map-by': 'node'}"),
     ],
 )
 def test_words_that_say_what_the_job_says_elsewhere(given: Any, said: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smlaunch.planning.surroundings import ScriptFacts
-from tests.strategies.asked import documented, planned, refusals, request_of, torchrun_line
+from smlaunch.planner.facts import ScriptFacts
+from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 USES_XLA = ScriptFacts(imports=frozenset({"torch", "torch_xla.core.xla_model"}))
@@ -43,8 +45,7 @@ def job(instance_type: str = "ml.trn1.32xlarge", hosts: int = 2, **fields: Any) 
     return {"strategy": "neuron", "compute": {"hosts": hosts, "instance_type": instance_type}, **fields}
 
 
-@pytest.mark.parametrize("instance_type", CORES)
-@pytest.mark.parametrize("version", TAGS)
+@table(("version", "instance_type"), itertools.product(TAGS, CORES))
 def test_the_request(version: str | None, instance_type: str) -> None:
     asked = {} if version is None else {"framework_version": version}
     plan = planned(job(instance_type, **asked), script=USES_XLA)
@@ -54,8 +55,7 @@ def test_the_request(version: str | None, instance_type: str) -> None:
     assert any("the SageMaker SDK cannot resolve it" in warning for warning in plan.warnings)
 
 
-@pytest.mark.parametrize("instance_type", CORES)
-@pytest.mark.parametrize("image", HUGGING_FACE)
+@table(("image", "instance_type"), itertools.product(HUGGING_FACE, CORES))
 def test_images_of_hugging_face(image: str, instance_type: str) -> None:
     plan = planned(job(instance_type, image=f"{REGISTRY}/{image}"), script=USES_XLA)
     assert request_of(plan) == documented(f"{REGISTRY}/{image}", instance_type, 2)
@@ -77,9 +77,7 @@ def test_a_run_that_only_compiles(tmp_path: Path) -> None:
     assert "HyperParameters" not in request_of(plan)
 
 
-@pytest.mark.parametrize(
-    "instance_type", ["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.m5.xlarge", "ml.c5.xlarge"]
-)
+@table("instance_type", ["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.m5.xlarge", "ml.c5.xlarge"])
 def test_other_instance_types(instance_type: str) -> None:
     (told,) = refusals(job(instance_type))
     assert told.startswith(f"compute.instance_type: {instance_type} has no NeuronCores; take a trn type")

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.protocol.launch_spec import LEADER, OTHERS, Joined, Ref, Service
-from smlaunch.train import ray_driver
-from tests.planning.world import local, region
-from tests.strategies.asked import documented, planned, refusals, request_of
-from tests.strategies.specs import SHELL, spec_of
+from smlaunch.contract.launch_spec import LEADER, OTHERS, Concat, Ref, ServiceSpec
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.runtime import ray_driver
+from tests.planner.fixtures import local, region
+from tests.strategies.launch_specs import SHELL, spec_of
+from tests.strategies.requests import documented, planned, refusals, request_of
 
 RAY = ScriptFacts(imports=frozenset({"ray", "torch"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
-CLUSTER = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
-NODE = Joined((Ref("address", suffix=":"), Ref("own_port", offset=8)))
+CLUSTER = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+NODE = Concat((Ref("address", suffix=":"), Ref("own_port", offset=8)))
 COMPUTE = {"hosts": 2, "instance_type": "ml.m5.xlarge"}
 
 
@@ -47,19 +47,19 @@ def test_the_cluster_and_its_driver() -> None:
     )
     env = (("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0"), ("RAY_USAGE_STATS_ENABLED", "0"))
     head = (*start, "--head", Ref("port", prefix="--port=", offset=4), "--include-dashboard=false")
-    worker = (*start, Joined(("--address=", Ref("leader_address", suffix=":"), Ref("port", offset=4))))
+    worker = (*start, Concat(("--address=", Ref("leader_address", suffix=":"), Ref("port", offset=4))))
     assert spec.services == (
-        Service("ray-head", head, env, LEADER, CLUSTER),
-        Service("ray-worker", worker, env, OTHERS, NODE),
+        ServiceSpec("ray-head", head, env, LEADER, CLUSTER),
+        ServiceSpec("ray-worker", worker, env, OTHERS, NODE),
     )
-    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous, spec.linked) == (
+    assert (spec.ranks.runs_on, spec.ranks.per_host, spec.ranks.rendezvous, spec.needs_secret) == (
         LEADER,
         1,
         False,
         True,
     )
     assert spec.ranks.argv == (
-        *(Ref("python"), "-c", "from smlaunch.train.ray_driver import main; main()", Ref("hosts")),
+        *(Ref("python"), "-c", "from smlaunch.runtime.ray_driver import main; main()", Ref("hosts")),
         *(Ref("python"), Ref("source", suffix="/train.py"), "--fast", Ref("hyperparameters")),
     )
     assert dict(spec.ranks.env)["RAY_ADDRESS"] == CLUSTER
@@ -89,7 +89,7 @@ def test_what_is_refused() -> None:
         "strategy: ray starts Python scripts; train.sh needs strategy: custom, or a .py around it",
         "options.cpus: a whole number from 1 is needed, not 0",
         "options.dashboard: true or false is needed, not 'yes'",
-        "options.gpus: ray does not know it",
+        "options.gpus: ray has no such option",
     ):
         assert any(line.startswith(part) for line in told), (part, told)
 
@@ -101,8 +101,8 @@ def test_what_is_refused() -> None:
 def test_an_image_without_ray_is_told(job: dict[str, Any], warned: bool) -> None:
     source = dataclasses.replace(region().source, has_requirements=True)
     warnings = planned({"compute": COMPUTE, **job}, region(script=RAY, source=source)).warnings
-    assert any("AWS's PyTorch images bring no Ray" in line for line in warnings) is warned
-    assert not any("bring no Ray" in line for line in asked(here=True).warnings)
+    assert any("AWS's PyTorch images do not contain Ray" in line for line in warnings) is warned
+    assert not any("do not contain Ray" in line for line in asked(here=True).warnings)
 
 
 class FakeRay(SimpleNamespace):
@@ -127,11 +127,11 @@ def test_the_driver_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None
     """The decision alone; real nodes join in tests/real/test_ray.py."""
     fake = FakeRay(3)
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
-    ray_driver.await_nodes(3)
+    ray_driver.wait_for_nodes(3)
     assert (fake.asked, fake.left) == (3, True)
 
 
 def test_the_driver_tells_which_nodes_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", FakeRay(2))  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"2 of 3 hosts have joined .* within 0.2 s: 10.0.0.0, 10.0.0.1"):
-        ray_driver.await_nodes(3, patience=0.2)
+        ray_driver.wait_for_nodes(3, timeout_seconds=0.2)

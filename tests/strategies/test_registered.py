@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch import strategy_names
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
-from smlaunch.planning.surroundings import InputFacts, ScriptFacts, Sign
-from smlaunch.strategies import load
-from tests.planning.world import PLAIN, plan, region, with_inputs
+from smlaunch.planner.facts import FeatureLocation, InputFacts, ScriptFacts
+from smlaunch.strategies import load_strategy, registry
+from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
 RING = """\
-from smlaunch.protocol.launch_spec import Service
+from smlaunch.contract.launch_spec import ServiceSpec
 from smlaunch.strategies.base import Strategy
 
 
@@ -24,22 +23,22 @@ class Ring(Strategy):
     name = "ring"
     summary = "starts a ring"
     rendezvous = True
-    for_several_hosts = True
+    is_multi_host = True
     frameworks = ("PyTorch",)
-    trainium = "no"
-    joined_by_script = True
+    trainium_support = "no"
+    script_joins_ranks = True
 
     def services(self, setting):
-        return (Service("meeting", ("serve",)),)
+        return (ServiceSpec("meeting", ("serve",)),)
 
 
 class Lake(Strategy):
     name = "lake"
     summary = "makes a cluster for tables"
     rendezvous = False
-    one_per_host = True
+    one_process_per_host = True
     libraries = ("lake", "pool")
-    for_tables = True
+    is_for_tables = True
     sized_by_data = True
 
 
@@ -47,10 +46,10 @@ class Shards(Strategy):
     name = "shards"
     summary = "starts a process on each host"
     rendezvous = False
-    one_per_host = True
+    one_process_per_host = True
     joins_hosts = False
-    by_parts = True
-    holds_data = True
+    works_on_shards = True
+    loads_all_data = True
 """
 
 
@@ -68,14 +67,14 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (tmp_path / "ring_of_others.py").write_text(RING)
     (tmp_path / "broken_of_others.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    strategy_names._registered.cache_clear()
+    registry._registered.cache_clear()
     yield
-    strategy_names._registered.cache_clear()
+    registry._registered.cache_clear()
 
 
 def test_one_that_can_be_used(registered: None) -> None:
-    assert "ring" in strategy_names.known()
-    assert load("ring").summary == "starts a ring"
+    assert "ring" in registry.known_strategies()
+    assert load_strategy("ring").summary == "starts a ring"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_one_that_can_be_used(registered: None) -> None:
 )
 def test_one_that_cannot_is_told_with_its_package(registered: None, name: str, why: str) -> None:
     with pytest.raises(JobError) as caught:
-        load(name)
+        load_strategy(name)
     (problem,) = caught.value.problems
     assert problem.path == "strategy"
     assert problem.message.startswith(f"{name!r}, which another package registers as ")
@@ -104,13 +103,16 @@ def test_the_list_shows_the_others(registered: None, capsys: pytest.CaptureFixtu
 
 def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
     """Reading the script shows one accelerator; the strategy knows better."""
-    script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3)})
+    script = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
 
 
 def test_a_script_that_imports_none_of_its_libraries_is_told_as_for_ours(registered: None) -> None:
-    told = "train.py does not import lake: unless a module of its own does, lake starts what it does not use."
+    told = (
+        "train.py does not import lake: unless one of its modules does, lake starts processes that it does "
+        "not use."
+    )
     assert told in plan({"strategy": "lake"}, region(script=PLAIN)).warnings
     uses = ScriptFacts(imports=frozenset({"pool.tables"}))
     assert told not in plan({"strategy": "lake"}, region(script=uses)).warnings
@@ -122,7 +124,7 @@ def test_tables_choose_its_machines_as_for_ours(registered: None) -> None:
     ours, theirs = (plan({"strategy": name, **job}, tables) for name in ("spark", "lake"))
     assert theirs.hosts == 3
     assert (theirs.instance_type, theirs.hosts) == (ours.instance_type, ours.hosts)
-    assert any("Lake deals out the work" in reason.because for reason in theirs.reasons)
+    assert any("Lake distributes the work" in reason.explanation for reason in theirs.reasons)
 
 
 def test_parts_choose_its_hosts_as_for_ours(registered: None) -> None:
@@ -142,13 +144,16 @@ def test_what_it_does_not_go_with_is_refused_as_for_ours(registered: None) -> No
 
 
 def test_what_its_script_lacks_is_told_as_for_ours(registered: None) -> None:
-    script = ScriptFacts(imports=frozenset({"torch"}), signs={"backward": Sign(3), "process-group": Sign(1)})
+    script = ScriptFacts(
+        imports=frozenset({"torch"}),
+        features={"backward": FeatureLocation(3), "process-group": FeatureLocation(1)},
+    )
     job = {"strategy": "ring", "compute": {"hosts": 2}}
     assert any("train.py lacks" in told for told in plan(job, region(script=script)).warnings)
 
 
 def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered: None) -> None:
-    assert plan({"strategy": "ring"}).tasks[0].launch_spec is not None
+    assert plan({"strategy": "ring"}).planned_jobs[0].launch_spec is not None
     with pytest.raises(JobError, match=r"launcher: ring starts more than ranks, which torchrun does not"):
         plan({"strategy": "ring", "launcher": "torchrun"})
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from smlaunch.catalog import instances
+from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import JobError
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import InputFacts, ScriptFacts, StoredFile
-from smlaunch.protocol.launch_spec import Ref
-from smlaunch.strategies import load
-from smlaunch.strategies.base import Setting
-from tests.planning.world import PLAIN, plan, region, with_inputs
+from smlaunch.planner.facts import InputFacts, ScriptFacts, StoredFile
+from smlaunch.planner.plan import Plan
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.base import LaunchContext
+from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
 FILES = tuple(StoredFile(f"part-{number}", 10) for number in range(6))
 DATA = InputFacts("s3://b/d/", "s3", objects=6, bytes=60, files=FILES)
-ASKS = ScriptFacts(imports=frozenset({"smlaunch.train.part_files"}))
+ASKS = ScriptFacts(imports=frozenset({"smlaunch.train.shard_files"}))
 KEY, BYTES = ({"uri": "s3://b/d/", "split": how} for how in ("key", "bytes"))
 
 
@@ -38,9 +38,9 @@ def test_a_split_by_key_is_the_services() -> None:
     train = next(one for one in request["InputDataConfig"] if one["ChannelName"] == "train")
     assert train["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     assert request["ResourceConfig"]["InstanceCount"] == 3
-    spec = made.tasks[0].launch_spec
+    spec = made.planned_jobs[0].launch_spec
     assert spec is not None
-    assert (spec.ranks.rendezvous, spec.ranks.per_host, spec.linked) == (False, 1, False)
+    assert (spec.ranks.rendezvous, spec.ranks.per_host, spec.needs_secret) == (False, 1, False)
     assert dict(spec.ranks.env) == {
         "SMLAUNCH_HOST_RANK": Ref("host_rank"),
         "SMLAUNCH_HOSTS": Ref("hosts"),
@@ -49,15 +49,19 @@ def test_a_split_by_key_is_the_services() -> None:
 
 
 def test_several_processes_have_an_index_and_a_gpu_each() -> None:
-    strategy = load("share-nothing")
-    four = Setting("infer.py", per_host=4, instance=instances.find("ml.g5.12xlarge"))
+    strategy = load_strategy("share-nothing")
+    four = LaunchContext(
+        "infer.py", processes_per_host=4, instance=instances.find_instance_type("ml.g5.12xlarge")
+    )
     own = {"SMLAUNCH_PROCESS": Ref("local_rank"), "SMLAUNCH_PROCESSES": Ref("per_host")}
     assert (
         dict(strategy.variables(four)).items() >= {**own, "CUDA_VISIBLE_DEVICES": Ref("local_rank")}.items()
     )
-    two = Setting("infer.py", per_host=2, instance=instances.find("ml.g5.12xlarge"))
+    two = LaunchContext(
+        "infer.py", processes_per_host=2, instance=instances.find_instance_type("ml.g5.12xlarge")
+    )
     assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(two))
-    here = Setting("infer.py", per_host=4, instance=four.instance, target="local")
+    here = LaunchContext("infer.py", processes_per_host=4, instance=four.instance, target="local")
     assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(here))
 
 
@@ -86,7 +90,7 @@ def test_finish_makes_a_job_of_every_part() -> None:
     ("channel", "script", "policy", "path"),
     [
         (KEY, PLAIN, "finish", "inputs.train.split"),
-        ({**BYTES, "carry": "lists"}, ASKS, "finish", "inputs.train.carry"),
+        ({**BYTES, "split_via": "lists"}, ASKS, "finish", "inputs.train.split_via"),
         (BYTES, PLAIN, "fail", "options.on_host_failure"),
         (BYTES, ASKS, "retry", "options.on_host_failure"),
     ],

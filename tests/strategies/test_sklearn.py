@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from smlaunch.errors import JobError
-from smlaunch.planning.surroundings import InputFacts, ScriptFacts
-from tests.planning.world import plan, region, with_inputs
+from smlaunch.planner.facts import InputFacts, ScriptFacts
+from tests.planner.fixtures import plan, region, with_inputs
 
 SKLEARN = ScriptFacts(imports=frozenset({"sklearn.ensemble", "numpy", "joblib"}))
 
@@ -15,7 +15,7 @@ def test_one_process_in_its_own_image() -> None:
     made = plan({}, region(script=SKLEARN))
     assert (made.strategy, made.processes_per_host) == ("sklearn", 1)
     assert made.image == "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-scikit-learn:1.9-0"
-    spec = made.tasks[0].launch_spec
+    spec = made.planned_jobs[0].launch_spec
     assert spec is not None and not spec.ranks.rendezvous
 
 

@@ -7,12 +7,12 @@ that the last row of the documentation names.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
-import pytest
-
-from smlaunch.planning.surroundings import ScriptFacts
-from tests.strategies.asked import documented, planned, refusals, request_of, torchrun_line
+from smlaunch.planner.facts import ScriptFacts
+from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 SMP_IMAGE = "658645717510.dkr.ecr.us-east-1.amazonaws.com/smdistributed-modelparallel:2.4.1-gpu-py311-cu121"
@@ -56,8 +56,7 @@ WITHOUT = {
 }
 
 
-@pytest.mark.parametrize("instance_type", TYPES)
-@pytest.mark.parametrize("version", IMAGES)
+@table(("version", "instance_type"), itertools.product(IMAGES, TYPES))
 def test_the_request(version: str | None, instance_type: str) -> None:
     job = {"strategy": "smddp", "compute": {"hosts": 2, "instance_type": instance_type}}
     if version is not None:
@@ -82,7 +81,7 @@ def test_the_launch_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("version", [*NO_IMAGE, *WITHOUT])
+@table("version", [*NO_IMAGE, *WITHOUT])
 def test_versions_that_have_it_not(version: str) -> None:
     compute = {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}
     (told,) = refusals({"strategy": "smddp", "framework_version": version, "compute": compute})
@@ -90,7 +89,7 @@ def test_versions_that_have_it_not(version: str) -> None:
     assert {**NO_IMAGE, **WITHOUT}[version] in told
 
 
-@pytest.mark.parametrize(
+@table(
     "instance_type",
     [
         *("ml.p3.16xlarge", "ml.p3dn.24xlarge"),  # of the SDK 2's constant, for versions older than any image
@@ -100,7 +99,7 @@ def test_versions_that_have_it_not(version: str) -> None:
 )
 def test_other_instance_types(instance_type: str) -> None:
     (told,) = refusals({"strategy": "smddp", "compute": {"hosts": 2, "instance_type": instance_type}})
-    rule = "smddp runs on ml.p4d.24xlarge and ml.p4de.24xlarge alone"
+    rule = "smddp runs only on ml.p4d.24xlarge and ml.p4de.24xlarge"
     assert told.startswith(f"compute.instance_type: {rule}, not on {instance_type}")
 
 
@@ -124,4 +123,4 @@ def test_what_is_warned_of() -> None:
     one = {"strategy": "smddp", "compute": {"hosts": 1, "instance_type": "ml.p4d.24xlarge"}}
     assert any("one host gains nothing" in warning for warning in planned(one).warnings)
     own = planned({**two, "image": "mine:1"}).warnings
-    assert any("Nobody can see whether the image has smddp" in warning for warning in own)
+    assert any("Whether the image contains smddp cannot be checked" in warning for warning in own)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smlaunch.planning.surroundings import ScriptFacts
-from tests.strategies.asked import documented, planned, refusals, request_of, torchrun_line
+from smlaunch.planner.facts import ScriptFacts
+from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.tables import table
 
 REPOSITORY = "658645717510.dkr.ecr.us-east-1.amazonaws.com/smdistributed-modelparallel"
 USES_SMP = ScriptFacts(imports=frozenset({"torch", "torch.sagemaker"}))
@@ -52,8 +54,7 @@ def job(instance_type: str = "ml.p4d.24xlarge", hosts: int = 2, **fields: Any) -
     return {"strategy": "smp", "compute": {"hosts": hosts, "instance_type": instance_type}, **fields}
 
 
-@pytest.mark.parametrize("instance_type", [*TYPES, *LATER])
-@pytest.mark.parametrize("version", TAGS)
+@table(("version", "instance_type"), itertools.product(TAGS, [*TYPES, *LATER]))
 def test_the_request(version: str | None, instance_type: str) -> None:
     asked = {} if version is None else {"framework_version": version}
     plan = planned(job(instance_type, options={"hybrid_shard_degree": 16}, **asked), script=USES_SMP)
@@ -85,7 +86,7 @@ def test_the_launch_line(tmp_path: Path) -> None:
     assert line[-4:] == ["python3", "/opt/ml/code/train.py", "--mp_parameters", "hybrid_shard_degree=8"]
 
 
-@pytest.mark.parametrize("region", REGIONS)
+@table("region", REGIONS)
 def test_regions(region: str) -> None:
     image = planned(job(), script=USES_SMP, region=region).image
     assert (
@@ -107,7 +108,7 @@ def test_other_versions(version: str) -> None:
     assert version in told
 
 
-@pytest.mark.parametrize(
+@table(
     "instance_type",
     [
         "ml.p3.16xlarge",
@@ -121,7 +122,7 @@ def test_other_versions(version: str) -> None:
 def test_other_instance_types(instance_type: str) -> None:
     (told,) = refusals(job(instance_type))
     assert told.startswith(
-        "compute.instance_type: smp runs on ml.p4d.24xlarge, ml.p4de.24xlarge, ml.p5.48xlarge"
+        "compute.instance_type: smp runs only on ml.p4d.24xlarge, ml.p4de.24xlarge, ml.p5.48xlarge"
     )
     assert f"not on {instance_type}" in told
 
@@ -146,11 +147,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"activation_loading_horizon": "2"}, "options.activation_loading_horizon: a whole number"),
     ({"sm_activation_offloading": "true"}, "options.sm_activation_offloading: true or false is needed"),
     ({"allow_empty_shards": 1}, "options.allow_empty_shards: true or false is needed"),
-    ({"shard_degree": 8}, "options.shard_degree: smp does not know it, did you mean 'hybrid_shard_degree'?"),
+    (
+        {"shard_degree": 8},
+        "options.shard_degree: smp has no such option, did you mean 'hybrid_shard_degree'?",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), REFUSED)
+@table(("options", "said"), REFUSED)
 def test_parameters_that_will_not_do(options: dict[str, Any], said: str) -> None:
     (told,) = refusals(job(options=options))
     assert told.startswith(said)
@@ -158,7 +162,7 @@ def test_parameters_that_will_not_do(options: dict[str, Any], said: str) -> None
 
 def test_parameters_written_twice_and_an_image_without_it() -> None:
     (told,) = refusals(job(hyperparameters={"mp_parameters": "{}"}))
-    assert told.startswith("hyperparameters.mp_parameters: it is made from the job's options")
+    assert told.startswith("hyperparameters.mp_parameters: it is derived from the job's options")
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.2.0-gpu-py310"
     (told,) = refusals(job(image=image))
     assert told.startswith("image: pytorch-training has no SMP")

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from smlaunch.api.validation import check_request
+from smlaunch.contract.launch_spec import Concat, LaunchSpec, Ref
 from smlaunch.errors import JobError
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import InputFacts, ScriptFacts
-from smlaunch.protocol.launch_spec import Joined, LaunchSpec, Ref
-from smlaunch.train import spark_program
-from smlaunch.validate import check
-from tests.planning.world import ROLE, local, plan, region, with_inputs
+from smlaunch.planner.facts import InputFacts, ScriptFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.runtime import spark_program
+from tests.planner.fixtures import ROLE, local, plan, region, with_inputs
 
 PYSPARK = ScriptFacts(imports=frozenset({"pyspark.sql", "pyspark.sql.SparkSession"}))
 TABLES = InputFacts("s3://b/tables/", "s3", objects=9, bytes=90)
-MASTER = Joined((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
-URL = Joined((Ref("leader_address", prefix="spark://", suffix=":"), Ref("port", offset=4)))
-WORKER = Joined((Ref("address", suffix=":"), Ref("own_port", offset=8)))
+MASTER = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=4)))
+URL = Concat((Ref("leader_address", prefix="spark://", suffix=":"), Ref("port", offset=4)))
+WORKER = Concat((Ref("address", suffix=":"), Ref("own_port", offset=8)))
 
 
 def planned(here: bool = False, channel: dict[str, Any] | None = None, **job: Any) -> Plan:
@@ -34,7 +34,7 @@ def planned(here: bool = False, channel: dict[str, Any] | None = None, **job: An
 
 
 def spec_of(made: Plan) -> LaunchSpec:
-    spec = made.tasks[0].launch_spec
+    spec = made.planned_jobs[0].launch_spec
     assert spec is not None
     return spec
 
@@ -70,10 +70,10 @@ def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
     assert made.strategy == "spark"
     assert "strategy.pyspark" in [reason.rule for reason in made.reasons]
     (request,) = made.requests
-    assert check("CreateProcessingJob", request) == []
+    assert check_request("CreateProcessingJob", request) == []
     bucket = "s3://sagemaker-us-east-1-123456789012/smlaunch"
     assert [tag["Key"] for tag in request["Tags"]] == [
-        *("smlaunch:run", "smlaunch:segment", "smlaunch:attempt", "smlaunch:job"),
+        *("smlaunch:format", "smlaunch:run", "smlaunch:segment", "smlaunch:attempt", "smlaunch:job"),
     ]
     assert {key: value for key, value in request.items() if key != "Tags"} == {
         "ProcessingJobName": "digits-s1-a1",
@@ -119,8 +119,8 @@ def test_the_account_is_the_regions(region_name: str, account: str) -> None:
 def test_a_master_on_the_leader_a_worker_on_every_host_and_the_driver_on_the_leader() -> None:
     spec = spec_of(planned())
     master, worker = spec.services
-    assert (master.name, master.on, master.ready) == ("spark-master", "leader", MASTER)
-    assert (worker.name, worker.on, worker.ready) == ("spark-worker", "all", WORKER)
+    assert (master.name, master.runs_on, master.ready_address) == ("spark-master", "leader", MASTER)
+    assert (worker.name, worker.runs_on, worker.ready_address) == ("spark-worker", "all", WORKER)
     assert master.argv[3:] == (
         *("spark-class", "org.apache.spark.deploy.master.Master", "--host", Ref("address")),
         *("--port", Ref("port", offset=4), "--webui-port", "0"),
@@ -130,7 +130,7 @@ def test_a_master_on_the_leader_a_worker_on_every_host_and_the_driver_on_the_lea
         *("--port", Ref("own_port", offset=8), "--webui-port", "0"),
         *("--cores", "16", "--memory", "34160m", URL),
     )
-    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous, spec.linked) == (
+    assert (spec.ranks.runs_on, spec.ranks.per_host, spec.ranks.rendezvous, spec.needs_secret) == (
         "leader",
         1,
         False,
@@ -180,29 +180,29 @@ def test_what_cannot_work_is_told_by_its_field() -> None:
         )
     told = {problem.path: problem.message for problem in caught.value.problems}
     assert told.keys() >= {"inputs.tables.split", "options.cores", "options.memory", "hyperparameters"}
-    assert "what other hosts have is never read" in told["inputs.tables.split"]
+    assert "data on other hosts is never read" in told["inputs.tables.split"]
 
 
 def test_sparks_programs_are_found_where_the_image_says_or_beside_pyspark(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "spark-class").touch()
-    assert spark_program.program("spark-class", {"SPARK_HOME": str(tmp_path)}) == str(
+    assert spark_program.find_spark_program("spark-class", {"SPARK_HOME": str(tmp_path)}) == str(
         tmp_path / "bin" / "spark-class"
     )
     with pytest.raises(RuntimeError, match="spark-submit is not there"):
-        spark_program.program("spark-submit", {"SPARK_HOME": str(tmp_path)})
+        spark_program.find_spark_program("spark-submit", {"SPARK_HOME": str(tmp_path)})
 
 
 def test_without_a_spark_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_program, "_beside_pyspark", lambda: None)
+    monkeypatch.setattr(spark_program, "_pyspark_home", lambda: None)
     with pytest.raises(RuntimeError, match="name pyspark in the requirements"):
-        spark_program.program("spark-class", {})
+        spark_program.find_spark_program("spark-class", {})
 
 
 def test_scratch_goes_where_this_hosts_temporary_files_go(tmp_path: Path) -> None:
     # What tempfile says is settled once in a process.
     code = (
-        "from smlaunch.train.spark_program import environment as e; import os; "
+        "from smlaunch.runtime.spark_program import spark_environment as e; import os; "
         "print(e(os.environ)['SPARK_WORKER_DIR'], e({'SPARK_LOCAL_DIRS': '/disk'})['SPARK_LOCAL_DIRS'])"
     )
     words = [sys.executable, "-c", code]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from smlaunch.strategies import load
-from smlaunch.strategy_names import BUILT_IN
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text()
@@ -28,16 +28,16 @@ def quoted(text: str) -> set[str]:
 
 def test_every_strategy_stands_there_with_its_image_and_options() -> None:
     table = rows("# Strategies")
-    assert table.keys() == BUILT_IN.keys()
+    assert table.keys() == BUILT_IN_STRATEGIES.keys()
     for name, (_, family, _, _, options) in table.items():
-        strategy = load(name)
-        assert family == (strategy.family or "the algorithm's own"), name
+        strategy = load_strategy(name)
+        assert family == (strategy.image_family or "the algorithm's own"), name
         assert quoted(options) == set(strategy.options), name
 
 
 def test_what_was_run_is_in_the_repository() -> None:
     table = rows("## What has been run")
-    assert table.keys() == BUILT_IN.keys()
+    assert table.keys() == BUILT_IN_STRATEGIES.keys()
     for name, cells in table.items():
         for script in quoted(cells[0]):
             assert (ROOT / "entrypoints" / script).is_file(), (name, script)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.protocol.launch_spec import ALL, LEADER
-from smlaunch.protocol.paths import Paths
-from smlaunch.runtime.arguments import read
+from smlaunch.contract.launch_spec import ALL, LEADER
+from smlaunch.contract.paths import Paths
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.plan import Plan
 from smlaunch.runtime.cluster import Cluster
-from smlaunch.runtime.commands import Command, Host, rank_commands
-from smlaunch.runtime.services import steps
-from tests.planning.world import region
-from tests.strategies.asked import documented, planned, refusals, request_of
-from tests.strategies.specs import SHELL, spec_of
+from smlaunch.runtime.commands import HostContext, ProcessCommand, rank_commands
+from smlaunch.runtime.hyperparameters import read_hyperparameters
+from smlaunch.runtime.services import plan_services
+from tests.planner.fixtures import region
+from tests.strategies.launch_specs import SHELL, spec_of
+from tests.strategies.requests import documented, planned, refusals, request_of
 
 TF = ScriptFacts(imports=frozenset({"tensorflow", "numpy"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.21.0-cpu-py312-amzn2023-sagemaker"
@@ -28,12 +28,12 @@ def asked(**job: Any) -> Plan:
     return planned({"compute": {"hosts": 3, "instance_type": "ml.m5.xlarge"}, **job}, region(script=TF))
 
 
-def on(name: str) -> Host:
+def on(name: str) -> HostContext:
     cluster = Cluster(HOSTS, name, "eth0", "homogeneousCluster", "", HOSTS, ())
-    return Host(cluster, Paths("/opt/ml"), read("/nowhere"), "python3", 1, 29500)
+    return HostContext(cluster, Paths("/opt/ml"), read_hyperparameters("/nowhere"), "python3", 1, 29500)
 
 
-def config(command: Command) -> Any:
+def config(command: ProcessCommand) -> Any:
     return json.loads(command.env[b"TF_CONFIG"])
 
 
@@ -47,9 +47,14 @@ def test_the_request() -> None:
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_every_worker_knows_all_and_itself(index: int) -> None:
     spec = spec_of(asked())
-    assert (spec.services, spec.ranks.on, spec.ranks.rendezvous, spec.linked) == ((), ALL, False, False)
+    assert (spec.services, spec.ranks.runs_on, spec.ranks.rendezvous, spec.needs_secret) == (
+        (),
+        ALL,
+        False,
+        False,
+    )
     assert spec.hang_seconds == 3600
-    assert any(reason.rule == "limit.hang" and "for 1h" in reason.because for reason in asked().reasons)
+    assert any(reason.rule == "limit.hang" and "for 1h" in reason.explanation for reason in asked().reasons)
     (command,) = rank_commands(spec, on(HOSTS[index]), {})
     assert config(command) == {
         # A port of its own for each: hosts of the endpoint share a network.
@@ -64,7 +69,7 @@ def test_hang_is_the_jobs_where_it_says() -> None:
 
 def test_parameter_servers() -> None:
     spec = spec_of(asked(options={"topology": "parameter-server"}, args=["--fast"]))
-    assert (spec.ranks.on, spec.linked, spec.hang_seconds) == (LEADER, True, None)
+    assert (spec.ranks.runs_on, spec.needs_secret, spec.hang_seconds) == (LEADER, True, None)
     cluster = {
         "chief": ["algo-1:29504"],
         "worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"],
@@ -74,10 +79,10 @@ def test_parameter_servers() -> None:
     assert config(chief) == {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     assert chief.env[b"CUDA_VISIBLE_DEVICES"] == b""
     for index, name in enumerate(HOSTS):
-        ps, worker = steps(spec, on(name), {})
+        ps, worker = plan_services(spec, on(name), {})
         for step, role, port in ((ps, "ps", 29536 + index), (worker, "worker", 29508 + index)):
             assert step.command is not None
-            assert (step.name, step.ready) == (f"tf-{role}", (name, port))
+            assert (step.name, step.ready_address) == (f"tf-{role}", (name, port))
             assert step.command.argv == (b"python3", b"/opt/ml/code/train.py", b"--fast")
             assert config(step.command) == {"cluster": cluster, "task": {"type": role, "index": index}}
         assert ps.command is not None

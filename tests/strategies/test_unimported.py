@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.strategies import load
-from smlaunch.strategy_names import BUILT_IN
-from tests.planning.world import PLAIN, local, plan
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
+from tests.planner.fixtures import PLAIN, local, plan
+from tests.tables import table
 
 TOLD = {
     "ddp": "imports nothing that joins ranks",
@@ -36,28 +35,34 @@ def warnings(strategy: str, imports: frozenset[str], hosts: int) -> Sequence[str
     return plan({"strategy": strategy, "compute": {"hosts": hosts}}, local(script=script)).warnings
 
 
-@pytest.mark.parametrize("strategy", TOLD)
+@table("strategy", TOLD)
 def test_it_is_told_once(strategy: str) -> None:
-    told = [line for line in warnings(strategy, PLAIN.imports, hosts=2) if "unless a module" in line]
+    told = [
+        line for line in warnings(strategy, PLAIN.imports, hosts=2) if "unless one of its modules" in line
+    ]
     assert len(told) == 1
     assert told[0].startswith(f"train.py {TOLD[strategy]}")
 
 
-@pytest.mark.parametrize("strategy", TOLD)
+@table("strategy", TOLD)
 def test_one_process_has_nobody_to_miss(strategy: str) -> None:
-    told = any("unless a module" in line for line in warnings(strategy, PLAIN.imports, hosts=1))
+    told = any("unless one of its modules" in line for line in warnings(strategy, PLAIN.imports, hosts=1))
     assert told == (strategy in WHERE_THEY_ARE_ALONE_TOO)
 
 
-CASES = [(name, one) for name in BUILT_IN for one in (*load(name).libraries, *load(name).other_libraries)]
+CASES = [
+    (name, one)
+    for name in BUILT_IN_STRATEGIES
+    for one in (*load_strategy(name).libraries, *load_strategy(name).other_libraries)
+]
 
 
-@pytest.mark.parametrize(("strategy", "library"), [case for case in CASES if case[0] in TOLD])
+@table(("strategy", "library"), [case for case in CASES if case[0] in TOLD])
 def test_each_of_its_libraries_will_do(strategy: str, library: str) -> None:
     lines = warnings(strategy, frozenset({library + ".part"}), hosts=2)
-    assert not any("unless a module" in line for line in lines)
+    assert not any("unless one of its modules" in line for line in lines)
 
 
 def test_no_strategy_is_forgotten() -> None:
-    with_libraries = {name for name in BUILT_IN if load(name).libraries}
+    with_libraries = {name for name in BUILT_IN_STRATEGIES if load_strategy(name).libraries}
     assert with_libraries == {*TOLD, *NEVER, "neuron", "smddp", "smp"}

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planning.plan import Plan
-from smlaunch.planning.surroundings import ScriptFacts
-from smlaunch.protocol.launch_spec import ALL, LEADER, Joined, Ref, Service
-from tests.planning.world import local, region
-from tests.strategies.asked import documented, planned, refusals, request_of
-from tests.strategies.specs import SHELL, spec_of
+from smlaunch.contract.launch_spec import ALL, LEADER, Concat, Ref, ServiceSpec
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.plan import Plan
+from tests.planner.fixtures import local, region
+from tests.strategies.launch_specs import SHELL, spec_of
+from tests.strategies.requests import documented, planned, refusals, request_of
 
 XGBOOST = ScriptFacts(imports=frozenset({"xgboost", "numpy"}))
 IMAGE = "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:3.2-0"
 COMPUTE = {"hosts": 2, "instance_type": "ml.m5.xlarge"}
-TRACKER = Service(
+TRACKER = ServiceSpec(
     "xgboost-tracker",
     (
-        *(Ref("python"), "-c", "from smlaunch.train.xgboost_tracker import main; main()"),
+        *(Ref("python"), "-c", "from smlaunch.runtime.xgboost_tracker import main; main()"),
         *(Ref("world_size"), Ref("leader_address"), Ref("port", offset=4), Ref("port", offset=5)),
     ),
-    on=LEADER,
-    ready=Joined((Ref("leader_address", suffix=":"), Ref("port", offset=5))),
+    runs_on=LEADER,
+    ready_address=Concat((Ref("leader_address", suffix=":"), Ref("port", offset=5))),
 )
 
 
@@ -41,7 +41,7 @@ def test_the_request() -> None:
 def test_workers_meet_at_the_tracker() -> None:
     spec = spec_of(asked())
     assert spec.services == (TRACKER,)
-    assert (spec.ranks.on, spec.ranks.per_host, spec.ranks.rendezvous) == (ALL, 1, False)
+    assert (spec.ranks.runs_on, spec.ranks.per_host, spec.ranks.rendezvous) == (ALL, 1, False)
     assert spec.ranks.argv == (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
     assert {name: word for name, word in spec.ranks.env if name.startswith("DMLC_")} == {
         "DMLC_NUM_WORKER": Ref("world_size"),
@@ -67,7 +67,7 @@ def test_several_workers_on_a_host_and_one_alone() -> None:
 
 
 def test_every_host_with_all_the_data_is_told() -> None:
-    told, data = "every one of 2 hosts is given all the data", {"train": "s3://b/train/"}
+    told, data = "every one of 2 hosts gets all the data", {"train": "s3://b/train/"}
     assert any(told in line for line in asked(inputs=data).warnings)
     several_on_one = {**COMPUTE, "hosts": 1, "processes_per_host": 4}
     for job in ({}, {"inputs": {"train": {"uri": "s3://b/train/", "split": "key"}}}):

@@ -12,17 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from smlaunch.protocol.checkpoint import (
-    COMMIT,
+from smlaunch.contract.checkpoint import (
     Manifest,
-    Part,
+    Shard,
     commit_content,
+    commit_name,
     manifest_name,
-    part_name,
+    shard_name,
     step_directory,
 )
+from smlaunch.contract.names import CheckpointWriter
 
 Files = dict[str, bytes]
+
+COMMIT = commit_name(CheckpointWriter())
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Model:
         for rank in self.random.sample(range(self._world), self._world):
             content = f"{step} {rank} {word}".encode() * (1 + rank)
             digest = hashlib.sha256(content).hexdigest()
-            parts.append(Part(rank, part_name(rank, self._world, digest), len(content), digest))
+            parts.append(Shard(rank, shard_name(rank, self._world, digest), len(content), digest))
             files[directory + parts[-1].name] = content
         manifest = Manifest(step, self._world, tuple(sorted(parts))).to_bytes()
         files[directory + manifest_name(manifest)] = manifest

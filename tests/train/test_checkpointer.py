@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from smlaunch.protocol import checkpoint as protocol
 from smlaunch.train import Checkpointer, ResumableOrder, sample_seed
-from smlaunch.train.interval import FIRST_SECONDS, Interval
-from smlaunch.train.stopping import StopWish
-from smlaunch.train.trace import digest
+from smlaunch.train.save_interval import FIRST_SAVE_SECONDS, SaveInterval
+from smlaunch.train.stop_signal import StopSignal
+from smlaunch.train.trace import tree_digest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -84,7 +83,7 @@ def train(folder: Path, until: int | None = None, epochs: int = 3, per_step: int
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / protocol.OUTCOME).read_text())
+    document: dict[str, Any] = json.loads((folder / "smlaunch/outcome-s1-a1.json").read_text())
     return document
 
 
@@ -113,7 +112,7 @@ def test_a_batch_size_may_change_and_is_told(tmp_path: Path, capsys: pytest.Capt
                 if run.steps_done == until:
                     os.kill(os.getpid(), signal.SIGTERM)
     assert sorted(used) == list(range(10))
-    assert "not bit-identical: steps of 4 samples before, of 2 now" in capsys.readouterr().out
+    assert "not bit-identical: 4 samples per step before, 2 now" in capsys.readouterr().out
 
 
 def test_a_finished_training_has_nothing_to_do(tmp_path: Path) -> None:
@@ -172,10 +171,10 @@ def test_a_second_attempt_does_not_pass_the_segments_last_step(
 
 def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
     file = tmp_path / "stop"
-    wish = StopWish(str(file), 1000.0, clock=lambda: 900.0)
-    assert wish.reason(needed=50) is None
-    assert wish.time_left() == 100
-    assert wish.reason(needed=100) == "the planned end of the segment"
+    wish = StopSignal(str(file), 1000.0, clock=lambda: 900.0)
+    assert wish.reason(needed_seconds=50) is None
+    assert wish.seconds_left() == 100
+    assert wish.reason(needed_seconds=100) == "the planned end of the segment"
     file.touch()
     assert wish.reason() == "the host's stop file"
 
@@ -187,7 +186,7 @@ def test_without_a_directory_nothing_is_kept(capsys: pytest.CaptureFixture[str])
             run.step(loss=torch.ones(()))
     assert run.finished
     said = capsys.readouterr().out
-    assert "no checkpoint directory is given: nothing is kept" in said
+    assert "no checkpoint directory: nothing is saved" in said
     assert "smlaunch: progress step=3 steps=3 loss=1\n" in said
 
 
@@ -215,7 +214,7 @@ def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
     total = Sum()
     total.state = {"hook": print}
     with (
-        pytest.raises(RuntimeError, match=r"step 1 cannot be made: .*\n.*own\.total\.hook: a builtins"),
+        pytest.raises(RuntimeError, match=r"step 1 cannot be saved: .*\n.*own\.total\.hook: a builtins"),
         Checkpointer(total=total, directory=str(tmp_path), every_steps=1) as run,
     ):
         for _ in run.batches(range(9), steps=9):
@@ -225,21 +224,22 @@ def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_script_is_refused(tmp_path: Path) -> None:
     train(tmp_path, until=2)
     with (
-        pytest.raises(ValueError, match="holds the state of total too"),
+        pytest.raises(ValueError, match="also has the state of total"),
         Checkpointer(order=ResumableOrder(10, 3, seed=1), directory=str(tmp_path)),
     ):
         pass
     with (
         pytest.raises(
             ValueError,
-            match=r"ema: the checkpoint of step \d has no such state; .* order, smlaunch.rng, total",
+            match=r"ema: the checkpoint of step \d has no such state, only: .*order, smlaunch.rng, total",
         ),
         Checkpointer(total=Sum(), order=ResumableOrder(10, 3, seed=1), ema=Sum(), directory=str(tmp_path)),
     ):
         pass
     with (
         pytest.raises(
-            ValueError, match=r"order: the state of step \d does not fit: .* seed: 1 was kept, 2 is given"
+            ValueError,
+            match=r"order: the state of step \d does not fit: .* seed: 1 in the checkpoint, 2 in the script",
         ),
         Checkpointer(total=Sum(), order=ResumableOrder(10, 3, seed=2), directory=str(tmp_path)),
     ):
@@ -254,11 +254,11 @@ def test_a_full_disk_does_not_end_the_training(
         for _ in run.batches(range(9), steps=6):
             run.step()
             if run.steps_done == 4:
-                run._keeper.finish()  # type: ignore[union-attr]
+                run._manager.finish_save()  # type: ignore[union-attr]
                 monkeypatch.undo()
-    assert "step 2 was not kept: rank 0: " in capsys.readouterr().out
+    assert "step 2 was not saved: rank 0: " in capsys.readouterr().out
     assert outcome(tmp_path)["step"] == 6
-    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000000006"]
+    assert [path.name for path in tmp_path.glob("smlaunch/step-*")] == ["step-000000000006"]
 
 
 def test_ranks_that_do_not_know_each_other_are_refused(
@@ -370,22 +370,22 @@ def test_tensors_of_every_kind_come_back(tmp_path: Path, tensor: Any, shared: bo
     assert repr(back.tolist() if tensor.itemsize > 1 else back.float().tolist()) == repr(
         tensor.resolve_conj().tolist() if tensor.itemsize > 1 else tensor.float().tolist()
     )
-    assert digest(back) == digest(tensor)
+    assert tree_digest(back) == tree_digest(tensor)
 
 
 def test_the_interval_follows_from_what_a_save_costs() -> None:
-    interval = Interval(None, failure_seconds=86400, start=0)
-    assert interval.seconds == FIRST_SECONDS
+    interval = SaveInterval(None, failure_seconds=86400, now=0)
+    assert interval.seconds == FIRST_SAVE_SECONDS
     for _ in range(9):
-        interval.step_taken(1.0, saving=False)
-    interval.save_began(60)
-    interval.step_taken(1.5, saving=True)
-    told = interval.save_ended(stall=0.5, write=3)
+        interval.record_step(1.0, is_saving=False)
+    interval.record_save_start(60)
+    interval.record_step(1.5, is_saving=True)
+    told = interval.record_save_end(stall_seconds=0.5, write_seconds=3)
     assert told is not None
     assert "a save costs 1.00 s" in told
     assert interval.seconds == pytest.approx((2 * 1.0 * 86400) ** 0.5, rel=0.01)
-    assert not interval.due(60 + 400, None)
-    assert interval.due(60 + 420, None)
-    assert not interval.due(60 + 420, time_left=100), "the planned end saves anyway"
-    assert interval.save_ended(stall=1.0, write=3) is None, "no news"
-    assert Interval(7, None, 0).seconds == 7
+    assert not interval.is_due(60 + 400, None)
+    assert interval.is_due(60 + 420, None)
+    assert not interval.is_due(60 + 420, seconds_left=100), "the planned end saves anyway"
+    assert interval.record_save_end(stall_seconds=1.0, write_seconds=3) is None, "no news"
+    assert SaveInterval(7, None, 0).seconds == 7

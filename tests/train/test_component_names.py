@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from smlaunch.train import Checkpointer
-from smlaunch.train.components import GlobalGenerators
-from smlaunch.train.trace import digests
+from smlaunch.train.components import GlobalGeneratorsComponent
+from smlaunch.train.trace import component_digests
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,11 @@ def test_all_other_names_are_kept_side_by_side(tmp_path: Path) -> None:
 
 def test_each_component_has_a_digest_of_its_own() -> None:
     with Checkpointer(**{name: Thing(float(place)) for place, name in enumerate(PICKED)}) as run:
-        found = digests([*run._components])
+        found = component_digests([*run._components])
     assert len({found[name] for name in PICKED}) == len(PICKED)
-    assert {name for name in found if name not in PICKED} == set(digests([GlobalGenerators()]))
+    assert {name for name in found if name not in PICKED} == set(
+        component_digests([GlobalGeneratorsComponent()])
+    )
 
 
 @pytest.mark.parametrize(

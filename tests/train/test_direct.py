@@ -15,15 +15,15 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from smlaunch.protocol.checkpoint import COMMIT, FINISHED, Outcome, step_directory
-from smlaunch.protocol.segment import DIRECT, SYNC, Segment
-from smlaunch.train.carriers import carrier_for
-from smlaunch.train.carriers.base import Behind, CannotCarry, CannotLoad, NotSaved
-from smlaunch.train.carriers.direct import Direct
-from smlaunch.train.carriers.sync import Sync
-from smlaunch.train.carriers.watch import Watch
-from smlaunch.train.parts import Buffer, encode
-from smlaunch.train.store import Store, Torn
+from smlaunch.contract.checkpoint import FINISHED, SegmentOutcome, step_directory
+from smlaunch.contract.segment import DIRECT, SYNC, Segment
+from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError
+from smlaunch.train.transports import open_transport
+from smlaunch.train.transports.base import LoadFailed, PendingUpload, SaveFailed, UploadFailed
+from smlaunch.train.transports.direct import DirectTransport
+from smlaunch.train.transports.sync import SyncTransport
+from smlaunch.train.transports.upload_monitor import UploadMonitor
+from smlaunch.train.tree_format import Buffer, encode
 
 _NUMBERS = itertools.count()
 
@@ -39,26 +39,26 @@ class Hosts:
         self.waited: list[float] = []
         self._fresh = itertools.count()
 
-    def carrier(self, client: Any = None) -> Direct:
-        return Direct(
+    def carrier(self, client: Any = None) -> DirectTransport:
+        return DirectTransport(
             f"s3://tests/{self.prefix}",
             client=client or self.s3,
-            told=self.said.append,
-            wait=self.waited.append,
+            on_message=self.said.append,
+            sleep=self.waited.append,
         )
 
-    def store(self, rank: int, host: str = "", **settings: Any) -> Store:
+    def store(self, rank: int, host: str = "", **settings: Any) -> CheckpointStore:
         """Without a name the host is a fresh one."""
         folder = self.folder / (host or f"fresh-{next(self._fresh)}") / "checkpoints"
-        settings.setdefault("carrier", self.carrier())
-        return Store(str(folder), rank, 2, **settings)
+        settings.setdefault("transport", self.carrier())
+        return CheckpointStore(str(folder), rank, 2, **settings)
 
-    def save(self, *steps: int, size: int = 10, **settings: Any) -> list[Store]:
+    def save(self, *steps: int, size: int = 10, **settings: Any) -> list[CheckpointStore]:
         stores = [self.store(rank, f"algo-{rank + 1}", **settings) for rank in range(2)]
         for step in steps:
-            parts = [store.write(step, content(step, store.rank, size)) for store in stores]
+            parts = [store.write_shard(step, content(step, store.rank, size)) for store in stores]
             stores[0].commit(step, parts)
-            stores[1].remember(step)
+            stores[1].mark_committed(step)
         return stores
 
     def names(self) -> list[str]:
@@ -110,18 +110,20 @@ def answer(status: int, code: str) -> ClientError:
     )
 
 
-def files(store: Store) -> list[str]:
+def files(store: CheckpointStore) -> list[str]:
     return sorted(path.name for path in Path(store.directory).rglob("*") if path.is_file())
 
 
 def test_a_fresh_host_brings_the_parts_it_opens_and_no_others(hosts: Hosts) -> None:
     hosts.save(1, 2)
     fresh = hosts.store(1)
-    newest = fresh.newest_whole(ranks=[1])
+    newest = fresh.newest_intact(ranks=[1])
     assert newest is not None and newest.step == 2
-    assert fresh.open(newest).tree()["rank"] == 1
+    assert fresh.open_shard(newest).read_tree()["rank"] == 1
     assert [name[:10] for name in files(fresh)] == ["rank-00001"]
-    assert fresh.open(newest, 0).tree()["rank"] == 0, "what is shared by all is brought when it is opened"
+    assert fresh.open_shard(newest, 0).read_tree()["rank"] == 0, (
+        "what is shared by all is brought when it is opened"
+    )
     assert [name[:10] for name in files(fresh)] == ["rank-00000", "rank-00001"]
 
 
@@ -129,21 +131,23 @@ def test_a_large_part_goes_in_pieces_and_comes_back(hosts: Hosts) -> None:
     hosts.save(1, size=(33 << 20) + 1)
     head = hosts.s3.head_object(Bucket="tests", Key=hosts.part(1, 0))
     assert head["ETag"].strip('"').endswith("-3"), "three pieces of 16 MiB"
-    tree = hosts.store(1).open(1).tree()
+    tree = hosts.store(1).open_shard(1).read_tree()
     assert tree["data"].data == bytes([2]) * ((33 << 20) + 1)
 
 
 def test_the_commit_is_the_last_to_arrive(hosts: Hosts) -> None:
     stores = [hosts.store(rank) for rank in range(2)]
-    parts = [store.write(1, content(1, store.rank)) for store in stores]
-    assert COMMIT not in "".join(hosts.names()) and hosts.store(0).committed() == []
+    parts = [store.write_shard(1, content(1, store.rank)) for store in stores]
+    assert "COMMIT" not in "".join(hosts.names()) and hosts.store(0).committed_manifests() == []
     flaky = Flaky(hosts.s3, "upload_file", answer(403, "AccessDenied"))
-    leader = hosts.store(0, carrier=hosts.carrier(flaky))
-    with pytest.raises(CannotCarry):
+    leader = hosts.store(0, transport=hosts.carrier(flaky))
+    with pytest.raises(UploadFailed):
         leader.commit(1, parts)
-    assert hosts.store(0).committed() == [], "a manifest that did not arrive is followed by no COMMIT"
+    assert hosts.store(0).committed_manifests() == [], (
+        "a manifest that did not arrive is followed by no COMMIT"
+    )
     stores[0].commit(1, parts)
-    assert [manifest.step for manifest in hosts.store(1).committed()] == [1]
+    assert [manifest.step for manifest in hosts.store(1).committed_manifests()] == [1]
 
 
 def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
@@ -153,45 +157,45 @@ def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
     hosts.s3.put_object(Bucket="tests", Key=hosts.part(3, 0), Body=b"x" + whole[1:])
     hosts.s3.delete_object(Bucket="tests", Key=hosts.part(2, 0))
     fresh = hosts.store(0)
-    assert [manifest.step for manifest in fresh.committed()] == [3, 1]
-    newest = fresh.newest_whole(ranks=[0])
+    assert [manifest.step for manifest in fresh.committed_manifests()] == [3, 1]
+    newest = fresh.newest_intact(ranks=[0])
     assert newest is not None and newest.step == 1
-    with pytest.raises(Torn, match="what S3 has under this name is not what the manifest says"):
-        fresh.open(3)
+    with pytest.raises(DamagedFileError, match="the object in S3 does not match the manifest"):
+        fresh.open_shard(3)
     assert len(files(fresh)) == 1
 
 
 def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
     stores = hosts.save(1, 2, 3, 4, keep=2)
     for store in reversed(stores):
-        store.retain()
-    assert {key.partition("/")[0] for key in hosts.names()} == {step_directory(3), step_directory(4)}
+        store.delete_old_steps()
+    assert {key.rpartition("/")[0] for key in hosts.names()} == {step_directory(3), step_directory(4)}
 
 
 def test_what_s3_does_not_delete_is_told_and_costs_nothing(hosts: Hosts) -> None:
     stores = hosts.save(
-        1, 2, keep=1, carrier=hosts.carrier(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
+        1, 2, keep=1, transport=hosts.carrier(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
     )
-    assert stores[0].retain() == [1]
+    assert stores[0].delete_old_steps() == [1]
     assert "delete failed" in hosts.said[0] and "it stays in S3" in hosts.said[0]
 
 
 def test_a_part_that_is_there_is_not_sent_again(hosts: Hosts) -> None:
     hosts.save(1)
     watched = Flaky(hosts.s3, "upload_file", Exception(), times=0)
-    hosts.store(0, carrier=hosts.carrier(watched)).write(1, content(1, 0))
+    hosts.store(0, transport=hosts.carrier(watched)).write_shard(1, content(1, 0))
     assert watched.calls == 0
 
 
 def test_the_outcome_is_found_from_anywhere(hosts: Hosts) -> None:
     assert hosts.store(0).read_outcome() is None
-    hosts.store(0).write_outcome(Outcome(FINISHED, 7))
-    assert hosts.store(1).read_outcome() == Outcome(FINISHED, 7)
+    hosts.store(0).write_outcome(FINISHED, 7)
+    assert hosts.store(1).read_outcome() == SegmentOutcome(FINISHED, 7)
 
 
 def test_a_failed_upload_is_told_and_tried_again(hosts: Hosts) -> None:
     flaky = Flaky(hosts.s3, "upload_file", EndpointConnectionError(endpoint_url="there"), times=2)
-    hosts.store(0, carrier=hosts.carrier(flaky)).write(1, content(1, 0))
+    hosts.store(0, transport=hosts.carrier(flaky)).write_shard(1, content(1, 0))
     assert hosts.waited == [1.0, 2.0] and hosts.part(1, 0)
     assert all("upload failed" in said and "trying again in" in said for said in hosts.said)
 
@@ -208,9 +212,9 @@ def test_an_upload_that_keeps_failing_costs_the_save_and_nothing_else(
     hosts: Hosts, error: Exception, tries: int
 ) -> None:
     flaky = Flaky(hosts.s3, "upload_file", error)
-    store = hosts.store(0, carrier=hosts.carrier(flaky))
-    with pytest.raises(NotSaved, match="upload failed"):
-        store.write(1, content(1, 0))
+    store = hosts.store(0, transport=hosts.carrier(flaky))
+    with pytest.raises(SaveFailed, match="upload failed"):
+        store.write_shard(1, content(1, 0))
     assert flaky.calls == tries
     assert [call for call in hosts.names() if "rank" in call] == []
 
@@ -219,38 +223,38 @@ def test_an_upload_that_keeps_failing_costs_the_save_and_nothing_else(
 def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, method: str) -> None:
     hosts.save(1, 2)
     flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
-    fresh = hosts.store(0, carrier=hosts.carrier(flaky))
-    with pytest.raises(CannotLoad):
-        fresh.newest_whole(ranks=[0])
+    fresh = hosts.store(0, transport=hosts.carrier(flaky))
+    with pytest.raises(LoadFailed):
+        fresh.newest_intact(ranks=[0])
 
 
 def test_no_room_for_what_s3_has_is_not_taken_for_a_torn_copy(hosts: Hosts) -> None:
     hosts.save(1, 2)
     full = Flaky(hosts.s3, "download_file", OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(CannotLoad, match=r"cannot be written here: .*No space left"):
-        hosts.store(0, carrier=hosts.carrier(full)).newest_whole(ranks=[0])
+    with pytest.raises(LoadFailed, match=r"cannot be written here: .*No space left"):
+        hosts.store(0, transport=hosts.carrier(full)).newest_intact(ranks=[0])
 
 
 def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
     clock = itertools.count(step=0.5)
-    seen: list[Behind | None] = []
+    seen: list[PendingUpload | None] = []
 
     class Watching:
         def __getattr__(self, name: str) -> Any:
             return getattr(hosts.s3, name)
 
         def upload_file(self, *given: Any, Callback: Callable[[int], None], **named: Any) -> None:  # noqa: N803
-            seen.append(carrier.behind())
+            seen.append(carrier.pending_upload())
             Callback(6)
-            seen.append(carrier.behind())
+            seen.append(carrier.pending_upload())
             hosts.s3.upload_file(*given, **named)
 
-    carrier = Direct("s3://tests/behind", client=Watching(), now=lambda: float(next(clock)))
-    store = hosts.store(0, carrier=carrier)
-    store.write(1, [b"0123456789"])
-    assert [(some.size, some.still) for some in seen if some] == [(10, 0.5), (4, 0.5)]
-    assert carrier.behind() == Behind(0, 0.0)
-    assert Sync().behind() is None, "nobody sees the platform's sync from inside"
+    carrier = DirectTransport("s3://tests/behind", client=Watching(), clock=lambda: float(next(clock)))
+    store = hosts.store(0, transport=carrier)
+    store.write_shard(1, [b"0123456789"])
+    assert [(some.remaining_bytes, some.stalled_seconds) for some in seen if some] == [(10, 0.5), (4, 0.5)]
+    assert carrier.pending_upload() == PendingUpload(0, 0.0)
+    assert SyncTransport().pending_upload() is None, "nobody sees the platform's sync from inside"
 
 
 def test_an_upload_that_does_not_move_is_told() -> None:
@@ -261,10 +265,10 @@ def test_an_upload_that_does_not_move_is_told() -> None:
         said.append(text)
         heard.set()
 
-    with Watch("step-1/part", 1000, told, time.monotonic, still_seconds=0.01) as watch:
-        watch.moved(400)
+    with UploadMonitor("step-1/part", 1000, told, time.monotonic, stall_seconds=0.01) as watch:
+        watch.add_progress(400)
         assert heard.wait(30)
-    assert "checkpoint step-1/part: its upload does not move: 600 bytes are to go" in said[0]
+    assert "checkpoint step-1/part: the upload has stalled: 600 bytes remain" in said[0]
 
 
 def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
@@ -272,19 +276,21 @@ def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
     stranger = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
         "s3", endpoint_url=hosts.s3.meta.endpoint_url, config=config
     )
-    with pytest.raises(CannotLoad, match="list failed"):
-        hosts.store(0, carrier=hosts.carrier(stranger)).committed()
+    with pytest.raises(LoadFailed, match="list failed"):
+        hosts.store(0, transport=hosts.carrier(stranger)).committed_manifests()
     assert hosts.waited == []
 
 
 def test_the_segment_says_which_carrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    assert isinstance(carrier_for(Segment(carrier=SYNC)), Sync)
-    assert isinstance(carrier_for(Segment(carrier=DIRECT, uri="s3://bucket/here")), Direct)
+    assert isinstance(open_transport(Segment(upload_mode=SYNC)), SyncTransport)
+    assert isinstance(
+        open_transport(Segment(upload_mode=DIRECT, checkpoints_uri="s3://bucket/here")), DirectTransport
+    )
     with pytest.raises(ValueError, match=r"checkpoints\.uri"):
-        carrier_for(Segment(carrier=DIRECT))
-    with pytest.raises(ValueError, match="is no place in S3"):
-        Direct("bucket/here")
+        open_transport(Segment(upload_mode=DIRECT))
+    with pytest.raises(ValueError, match="is not an S3 address"):
+        DirectTransport("bucket/here")
 
 
 @pytest.mark.torch
@@ -296,7 +302,7 @@ def test_a_script_goes_on_from_s3_on_a_fresh_host(
     from smlaunch.train import Checkpointer
 
     monkeypatch.setattr(boto3, "client", lambda *given, **named: hosts.s3)
-    monkeypatch.setenv("SMLAUNCH_CARRIER", DIRECT)
+    monkeypatch.setenv("SMLAUNCH_CHECKPOINT_UPLOAD", DIRECT)
     monkeypatch.setenv("SMLAUNCH_CHECKPOINTS_URI", f"s3://tests/{hosts.prefix}")
     ends = []
     for life, steps in enumerate((5, 8)):
@@ -323,10 +329,13 @@ def test_a_bucket_of_another_account_takes_and_gives_nothing(hosts: Hosts, s3: A
     )
     (tmp_path / "part").write_bytes(bytes(40 << 20))
     uri = f"s3://tests/{hosts.prefix}"
-    segment = Segment(uri=uri, carrier=DIRECT, bucket_owner="111111111111")
+    segment = Segment(checkpoints_uri=uri, upload_mode=DIRECT, bucket_owner="111111111111")
     assert Segment.from_environment(segment.to_environment()) == segment
-    theirs = Direct(uri, owner="111111111111", client=client, told=hosts.said.append)
-    for refused in (lambda: theirs.take("part", str(tmp_path / "part"), 40 << 20), lambda: theirs.listing()):
-        with pytest.raises((CannotCarry, CannotLoad), match="does not belong to 111111111111"):
+    theirs = DirectTransport(uri, owner="111111111111", client=client, on_message=hosts.said.append)
+    for refused in (
+        lambda: theirs.upload("part", str(tmp_path / "part"), 40 << 20),
+        lambda: theirs.list_files(),
+    ):
+        with pytest.raises((UploadFailed, LoadFailed), match="does not belong to 111111111111"):
             refused()
     assert hosts.names() == []

@@ -84,7 +84,7 @@ def test_no_thread_of_gloo_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_without_us_pytorch_leaves_them(tmp_path: Path) -> None:
-    """Should this fail, PyTorch has mended it, and ``let_world_end`` can go."""
+    """Should this fail, PyTorch has mended it, and ``preload_distributed_nn`` can go."""
     text = said(tmp_path, "alone")
     assert "before: True" in text
     assert "after: 0" not in text

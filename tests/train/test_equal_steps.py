@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.train import Checkpointer, ResumableOrder, equal_steps, exactly
+from smlaunch.train import Checkpointer, ResumableOrder, batches_for_steps, equal_steps
 
 
 class Shared:
@@ -38,7 +38,7 @@ class ThreadGroup:
         rows = self.gather(list(values))
         return lambda: [max(column) for column in zip(*rows, strict=True)]
 
-    def another(self) -> ThreadGroup:
+    def new_group(self) -> ThreadGroup:
         return self
 
 
@@ -94,14 +94,14 @@ def test_a_rule_that_is_none() -> None:
 @given(st.lists(st.integers(), min_size=1, max_size=9), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_exactly_so_many(batches: list[int], steps: int) -> None:
-    given_out = list(exactly(batches, steps))
+    given_out = list(batches_for_steps(batches, steps))
     assert given_out == [batches[index % len(batches)] for index in range(steps)]
 
 
 def test_exactly_of_nothing() -> None:
-    assert list(exactly([], 0)) == []
-    with pytest.raises(ValueError, match="no batch"):
-        list(exactly([], 1))
+    assert list(batches_for_steps([], 0)) == []
+    with pytest.raises(ValueError, match="no batch for 1 steps"):
+        list(batches_for_steps([], 1))
 
 
 def test_the_checkpointer_finds_loaders_of_different_lengths() -> None:

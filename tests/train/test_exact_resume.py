@@ -56,7 +56,9 @@ class Lineage:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads((self.folder / "checkpoints/outcome.json").read_text())
+        document: dict[str, Any] = json.loads(
+            (self.folder / "checkpoints/smlaunch/outcome-lineage-s1-a1.json").read_text()
+        )
         return document
 
     def trace(self) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], dict[str, str]]]:
@@ -168,7 +170,7 @@ def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: i
     assert_same(whole, cut, said[-1])
     for before, after in pairwise(said):
         reached = int(re.findall(r"progress step=(\d+)", before)[-1])
-        began = re.search(r"goes on after step (\d+)", after)
+        began = re.search(r"continues after step (\d+)", after)
         lost = reached - (int(began.group(1)) if began else 0)
         # A step takes less time here than a disk takes to write: the newest save may still be under way.
         assert lost <= (2 * EVERY if number == signal.SIGKILL else 0)

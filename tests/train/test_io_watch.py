@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from smlaunch.protocol.progress import DATA_WAIT, parse_line
-from smlaunch.train import io_watch, watched
+from smlaunch.contract.progress import DATA_WAIT_METRIC, parse_line
+from smlaunch.train import data_wait, measure_data_wait
 from smlaunch.train.checkpointer import Checkpointer
-from smlaunch.train.io_watch import IoWatch, Waits, Watched
+from smlaunch.train.data_wait import DataWaitMonitor, TimedBatches, WaitTimer
 from smlaunch.train.order import ResumableOrder
 
 
@@ -35,12 +35,12 @@ def share_of(line: str | None) -> float:
     said = parse_line(line)
     assert said is not None
     assert said.kind == "metric"
-    return float(said.values[DATA_WAIT])
+    return float(said.values[DATA_WAIT_METRIC])
 
 
 def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
     time = Time()
-    for _ in Watched(slow(time, [50.0] + [0.43] * 99), time):
+    for _ in TimedBatches(slow(time, [50.0] + [0.43] * 99), time):
         time.now += 0.57
     lines = capsys.readouterr().out.splitlines()
     # 100 steps of one second: told after 30 s, and at the end. What the first batch took is the start's.
@@ -49,9 +49,9 @@ def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
 
 def test_too_little_says_nothing(capsys: Any) -> None:
     time = Time()
-    for _ in Watched(slow(time, [1.0] * 9), time):
+    for _ in TimedBatches(slow(time, [1.0] * 9), time):
         time.now += 1.0
-    for _ in watched(range(1000)):
+    for _ in measure_data_wait(range(1000)):
         pass
     assert capsys.readouterr().out == ""
 
@@ -66,7 +66,7 @@ def test_epochs_add_up_and_length_is_the_loaders(capsys: Any) -> None:
         def __iter__(self) -> Iterator[int]:
             return slow(time, [0.5] * 20)
 
-    batches = Watched(Loader(), time)
+    batches = TimedBatches(Loader(), time)
     assert len(batches) == 20
     for _ in range(2):
         for _ in batches:
@@ -81,23 +81,23 @@ def test_an_error_of_the_loader_comes_through() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(watched(broken()))
+        list(measure_data_wait(broken()))
 
 
 def test_it_is_told_seldom_and_when_it_has_changed() -> None:
     time, told = Time(), []
-    io = IoWatch(time)
-    io.watched([])
+    io = DataWaitMonitor(time)
+    io.timed([])
     for second in range(2000):
         time.now += 1
-        io.step(100_000 if second < 1000 else 900_000)
-        line = io.news()
+        io.record_step(100_000 if second < 1000 else 900_000)
+        line = io.metric_line()
         if line is not None:
             told.append(share_of(line))
     assert told[0] == pytest.approx(0.1, abs=0.01)
     assert 3 <= len(told) <= 6
     assert told[-1] > told[0] + 0.2
-    assert share_of(io.news(last=True)) == pytest.approx(0.5, abs=0.01)
+    assert share_of(io.metric_line(is_last=True)) == pytest.approx(0.5, abs=0.01)
 
 
 class Event:
@@ -130,13 +130,13 @@ def test_on_a_gpu_only_its_idle_time_counts(monkeypatch: Any, busy_for: float, l
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     Event.time = time = Time()
     Event.free = time.now + busy_for
-    waits = Waits(time)
-    waits.begin()
+    waits = WaitTimer(time)
+    waits.start()
     time.now += 1.0
-    waits.end()
-    first = waits.take()
+    waits.stop()
+    first = waits.take_lost_seconds()
     time.now += 10.0
-    assert first + waits.take() == pytest.approx(lost)
+    assert first + waits.take_lost_seconds() == pytest.approx(lost)
 
 
 class Ranks:
@@ -152,13 +152,13 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         return [value, value]
 
-    def another(self) -> Ranks:
+    def new_group(self) -> Ranks:
         return self
 
 
 def test_the_slowest_rank_counts(monkeypatch: Any, capsys: Any) -> None:
     time = Time()
-    monkeypatch.setattr(io_watch.IoWatch.__init__, "__defaults__", (time,))
+    monkeypatch.setattr(data_wait.DataWaitMonitor.__init__, "__defaults__", (time,))
     order = ResumableOrder(400, batch_size=4, seed=1, rank=0, world_size=2)
 
     class Loader:
@@ -175,15 +175,15 @@ def test_the_slowest_rank_counts(monkeypatch: Any, capsys: Any) -> None:
         for _ in run.batches(Loader(), epochs=1):
             time.now += 0.1
             run.step()
-    lines = [line for line in capsys.readouterr().out.splitlines() if DATA_WAIT in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if DATA_WAIT_METRIC in line]
     assert share_of(lines[-1]) == pytest.approx(0.4, abs=0.02)
 
 
 def test_a_loop_whose_batches_nobody_sees_says_nothing(monkeypatch: Any, capsys: Any) -> None:
     time = Time()
-    monkeypatch.setattr(io_watch.IoWatch.__init__, "__defaults__", (time,))
+    monkeypatch.setattr(data_wait.DataWaitMonitor.__init__, "__defaults__", (time,))
     with Checkpointer() as run:
         for _ in range(100):
             time.now += 1
             run.step()
-    assert DATA_WAIT not in capsys.readouterr().out
+    assert DATA_WAIT_METRIC not in capsys.readouterr().out

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.train.order import ResumableOrder, Shuffle
+from smlaunch.train.order import ResumableOrder, ShuffledRange
 
 
 @given(st.integers(1, 600), st.integers(0, 2**70), st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
 def test_a_shuffle_is_a_permutation(length: int, seed: int, epoch: int) -> None:
-    shuffle = Shuffle(length, seed, epoch)
+    shuffle = ShuffledRange(length, seed, epoch)
     assert sorted(shuffle[index] for index in range(length)) == list(range(length))
 
 
 def test_a_shuffle_is_the_same_everywhere() -> None:
     """Orders of checkpoints already made depend on it."""
-    assert [Shuffle(10, 1, 0)[index] for index in range(10)] == [9, 4, 5, 1, 2, 8, 7, 3, 0, 6]
-    assert [Shuffle(10**9, 1, 2)[index] for index in range(3)] == [315743392, 773179204, 947324852]
+    assert [ShuffledRange(10, 1, 0)[index] for index in range(10)] == [9, 4, 5, 1, 2, 8, 7, 3, 0, 6]
+    assert [ShuffledRange(10**9, 1, 2)[index] for index in range(3)] == [315743392, 773179204, 947324852]
 
 
 def test_a_shuffle_leaves_no_pattern() -> None:
@@ -31,7 +31,7 @@ def test_a_shuffle_leaves_no_pattern() -> None:
     places = Counter()
     neighbours = 0
     for epoch in range(epochs):
-        shuffle = Shuffle(length, 7, epoch)
+        shuffle = ShuffledRange(length, 7, epoch)
         drawn = [shuffle[index] for index in range(length)]
         places.update(enumerate(drawn))
         neighbours += sum(abs(one - other) == 1 for one, other in pairwise(drawn))
@@ -43,7 +43,7 @@ def test_a_shuffle_leaves_no_pattern() -> None:
 
 
 def of_rank(order: ResumableOrder, rank: int, world_size: int) -> list[list[int]]:
-    order.place(rank, world_size)
+    order.set_rank(rank, world_size)
     return [[index for _, index in keys] for _, keys in order.batches()]
 
 
@@ -64,9 +64,9 @@ def test_every_sample_once_per_epoch_whatever_happens(data: st.DataObject) -> No
         for _ in range(data.draw(st.integers(1, 4), "steps")):
             shares = []
             for rank in range(world_size):
-                order.place(rank, world_size)
-                shares.append(order.keys(order.position))
-            after = order.after(order.position)
+                order.set_rank(rank, world_size)
+                shares.append(order.sample_keys(order.position))
+            after = order.position_after(order.position)
             if after is None:
                 assert not any(shares)
                 order.position = order.next_epoch(order.position)
@@ -74,7 +74,7 @@ def test_every_sample_once_per_epoch_whatever_happens(data: st.DataObject) -> No
             sizes = [len(share) for share in shares]
             assert min(sizes) >= 1
             assert max(sizes) - min(sizes) <= 1
-            assert after.samples == order.position.samples + sum(sizes)
+            assert after.total_samples == order.position.total_samples + sum(sizes)
             used.update(key for share in shares for key in share)
             order.position = after
     assert not [key for key, times in used.items() if times > 1]
@@ -131,5 +131,5 @@ def test_what_cannot_be_is_refused(given_: dict[str, object], problem: str) -> N
 
 def test_the_state_of_another_order_is_refused() -> None:
     state = ResumableOrder(100, 10, seed=1).state_dict()
-    with pytest.raises(ValueError, match=r"length: 100 was kept, 90 is given; seed: 1 was kept, 2 is given"):
+    with pytest.raises(ValueError, match=r"length: 100 in the checkpoint, 90 in the script; seed: 1 in"):
         ResumableOrder(90, 10, seed=2).load_state_dict(state)

@@ -92,7 +92,7 @@ def test_weights_that_differ_between_ranks_are_not_kept_as_one(tmp_path: Path) -
     )
     assert ranks.wait() == [1, 1]
     for rank in range(2):
-        assert "model.weight is not the same on ranks 0 and 1, and is kept only once" in ranks.output(rank)
+        assert "model.weight differs between ranks 0 and 1, but is saved only once" in ranks.output(rank)
     assert not list((tmp_path / "checkpoints").glob("*/COMMIT"))
 
 

@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.train.parts import ALIGNMENT, Buffer, CannotKeep, NotAPart, decode, encode, mapped
+from smlaunch.train.tree_format import (
+    ALIGNMENT,
+    Buffer,
+    InvalidTreeError,
+    UnstorableValueError,
+    decode,
+    encode,
+    map_file,
+)
 
 _KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.binary(), st.tuples(st.integers()))
 _LEAVES = st.one_of(
@@ -48,7 +56,7 @@ _TREES = st.recursive(
 def written(tree: Any) -> bytes:
     encoded = encode(tree)
     content = b"".join(encoded.chunks())
-    assert len(content) == encoded.size
+    assert len(content) == encoded.size_bytes
     return content
 
 
@@ -84,7 +92,7 @@ def test_the_state_of_pythons_generator_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(written({"python": generator.getstate()}))
     other = random.Random()
-    other.setstate(decode(mapped(str(path)))["python"])
+    other.setstate(decode(map_file(str(path)))["python"])
     assert [other.random() for _ in range(700)] == [generator.random() for _ in range(700)]
 
 
@@ -93,7 +101,7 @@ def test_buffers_are_aligned_mapped_and_private(tmp_path: Path) -> None:
     path = tmp_path / "part"
     path.write_bytes(written([Buffer("any", (len(some),), some) for some in data]))
     content = path.read_bytes()
-    buffers = decode(mapped(str(path)))
+    buffers = decode(map_file(str(path)))
     assert [bytes(buffer.data) for buffer in buffers] == data
     for some in data[1:4]:
         assert content.index(some) % ALIGNMENT == 0
@@ -118,24 +126,32 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     ("tree", "path", "cause"),
     [
-        ({"scheduler": {"foo": [1, 2, 3, object()]}}, "scheduler.foo[3]", "a builtins.object cannot be kept"),
-        ({"a b": {5: Colour.RED}}, "['a b'][5]", "it would come back as a plain int; hand in int(...)"),
-        (Pair(1, 2), "the tree", "it would come back as a plain tuple"),
-        ({"x": defaultdict(list)}, "x", "it would come back as a plain dict"),
-        ({"f": math.sin}, "f", "cannot be kept; hand in plain values"),
-        ({object: 1}, "the tree, key <class 'object'>", "a builtins.type cannot be kept"),
+        (
+            {"scheduler": {"foo": [1, 2, 3, object()]}},
+            "scheduler.foo[3]",
+            "a builtins.object cannot be saved",
+        ),
+        (
+            {"a b": {5: Colour.RED}},
+            "['a b'][5]",
+            "it would be read back as a plain int; convert it with int(...)",
+        ),
+        (Pair(1, 2), "the tree", "it would be read back as a plain tuple"),
+        ({"x": defaultdict(list)}, "x", "it would be read back as a plain dict"),
+        ({"f": math.sin}, "f", "cannot be saved; pass plain values"),
+        ({object: 1}, "the tree, key <class 'object'>", "a builtins.type cannot be saved"),
         ({"b": Buffer("any", (4,), memoryview(b"12345678")[::2])}, "b", "its buffer is not contiguous"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_its_path(tree: Any, path: str, cause: str) -> None:
-    with pytest.raises(CannotKeep) as caught:
+    with pytest.raises(UnstorableValueError) as caught:
         encode({"fine": 1, **tree} if isinstance(tree, dict) else tree)
     (problem,) = caught.value.problems
     assert problem.startswith(path + ": ") and cause in problem
 
 
 def test_everything_that_cannot_be_kept_is_named_at_once() -> None:
-    with pytest.raises(CannotKeep) as caught:
+    with pytest.raises(UnstorableValueError) as caught:
         encode({"a": object(), "b": [object()], "c": 1})
     assert [problem.partition(":")[0] for problem in caught.value.problems] == ["a", "b[0]"]
 
@@ -143,7 +159,7 @@ def test_everything_that_cannot_be_kept_is_named_at_once() -> None:
 def test_a_tree_that_holds_itself_is_refused() -> None:
     tree: list[Any] = []
     tree.append(tree)
-    with pytest.raises(CannotKeep, match="does it hold itself"):
+    with pytest.raises(UnstorableValueError, match="does it contain itself"):
         encode(tree)
 
 
@@ -154,10 +170,10 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
         lambda content: content[:10],
         lambda content: content[:40],
         lambda content: content[:-1],
-        lambda content: b"smlpart2" + content[8:],
+        lambda content: b"smlshred" + content[8:],
         lambda content: content.replace(b'"buffer"', b'"wonder"'),
     ],
 )
 def test_another_file_is_no_part(spoil: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(NotAPart):
+    with pytest.raises(InvalidTreeError):
         decode(spoil(written({"a": Buffer("any", (3,), b"abc")})))

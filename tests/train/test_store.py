@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.protocol.checkpoint import COMMIT, CONTINUE, Manifest, Outcome, step_directory
-from smlaunch.train.parts import Buffer, encode
-from smlaunch.train.retention import Kept
-from smlaunch.train.store import NoRoom, Store, Torn
+from smlaunch.contract.checkpoint import CONTINUE, Manifest, SegmentOutcome, step_directory
+from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError, DiskFullError
+from smlaunch.train.retention import RetentionPolicy
+from smlaunch.train.tree_format import Buffer, encode
 
 
 class Clock:
@@ -30,26 +30,26 @@ class Ranks:
         self.folder = folder / "checkpoints"
         self.clock = Clock()
         self.stores = [
-            Store(str(self.folder), rank, world_size, clock=self.clock, **settings)  # type: ignore[arg-type]
+            CheckpointStore(str(self.folder), rank, world_size, clock=self.clock, **settings)  # type: ignore[arg-type]
             for rank in range(world_size)
         ]
         self.leader = self.stores[0]
 
     def write(self, step: int, word: str = "") -> list[object]:
-        return [store.write(step, content(step, store.rank, word)) for store in self.stores]
+        return [store.write_shard(step, content(step, store.rank, word)) for store in self.stores]
 
     def save(self, step: int, word: str = "") -> Manifest:
         manifest = self.leader.commit(step, self.write(step, word), samples=10 * step)  # type: ignore[arg-type]
         for store in self.stores[1:]:
-            store.remember(step)
+            store.mark_committed(step)
         return manifest
 
     def retain(self, *protected: int) -> None:
         for store in self.stores:
-            store.retain(protected)
+            store.delete_old_steps(protected)
 
     def steps(self) -> list[int]:
-        return [manifest.step for manifest in self.leader.committed()]
+        return [manifest.step for manifest in self.leader.committed_manifests()]
 
     def files(self) -> set[str]:
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
@@ -68,27 +68,27 @@ def test_what_was_committed_is_read_back_newest_first(tmp_path: Path) -> None:
     for step in (5, 120, 9):
         ranks.save(step)
     assert ranks.steps() == [120, 9, 5]
-    newest = ranks.leader.newest_whole()
+    newest = ranks.leader.newest_intact()
     assert newest is not None
     assert (newest.step, newest.samples, newest.job, newest.world_size) == (120, 1200, "chain-s1-a1", 2)
     for store in ranks.stores:
         for rank in range(2):
-            tree = store.open(newest, rank).tree()
+            tree = store.open_shard(newest, rank).read_tree()
             assert (tree["step"], tree["rank"], bytes(tree["data"].data)) == (120, rank, b"abc")
-        assert store.open(9).tree()["rank"] == store.rank
+        assert store.open_shard(9).read_tree()["rank"] == store.rank
     with pytest.raises(LookupError, match="no part of rank 2"):
-        ranks.leader.open(120, 2)
+        ranks.leader.open_shard(120, 2)
     with pytest.raises(LookupError, match="step 7 is not committed"):
-        ranks.leader.open(7)
+        ranks.leader.open_shard(7)
 
 
 def test_nothing_counts_before_the_commit(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     parts = ranks.write(1)
-    assert ranks.steps() == [] and ranks.leader.newest_whole() is None
+    assert ranks.steps() == [] and ranks.leader.newest_intact() is None
     with pytest.raises(ValueError, match="only rank 0 commits"):
         ranks.stores[1].commit(1, parts)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"parts of ranks \[0\] are there, of 2"):
+    with pytest.raises(ValueError, match=r"only ranks \[0\] of 2 have shards"):
         ranks.leader.commit(1, parts[:1])  # type: ignore[arg-type]
     assert ranks.steps() == []
 
@@ -101,16 +101,18 @@ def test_a_torn_part_is_named_and_the_step_before_is_taken(tmp_path: Path) -> No
     ranks.part(3, 1).write_bytes(whole[:-1])
     ranks.part(2, 0).write_bytes(b"x" + ranks.part(2, 0).read_bytes()[1:])
     assert ranks.steps() == [2, 1], "a size tells at once, a content only when it is read"
-    newest = ranks.leader.newest_whole()
+    newest = ranks.leader.newest_intact()
     assert newest is not None and newest.step == 1
-    assert ranks.leader.newest_whole(ranks=[1]) == ranks.leader.committed()[0]
-    assert ranks.leader.newest_whole(at_most=0) is None
-    with pytest.raises(Torn, match=r"rank-00000-.*: its content is not what the manifest says") as caught:
-        ranks.leader.open(2)
+    assert ranks.leader.newest_intact(ranks=[1]) == ranks.leader.committed_manifests()[0]
+    assert ranks.leader.newest_intact(at_most=0) is None
+    with pytest.raises(
+        DamagedFileError, match=r"rank-00000-.*: its content does not match the manifest"
+    ) as caught:
+        ranks.leader.open_shard(2)
     assert caught.value.path == str(ranks.part(2, 0))
-    manifest = ranks.leader.committed()[0]
+    manifest = ranks.leader.committed_manifests()[0]
     ranks.part(2, 1).unlink()
-    with pytest.raises(Torn, match="it is missing"):
+    with pytest.raises(DamagedFileError, match="it is missing"):
         ranks.leader.verify(manifest, [1])
 
 
@@ -124,14 +126,16 @@ def test_the_same_content_is_not_written_again(tmp_path: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     ranks.part(1, 0).write_bytes(b"x" * before.st_size)
     again.save(1)
-    assert again.leader.open(1).tree()["step"] == 1, "a torn file of the same name and size is replaced"
+    assert again.leader.open_shard(1).read_tree()["step"] == 1, (
+        "a torn file of the same name and size is replaced"
+    )
 
 
 def test_a_step_saved_again_counts_with_its_last_content(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.save(1, "before the kill")
     ranks.save(1, "after the restart")
-    assert ranks.leader.open(1, 1).tree()["word"] == "after the restart"
+    assert ranks.leader.open_shard(1, 1).read_tree()["word"] == "after the restart"
     assert len(list((ranks.folder / step_directory(1)).glob("rank-*"))) == 4, (
         "older parts lie beside the newer"
     )
@@ -146,7 +150,7 @@ def test_nothing_half_written_lies_in_the_directory(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ranks.leader.write(1, dying())
+        ranks.leader.write_shard(1, dying())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -155,33 +159,33 @@ def test_a_directory_that_is_a_mount_of_its_own(tmp_path: Path) -> None:
     """Nothing can be renamed into it from outside, even from the same device."""
     script = f"""
 import os, subprocess, sys
-from smlaunch.train.store import Store
-from smlaunch.train.parts import encode
+from smlaunch.train.checkpoint_store import CheckpointStore
+from smlaunch.train.tree_format import encode
 folder = {str(tmp_path)!r}
-os.makedirs(folder + "/there"), os.makedirs(folder + "/checkpoints")
+os.makedirs(folder + "/there/smlaunch"), os.makedirs(folder + "/checkpoints")
 subprocess.run(["mount", "--bind", folder + "/there", folder + "/checkpoints"], check=True)
 for rank in (0, 3):
-    open(folder + "/checkpoints/.part-%05d" % rank, "w").write("left by a killed process, and synced")
-store = Store(folder + "/checkpoints", 0, 1)
-store.commit(1, [store.write(1, encode(1).chunks())])
-print([manifest.step for manifest in store.committed()], sorted(os.listdir(folder + "/there")))
+    open(folder + "/checkpoints/smlaunch/.shard-%05d" % rank, "w").write("of a killed process, synced")
+store = CheckpointStore(folder + "/checkpoints", 0, 1)
+store.commit(1, [store.write_shard(1, encode(1).chunks())])
+print([manifest.step for manifest in store.committed_manifests()], sorted(os.listdir(folder + "/there")))
 """
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[1] ['step-000000000001']"
+    assert done.stdout.strip() == "[1] ['smlaunch']"
 
 
 def test_a_kill_at_any_moment_leaves_every_commit_whole(tmp_path: Path) -> None:
     """A process that saves without a pause is killed; whatever is committed then can be loaded."""
     script = f"""
 import sys
-from smlaunch.train.store import Store
-from smlaunch.train.parts import Buffer, encode
-store = Store({str(tmp_path / "checkpoints")!r}, 0, 1)
+from smlaunch.train.checkpoint_store import CheckpointStore
+from smlaunch.train.tree_format import Buffer, encode
+store = CheckpointStore({str(tmp_path / "checkpoints")!r}, 0, 1)
 for step in range(1, 1 << 30):
     data = Buffer("any", (50000,), step.to_bytes(4, "big") * 12500)
-    store.commit(step, [store.write(step, encode({{"step": step, "data": data}}).chunks())])
+    store.commit(step, [store.write_shard(step, encode({{"step": step, "data": data}}).chunks())])
     print(step, flush=True)
 """
     for kill in range(3):
@@ -190,20 +194,19 @@ for step in range(1, 1 << 30):
         last = [process.stdout.readline() for _ in range(7 + kill)][-1]
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        store = Store(str(tmp_path / "checkpoints"), 0, 1)
-        newest = store.newest_whole()
+        store = CheckpointStore(str(tmp_path / "checkpoints"), 0, 1)
+        newest = store.newest_intact()
         assert newest is not None and newest.step >= int(last)
-        assert store.open(newest).tree()["step"] == newest.step
-        for manifest in store.committed():
+        assert store.open_shard(newest).read_tree()["step"] == newest.step
+        for manifest in store.committed_manifests():
             store.verify(manifest)
 
 
 def test_outcome(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     assert ranks.leader.read_outcome() is None
-    told = Outcome(CONTINUE, 12, "chain", "chain-s1-a1")
-    ranks.leader.write_outcome(told)
-    assert ranks.stores[1].read_outcome() == told
+    ranks.leader.write_outcome(CONTINUE, 12)
+    assert ranks.stores[1].read_outcome() == SegmentOutcome(CONTINUE, 12)
 
 
 # ---- retention --------------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ def test_the_newest_stay_and_the_directory_does_not_grow(tmp_path: Path) -> None
     ranks.clock.now += 300
     ranks.retain(23)
     assert ranks.steps() == [29, 28, 27, 23]
-    assert {path.name for path in ranks.folder.iterdir()} == {
+    assert {str(path.relative_to(ranks.folder)) for path in ranks.folder.glob("smlaunch/*")} == {
         step_directory(step) for step in (29, 28, 27, 23)
     }
 
@@ -231,10 +234,10 @@ def test_each_rank_deletes_its_own_and_the_leader_what_makes_it_count(tmp_path: 
     ranks.save(2)
     ranks.clock.now += 1000
     left = {path for path in ranks.files() if path.startswith(step_directory(1))}
-    ranks.stores[1].retain()
+    ranks.stores[1].delete_old_steps()
     assert {Path(path).name[:10] for path in left - ranks.files()} == {"rank-00001"}
     assert ranks.steps() == [2]
-    ranks.leader.retain()
+    ranks.leader.delete_old_steps()
     assert not (ranks.folder / step_directory(1)).exists()
 
 
@@ -256,7 +259,7 @@ def test_a_job_that_was_restarted_goes_on_deleting_its_own(tmp_path: Path) -> No
         before.save(step)
     after = Ranks(tmp_path, keep=2, job="run-s1-a1")
     for store in after.stores:
-        store.newest_whole()
+        store.newest_intact()
     after.retain()
     assert after.steps() == [3, 2, 1], "what was found has to settle too"
     after.save(4)
@@ -272,28 +275,28 @@ def test_an_uncommitted_step_goes_with_the_older_ones(tmp_path: Path) -> None:
     ranks.save(3)
     ranks.clock.now += 1000
     ranks.retain()
-    assert [path.name for path in ranks.folder.iterdir()] == [step_directory(3)]
+    assert [path.name for path in ranks.folder.glob("smlaunch/*")] == [step_directory(3).split("/")[1]]
 
 
 def test_commits_that_failed_take_nobodys_place() -> None:
     """Three saves of which the leader's commit failed must not push out the last good one."""
-    kept = Kept(2, 0.0, Clock())
+    kept = RetentionPolicy(2, 0.0, Clock())
     for step in (1, 2):
-        kept.written(step)
-        kept.committed(step)
+        kept.add_written(step)
+        kept.add_committed(step)
     for step in (3, 4, 5):
-        kept.written(step)
-    assert kept.to_delete() == []
+        kept.add_written(step)
+    assert kept.steps_to_delete() == []
 
 
 def test_steps_beyond_the_one_that_was_loaded_take_nobodys_place() -> None:
-    kept = Kept(2, 0.0, Clock())
-    kept.found([80, 90, 100])
-    kept.written(85)
-    kept.committed(85)
-    assert kept.to_delete() == []
-    kept.committed(86)
-    assert kept.to_delete() == [80]
+    kept = RetentionPolicy(2, 0.0, Clock())
+    kept.add_found([80, 90, 100])
+    kept.add_written(85)
+    kept.add_committed(85)
+    assert kept.steps_to_delete() == []
+    kept.add_committed(86)
+    assert kept.steps_to_delete() == [80]
 
 
 # ---- a disk that is full ----------------------------------------------------------------------------------
@@ -302,8 +305,8 @@ def test_steps_beyond_the_one_that_was_loaded_take_nobodys_place() -> None:
 def test_a_part_that_will_not_fit_is_not_begun(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.save(1)
-    with pytest.raises(NoRoom, match=r"needs 1,\d+,\d+,\d+,\d+,\d+ bytes here and [\d,]+ are free"):
-        ranks.leader.write(2, iter([b"a"]), size=1 << 50)
+    with pytest.raises(DiskFullError, match=r"needs 1,\d+,\d+,\d+,\d+,\d+ bytes here and [\d,]+ are free"):
+        ranks.leader.write_shard(2, iter([b"a"]), size_bytes=1 << 50)
     assert ranks.steps() == [1] and not (ranks.folder / step_directory(2)).exists()
 
 
@@ -315,9 +318,10 @@ def test_room_is_made_by_what_may_go_by_now(tmp_path: Path, monkeypatch: pytest.
     assert ranks.steps() == [3, 2, 1], "none of them has settled"
     ranks.clock.now += 1000
     monkeypatch.setattr(
-        "smlaunch.train.durable.free", lambda directory: 4_000_000 - 1_000_000 * len(ranks.steps())
+        "smlaunch.train.durable_files.free_bytes",
+        lambda directory: 4_000_000 - 1_000_000 * len(ranks.steps()),
     )
-    ranks.leader.write(4, [b"a" * 1_500_000], size=1_500_000)
+    ranks.leader.write_shard(4, [b"a" * 1_500_000], size_bytes=1_500_000)
     assert ranks.steps() == [3]
 
 
@@ -326,22 +330,22 @@ def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
     """4 MiB: the save fails with words, nothing half-written stays, and the next one works."""
     script = f"""
 import os, subprocess, sys
-from smlaunch.train.store import NoRoom, Store
+from smlaunch.train.checkpoint_store import CheckpointStore, DiskFullError
 folder = {str(tmp_path)!r}
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)
-store = Store(folder + "/checkpoints", 0, 1)
-store.commit(1, [store.write(1, [b"a" * 1000])])
+store = CheckpointStore(folder + "/checkpoints", 0, 1)
+store.commit(1, [store.write_shard(1, [b"a" * 1000])])
 try:
-    store.write(2, iter([b"a" * (1 << 20)] * 8))
-except NoRoom as error:
-    print("told", error.free > 0)
+    store.write_shard(2, iter([b"a" * (1 << 20)] * 8))
+except DiskFullError as error:
+    print("told", error.free_bytes > 0)
 print([name for top, _, names in os.walk(folder) for name in names if "manifest" not in name])
-store.commit(3, [store.write(3, [b"a" * (1 << 20)])])
-print([manifest.step for manifest in store.committed()])
+store.commit(3, [store.write_shard(3, [b"a" * (1 << 20)])])
+print([manifest.step for manifest in store.committed_manifests()])
 """
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     told, left, steps = done.stdout.splitlines()
     assert (told, steps) == ("told True", "[3, 1]")
-    assert "part-" not in left and left.count("rank-") == 1 and left.count(COMMIT) == 1
+    assert "shard-" not in left and left.count("rank-") == 1 and left.count("COMMIT") == 1

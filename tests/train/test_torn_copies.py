@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from smlaunch.protocol import checkpoint
-from smlaunch.protocol.checkpoint import Manifest, step_directory
-from smlaunch.train.carriers.base import Carrier
-from smlaunch.train.store import Store
+from smlaunch.contract import checkpoint
+from smlaunch.contract.checkpoint import Manifest, step_directory
+from smlaunch.contract.names import CheckpointWriter
+from smlaunch.train.checkpoint_store import CheckpointStore
+from smlaunch.train.transports.base import CheckpointTransport
 from tests.train.sync_model import Files, Model, Saved
-
-CHAOS = bool(os.environ.get("SMLAUNCH_CHAOS"))
 
 
 def looks(seed: int) -> Iterator[Model]:
@@ -31,8 +29,8 @@ def looks(seed: int) -> Iterator[Model]:
 def loaded(files: Files) -> tuple[Manifest, Files] | None:
     """As ``Store.newest_whole`` does it, without a disk."""
     sizes = {name: len(content) for name, content in files.items()}
-    for manifest in checkpoint.committed(sizes, files.__getitem__):
-        names = {part: f"{step_directory(manifest.step)}/{part.name}" for part in manifest.parts}
+    for manifest in checkpoint.iter_committed(sizes, files.__getitem__):
+        names = {part: f"{step_directory(manifest.step)}/{part.name}" for part in manifest.shards}
         if all(hashlib.sha256(files[name]).hexdigest() == part.sha256 for part, name in names.items()):
             return manifest, {name: files[name] for name in names.values()}
     return None
@@ -45,7 +43,7 @@ def check(found: tuple[Manifest, Files] | None, expected: Saved | None) -> None:
     assert found is not None
     manifest, parts = found
     assert manifest.step == expected.step
-    assert parts == {name: content for name, content in expected.files.items() if name.endswith(".part")}
+    assert parts == {name: content for name, content in expected.files.items() if name.endswith(".shard")}
 
 
 @pytest.mark.parametrize("cases", [10_000, pytest.param(200_000, marks=pytest.mark.chaos)])
@@ -68,50 +66,50 @@ def test_the_store_takes_the_same_step_from_a_real_directory(tmp_path: Path, cas
         for name, content in model.s3.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        check(taken(Store(str(folder), 0, 1)), model.expected())
+        check(taken(CheckpointStore(str(folder), 0, 1)), model.expected())
 
 
-class InMemory(Carrier):
+class InMemory(CheckpointTransport):
     """S3 with a torn copy in it."""
 
-    remote = True
+    is_remote = True
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def listing(self) -> dict[str, int]:
+    def list_files(self) -> dict[str, int]:
         return {name: len(content) for name, content in self._files.items()}
 
-    def read(self, name: str) -> bytes:
+    def read_file(self, name: str) -> bytes:
         return self._files[name]
 
-    def bring(self, name: str, path: str) -> None:
+    def download(self, name: str, path: str) -> None:
         Path(path).write_bytes(self._files[name])
 
 
 @pytest.mark.parametrize("cases", [100, pytest.param(10_000, marks=pytest.mark.chaos)])
 def test_so_does_one_that_fetches_what_it_opens(tmp_path: Path, cases: int) -> None:
     for number, model in enumerate(itertools.islice(looks(seed=3), 0, cases * 7, 7)):
-        store = Store(str(tmp_path / str(number)), 0, 1, carrier=InMemory(model.s3))
+        store = CheckpointStore(str(tmp_path / str(number)), 0, 1, transport=InMemory(model.s3))
         check(taken(store), model.expected())
 
 
-def taken(store: Store) -> tuple[Manifest, Files] | None:
-    manifest = store.newest_whole()
+def taken(store: CheckpointStore) -> tuple[Manifest, Files] | None:
+    manifest = store.newest_intact()
     if manifest is None:
         return None
     directory = step_directory(manifest.step)
-    names = [f"{directory}/{part.name}" for part in manifest.parts]
+    names = [f"{directory}/{part.name}" for part in manifest.shards]
     return manifest, {name: (Path(store.directory) / name).read_bytes() for name in names}
 
 
 def test_an_error_of_the_disk_is_not_taken_for_a_torn_copy(tmp_path: Path) -> None:
     """An older step in place of one that cannot be read just now would lose work without a word."""
-    store = Store(str(tmp_path), 0, 1)
+    store = CheckpointStore(str(tmp_path), 0, 1)
     for step in (1, 2):
-        store.commit(step, [store.write(step, [b"content"])])
-    commit = tmp_path / step_directory(2) / checkpoint.COMMIT
+        store.commit(step, [store.write_shard(step, [b"content"])])
+    commit = tmp_path / step_directory(2) / checkpoint.commit_name(CheckpointWriter())
     commit.unlink()
     commit.mkdir()
     with pytest.raises(IsADirectoryError):
-        store.newest_whole()
+        store.newest_intact()

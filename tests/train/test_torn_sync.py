@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
-from smlaunch.protocol.checkpoint import (
-    COMMIT,
+from smlaunch.contract.checkpoint import (
     Manifest,
-    Part,
+    Shard,
     commit_content,
     manifest_name,
-    part_name,
+    parse_step_path,
+    shard_name,
     step_directory,
 )
-from tests.local.client import Client
-from tests.train.sync_model import Files, Saved
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.settings import Settings
+from tests.local.client import EndpointClient
+from tests.train.sync_model import COMMIT, Files, Saved
 from tests.train.test_torn_copies import check, loaded
 
 HOSTS = 2
@@ -38,20 +38,20 @@ SIZE = 20_000
 # a COMMIT is often there long before the parts it speaks of.
 SCRIPT = f"""
 import hashlib, random, signal
-from smlaunch.protocol.checkpoint import Part, part_name
-from smlaunch.train.carriers.sync import Sync
-from smlaunch.train.store import Store
+from smlaunch.contract.checkpoint import Shard, shard_name
+from smlaunch.train.transports.sync import SyncTransport
+from smlaunch.train.checkpoint_store import CheckpointStore
 job = os.environ["TRAINING_JOB_NAME"]
 config = json.load(open(ROOT + "/input/config/resourceconfig.json"))
 rank = sorted(config["hosts"]).index(config["current_host"])
 draw = random.Random(job + str(rank))
 # Less than the sync needs, now and then: its deletes then come between its uploads.
-carrier = Sync(settle_seconds=draw.choice((0.1, 1.0)))
-store = Store(ROOT + "/checkpoints", rank, {HOSTS}, keep=2, job=job, carrier=carrier)
-newest = store.newest_whole()
+carrier = SyncTransport(settle_seconds=draw.choice((0.1, 1.0)))
+store = CheckpointStore(ROOT + "/checkpoints", rank, {HOSTS}, keep=2, job=job, transport=carrier)
+newest = store.newest_intact()
 if newest is not None:
     for other in range({HOSTS}):
-        store.open(newest, other)
+        store.open_shard(newest, other)
 # In one write: the other host's end may kill this one at any time.
 os.write(1, b"loaded %a %a\\n" % (newest and newest.step, newest and newest.job))
 signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.1, 0.8))
@@ -61,15 +61,15 @@ def content(step, rank):
 
 def part(step, rank):
     digest = hashlib.sha256(content(step, rank)).hexdigest()
-    return Part(rank, part_name(rank, {HOSTS}, digest), len(content(step, rank)), digest)
+    return Shard(rank, shard_name(rank, {HOSTS}, digest), len(content(step, rank)), digest)
 
 for step in range(1 + (newest.step if newest else 0), {STEPS}):
-    store.write(step, [content(step, rank)])
+    store.write_shard(step, [content(step, rank)])
     if rank == 0:
         store.commit(step, [part(step, other) for other in range({HOSTS})])
     else:
-        store.remember(step)
-    store.retain()
+        store.mark_committed(step)
+    store.delete_old_steps()
     time.sleep(draw.uniform(0, 0.02))
 """
 
@@ -81,7 +81,7 @@ def saved(step: int, job: str) -> Saved:
     for rank in range(HOSTS):
         content = f"{step} {rank} {job} ".encode() * (SIZE // 20)
         digest = hashlib.sha256(content).hexdigest()
-        parts.append(Part(rank, part_name(rank, HOSTS, digest), len(content), digest))
+        parts.append(Shard(rank, shard_name(rank, HOSTS, digest), len(content), digest))
         files[f"{step_directory(step)}/{parts[-1].name}"] = content
     manifest = Manifest(step, HOSTS, tuple(parts), None, job).to_bytes()
     files[f"{step_directory(step)}/{manifest_name(manifest)}"] = manifest
@@ -90,7 +90,7 @@ def saved(step: int, job: str) -> Saved:
 
 def expected(files: Files, jobs: list[str]) -> tuple[Saved, str] | None:
     """The newest step of which everything is there that one of the jobs has written, and that job."""
-    steps = {int(name[len("step-") :].partition("/")[0]) for name in files if name.startswith("step-")}
+    steps = {step for step in map(parse_step_path, files) if step is not None}
     for step in sorted(steps, reverse=True):
         for job in jobs:
             save = saved(step, job)
@@ -120,11 +120,11 @@ class Chain:
 
     def run(self, jobs: int) -> None:
         with Endpoint(self.folder, isolation="plain", settings=self.settings) as info:
-            client = Client(info)
+            client = EndpointClient(info)
             for _ in range(jobs):
                 self._job(client)
 
-    def _job(self, client: Client) -> None:
+    def _job(self, client: EndpointClient) -> None:
         before = expected(self._copy(client), self.jobs)
         name = f"life-{len(self.jobs)}"
         place = {"S3Uri": "s3://tests/ckpt/", "LocalPath": "/opt/ml/checkpoints"}
@@ -133,7 +133,7 @@ class Chain:
         while client.describe(name)["TrainingJobStatus"] == "InProgress":
             self._look(client)
         self._look(client)
-        said = client.printed(name).values()
+        said = client.printed_lines(name).values()
         # A host whose peer was killed at once may be gone before it has said anything.
         loads = [lines[0] for lines in said if lines]
         words = f"loaded {before[0].step} {before[1]!r}" if before else "loaded None None"
@@ -141,14 +141,14 @@ class Chain:
         self.looks += len(loads)
         self.whole += len(loads) * (before is not None)
 
-    def _look(self, client: Client) -> None:
+    def _look(self, client: EndpointClient) -> None:
         files = self._copy(client)
         found = expected(files, self.jobs)
         check(loaded(files), found[0] if found else None)
         self.looks += 1
         self.whole += found is not None
 
-    def _copy(self, client: Client) -> Files:
+    def _copy(self, client: EndpointClient) -> Files:
         """Name by name, while the sync goes on: one more torn copy."""
         return {
             key.removeprefix("ckpt/"): body for key in client.keys("ckpt/") for body in _body(client.s3, key)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.train.components import Component, Generator, GlobalGenerators
-from smlaunch.train.trace import VARIABLE, Trace, digest
+from smlaunch.train.components import Component, GeneratorComponent, GlobalGeneratorsComponent
+from smlaunch.train.trace import TRACE_VARIABLE, TraceWriter, tree_digest
 
 np = pytest.importorskip("numpy")
 
@@ -22,11 +22,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def drawn(folder: Path, between: Callable[[], Any], own: random.Random) -> list[str]:
-    components: list[Component] = [Generator("noise", own), GlobalGenerators()]
-    trace = Trace.of({VARIABLE: str(folder)}, "j", 0)
-    trace.entered(0, components)
+    components: list[Component] = [GeneratorComponent("noise", own), GlobalGeneratorsComponent()]
+    trace = TraceWriter.from_environment({TRACE_VARIABLE: str(folder)}, "j", 0)
+    trace.record_start(0, components)
     between()
-    trace.closing(1, components)
+    trace.record_end(1, components)
     found: list[str] = rows(folder)[-1]["drawn"]
     return found
 
@@ -75,9 +75,9 @@ def test_a_library_imported_while_training(
     [(1, 1.0), (np.float32(0.5), 0.5), (float("nan"), "nan"), ("high", "'high'"), ([1, 2], "[1, 2]")],
 )
 def test_whatever_is_handed_to_step_as_loss(tmp_path: Path, loss: Any, written: Any) -> None:
-    trace = Trace.of({VARIABLE: str(tmp_path)}, "j", 0)
-    trace.step(1, [4], {"loss": loss})
-    trace.step(2, [5], {"loss": None})
+    trace = TraceWriter.from_environment({TRACE_VARIABLE: str(tmp_path)}, "j", 0)
+    trace.record_step(1, [4], {"loss": loss})
+    trace.record_step(2, [5], {"loss": None})
     first, second = rows(tmp_path)
     assert first["loss"] == written or str(first["loss"]) == written
     assert "loss" not in second
@@ -85,6 +85,6 @@ def test_whatever_is_handed_to_step_as_loss(tmp_path: Path, loss: Any, written: 
 
 def test_a_dict_filled_in_another_order_is_the_same_state() -> None:
     one, other = {"a": {"x": 1, "y": 2.0}, "b": np.ones(2)}, {"b": np.ones(2), "a": {"y": 2.0, "x": 1}}
-    assert digest(one) == digest(other)
-    assert digest(one) != digest({**one, "b": np.zeros(2)})
-    assert digest({1: "a", "1": "b"}) != digest({1: "b", "1": "a"})
+    assert tree_digest(one) == tree_digest(other)
+    assert tree_digest(one) != tree_digest({**one, "b": np.zeros(2)})
+    assert tree_digest({1: "a", "1": "b"}) != tree_digest({1: "b", "1": "a"})

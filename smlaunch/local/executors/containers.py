@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smlaunch.errors import EndpointError
+from smlaunch.local.executors import container_cli as words
 from smlaunch.local.executors import containers_commands, containers_network
-from smlaunch.local.executors import containers_words as words
 from smlaunch.local.executors.base import (
     Allocation,
     CannotAllocate,
@@ -28,11 +28,11 @@ from smlaunch.local.executors.base import (
     Program,
     View,
 )
-from smlaunch.local.executors.containers_commands import UNANSWERED, said
+from smlaunch.local.executors.container_cli import ContainerPlan, Engine, Mount
+from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
 from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
 from smlaunch.local.executors.containers_environment import by_name
-from smlaunch.local.executors.containers_words import ContainerPlan, Engine, Mount
-from smlaunch.local.executors.removal import remove_tree
+from smlaunch.local.executors.removal import remove_or_warn
 from smlaunch.local.executors.supervised import SupervisedHost
 
 _CONTRACT_ROOT = "/opt/ml"
@@ -125,14 +125,16 @@ def _remove_all(engine: Engine, owner: str) -> int:
     label = f"--filter=label={words.OWNER_LABEL}={owner}"
     listed = run(engine.words("ps", "--all", "--quiet", label))
     if listed.returncode == UNANSWERED:
-        raise EndpointError(f"what an endpoint that is gone has left cannot be removed: {said(listed)}")
-    left = listed.stdout.decode().split()
-    if left:
-        run(words.remove(engine, *left))
+        raise EndpointError(
+            f"what an endpoint that is gone has left cannot be removed: {error_output(listed)}"
+        )
+    container_ids = listed.stdout.decode().split()
+    if container_ids:
+        run(words.remove(engine, *container_ids))
     networks = run(engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
     if networks:
         run(words.remove_network(engine, *networks))
-    return len(left)
+    return len(container_ids)
 
 
 class ContainerAllocation:
@@ -160,7 +162,7 @@ class ContainerAllocation:
         )
         self.offer = Offer(
             {},
-            tuple(self._told(engine, digest, isolated_network)),
+            tuple(self._image_remarks(engine, digest, isolated_network)),
             writable_views=engine.overlays,
             reaches_endpoint=self._relayed,
         )
@@ -191,9 +193,9 @@ class ContainerAllocation:
             run(words.remove(self._executor.engine, *(self._name(host.place) for host in killed)))
         self._hosts = []
         containers_network.remove(self._executor.engine, self._network)
-        remove_tree(self._folder)
+        remove_or_warn(self._folder)
 
-    def _told(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
+    def _image_remarks(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
         short = digest.removeprefix("sha256:")[:12]
         yield f"image {self._image} ({short}) is run by {engine.kind} {engine.version}"
         if not isolated_network and not self._relayed:

@@ -30,7 +30,7 @@ def run(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
     let_go: Callable[[], bool] | None = None,
-    apart: bool = False,
+    new_session: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """A command to its end; after ``patience`` seconds it is ended, with UNANSWERED for a code and a line on
     its stderr that says so. With ``let_go`` they count from the moment it is true. ``apart``: in a session of
@@ -41,7 +41,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
-        start_new_session=apart,
+        start_new_session=new_session,
     )
     with process:
         until = None if let_go is not None else time.monotonic() + patience
@@ -55,16 +55,16 @@ def run(
                 given = None  # it is on its way
             if until is None and let_go is not None and let_go():
                 until = time.monotonic() + patience
-        end(process, apart)
+        end(process, new_session)
     return subprocess.CompletedProcess(words, UNANSWERED, b"", _unanswered(words, patience).encode())
 
 
-def end(process: subprocess.Popen[bytes], apart: bool = False) -> None:
+def end(process: subprocess.Popen[bytes], kills_session: bool = False) -> None:
     """An engine's client: by SIGTERM, on which it may put things in order, else by SIGKILL. ``apart``: with
     all of its session, which it leads."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            if apart:
+            if kills_session:
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[bytes], apart: bool = False) -> None:
             return
 
 
-def said(done: subprocess.CompletedProcess[bytes]) -> str:
+def error_output(done: subprocess.CompletedProcess[bytes]) -> str:
     """The engine's own words: the last line it complained in."""
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("Error: ") if lines else f"the engine ended with {done.returncode}"

@@ -26,10 +26,10 @@ from urllib.request import getproxies
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_commands
 from smlaunch.local.executors.base import CannotAllocate, ImageProblem
-from smlaunch.local.executors.containers_commands import UNANSWERED, said
-from smlaunch.local.executors.containers_words import Engine
+from smlaunch.local.executors.container_cli import Engine
+from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
 from smlaunch.local.executors.levels import fingerprint
-from smlaunch.local.state_dir import publish
+from smlaunch.local.state_dir import write_private_file
 
 ENGINES: tuple[Literal["podman", "docker"], ...] = ("podman", "docker")
 ENGINE_VARIABLE = "SMLAUNCH_CONTAINER_ENGINE"
@@ -70,7 +70,7 @@ def best(cache: Path, wanted: str | None = None) -> Engine:
         found = _try(kind)
         if found.engine is not None:
             document = {"fingerprint": fingerprint(), "engine": asdict(found.engine)}
-            publish(cache, json.dumps(document).encode())
+            write_private_file(cache, json.dumps(document).encode())
             return found.engine
         reasons.append(f"{kind}: {found.why_not}")
     raise EndpointError(
@@ -106,7 +106,7 @@ def image_id(engine: Engine, image: str) -> str | None:
     """None when the engine has no such image. Raises CannotAllocate when it does not say."""
     done = run(engine.words("image", "inspect", "--format", "{{.Id}}", image))
     if done.returncode == UNANSWERED:
-        raise CannotAllocate(said(done))
+        raise CannotAllocate(error_output(done))
     return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
@@ -199,10 +199,10 @@ def _try(kind: Literal["podman", "docker"]) -> Found:
     if program is None:
         return Found(kind, None, "not installed")
     try:
-        asked = _version(kind, program)
-        if asked.returncode:
-            return Found(kind, None, said(asked))
-        plain = Engine(kind, program, asked.stdout.decode().strip())
+        version_result = _version(kind, program)
+        if version_result.returncode:
+            return Found(kind, None, error_output(version_result))
+        plain = Engine(kind, program, version_result.stdout.decode().strip())
         return _with_remedy(plain)
     except OSError as error:
         return Found(kind, None, f"{program}: {error.strerror or error}")
@@ -220,7 +220,7 @@ def _with_remedy(plain: Engine) -> Found:
     command = "/bin/true"
     imported = run(plain.words("import", "-", image), _tiny_image(command))
     if imported.returncode:
-        return Found(plain.kind, None, f"an image cannot be stored: {said(imported)}")
+        return Found(plain.kind, None, f"an image cannot be stored: {error_output(imported)}")
     try:
         complaint = ""
         for engine in _remedies(plain):
@@ -228,7 +228,7 @@ def _with_remedy(plain: Engine) -> Found:
             tried = run(engine.words(*words))
             if tried.returncode == 0:
                 return Found(plain.kind, engine)
-            complaint = complaint or said(tried)  # with the engine's own settings
+            complaint = complaint or error_output(tried)  # with the engine's own settings
         return Found(plain.kind, None, f"a container cannot be started: {complaint}")
     finally:
         run(plain.words("rmi", "--force", image))

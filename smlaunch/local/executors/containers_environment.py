@@ -54,7 +54,7 @@ def by_name(environment: Mapping[str, str], client: Mapping[str, str]) -> dict[s
     """Those of ``environment`` that `create` is to be told by name, for the environment that it runs in.
 
     ``client``: what the engine's client has in its environment anyhow. A value that it has already (a proxy
-    with a password) changes nothing, whoever reads it.
+    with a password) changes nothing for any reader.
     """
     return {
         name: value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 
-from smlaunch.local.executors import containers_words as words
+from smlaunch.local.executors import container_cli as words
 from smlaunch.local.executors.base import CannotAllocate
-from smlaunch.local.executors.containers_commands import said
+from smlaunch.local.executors.container_cli import Engine
+from smlaunch.local.executors.containers_commands import error_output
 from smlaunch.local.executors.containers_engine import run
-from smlaunch.local.executors.containers_words import Engine
 
 _FIRST = 2
 """The number of the first host's address; the one before is the gateway's."""
@@ -19,7 +19,7 @@ def make(engine: Engine, name: str, owner: str, hosts: int, internal: bool) -> l
     """The addresses of its hosts. ``internal``: only they can be reached from it. Raises CannotAllocate; then
     there is none."""
     try:
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             _create(engine, name, owner, internal, None)
             subnet = _subnet(engine, name, hosts)
             if engine.kind == "podman":
@@ -31,7 +31,7 @@ def make(engine: Engine, name: str, owner: str, hosts: int, internal: bool) -> l
                 _create(engine, name, owner, internal, str(subnet))
                 break
             except CannotAllocate:
-                if not left:
+                if not tries_left:
                     raise
     except BaseException:
         remove(engine, name)
@@ -47,15 +47,17 @@ def remove(engine: Engine, name: str) -> None:
 def _create(engine: Engine, name: str, owner: str, internal: bool, subnet: str | None) -> None:
     done = run(words.create_network(engine, name, owner, internal, subnet))
     if done.returncode:
-        raise CannotAllocate(f"{engine.kind} cannot make a network for the hosts: {said(done)}")
+        raise CannotAllocate(f"{engine.kind} cannot make a network for the hosts: {error_output(done)}")
 
 
 def _subnet(engine: Engine, name: str, hosts: int) -> ipaddress.IPv4Network:
     """What the engine chose, which knows the networks that this machine has already."""
-    shown = run(words.subnet_of(engine, name))
-    if shown.returncode:
-        raise CannotAllocate(f"{engine.kind} does not tell of the network it has made: {said(shown)}")
-    for listed in shown.stdout.decode().split():
+    inspection = run(words.subnet_of(engine, name))
+    if inspection.returncode:
+        raise CannotAllocate(
+            f"{engine.kind} does not tell of the network it has made: {error_output(inspection)}"
+        )
+    for listed in inspection.stdout.decode().split():
         subnet = ipaddress.ip_network(listed)
         if isinstance(subnet, ipaddress.IPv4Network):
             if subnet.num_addresses > hosts + _FIRST:  # the last one is for broadcasts

@@ -1,8 +1,8 @@
 """A host's way to the endpoint: its address, 127.0.0.1 and a port, exists inside the container too.
 
 The endpoint listens on this machine's loopback alone, and must. So a socket is made in the container's
-network that listens on the same address there: a socket stays in the network it was made in, whoever holds
-it. What is said to it is passed on. Nothing else of the machine can be reached this way.
+network that listens on the same address there: a socket stays in the network it was made in, whichever
+process holds it. What is said to it is passed on. Nothing else of the machine can be reached this way.
 """
 
 # ruff: noqa: PTH115

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smlaunch.local.executors import containers_commands, containers_relay
-from smlaunch.local.executors.containers_commands import UNANSWERED, said
+from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
 
 _NOT_FOUND, _NOT_EXECUTABLE, _ENGINE_FAILED = 127, 126, 125
 """What a shell, and docker, exit with when a program cannot be started, and docker when it itself failed."""
@@ -77,14 +77,14 @@ class Container:
 
     def _live(self) -> str:
         """From making the container to its end: the report's last line."""
-        made = self._command(self._order["create"], self._order["by_name"], is_long=True)
-        if made.returncode:
-            return f"error container {_ENGINE_FAILED} {said(made)}"
+        created = self._command(self._order["create"], self._order["by_name"], is_long=True)
+        if created.returncode:
+            return f"error container {_ENGINE_FAILED} {error_output(created)}"
         if self._order["init"]:
             # Its network is there now, its program is not yet.
             started = self._command(self._order["init"], is_long=True)
             if started.returncode:
-                return _not_started(said(started))
+                return _not_started(error_output(started))
             self._relay()
         before = _killed_for_memory()
         with subprocess.Popen(
@@ -116,8 +116,8 @@ class Container:
 
     def _pid(self) -> int:
         """Of the container's first process; 0 when it has none."""
-        shown = self._engine("inspect")
-        return 0 if shown.returncode else int(json.loads(shown.stdout)["Pid"])
+        inspection = self._engine("inspect")
+        return 0 if inspection.returncode else int(json.loads(inspection.stdout)["Pid"])
 
     def _watch(self, attached: subprocess.Popen[bytes]) -> None:
         """Until the container ended, or the engine's client did, or the engine would not end it."""
@@ -139,16 +139,16 @@ class Container:
             # A container that is just being started cannot be told yet.
             to_tell = to_tell and self._engine("terminate").returncode != 0
             if leave_at is not None and time.monotonic() > leave_at:
-                containers_commands.end(attached, apart=True)
+                containers_commands.end(attached, kills_session=True)
 
     def _ended(self, killed_before: int) -> str:
-        shown = self._engine("inspect")
-        if shown.returncode:
+        inspection = self._engine("inspect")
+        if inspection.returncode:
             if self._abandoned:
                 return f"killed {signal.SIGKILL}"
-            what = "" if shown.returncode == UNANSWERED else "the container is gone: "
-            return f"lost {what}{said(shown)}"
-        state = json.loads(shown.stdout)
+            what = "" if inspection.returncode == UNANSWERED else "the container is gone: "
+            return f"lost {what}{error_output(inspection)}"
+        state = json.loads(inspection.stdout)
         if state["Status"] == "running":
             self._engine("remove")
             return "lost the engine's client, which carried the output, was killed"
@@ -178,7 +178,7 @@ class Container:
             self._order["patience"],
             environment={**self._order["environment"], **(more or {})},
             let_go=self._let_go if is_long else None,
-            apart=True,
+            new_session=True,
         )
 
     def _let_go(self) -> bool:

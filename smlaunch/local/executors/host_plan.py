@@ -66,12 +66,12 @@ class HostPlan:
         """Raises ValueError for a word with a zero byte, which no process can be given."""
         words = [getattr(self, name) for name in _SINGLE]
         flat = [word for pair in self.environment.items() for word in pair]
-        seen = [
+        views = [
             word
             for view in self.views
             for word in (view.source, view.target, view.mode, view.upper, view.work)
         ]
-        for part in (self.argv, flat, self.keep, seen):
+        for part in (self.argv, flat, self.keep, views):
             words += [str(len(part)), *part]
         if any("\0" in word for word in words):
             raise ValueError("a zero byte in an argument or in the environment")
@@ -81,7 +81,7 @@ class HostPlan:
     def decode(cls, text: bytes) -> HostPlan:
         words = iter(text.decode("utf-8", "surrogateescape").split("\0"))
         single = {name: next(words) for name in _SINGLE}
-        argv, flat, keep, seen = ([next(words) for _ in range(int(next(words)))] for _ in range(4))
+        argv, flat, keep, views = ([next(words) for _ in range(int(next(words)))] for _ in range(4))
         return cls(
             **single,
             argv=argv,
@@ -89,7 +89,7 @@ class HostPlan:
             keep=keep,
             views=[
                 ViewPlan(source, target, mode, upper, work)
-                for source, target, mode, upper, work in zip(*[iter(seen)] * 5, strict=True)
+                for source, target, mode, upper, work in zip(*[iter(views)] * 5, strict=True)
             ],
         )
 

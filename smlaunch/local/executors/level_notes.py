@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smlaunch.protocol.paths import ROOT_VARIABLE
+from smlaunch.contract.paths import ROOT_VARIABLE
 
 
 def notes_on(level: str, isolated_network: bool = False) -> Iterator[str]:

@@ -25,7 +25,7 @@ from smlaunch.errors import EndpointError
 from smlaunch.local.executors.base import HostExit, Program, View
 from smlaunch.local.executors.processes import ProcessAllocation
 from smlaunch.local.executors.removal import remove_tree
-from smlaunch.local.state_dir import PROBE, publish
+from smlaunch.local.state_dir import PROBE_PREFIX, write_private_file
 
 LEVELS = ("full", "user", "plain")
 _PROBE_SECONDS = 10
@@ -90,7 +90,7 @@ def probe(name: str, scratch: Path | None = None) -> Level:
 
 
 def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
-    folder = Path(tempfile.mkdtemp(prefix=PROBE, dir=scratch))
+    folder = Path(tempfile.mkdtemp(prefix=PROBE_PREFIX, dir=scratch))
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
@@ -153,4 +153,4 @@ def _read(cache: Path) -> dict[str, Level]:
 
 def _write(cache: Path, known: dict[str, Level]) -> None:
     document = {"fingerprint": fingerprint(), "levels": [asdict(level) for level in known.values()]}
-    publish(cache, json.dumps(document).encode())
+    write_private_file(cache, json.dumps(document).encode())

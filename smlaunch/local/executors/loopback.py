@@ -10,8 +10,8 @@ import random
 import socket
 from collections.abc import Iterator
 
+from smlaunch.contract.tcp_ports import PORTS_PER_JOB
 from smlaunch.local.executors.base import CannotAllocate
-from smlaunch.protocol.ports import BLOCK
 
 _GUARD = 254
 """The last number of a subnet's address that stands for the reservation."""
@@ -22,7 +22,7 @@ _TRIES = 500
 
 
 class Reservation:
-    """From ``port`` on BLOCK ports are free on all addresses when they are handed out (protocol.ports)."""
+    """PORTS_PER_JOB ports from ``port`` on are free on all addresses when they are assigned."""
 
     def __init__(self, addresses: tuple[str, ...], port: int, guards: list[socket.socket]) -> None:
         self.addresses = addresses
@@ -66,18 +66,19 @@ def _free_port() -> tuple[int, socket.socket]:
     A block where connections of an earlier job linger is taken when there is no other: most servers do not
     mind.
     """
-    blocks = list(range(_FIRST_PORT, _AFTER_PORTS, BLOCK))
+    blocks = list(range(_FIRST_PORT, _AFTER_PORTS, PORTS_PER_JOB))
     random.shuffle(blocks)
     for lingering in (False, True):
         for port in blocks:
             guard = _bound("127.0.0.1", port)
             if guard is None:
                 continue
-            if all(_is_free(port + offset, lingering) for offset in range(BLOCK)):
+            if all(_is_free(port + offset, lingering) for offset in range(PORTS_PER_JOB)):
                 return port, guard
             guard.close()
     raise CannotAllocate(
-        f"no {BLOCK} free ports in a row between {_FIRST_PORT} and {_AFTER_PORTS}: other jobs have them"
+        f"no {PORTS_PER_JOB} free ports in a row between {_FIRST_PORT} and {_AFTER_PORTS}: "
+        "other jobs have them"
     )
 
 

@@ -103,7 +103,7 @@ def furnish(plan: HostPlan) -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     # Opened before anything is mounted: a private /tmp may soon hide the paths.
     tree, tmp, hosts = (_open(path) for path in (plan.tree, plan.tmp, plan.hosts_file))
-    kept = [(path, _open(path)) for path in plan.keep]
+    open_paths = [(path, _open(path)) for path in plan.keep]
     views = [_OpenView(view) for view in plan.views]
     _place_for(plan.root, plan.stage)
     for view in views:
@@ -115,7 +115,7 @@ def furnish(plan: HostPlan) -> None:
             view.mount(plan.root, plan.level)
     _mount(_via(hosts), "/etc/hosts", None, _MS_BIND)
     _mount(_via(tmp), "/tmp", None, _MS_BIND)  # noqa: S108
-    for path, descriptor in kept:
+    for path, descriptor in open_paths:
         os.makedirs(path, exist_ok=True)
         _mount(_via(descriptor), path, None, _MS_BIND | _MS_REC)
     if os.path.isdir("/dev/shm"):  # noqa: S108

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from smlaunch.local.executors import loopback, sweep
+from smlaunch.contract.paths import ROOT_VARIABLE
+from smlaunch.local.executors import loopback, process_cleanup
 from smlaunch.local.executors.base import (
     Allocation,
     CannotAllocate,
@@ -26,9 +27,8 @@ from smlaunch.local.executors.base import (
 )
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
 from smlaunch.local.executors.level_notes import notes_on
-from smlaunch.local.executors.removal import remove_tree
+from smlaunch.local.executors.removal import remove_or_warn
 from smlaunch.local.executors.supervised import SupervisedHost
-from smlaunch.protocol.paths import ROOT_VARIABLE
 
 _CONTRACT_ROOT = "/opt/ml"
 _SHORT_LINKS = Path(tempfile.gettempdir())
@@ -74,7 +74,7 @@ def recover(owner: str) -> int:
     """Processes.recover, at any level."""
     for link in _SHORT_LINKS.glob(f"{_link_prefix(owner)}*"):
         link.unlink(missing_ok=True)
-    return sweep.end_marked(f"{owner}/")
+    return process_cleanup.end_marked(f"{owner}/")
 
 
 class ProcessAllocation:
@@ -115,7 +115,7 @@ class ProcessAllocation:
                     (folder / place.label / part).mkdir(parents=True)
                 (folder / place.label / "tmp").chmod(0o1777)
                 mark = f"{self._owner}/{place.label}/"
-                self._hosts.append(SupervisedHost(place, partial(sweep.end_marked, mark)))
+                self._hosts.append(SupervisedHost(place, partial(process_cleanup.end_marked, mark)))
         except OSError as error:
             self.release()
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
@@ -142,12 +142,12 @@ class ProcessAllocation:
         if killed:
             # A supervisor that was killed could end nothing: without a namespace nobody has, and with one the
             # kernel is still at it.
-            sweep.end_marked(self._owner + "/")
+            process_cleanup.end_marked(self._owner + "/")
         self._hosts = []
         for link in self._links:
             link.unlink(missing_ok=True)
         self._network.release()
-        remove_tree(self._folder)
+        remove_or_warn(self._folder)
 
     def _plan(self, place: Place, program: Program, names: str, keep: list[str], network: str) -> HostPlan:
         folder = place.tree.parent

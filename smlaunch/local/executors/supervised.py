@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from smlaunch.local import lifelines
+from smlaunch.local import liveness_fds
 from smlaunch.local.executors.base import HostExit, Place
 
 _HOST_SCRIPT = Path(__file__).with_name("host.py")
@@ -31,7 +31,7 @@ class SupervisedHost:
         self.place = place
         self._on_lost = on_lost
         lifeline, ours = os.pipe()
-        self._lifeline = lifelines.hold(ours)
+        self._lifeline = liveness_fds.close_after_fork(ours)
         self.events, report = os.pipe()
         self.output, output = os.pipe()
         _enlarge(self.output)
@@ -47,7 +47,7 @@ class SupervisedHost:
                 env={},
             )
         except BaseException:
-            lifelines.close(self._lifeline)
+            liveness_fds.close(self._lifeline)
             for descriptor in (self.events, self.output):
                 os.close(descriptor)
             raise
@@ -106,7 +106,7 @@ class SupervisedHost:
 
     def kill(self) -> None:
         if self._lifeline >= 0:
-            lifelines.close(self._lifeline)
+            liveness_fds.close(self._lifeline)
             self._lifeline = -1
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGCONT)  # one that was stopped would never see it

@@ -50,7 +50,7 @@ def main(lifeline: int, report: int) -> None:
     _say(report, b"started %d" % first)
     status = _watch(first, lifeline, woken)
     if plan.level == "plain":
-        from smlaunch.local.executors.sweep import kill_children
+        from smlaunch.local.executors.process_cleanup import kill_children
 
         kill_children()
     code = os.waitstatus_to_exitcode(status)

@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from smlaunch.local.executors.base import Place
-from smlaunch.local.host_files import Refused, kind_of, open_file, open_folder, read_link, shown, walk, why
+from smlaunch.local.host_files import (
+    UnexpectedFileType,
+    error_text,
+    file_type_name,
+    open_file,
+    open_folder,
+    printable_name,
+    read_link,
+    walk,
+)
 from smlaunch.local.jobs import uploads
-from smlaunch.local.jobs.ports import Objects
+from smlaunch.local.jobs.job_kind import Note
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, TrainingSpec
+from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.jobs.uploads import HostFile
-from smlaunch.local.jobs.work import Note
 from smlaunch.local.settings import Settings
 
 _GZIP_LEVEL = 1
@@ -84,7 +93,7 @@ def upload(
             f"{spec.output.bucket}, does not exist"
         ) from None
     except (OSError, sqlite3.Error) as error:
-        raise UploadError(f"Artifact upload failed:{why(error)}") from error
+        raise UploadError(f"Artifact upload failed:{error_text(error)}") from error
     if lost:
         raise UploadError(f"Artifact upload failed:{in_short(lost)}")
     ending = "model.tar.gz" if spec.compressed else "model/"
@@ -99,7 +108,7 @@ def merge(places: Sequence[Place], folder: str, note: Note) -> Merged:
     """What lies in a directory of all hosts, ``folder`` relative to /opt/ml. The hosts have ended."""
     merged = Merged({}, [])
     for place in places:
-        for relative, status, error in walk(place.tree, folder, grant=True):
+        for relative, status, error in walk(place.tree, folder, fix_permissions=True):
             if isinstance(error, FileNotFoundError):
                 continue
             if error is not None or status is None:
@@ -108,7 +117,10 @@ def merge(places: Sequence[Place], folder: str, note: Note) -> Merged:
             if not (
                 stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
             ):
-                note(place.label, f"{folder}/{shown(relative)} is {kind_of(status)}: it is not uploaded")
+                note(
+                    place.label,
+                    f"{folder}/{printable_name(relative)} is {file_type_name(status)}: it is not uploaded",
+                )
                 continue
             first = merged.entries.get(relative)
             if first is None:
@@ -117,18 +129,19 @@ def merge(places: Sequence[Place], folder: str, note: Note) -> Merged:
             elif not stat.S_ISDIR(status.st_mode):
                 note(
                     place.label,
-                    f"{folder}/{shown(relative)} exists on {first.label} too: that one is uploaded, this one "
+                    f"{folder}/{printable_name(relative)} exists on {first.label} too: that one is "
+                    f"uploaded, this one "
                     "is not (give names a rank or a host)",
                 )
     return Merged(dict(sorted(merged.entries.items())), merged.lost)
 
 
 def _lose(lost: list[str], label: str, path: str, error: Exception | None, note: Note) -> None:
-    full = f"{CONTRACT_ROOT}/{shown(path)}"
-    if isinstance(error, Refused) and error.is_link:
+    full = f"{CONTRACT_ROOT}/{printable_name(path)}"
+    if isinstance(error, UnexpectedFileType) and error.is_link:
         sentence = f"{full} lies behind a symbolic link, which is not followed"
     else:
-        sentence = f"{full} cannot be stored: {why(error) if error else 'it cannot be read'}"
+        sentence = f"{full} cannot be stored: {error_text(error) if error else 'it cannot be read'}"
     note(label, sentence)
     lost.append(f"{sentence} ({label})")
 
@@ -139,7 +152,7 @@ def regular(entries: Mapping[str, Entry], folder: str, note: Note) -> Iterator[t
         if stat.S_ISREG(entry.status.st_mode):
             yield relative, entry
         elif stat.S_ISLNK(entry.status.st_mode):
-            note(entry.label, f"{folder}/{shown(relative)} is a symbolic link: it is not uploaded")
+            note(entry.label, f"{folder}/{printable_name(relative)} is a symbolic link: it is not uploaded")
 
 
 def upload_files(
@@ -182,20 +195,20 @@ def _upload_archive(
 ) -> list[str]:
     """Returns what is not in it."""
     lost: list[str] = []
-    left = dict(entries)
+    remaining_entries = dict(entries)
     descriptor, name = tempfile.mkstemp(dir=scratch, suffix=".tar.gz")
     archive = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as raw:
             while True:
                 try:
-                    _pack(left, raw)
+                    _pack(remaining_entries, raw)
                     break
                 except _CannotRead as problem:
                     # Its header is written: without it, all over again.
                     _lose(
                         lost,
-                        left.pop(problem.relative).label,
+                        remaining_entries.pop(problem.relative).label,
                         f"{folder}/{problem.relative}",
                         problem.error,
                         note,
@@ -258,8 +271,8 @@ def _pack(entries: Mapping[str, Entry], raw: IO[bytes]) -> None:
 
 def _opened(entry: Entry) -> int:
     if stat.S_ISDIR(entry.status.st_mode):
-        return open_folder(entry.file.root, entry.file.name, grant=True)
-    return open_file(entry.file.root, entry.file.name, grant=True)
+        return open_folder(entry.file.root, entry.file.name, fix_permissions=True)
+    return open_file(entry.file.root, entry.file.name, fix_permissions=True)
 
 
 def _link(relative: str, entry: Entry) -> tarfile.TarInfo:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smlaunch.local.bodies import TornObject
-from smlaunch.local.errors import ApiError
+from smlaunch.local.api_errors import ApiError
 from smlaunch.local.executors.base import (
     Allocation,
     CannotAllocate,
@@ -21,19 +20,20 @@ from smlaunch.local.executors.base import (
     Program,
 )
 from smlaunch.local.faults import AttemptFaults
+from smlaunch.local.job_store import JobStore
 from smlaunch.local.jobs import artifacts, channels, contract
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.control import JobControl, Stopping
+from smlaunch.local.jobs.failure_reasons import INTERNAL, HostReport, failure_reason, machines_own
+from smlaunch.local.jobs.host_monitor import HostMonitor
+from smlaunch.local.jobs.job_kind import Outcome, Tools, Work
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.output import OutputPump
 from smlaunch.local.jobs.pipes import Pipes
-from smlaunch.local.jobs.ports import Logs, Metrics, Objects
-from smlaunch.local.jobs.verdict import INTERNAL, HostReport, failure_reason, machines_own
-from smlaunch.local.jobs.watch import HostWatch
-from smlaunch.local.jobs.work import Outcome, Tools, Work
+from smlaunch.local.jobs.stores import Logs, Metrics, Objects
+from smlaunch.local.object_files import TornObject
 from smlaunch.local.settings import Settings
-from smlaunch.local.store import JobStore
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Attempt:
         self._faults = faults
         self._reader = reader
         self._allocation: Allocation | None = None
-        self._kept: list[Path] = []
+        self._unsaved_files: list[Path] = []
         labels = [host.label for host in spec.hosts]
         self._output = OutputPump(
             spec.name, labels, rooms.logs, reader.feed if spec.metrics else None, work.log_group
@@ -95,8 +95,8 @@ class Attempt:
             outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
         self._output.finish()
         reason = machines_own(outcome.reason, self._rooms.home)
-        if reason is not None and self._kept:
-            reason += f"; files that could not be stored: {', '.join(map(str, self._kept))}"
+        if reason is not None and self._unsaved_files:
+            reason += f"; files that could not be stored: {', '.join(map(str, self._unsaved_files))}"
         return replace(outcome, reason=reason)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Attempt:
         hosts were taken away, and which of them were lost by the fault plan."""
         self._control.go("Downloading")
         places = allocation.places
-        for line in (*self._remarks(), *self._made_buckets(), *allocation.offer.notes):
+        for line in (*self._remarks(), *self._create_buckets(), *allocation.offer.notes):
             self._output.note(places[0].label, line)
         programs, syncs, pipes = self._prepare(allocation)
         self._control.go("Training")
@@ -159,12 +159,12 @@ class Attempt:
             for sync in syncs:
                 sync.lose(label)
 
-        watch = HostWatch(
+        watch = HostMonitor(
             hosts,
             self._control,
             self._rooms.settings,
             self._runtime_end(),
-            self._faults if self._spec.spot else replace(self._faults, interrupted_after=None),
+            self._faults if self._spec.spot else replace(self._faults, interruption_seconds=None),
             self._explained,
             self._output.note,
             lose,
@@ -176,7 +176,7 @@ class Attempt:
             for sync in syncs:
                 sync.finish()
                 sync.keep()
-                self._kept += sync.kept.values()
+                self._unsaved_files += sync.unsaved_files.values()
         return reports, watch.interrupted, watch.lost
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
@@ -221,28 +221,33 @@ class Attempt:
     def _remarks(self) -> list[str]:
         """What differs from SageMaker for this very job, said once at the top of the first host's log."""
         executor = self._rooms.executor
-        told = [f"{path}: {sentence}" for path, sentence in self._work.told(executor.runs_images).items()]
+        remarks = [
+            f"{path}: {sentence}"
+            for path, sentence in self._work.recorded_fields(executor.runs_images).items()
+        ]
         if executor.runs_images:
-            return told  # which image runs is among the allocation's own notes
+            return remarks  # which image runs is among the allocation's own notes
         words = " ".join(self._spec.command)
         instead = words if self._spec.given_entrypoint else "`train`, from the PATH,"
         remark = (
             f"image {self._spec.image or '(none)'} is not run: {instead} runs on this machine's Python "
             f"({executor.name}, isolation {executor.isolation})"
         )
-        return [remark, *told]
+        return [remark, *remarks]
 
-    def _made_buckets(self) -> list[str]:
+    def _create_buckets(self) -> list[str]:
         if not self._rooms.settings.make_buckets:
             return []
-        made = []
+        created = []
         for bucket in sorted({place.bucket for place in self._spec.written}):
             try:
                 if self._rooms.objects.create_bucket(bucket):
-                    made.append(bucket)
+                    created.append(bucket)
             except ApiError as error:
                 raise artifacts.UploadError(f"{error.message} (bucket {bucket!r})") from None
-        return [f"bucket {bucket} was not there and has been made; SageMaker would fail" for bucket in made]
+        return [
+            f"bucket {bucket} was not there and has been made; SageMaker would fail" for bucket in created
+        ]
 
     def _explained(self, ended: HostExit) -> HostExit:
         """Adds what to do where a training image would have brought the program."""

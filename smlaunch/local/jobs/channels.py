@@ -18,9 +18,9 @@ from smlaunch.local.executors.base import Place, View
 from smlaunch.local.jobs.copying import copy_file
 from smlaunch.local.jobs.listing import DataError, Item, Listing, Record, listing_of, records_of
 from smlaunch.local.jobs.pipes import Feed
-from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.sharding import Order
 from smlaunch.local.jobs.spec import ChannelSpec, JobSpec, S3Location
+from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.settings import Settings
 
 _COPY_FILES = 64
@@ -50,7 +50,7 @@ def prepare(
 
     ``check`` is called between files and raises to give up. Raises DataError.
     """
-    shown: dict[str, list[View]] = {place.label: [] for place in places}
+    views_by_host: dict[str, list[View]] = {place.label: [] for place in places}
     feeds: list[Feed] = []
     taken = [*spec.folders, *(channel.target for channel in spec.channels)]
     for channel in spec.channels:
@@ -80,7 +80,7 @@ def prepare(
             folder = place.tree / target
             if source is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                shown[place.label].append(View(source, target, read_only=read_only))
+                views_by_host[place.label].append(View(source, target, read_only=read_only))
                 continue
             items = order.share(listing.items, lambda item: item.key, number)
             if not items and settings.empty_shard == "absent":
@@ -90,8 +90,8 @@ def prepare(
                 _forbid_writing(folder)
                 if views:
                     # Modes alone do not hold root back: the directory over itself, read-only.
-                    shown[place.label].append(View(folder, target, read_only=True))
-    return Prepared(shown, feeds)
+                    views_by_host[place.label].append(View(folder, target, read_only=True))
+    return Prepared(views_by_host, feeds)
 
 
 def _feeds(
@@ -152,15 +152,15 @@ def _copy(
 ) -> None:
     """Words instead of paths: with 100,000 files, building those would take as long as the copying."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {str(folder)}
+    created_folders = {str(folder)}
     for item in items:
         check()
         target = f"{folder}/{item.relative}"
         parent = target.rpartition("/")[0]
         try:
-            if parent not in made:
+            if parent not in created_folders:
                 Path(parent).mkdir(parents=True, exist_ok=True)
-                made.add(parent)
+                created_folders.add(parent)
             copy_file(item.body, target)
         except FileNotFoundError:
             raise DataError(

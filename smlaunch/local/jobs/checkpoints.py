@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smlaunch.local.executors.base import Place, View
-from smlaunch.local.host_files import Opener, Refused, shown, walk, why
-from smlaunch.local.host_files import kind_of as kind
+from smlaunch.local.host_files import FileOpener, UnexpectedFileType, error_text, printable_name, walk
+from smlaunch.local.host_files import file_type_name as kind
 from smlaunch.local.jobs import unsaved, uploads
 from smlaunch.local.jobs.copying import copy_file
 from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.patience import LATE, Patience, Way
-from smlaunch.local.jobs.ports import Objects, StoredObject
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
+from smlaunch.local.jobs.stores import ObjectEntry, Objects
 from smlaunch.local.jobs.uploads import HostFile, Stamp, StillChanging, stamp_of
 from smlaunch.local.settings import Settings
 
@@ -39,7 +39,7 @@ _TOGETHER_BYTES = 64 << 20
 """At most so many bytes become visible in S3 at once."""
 _KEY_LIMIT = 1024
 _LAST_TRIES = 2
-_APART_NS = 1000
+_MIN_MTIME_DIFFERENCE_NS = 1000
 """A float of seconds since the epoch tells no nearer times apart."""
 _AGAIN = " (every sync tries again)"
 
@@ -57,11 +57,13 @@ class _Change(NamedTuple):
 
 class _Look(NamedTuple):
     """What one look at a host's directory found. ``hidden``: files and directories that are there and could
-    not be looked at. ``fresh``: files that are newer than the look."""
+    not be looked at. ``fresh``: files that are newer than the look. ``unopened``: directories,
+    or what may be one, whose files nobody has counted."""
 
     files: dict[str, Stamp]
     hidden: list[str]
     fresh: set[str]
+    unopened: set[str]
 
     def hides(self, name: str) -> bool:
         return any(not other or name == other or name.startswith(f"{other}/") for other in self.hidden)
@@ -99,8 +101,9 @@ class CheckpointSync:
         self._changes: Counter[tuple[str, str]] = Counter()
         self._noted: dict[tuple[str, str], set[str]] = {}
         self.missing: dict[tuple[str, str], str] = {}
-        self.kept: dict[str, Path] = {}
+        self.unsaved_files: dict[str, Path] = {}
         self._unsaved: set[tuple[str, str]] = set()
+        self._looks: Mapping[str, _Look] = {}
         self._lost: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -128,7 +131,7 @@ class CheckpointSync:
             ) from None
         self.make_folders()
         for label, folder in self._folders.items():
-            made: set[Path] = set()
+            created_folders: set[Path] = set()
             for key, modified_ns in found:
                 check()
                 relative = key[len(prefix) :]
@@ -136,12 +139,13 @@ class CheckpointSync:
                     continue
                 if not _is_plain(relative):
                     text = (
-                        f"{self._what} {shown(relative)} of S3 is not here: its key cannot be a file's path"
+                        f"{self._what} {printable_name(relative)} of S3 is not here: its key "
+                        f"cannot be a file's path"
                     )
                     self._tell(label, relative, text)
                     continue
                 target = folder.root / folder.name / relative
-                self._synced[label][relative] = self._fetch(key, target, modified_ns, made)
+                self._synced[label][relative] = self._fetch(key, target, modified_ns, created_folders)
 
     def _store_unsaved(self) -> None:
         """What an earlier job could not store. Where that is still so, a first host's log says it."""
@@ -150,20 +154,21 @@ class CheckpointSync:
             label = next(iter(self._folders))
             self._note(label, f"files of an earlier job still cannot be stored, and stay in {folder}")
 
-    def _fetch(self, key: str, target: Path, modified_ns: int, made: set[Path]) -> Stamp:
+    def _fetch(self, key: str, target: Path, modified_ns: int, created_folders: set[Path]) -> Stamp:
         """Before any program of the job has run: the directories are the endpoint's own. Raises DataError."""
         try:
-            if target.parent not in made:
+            if target.parent not in created_folders:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                made.add(target.parent)
+                created_folders.add(target.parent)
             copy_file(self._objects.path(self._where.bucket, key), target)
             os.utime(target, ns=(modified_ns, modified_ns))
             # Its host may get another owner before the first look, which is no other content.
             return stamp_of(target.stat())._replace(changed_ns=0)
         except (OSError, KeyError) as error:
-            cause = "it was deleted meanwhile" if isinstance(error, KeyError) else why(error)
+            cause = "it was deleted meanwhile" if isinstance(error, KeyError) else error_text(error)
             raise DataError(
-                f"Data download failed:s3://{self._where.bucket}/{shown(key)} of CheckpointConfig.S3Uri "
+                f"Data download failed:s3://{self._where.bucket}/{printable_name(key)} of "
+                f"CheckpointConfig.S3Uri "
                 f"cannot be written to {self._local_path}: {cause}"
             ) from None
 
@@ -185,9 +190,22 @@ class CheckpointSync:
             self._scan_or_tell(final=True)
             if not self.missing:
                 return
-        for label, count in Counter(label for label, name in self.missing if name).items():
-            left = f"{count} of the files in {self._local_path}, which this log names, did not reach S3"
-            self._note(label, f"after the last sync {left}")
+        for label, look in self._looks.items():
+            self._tell_missing(label, look)
+
+    def _tell_missing(self, label: str, look: _Look) -> None:
+        """How many files of the host are not in S3, and what becomes of them."""
+        on_host = {*look.files, *look.hidden} - {""}  # others could only not be deleted in S3
+        names = {name for of, name in self.missing if of == label} & on_host
+        if not names:
+            return
+        count = f"at least {len(names)}" if names & look.unopened else f"{len(names)}"
+        text = f"after the last sync {count} of the files in {self._local_path} did not reach S3"
+        unsaved_count = sum((label, name) in self._unsaved for name in names)
+        if unsaved_count < len(names):
+            which = f"all of them but {unsaved_count} are" if unsaved_count else "they are"
+            text += f" and {which} lost with this host"
+        self._note(label, f"{text}; this log names each, or its directory")
 
     def keep(self) -> None:
         """After ``finish``, and before the hosts' trees are removed."""
@@ -196,14 +214,14 @@ class CheckpointSync:
             if not names:
                 continue
             try:
-                kept = unsaved.keep(self._objects, self._where, folder, label, names)
+                saved_path = unsaved.keep(self._objects, self._where, folder, label, names)
             except OSError as error:
-                self._note(label, f"what did not reach S3 cannot be kept and is lost: {why(error)}")
+                self._note(label, f"what did not reach S3 cannot be kept and is lost: {error_text(error)}")
                 continue
-            self.kept[label] = kept
+            self.unsaved_files[label] = saved_path
             self._note(
                 label,
-                f"{len(names)} files that could not be stored are kept in {kept}; the next job with "
+                f"{len(names)} files that could not be stored are kept in {saved_path}; the next job with "
                 f"s3://{self._where.bucket}/{self._where.below('')} stores them when it starts",
             )
 
@@ -217,33 +235,33 @@ class CheckpointSync:
         try:
             self._scan(final)
         except Exception as error:
-            text = f"{self._local_path}: a sync failed, and the next one tries again: {why(error)}"
+            text = f"{self._local_path}: a sync failed, and the next one tries again: {error_text(error)}"
             for label in self._folders:
-                self.missing[label, ""] = why(error)
+                self.missing[label, ""] = error_text(error)
                 if self._tell(label, "", text, of=label):
                     log.exception(text)
 
     def _scan(self, final: bool) -> None:
         self.missing, self._unsaved = {}, set()
-        looks = {label: self._look(label, folder, final) for label, folder in self._hosts()}
-        there = {label: look.files for label, look in looks.items()}
+        self._looks = looks = {label: self._look(label, folder, final) for label, folder in self._hosts()}
+        files_by_host = {label: look.files for label, look in looks.items()}
         written = set()
-        for some in self._batches(self._ordered(self._ready(looks, final)), there):
-            for _, label, name, way in self._upload(some, there, final):
-                self._stored(label, name, there[label][name], way)
+        for some in self._batches(self._ordered(self._ready(looks, final)), files_by_host):
+            for _, label, name, way in self._upload(some, files_by_host, final):
+                self._stored(label, name, files_by_host[label][name], way)
                 written.add(name)
         for label in looks:
             synced = self._synced[label]
-            gone = synced.keys() - there[label].keys()
-            for name in gone:
+            deleted_names = synced.keys() - files_by_host[label].keys()
+            for name in deleted_names:
                 # What cannot be looked at has not been deleted.
                 if looks[label].hides(name) or not (
-                    final or self._patience[label].may_delete(name, synced.keys() - gone)
+                    final or self._patience[label].may_delete(name, synced.keys() - deleted_names)
                 ):
                     continue
                 if self._delete(label, name, name in written):
                     del synced[name]
-            self._patience[label].end(there[label])
+            self._patience[label].end(files_by_host[label])
 
     def _hosts(self) -> list[tuple[str, HostFile]]:
         return [(label, folder) for label, folder in self._folders.items() if label not in self._lost]
@@ -253,7 +271,10 @@ class CheckpointSync:
         self._noted.pop((label, name), None)
         self._synced[label][name] = _TORN if way == "torn" else stamp
         if way == "torn":
-            text = f"{self._what} {shown(name)} was open for writing, or had changed, at each of {LATE} syncs"
+            text = (
+                f"{self._what} {printable_name(name)} was open for writing, or had changed, "
+                f"at each of {LATE} syncs"
+            )
             self._tell(
                 label,
                 name,
@@ -268,14 +289,14 @@ class CheckpointSync:
         try:
             self._objects.delete(self._where.bucket, self._where.below(_key(name)))
         except Exception as error:
-            self._fail(label, name, f"could not be deleted in S3: {why(error)}", _AGAIN)
+            self._fail(label, name, f"could not be deleted in S3: {error_text(error)}", _AGAIN)
             return False
         return True
 
     def _ready(self, looks: Mapping[str, _Look], final: bool) -> Iterator[_Change]:
         """What can be uploaded now: of the same name on several hosts the last one written."""
         latest: dict[str, _Change] = {}
-        with Opener() as opener:
+        with FileOpener() as opener:
             for label, look in looks.items():
                 synced, patience = self._synced[label], self._patience[label]
                 for name, stamp in look.files.items():
@@ -297,7 +318,7 @@ class CheckpointSync:
                     latest[name] = change if other is None else max(change, other)
         yield from latest.values()
 
-    def _is_closed(self, opener: Opener, label: str, name: str) -> bool | None:
+    def _is_closed(self, opener: FileOpener, label: str, name: str) -> bool | None:
         try:
             descriptor = opener.open(*self._file(label, name)[:2])
         except FileNotFoundError:
@@ -333,7 +354,7 @@ class CheckpointSync:
         return random.Random(seed).random()  # noqa: S311 - a fault plan, not a secret
 
     def _batches(
-        self, changes: Sequence[_Change], there: Mapping[str, Mapping[str, Stamp]]
+        self, changes: Sequence[_Change], files_by_host: Mapping[str, Mapping[str, Stamp]]
     ) -> Iterator[list[_Change]]:
         """What becomes visible in S3 together: small files by the hundred. One by one where the order is to
         be seen."""
@@ -345,12 +366,12 @@ class CheckpointSync:
                 yield batch
                 batch, size = [], 0
             batch.append(change)
-            size += there[change.label][change.name].size
+            size += files_by_host[change.label][change.name].size
         if batch:
             yield batch
 
     def _upload(
-        self, changes: Sequence[_Change], there: Mapping[str, Mapping[str, Stamp]], final: bool
+        self, changes: Sequence[_Change], files_by_host: Mapping[str, Mapping[str, Stamp]], final: bool
     ) -> Iterator[_Change]:
         """The ones that need not be looked at again: uploaded, or lost as the settings say."""
         files = {
@@ -362,7 +383,7 @@ class CheckpointSync:
         try:
             sources = {
                 key: self._file(label, name)._replace(
-                    stamp=None if final or way == "torn" else there[label][name]
+                    stamp=None if final or way == "torn" else files_by_host[label][name]
                 )
                 for key, (_, label, name, way) in files.items()
             }
@@ -374,26 +395,28 @@ class CheckpointSync:
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
                 change = files[key]
                 self._unsaved.add((change.label, change.name))
-                self._fail(change.label, change.name, f"could not be uploaded: {why(reason)}", _AGAIN)
+                self._fail(change.label, change.name, f"could not be uploaded: {error_text(reason)}", _AGAIN)
         yield from (change for change in changes if self._where.below(_key(change.name)) not in failed)
 
     def _look(self, label: str, folder: HostFile, final: bool) -> _Look:
-        look = _Look({}, [], set())
+        look = _Look({}, [], set(), set())
         patience = self._patience[label]
         patience.begin()
-        for name, status, error in walk(folder.root, folder.name, self._refused, grant=final):
+        for name, status, error in walk(folder.root, folder.name, self._refused, fix_permissions=final):
             if isinstance(error, FileNotFoundError):
                 continue  # a directory that vanished between two looks holds nothing
-            if isinstance(error, Refused) and not name:
+            if isinstance(error, UnexpectedFileType) and not name:
                 # On SageMaker a volume is mounted there. What a link leads to is no business of S3, and what
                 # has been uploaded has not been deleted either.
                 look.hidden.append(name)
-                self.missing[label, name] = text = f"{self._local_path} has become {error.kind}"
+                self.missing[label, name] = text = f"{self._local_path} has become {error.file_type}"
                 self._tell(label, name, f"{text}: nothing of it is uploaded")
             elif error is not None:
                 look.hidden.append(name)
+                if status is None or stat.S_ISDIR(status.st_mode):
+                    look.unopened.add(name)
                 cannot = "cannot be read" if status is None else "cannot be uploaded"
-                self._fail(label, name, f"{cannot}: {why(error)}")
+                self._fail(label, name, f"{cannot}: {error_text(error)}")
             elif status is None or stat.S_ISDIR(status.st_mode):
                 continue
             elif stat.S_ISREG(status.st_mode):
@@ -403,7 +426,9 @@ class CheckpointSync:
             else:
                 if stat.S_ISLNK(status.st_mode):
                     look.hidden.append(name)
-                self._tell(label, name, f"{self._what} {shown(name)} is {kind(status)}: it is not uploaded")
+                self._tell(
+                    label, name, f"{self._what} {printable_name(name)} is {kind(status)}: it is not uploaded"
+                )
         return look
 
     def _refused(self, name: str) -> OSError | None:
@@ -417,7 +442,7 @@ class CheckpointSync:
         return None
 
     def _fail(self, label: str, name: str, text: str, outlook: str = "") -> None:
-        about = f"{self._what} {shown(name)}" if name else self._local_path
+        about = f"{self._what} {printable_name(name)}" if name else self._local_path
         self.missing[label, name] = f"{about} {text}"
         self._tell(label, name, f"{about} {text}{outlook}", of=label)
 
@@ -452,12 +477,12 @@ def _key(name: str) -> str:
     return os.fsencode(name).decode()
 
 
-def _with_times(found: Iterator[StoredObject]) -> Iterator[tuple[str, int]]:
+def _with_times(found: Iterator[ObjectEntry]) -> Iterator[tuple[str, int]]:
     """Keys with times of modification in nanoseconds, oldest first and no two the same: a script may take the
     newest file by its time. What SageMaker gives a file is not documented."""
     latest = 0
     for entry in sorted(found, key=lambda entry: (entry.modified, entry.key)):
-        latest = max(int(entry.modified * 1e9), latest + _APART_NS)
+        latest = max(int(entry.modified * 1e9), latest + _MIN_MTIME_DIFFERENCE_NS)
         yield entry.key, latest
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from smlaunch.contract.paths import SHARED_PYTHON_VARIABLE, Paths
 from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.spec import DEFAULT_GROUP, JobSpec, TrainingSpec
-from smlaunch.protocol.paths import SHARED_PYTHON_VARIABLE, Paths
 
 
 def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place) -> dict[str, Any]:

@@ -40,9 +40,9 @@ def copy_open_file(reader: int, target: str | Path, limit: int) -> None:
 
 
 def _write(writer: int, block: bytes) -> None:
-    left = memoryview(block)
-    while left:
-        left = left[os.write(writer, left) :]
+    remaining = memoryview(block)
+    while remaining:
+        remaining = remaining[os.write(writer, remaining) :]
 
 
 def _share_blocks(reader: int, writer: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smlaunch.local.jobs import processing, training
-from smlaunch.local.jobs.work import WorkOf
+from smlaunch.local.jobs.job_kind import WorkOf
 
 KINDS: Mapping[str, WorkOf] = {
     training.KIND: training.TrainingWork,

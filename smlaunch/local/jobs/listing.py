@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import ChannelSpec, S3Location
+from smlaunch.local.jobs.stores import Objects
 
 
 class DataError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import threading
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from smlaunch.local import state_dir
+from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs import states
 from smlaunch.local.jobs.runner import JobRunner, Rooms
-from smlaunch.local.state_dir import Owner, StateDir
-from smlaunch.local.store import JobRecord
-
-log = logging.getLogger(__name__)
+from smlaunch.local.state_dir import JobOwner, StateDir
 
 _CLOSED = "The endpoint that ran this job was closed"
 
@@ -31,14 +28,14 @@ class Follower(Protocol):
     def owner_lost(self, owner: str) -> None:
         """An endpoint died; its jobs have been closed."""
 
-    def heard(self, command: str, arn: str) -> None:
+    def on_command(self, command: str, arn: str) -> None:
         """A line in this endpoint's mailbox that is not about a job."""
 
 
 class JobManager:
     """``owner`` is this endpoint among those that share the state directory."""
 
-    def __init__(self, rooms: Rooms, state: StateDir, owner: Owner) -> None:
+    def __init__(self, rooms: Rooms, state: StateDir, owner: JobOwner) -> None:
         self.owner = owner
         self._rooms = rooms
         self._state = state
@@ -47,7 +44,7 @@ class JobManager:
         self._waiting: deque[JobRunner] = deque()
         self._closed = False
         self._follower: Follower | None = None
-        self._close_seen, self._close_said = os.pipe()
+        self._close_reader, self._close_writer = os.pipe()
         self._listener = threading.Thread(target=self._listen, name="mailbox", daemon=True)
         self._listener.start()
 
@@ -75,7 +72,7 @@ class JobManager:
 
     def tell(self, owner: str, message: str) -> bool:
         """Puts a line into another endpoint's mailbox. False when that endpoint is gone."""
-        return state_dir.send(self._state, owner, message)
+        return state_dir.send_to_owner(self._state, owner, message)
 
     def settle(self, arn: str) -> None:
         """Waits until nothing is left of a job that has ended: its status comes before its hosts are gone."""
@@ -89,15 +86,15 @@ class JobManager:
         for owner in state_dir.dead_owners(self._state):
             self._rooms.executor.recover(owner)
             self._rooms.recover_others(owner)
-            for record in self._rooms.store.unfinished(owner):
+            for record in self._rooms.store.unfinished_jobs(owner):
                 reason = (
                     "InternalServerError: the endpoint that ran this job ended without closing it (found at "
                     f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}); run it again"
                 )
-                self._rooms.store.save(record.arn, states.fail(record.state, reason, time.time()))
+                self._rooms.store.save_state(record.arn, states.fail(record.state, reason, time.time()))
             if self._follower is not None:
                 self._follower.owner_lost(owner)
-        leftovers = list(state_dir.nobodys_hosts(self._state))
+        leftovers = list(state_dir.abandoned_hosts(self._state))
         if leftovers:
             threading.Thread(target=_remove, args=(leftovers,), name="leftovers").start()
 
@@ -110,10 +107,10 @@ class JobManager:
             self._stop_own(runner.arn, _CLOSED, self._rooms.settings.close_grace_seconds)
         for runner in runners:
             runner.join()
-        os.write(self._close_said, b".")
+        os.write(self._close_writer, b".")
         self._listener.join()
-        os.close(self._close_said)
-        os.close(self._close_seen)
+        os.close(self._close_writer)
+        os.close(self._close_reader)
         self.owner.close()
 
     @property
@@ -160,26 +157,23 @@ class JobManager:
         """Reads this endpoint's mailbox: lines such as ``stop ARN``, written by other endpoints."""
         text = b""
         poll = select.poll()
-        poll.register(self.owner.inbox, select.POLLIN)
-        poll.register(self._close_seen, select.POLLIN)
+        poll.register(self.owner.inbox_fd, select.POLLIN)
+        poll.register(self._close_reader, select.POLLIN)
         while True:
-            if self._close_seen in dict(poll.poll()):
+            if self._close_reader in dict(poll.poll()):
                 return
-            text += os.read(self.owner.inbox, 1 << 16)
+            text += os.read(self.owner.inbox_fd, 1 << 16)
             *lines, text = text.split(b"\n")
             for line in lines:
                 command, _, arn = line.decode(errors="replace").partition(" ")
                 if command == "stop":
                     self._stop_own(arn)
                 elif self._follower is not None:
-                    self._follower.heard(command, arn)
+                    self._follower.on_command(command, arn)
 
 
 def _remove(folders: list[Path]) -> None:
-    from smlaunch.local.executors.removal import remove_tree
+    from smlaunch.local.executors.removal import remove_or_warn
 
     for folder in folders:
-        try:
-            remove_tree(folder)
-        except OSError as error:
-            log.warning("%s is left by an endpoint that is gone and cannot be removed: %s", folder, error)
+        remove_or_warn(folder)

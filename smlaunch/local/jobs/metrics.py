@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from smlaunch.local.jobs.ports import Metrics
 from smlaunch.local.jobs.spec import JobSpec
+from smlaunch.local.jobs.stores import Metrics
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"

@@ -14,7 +14,7 @@ import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
 
-from smlaunch.local.jobs.ports import Logs
+from smlaunch.local.jobs.stores import Logs
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +35,19 @@ class OutputPump:
         job: str,
         labels: Sequence[str],
         logs: Logs,
-        seen: Callable[[Sequence[tuple[int, str]]], None] | None = None,
+        on_lines: Callable[[Sequence[tuple[int, str]]], None] | None = None,
         group: str = GROUP,
     ) -> None:
         started = int(time.time() * 1000)
         self._writers = {label: logs.writer(group, f"{job}/{label}-{started}") for label in labels}
-        self._seen = seen
+        self._on_lines = on_lines
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
         self._complaints: set[str] = set()
 
     def note(self, label: str, text: str) -> None:
         """A line of the endpoint's own in a host's log."""
-        self._append(label, [f"[smlaunch] {text}"], seen=False)
+        self._append(label, [f"[smlaunch] {text}"], from_script=False)
 
     def start(self, outputs: Mapping[str, int]) -> None:
         """``outputs``: label to the read end of the pipe that a host prints to."""
@@ -104,16 +104,16 @@ class OutputPump:
                     partial[label] = rest
                     self._append(label, lines)
 
-    def _append(self, label: str, lines: Sequence[str], seen: bool = True) -> None:
+    def _append(self, label: str, lines: Sequence[str], from_script: bool = True) -> None:
         now = int(time.time() * 1000)
         events = [
             (now, piece)
             for line in lines
             for piece in ((line.removesuffix("\r"),) if len(line) <= _LINE_LIMIT else _pieces(line))
         ]
-        if seen and self._seen is not None and events:
+        if from_script and self._on_lines is not None and events:
             try:
-                self._seen(events)
+                self._on_lines(events)
             except Exception as error:
                 self._complain(f"metrics could not be stored: {error}")
         self._writers[label].append(events)

@@ -28,7 +28,7 @@ class Patience:
     for those that were uploaded, and ``end``."""
 
     def __init__(self) -> None:
-        self._seen: Mapping[str, Stamp] = {}
+        self._last_stamps: Mapping[str, Stamp] = {}
         self._waited: dict[str, int] = {}
         self._waits: dict[str, int] = {}
         self._torn: dict[str, Stamp] = {}
@@ -51,7 +51,7 @@ class Patience:
     ) -> Way | None:
         """``is_closed``: whether nobody has it open for writing; None where that cannot be known."""
         closed = is_closed()
-        if closed is not False and self._seen.get(name) == stamp:
+        if closed is not False and self._last_stamps.get(name) == stamp:
             return self._wait(name, "whole")
         if closed and self._behind >= SOON and name not in fresh:
             return self._wait(name, "whole")
@@ -83,8 +83,8 @@ class Patience:
         del self._successors[name]
         return True
 
-    def end(self, there: Mapping[str, Stamp]) -> None:
-        self._seen = there
-        self._torn = {name: stamp for name, stamp in self._torn.items() if name in there}
-        self._successors = {name: some for name, some in self._successors.items() if name not in there}
+    def end(self, stamps: Mapping[str, Stamp]) -> None:
+        self._last_stamps = stamps
+        self._torn = {name: stamp for name, stamp in self._torn.items() if name in stamps}
+        self._successors = {name: some for name, some in self._successors.items() if name not in stamps}
         self._behind = self._behind + 1 if self._waits else 0

@@ -28,12 +28,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from smlaunch.local.bodies import TornObject
-from smlaunch.local.host_files import kind_of, open_folder
+from smlaunch.local.host_files import file_type_name, open_folder
 from smlaunch.local.jobs import recordio
 from smlaunch.local.jobs.listing import DataError, ObjectRef, Part, Record
-from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import ChannelSpec
+from smlaunch.local.jobs.stores import Objects
+from smlaunch.local.object_files import TornObject
 
 _BLOCK = 1 << 20
 _IN_MEMORY = 64 << 20
@@ -173,10 +173,10 @@ class _Writer:
             os.close(writer)
 
     def _write(self, writer: int, block: bytes | memoryview) -> None:
-        left = memoryview(block)
-        while left:
+        remaining = memoryview(block)
+        while remaining:
             try:
-                left = left[os.write(writer, left) :]
+                remaining = remaining[os.write(writer, remaining) :]
             except BlockingIOError:
                 poll = select.poll()
                 poll.register(writer, select.POLLOUT)
@@ -217,7 +217,9 @@ class _Fifo:
         if stat.S_ISFIFO(status.st_mode):
             return descriptor
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"another process has put {kind_of(status)} in its place", self._name)
+        raise OSError(
+            errno.EINVAL, f"another process has put {file_type_name(status)} in its place", self._name
+        )
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):  # whatever the script has put there instead

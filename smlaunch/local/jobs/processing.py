@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local import honesty
+from smlaunch.contract.paths import ProcessingPaths
+from smlaunch.local import support
 from smlaunch.local.executors.base import Place
 from smlaunch.local.host_files import read_beginning
+from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs.artifacts import UploadError, in_short, merge, regular, upload_files
 from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.job_kind import Outcome, Tools
 from smlaunch.local.jobs.spec import (
     CONTRACT_ROOT,
     DEFAULT_GROUP,
@@ -31,9 +34,6 @@ from smlaunch.local.jobs.spec import (
     hosts_of_groups,
     selected_instance,
 )
-from smlaunch.local.jobs.work import Outcome, Tools
-from smlaunch.local.store import JobRecord
-from smlaunch.protocol.paths import ProcessingPaths
 
 KIND = "processing-job"
 GROUP = "/aws/sagemaker/ProcessingJobs"
@@ -81,10 +81,10 @@ class ProcessingWork:
         resources = self._request["ProcessingResources"]
         return {"ProcessingResources": {"ClusterConfig": {**resources["ClusterConfig"], **chosen}}}
 
-    def told(self, runs_images: bool) -> Mapping[str, str]:
-        told = honesty.without_effect(self._request, honesty.processing_rows(runs_images))
-        told.pop("AppSpecification.ImageUri", None)
-        return told
+    def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
+        notes = support.recorded_fields(self._request, support.processing_rows(runs_images))
+        notes.pop("AppSpecification.ImageUri", None)
+        return notes
 
     def lay_out(self, places: Sequence[Place], current: Place) -> None:
         paths = ProcessingPaths(str(current.tree))

@@ -15,18 +15,18 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smlaunch.local.damage import StateDamaged
 from smlaunch.local.faults import AttemptFaults, FaultPlan
+from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs import states, warm_pool
 from smlaunch.local.jobs.attempt import Attempt, Rooms
 from smlaunch.local.jobs.control import JobControl, Stopping
+from smlaunch.local.jobs.failure_reasons import INTERNAL, machines_own
+from smlaunch.local.jobs.job_kind import Outcome, Work
 from smlaunch.local.jobs.kinds import KINDS
 from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.spec import JobSpec
 from smlaunch.local.jobs.states import JobState, StopCause
-from smlaunch.local.jobs.verdict import INTERNAL, machines_own
-from smlaunch.local.jobs.work import Outcome, Work
-from smlaunch.local.store import JobRecord
+from smlaunch.local.state_errors import StateDamaged
 
 __all__ = ["JobRunner", "Rooms"]
 
@@ -85,12 +85,12 @@ class JobRunner:
         """One after the other, until one decides. Raises Stopping between two of them."""
         retries = self._work(AttemptFaults()).spec.retries
         for number in itertools.count(1):
-            faults = self._faults.of(self._record.name, number)
+            faults = self._faults.faults_of_attempt(self._record.name, number)
             outcome = self._try(self._work(faults), faults)
             if outcome.interrupted:
                 self._give_back()
                 self._control.go("Interrupted")
-                self._control.wait(faults.away)
+                self._control.wait(faults.retry_delay_seconds)
             elif (outcome.reason or "").startswith(INTERNAL) and retries > 0:
                 retries -= 1
                 self._give_back()
@@ -107,7 +107,7 @@ class JobRunner:
         if work.spec.selected is not None:
             kind, count = work.spec.selected
             chosen = {"SelectedInstanceType": kind, "SelectedInstanceCount": count}
-            self._rooms.store.merge(self.arn, work.selected(chosen))
+            self._rooms.store.add_to_result(self.arn, work.selected(chosen))
         self._attempt = Attempt(work, self._rooms, self._control, faults, self._reader)
         return self._attempt.run()
 
@@ -118,7 +118,7 @@ class JobRunner:
             attempt.close()
 
     def _work(self, faults: AttemptFaults) -> Work:
-        return KINDS[self._record.kind](self._record, faults.capacity.wait)
+        return KINDS[self._record.kind](self._record, faults.capacity.wait_seconds)
 
     def _wait_for_capacity(self, spec: JobSpec) -> str | None:
         """Until the hosts can be had; else FailureReason. Raises Stopping, also when a limit has passed."""
@@ -151,7 +151,7 @@ class JobRunner:
         self._control.end(outcome.reason, result)
 
     def _save(self, state: JobState, result: Mapping[str, Any] | None) -> None:
-        self._rooms.store.save(self.arn, state, result)
+        self._rooms.store.save_state(self.arn, state, result)
 
 
 def _wait_end(record: JobRecord, now: float) -> float | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from smlaunch.local import honesty
+from smlaunch.local import support
 from smlaunch.local.executors.base import Place
+from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs import artifacts, contract
 from smlaunch.local.jobs.checkpoints import CheckpointSync
+from smlaunch.local.jobs.job_kind import Outcome, Tools
 from smlaunch.local.jobs.output import GROUP
 from smlaunch.local.jobs.spec import TrainingSpec, Wait, read_request
-from smlaunch.local.jobs.work import Outcome, Tools
-from smlaunch.local.store import JobRecord
 
 KIND = "training-job"
 
@@ -29,10 +29,10 @@ class TrainingWork:
     def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ResourceConfig": {**self._request["ResourceConfig"], **chosen}}
 
-    def told(self, runs_images: bool) -> Mapping[str, str]:
-        told = honesty.without_effect(self._request, honesty.training_rows(runs_images))
-        told.pop("AlgorithmSpecification.TrainingImage", None)
-        return told
+    def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
+        notes = support.recorded_fields(self._request, support.training_rows(runs_images))
+        notes.pop("AlgorithmSpecification.TrainingImage", None)
+        return notes
 
     def lay_out(self, places: Sequence[Place], current: Place) -> None:
         contract.lay_out(self.spec, places, current)

@@ -16,8 +16,8 @@ from pathlib import Path
 from smlaunch.local.executors.removal import remove_tree
 from smlaunch.local.host_files import walk
 from smlaunch.local.jobs import uploads
-from smlaunch.local.jobs.ports import Objects
 from smlaunch.local.jobs.spec import S3Location
+from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.jobs.uploads import HostFile
 
 
@@ -32,43 +32,43 @@ def keep(objects: Objects, where: S3Location, folder: HostFile, label: str, name
     home = _home(objects, where)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in itertools.count(1):
-        kept = home / f"{label}-{number}"
+        saved_path = home / f"{label}-{number}"
         try:
             # A rename and no copy: there may be no room for one.
-            (folder.root / folder.name).rename(kept)
+            (folder.root / folder.name).rename(saved_path)
             break
         except OSError:
-            if not kept.exists():
+            if not saved_path.exists():
                 raise
-    for found in walk(home, kept.name, grant=True):
+    for found in walk(home, saved_path.name, fix_permissions=True):
         if found.status is not None and not stat.S_ISDIR(found.status.st_mode) and found.name not in names:
             with suppress(OSError):
-                os.unlink(kept / found.name)  # noqa: PTH108 - a name of any bytes
-    return kept
+                os.unlink(saved_path / found.name)  # noqa: PTH108 - a name of any bytes
+    return saved_path
 
 
 def store(objects: Objects, where: S3Location, scratch: Path) -> list[Path]:
-    """Stores what was kept of a prefix, unless S3 has a later object of the name. Returns the directories
+    """Stores what was saved of a prefix, unless S3 has a later object of the name. Returns the directories
     that must stay, as some of their files could not be stored now."""
     home = _home(objects, where)
     if not home.is_dir():
         return []
     modified = {entry.key: entry.modified for entry in objects.list(where.bucket, where.below(""))}
     staying = []
-    for kept in sorted(home.iterdir()):
+    for saved_path in sorted(home.iterdir()):
         files, times = {}, {}
-        for found in walk(home, kept.name, grant=True):
+        for found in walk(home, saved_path.name, fix_permissions=True):
             if found.status is not None and stat.S_ISREG(found.status.st_mode):
                 key = where.below(os.fsencode(found.name).decode())
                 times[key] = found.status.st_mtime
-                files[key] = HostFile(home, f"{kept.name}/{found.name}")
+                files[key] = HostFile(home, f"{saved_path.name}/{found.name}")
         later = {
             key: files[key]
             for key in sorted(files, key=times.__getitem__)
             if modified.get(key, 0.0) < times[key]
         }
         if uploads.put(objects, where.bucket, later, scratch, ended=True):
-            staying.append(kept)
+            staying.append(saved_path)
         else:
-            remove_tree(kept)
+            remove_tree(saved_path)
     return staying

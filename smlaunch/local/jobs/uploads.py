@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from smlaunch.local.host_files import Opener, link_to
+from smlaunch.local.host_files import FileOpener, hard_link
 from smlaunch.local.jobs.copying import copy_open_file
 from smlaunch.local.jobs.leases import nobody_writes
-from smlaunch.local.jobs.ports import Objects
+from smlaunch.local.jobs.stores import Objects
 
 TOGETHER = 256
 """At most so many files become visible in S3 at once."""
@@ -88,7 +88,7 @@ def _try(
     folder = Path(tempfile.mkdtemp(prefix="upload-", dir=scratch))
     try:
         bodies = []
-        with Opener(grant=ended) as opener:
+        with FileOpener(fix_permissions=ended) as opener:
             for number, (key, file) in enumerate(files):
                 body = f"{folder}/{number}"  # a word and no path yet: there may be ten thousand
                 try:
@@ -106,7 +106,7 @@ def _try(
 def _link(file: HostFile, body: Path) -> bool:
     """Spares the copy of what nobody else can write to. False when it has to be copied all the same."""
     try:
-        link_to(file.root, file.name, str(body))
+        hard_link(file.root, file.name, str(body))
     except FileNotFoundError:
         raise
     except OSError:
@@ -133,7 +133,7 @@ def _is_ours_alone(body: Path) -> bool:
         os.close(descriptor)
 
 
-def _copy(opener: Opener, file: HostFile, body: str) -> None:
+def _copy(opener: FileOpener, file: HostFile, body: str) -> None:
     reader = opener.open(file.root, file.name)
     try:
         _check(reader, file.stamp)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.local.jobs.verdict import INTERNAL
-from smlaunch.local.store import JobQuery, JobRecord, JobStore
+from smlaunch.local.job_store import JobQuery, JobRecord, JobStore
+from smlaunch.local.jobs.failure_reasons import INTERNAL
 
 _SAME_RESOURCES = ("InstanceType", "InstanceCount", "InstanceGroups", "VolumeKmsKeyId", "VolumeSizeInGB")
 _SAME = ("RoleArn", "VpcConfig", "EnableInterContainerTrafficEncryption", "EnableNetworkIsolation")
@@ -47,9 +47,9 @@ def status(record: JobRecord, now: float) -> dict[str, Any] | None:
         return {"Status": "InUse"} if keep_alive(record.request) and not record.state.ended else None
     if stored["Status"] != "Available":
         return dict(stored)
-    kept, limit = max(0.0, now - record.state.modified), keep_alive(record.request)
-    if kept < limit:
-        return {"Status": "Available", **_retained(kept)}
+    idle_seconds, limit = max(0.0, now - record.state.modified), keep_alive(record.request)
+    if idle_seconds < limit:
+        return {"Status": "Available", **_retained(idle_seconds)}
     return {"Status": "Terminated", **_retained(limit)}
 
 
@@ -57,11 +57,11 @@ def at_end(
     store: JobStore, arn: str, reason: str | None, limit: int | None, now: float
 ) -> dict[str, dict[str, Any]]:
     """What to remember of a pool when its job ends. An infrastructure's failure leaves no pool."""
-    record = store.by_arn(arn)
+    record = store.get_by_arn(arn)
     if record is None or not keep_alive(record.request):
         return {}
     lost = reason is not None and reason.startswith((INTERNAL, "CapacityError"))
-    beyond = limit is not None and _kept_hosts(store, record.region, now) + hosts(record.request) > limit
+    beyond = limit is not None and _warm_host_count(store, record.region, now) + hosts(record.request) > limit
     return {_MEMBER: {"Status": "Terminated"} if lost or beyond else {"Status": "Available"}}
 
 
@@ -103,7 +103,7 @@ def hosts(request: Mapping[str, Any]) -> int:
     return sum(group["InstanceCount"] for group in groups) or int(resources.get("InstanceCount") or 1)
 
 
-def _kept_hosts(store: JobStore, region: str, now: float) -> int:
+def _warm_host_count(store: JobStore, region: str, now: float) -> int:
     return sum(hosts(record.request) for record in _available(store, region, now))
 
 

@@ -1,9 +1,9 @@
 """The integration ``arn:aws:states:::sagemaker:createTrainingJob`` (and processing), plain and ``.sync``.
 
-As the developer guide of Step Functions has it ("Run a job", "Manage SageMaker AI jobs"): ``.sync`` waits
-until the job has ended; Completed gives what Describe gives; an aborted execution stops the job. Not
-documented there, and so chosen here: that Failed and Stopped raise States.TaskFailed with the description
-as JSON in Cause; times as milliseconds since the epoch; the names of the API's errors (``error_name``).
+As documented in the developer guide of Step Functions ("Run a job", "Manage SageMaker AI jobs"), ``.sync``
+waits until the job has ended; the result of a Completed job is its description; an aborted execution stops
+the job. Not documented, and chosen here: Failed and Stopped raise States.TaskFailed with the description as
+JSON in Cause; times are in milliseconds since the epoch; the names of the API's errors (``error_name``).
 """
 
 from __future__ import annotations
@@ -26,65 +26,68 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.resou
 from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.utils.encoding import to_json_str
 
-from smlaunch.local.moto.clients import Clients
+from smlaunch.local.moto.role_clients import RoleClients
 
 log = logging.getLogger(__name__)
 
-_FIRST_LOOK, _LAST_LOOK, _SLOWER = 0.1, 2.0, 1.3
-"""Seconds between two looks at a job, and by how much they grow."""
+_FIRST_POLL_SECONDS, _MAX_POLL_SECONDS, _POLL_BACKOFF = 0.1, 2.0, 1.3
+"""Seconds between two Describe calls, and the factor by which they grow."""
 
-MODELLED = frozenset(("ResourceInUse", "ResourceLimitExceeded", "ResourceNotFound", "ConflictException"))
-"""The errors that SageMaker's model names for its operations on jobs."""
+MODELED_ERRORS = frozenset(
+    ("ResourceInUse", "ResourceLimitExceeded", "ResourceNotFound", "ConflictException")
+)
+"""Errors in SageMaker's service model for operations on jobs."""
 
 
-class Job(NamedTuple):
-    """The operations on one kind of job, as boto3 calls them, and its members."""
+class JobApi(NamedTuple):
+    """Names of one kind of job in boto3's methods, and of its members in the API."""
 
     kind: str
-    name: str
-    status: str
+    name_member: str
+    status_member: str
 
-    def call(self, client: Any, verb: str, name: str) -> dict[str, Any]:
-        operation = getattr(client, f"{verb}_{self.kind}")
-        answer: dict[str, Any] = operation(**{self.name: name})
-        answer.pop("ResponseMetadata", None)
-        return answer
+    def call(self, client: Any, action: str, name: str) -> dict[str, Any]:
+        operation = getattr(client, f"{action}_{self.kind}")
+        response: dict[str, Any] = operation(**{self.name_member: name})
+        response.pop("ResponseMetadata", None)
+        return response
 
 
-JOBS: Mapping[str, Job] = {
-    "createTrainingJob": Job("training_job", "TrainingJobName", "TrainingJobStatus"),
-    "createProcessingJob": Job("processing_job", "ProcessingJobName", "ProcessingJobStatus"),
+JOB_API_BY_ACTION: Mapping[str, JobApi] = {
+    "createTrainingJob": JobApi("training_job", "TrainingJobName", "TrainingJobStatus"),
+    "createProcessingJob": JobApi("processing_job", "ProcessingJobName", "ProcessingJobStatus"),
 }
 
 
-def error_name(code: str, chosen: Mapping[str, str]) -> str:
-    """What a state's Retry and Catch call an error of the API. ``chosen`` (Settings) comes first.
+def error_name(code: str, custom_names: Mapping[str, str]) -> str:
+    """Return the name of an API error for Retry and Catch. ``custom_names`` (Settings) take precedence.
 
-    Not confirmed against a region. The optimized integrations bear the names of the AWS SDK for Java 1: one
-    of the model is its own exception, ``SageMaker.ResourceLimitExceededException``; all others, throttling
-    and validation among them, are ``SageMaker.AmazonSageMakerException``. The code stands in Cause.
+    Not confirmed against a region. The optimized integrations use the names of the AWS SDK for Java 1: an
+    error in the service model has its own exception, ``SageMaker.ResourceLimitExceededException``; all
+    others, such as throttling and validation, are ``SageMaker.AmazonSageMakerException``. Cause has the code.
     """
-    if code in chosen:
-        return chosen[code]
-    if code in MODELLED:
+    if code in custom_names:
+        return custom_names[code]
+    if code in MODELED_ERRORS:
         return f"SageMaker.{code.removesuffix('Exception')}Exception"
     return "SageMaker.AmazonSageMakerException"
 
 
 class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
-    """One state of this integration."""
+    """A Task state of this integration."""
 
-    def __init__(self, clients: Clients, error_names: Mapping[str, str]) -> None:
+    def __init__(self, clients: RoleClients, error_names: Mapping[str, str]) -> None:
         super().__init__(supported_integration_patterns={ResourceCondition.Sync})
         self._clients = clients
         self._error_names = error_names
 
     def _validate_service_integration_is_supported(self) -> None:
-        """When the state machine is made; AWS says so then too."""
+        """Reject other operations when the state machine is created, as AWS does."""
         resource = self.resource
-        if resource.api_action not in JOBS or resource.condition not in (None, ResourceCondition.Sync):
-            known = ", ".join(f"sagemaker:{name}[.sync]" for name in JOBS)
-            raise ValueError(f"{resource.resource_arn}: the local endpoint has {known}")
+        is_known_pattern = resource.condition in (None, ResourceCondition.Sync)
+        if resource.api_action not in JOB_API_BY_ACTION or not is_known_pattern:
+            supported = ", ".join(f"sagemaker:{name}[.sync]" for name in JOB_API_BY_ACTION)
+            raise ValueError(f"{resource.resource_arn}: the local endpoint has {supported}")
 
     def _eval_service_task(
         self,
@@ -93,11 +96,13 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         normalised_parameters: dict[str, Any],
         state_credentials: Any,
     ) -> None:
-        client = self._clients.of_role(state_credentials.role_arn, "sagemaker", resource_runtime_part.region)
-        # botocore refuses members that the API does not have, and values of another type.
-        answer = getattr(client, self._get_boto_service_action())(**normalised_parameters)
-        answer.pop("ResponseMetadata", None)
-        env.stack.append(answer)
+        client = self._clients.client_for_role(
+            state_credentials.role_arn, "sagemaker", resource_runtime_part.region
+        )
+        # botocore rejects unknown members and values of the wrong type.
+        response = getattr(client, self._get_boto_service_action())(**normalised_parameters)
+        response.pop("ResponseMetadata", None)
+        env.stack.append(response)
 
     def _eval_integration_pattern(
         self,
@@ -106,26 +111,28 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         normalised_parameters: dict[str, Any],
         state_credentials: Any,
     ) -> None:
-        """Waits for the job. moto's own way (5.2.5) needs a callback endpoint, and without a task token there
-        is none: `callback_endpoint.interrupt_all()` meets None, and the state fails with States.Runtime."""
+        """Wait for the job. moto's own method (5.2.5) needs a callback endpoint, which does not exist without
+        a task token: `callback_endpoint.interrupt_all()` fails on None, and the state with States.Runtime."""
         env.stack.pop()
-        job = JOBS[self.resource.api_action]
-        name = normalised_parameters[job.name]
+        job_api = JOB_API_BY_ACTION[self.resource.api_action]
+        name = normalised_parameters[job_api.name_member]
         region = resource_runtime_part.region
-        client = self._clients.of_role(state_credentials.role_arn, "sagemaker", region, patient=True)
-        seconds = _FIRST_LOOK
+        client = self._clients.client_for_role(
+            state_credentials.role_arn, "sagemaker", region, with_retries=True
+        )
+        poll_seconds = _FIRST_POLL_SECONDS
         while env.is_running():
-            described = _plain(job.call(client, "describe", name))
-            if described[job.status] == "Completed":
-                env.stack.append(described)
+            description = _to_json_value(job_api.call(client, "describe", name))
+            if description[job_api.status_member] == "Completed":
+                env.stack.append(description)
                 return
-            if described[job.status] in ("Failed", "Stopped"):
-                raise FailureEventException(self._failed(env, "States.TaskFailed", to_json_str(described)))
-            env.program_state_event.wait(seconds)
-            seconds = min(seconds * _SLOWER, _LAST_LOOK)
-        # Stopped, timed out, or another branch has failed.
-        with contextlib.suppress(ClientError):  # it has ended meanwhile
-            job.call(client, "stop", name)
+            if description[job_api.status_member] in ("Failed", "Stopped"):
+                raise FailureEventException(self._failed(env, "States.TaskFailed", to_json_str(description)))
+            env.program_state_event.wait(poll_seconds)
+            poll_seconds = min(poll_seconds * _POLL_BACKOFF, _MAX_POLL_SECONDS)
+        # The execution was stopped or timed out, or another branch has failed.
+        with contextlib.suppress(ClientError):  # the job has ended meanwhile
+            job_api.call(client, "stop", name)
         env.stack.append({})
 
     def _from_error(self, env: Any, ex: Exception) -> Any:
@@ -141,7 +148,7 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
     def _failed(self, env: Any, error: str, cause: str) -> Any:
         return FailureEvent(
             env=env,
-            error_name=ErrorName(error),  # which the wildcard States.TaskFailed matches, unlike moto's others
+            error_name=ErrorName(error),  # this class matches the wildcard States.TaskFailed
             event_type=HistoryEventType.TaskFailed,
             event_details=EventDetails(
                 taskFailedEventDetails=TaskFailedEventDetails(
@@ -154,12 +161,12 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         )
 
 
-def _plain(value: Any) -> Any:
-    """As JSON can hold it."""
+def _to_json_value(value: Any) -> Any:
+    """Convert a description to JSON values; times become milliseconds since the epoch."""
     if isinstance(value, dict):
-        return {name: _plain(held) for name, held in value.items() if held is not None}
+        return {name: _to_json_value(member) for name, member in value.items() if member is not None}
     if isinstance(value, list):
-        return [_plain(held) for held in value]
+        return [_to_json_value(member) for member in value]
     if isinstance(value, datetime.datetime):
         return int(value.timestamp() * 1000)
     return value

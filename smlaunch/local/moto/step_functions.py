@@ -1,4 +1,4 @@
-"""Step Functions as moto interprets it, with what makes it this endpoint's: our tasks, calls and repairs."""
+"""Step Functions with moto's interpreter and this endpoint's tasks, clients and patches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
     StateTaskServiceSfn,
 )
 
-from smlaunch.local.moto import repairs
-from smlaunch.local.moto.clients import Clients
+from smlaunch.local.moto import patches
+from smlaunch.local.moto.role_clients import RoleClients
 from smlaunch.local.moto.sagemaker_tasks import SageMakerTask
 
 
 class NestedExecution(StateTaskServiceSfn):
-    """``states:startExecution``; a nested execution is stopped with the one that waits for it."""
+    """Task ``states:startExecution``; a nested execution is stopped with the execution that waits for it."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: RoleClients) -> None:
         super().__init__()
         self._clients = clients
 
@@ -34,40 +34,39 @@ class NestedExecution(StateTaskServiceSfn):
         normalised_parameters: dict[str, Any],
         state_credentials: Any,
     ) -> None:
-        nested = env.stack[-1]["ExecutionArn"]
+        nested_arn = env.stack[-1]["ExecutionArn"]
         super()._eval_integration_pattern(
             env, resource_runtime_part, normalised_parameters, state_credentials
         )
         if not env.is_running():
             role = state_credentials.role_arn
-            client = self._clients.of_role(role, "stepfunctions", resource_runtime_part.region)
-            with contextlib.suppress(ClientError):  # it has ended meanwhile
-                client.stop_execution(executionArn=nested)
+            client = self._clients.client_for_role(role, "stepfunctions", resource_runtime_part.region)
+            with contextlib.suppress(ClientError):  # the nested execution has ended meanwhile
+                client.stop_execution(executionArn=nested_arn)
 
 
-def install(clients: Clients, wait_factor: float, error_names: Mapping[str, str]) -> None:
-    """Once in a process."""
+def install(clients: RoleClients, wait_factor: float, error_names: Mapping[str, str]) -> None:
+    """Install tasks, patches and clients into moto. Call it once in a process."""
     default_user_config["stepfunctions"]["execute_state_machine"] = True
-    repairs.single_values_below_an_index()
-    repairs.escapes_in_intrinsic_functions()
-    repairs.unnamed_executions()
-    repairs.stopping_at_once()
-    repairs.what_is_stopped_stays_stopped()
-    repairs.waits(wait_factor)
-    repairs.maps_of_many_items()
-    repairs.failures_of_a_distributed_map()
-    repairs.names_of_members()
-    repairs.names_of_errors(error_names)
-    repairs.output_as_json()
-    repairs.codes_of_errors()
-    repairs.calls_to(clients.of_role)
-    moto_s = state_task_service_factory.state_task_service_for
+    patches.patch_definite_paths()
+    patches.patch_intrinsic_escapes()
+    patches.patch_unnamed_executions()
+    patches.patch_stop_execution()
+    patches.patch_stopped_state()
+    patches.patch_waits(wait_factor)
+    patches.patch_map_failures()
+    patches.patch_member_names()
+    patches.patch_error_names(error_names)
+    patches.patch_execution_output()
+    patches.patch_error_codes()
+    patches.patch_boto_clients(clients.client_for_role)
+    original = state_task_service_factory.state_task_service_for
 
     def state_task_service_for(service_name: str) -> Any:
         if service_name == "sagemaker":
             return SageMakerTask(clients, error_names)
         if service_name == "states":
             return NestedExecution(clients)
-        return moto_s(service_name)
+        return original(service_name)
 
     state_task_factory.state_task_service_for = state_task_service_for

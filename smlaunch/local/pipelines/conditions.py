@@ -59,8 +59,8 @@ def holds(condition: Mapping[str, Any], scope: Scope) -> bool:
         return any(holds(one, scope) for one in condition["Conditions"])
     if kind == "In":
         return resolve(condition["QueryValue"], scope) in resolve(condition["Values"], scope)
-    left, right = (resolve(condition[side], scope) for side in ("LeftValue", "RightValue"))
+    left_value, right_value = (resolve(condition[side], scope) for side in ("LeftValue", "RightValue"))
     try:
-        return _COMPARISONS[kind](left, right)
+        return _COMPARISONS[kind](left_value, right_value)
     except TypeError:
-        raise Unresolved(f"{kind}: {left!r} and {right!r} cannot be compared") from None
+        raise Unresolved(f"{kind}: {left_value!r} and {right_value!r} cannot be compared") from None

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from smlaunch.api.validation import check_request
 from smlaunch.local.pipelines import conditions, expressions, parameters, retries
 from smlaunch.local.pipelines.expressions import Steps, dotted, present
 from smlaunch.local.pipelines.parameters import Parameter
 from smlaunch.local.pipelines.retries import RetryPolicy
-from smlaunch.validate import check
 
 VERSION = "2020-12-01"
 JOB_TYPES: Mapping[str, tuple[str, str]] = {
@@ -351,7 +351,7 @@ class _Reader:
             self._tell((*place, name), "the service makes the job's name; leave it out")
             return
         places = [path for path, _ in expressions.expressions(step.arguments)]
-        for violation in check(operation, {**step.arguments, name: "pipelines-0-0"}):
+        for violation in check_request(operation, {**step.arguments, name: "pipelines-0-0"}):
             if violation.rule == "service" and places:
                 continue  # it may be about something that is not known yet
             if not any(violation.path[: len(path)] == path for path in places):
@@ -359,19 +359,19 @@ class _Reader:
 
     def _order(self) -> tuple[str, ...]:
         """Each step after those it needs; circles are told."""
-        left = {name: step.needs & self._steps.keys() for name, step in self._steps.items()}
+        remaining = {name: step.needs & self._steps.keys() for name, step in self._steps.items()}
         order: list[str] = []
         done: set[str] = set()
-        while left:
-            free = [name for name, needs in left.items() if needs <= done]
+        while remaining:
+            free = [name for name, needs in remaining.items() if needs <= done]
             if not free:
-                circle = _circle(left)
+                circle = _circle(remaining)
                 self._tell(("Steps",), f"{' needs '.join(circle)}: no step can need itself")
                 break
             order += free
             done.update(free)
             for name in free:
-                del left[name]
+                del remaining[name]
         return tuple(order)
 
 
@@ -381,11 +381,11 @@ def _referred(arguments: Any) -> set[str]:
     return {name for text in texts if isinstance(text, str) and (name := expressions.step_of(text))}
 
 
-def _circle(left: Mapping[str, frozenset[str]]) -> list[str]:
+def _circle(remaining: Mapping[str, frozenset[str]]) -> list[str]:
     """One circle among steps each of which needs another of them."""
-    seen: list[str] = [next(iter(left))]
+    visited: list[str] = [next(iter(remaining))]
     while True:
-        following = min(left[seen[-1]] & left.keys())
-        if following in seen:
-            return [*seen[seen.index(following) :], following]
-        seen.append(following)
+        following = min(remaining[visited[-1]] & remaining.keys())
+        if following in visited:
+            return [*visited[visited.index(following) :], following]
+        visited.append(following)

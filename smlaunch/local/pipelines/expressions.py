@@ -198,13 +198,13 @@ _NAMES = ("MetricName", "OutputName", "InputName", "ChannelName", "Key", "Name")
 """What an entry of a list is known by, where a path has a name instead of a number."""
 
 
-def walk(value: Any, path: Sequence[str | int], told: str) -> Any:
+def walk(value: Any, path: Sequence[str | int], location: str) -> Any:
     """``told`` names the whole reference, for the error. Raises Unresolved."""
     for step in path:
         try:
             value = _entry(value, step)
         except (KeyError, IndexError, TypeError):
-            raise Unresolved(f"{told}: there is no {step!r}") from None
+            raise Unresolved(f"{location}: there is no {step!r}") from None
     return value
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.local.errors import ApiError
+from smlaunch.local.api_errors import ApiError
 from smlaunch.local.pipelines.expressions import Steps, present
 
 THROTTLING = "Step.THROTTLING"

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from smlaunch.local.caller import Caller, assumed, caller
-from smlaunch.local.errors import ApiError
-from smlaunch.local.pipelines import conditions, frontier, retries
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.pipelines import conditions, ready_steps, retries
 from smlaunch.local.pipelines.definition import JOB_TYPES, Definition, Step
-from smlaunch.local.pipelines.door import JobDoor
 from smlaunch.local.pipelines.expressions import Unresolved, as_text, resolve
+from smlaunch.local.pipelines.job_client import JobClient
 from smlaunch.local.pipelines.records import Execution, StepRecord
+from smlaunch.local.pipelines.references import ExecutionScope, Objects
 from smlaunch.local.pipelines.store import PipelineStore
-from smlaunch.local.pipelines.values import ExecutionScope, Objects
+from smlaunch.local.request_context import RequestContext, assumed_role_arn, context_var
 
 FAILED = "Step failure: One or multiple steps failed."
 REASON_LIMIT = 1300
@@ -53,7 +53,7 @@ attributes by pipeline step type."""
 @dataclass(frozen=True)
 class Rooms:
     store: PipelineStore
-    door: JobDoor
+    door: JobClient
     objects: Objects
 
 
@@ -114,7 +114,9 @@ class ExecutionRunner:
 
     def _run(self) -> None:
         region, role = self._execution.region, self._execution.role
-        caller.set(Caller(region, arn=assumed(role, _SESSION, region), request_id=self.id))
+        context_var.set(
+            RequestContext(region, arn=assumed_role_arn(role, _SESSION, region), request_id=self.id)
+        )
         try:
             self._drive()
         except Exception as error:
@@ -136,7 +138,7 @@ class ExecutionRunner:
         with self._lock:
             if self._stopping is not None:
                 self._save(status="Stopped", failure=self._stopping or None)
-            elif any(record.status in frontier.ENDED_BADLY for record in self._records.values()):
+            elif any(record.status in ready_steps.ENDED_BADLY for record in self._records.values()):
                 self._save(status="Failed", failure=FAILED)
             else:
                 self._save(status="Succeeded")
@@ -175,7 +177,7 @@ class ExecutionRunner:
         """Steps that could begin, if there is room. A Fail step that was reached lets none begin."""
         if any(record.type == "Fail" for record in self._records.values()):
             return []
-        return frontier.ready(self._definition, self._records)
+        return ready_steps.ready(self._definition, self._records)
 
     def _begin(self) -> None:
         """All that can begin now, also what becomes possible by that."""
@@ -184,15 +186,15 @@ class ExecutionRunner:
             if active.retry_at is not None and active.retry_at <= now:
                 active.retry_at = None
                 self._create(name, active)
-        begun = True
-        while begun and self._stopping is None:
-            begun = False
+        has_started = True
+        while has_started and self._stopping is None:
+            has_started = False
             for name in self._startable():
                 step = self._definition.steps[name]
                 room = self._execution.parallelism
                 if step.type in JOB_TYPES and room is not None and len(self._active) >= room:
                     continue
-                begun = True
+                has_started = True
                 self._start(step)
                 if step.type == "Fail":
                     break
@@ -241,10 +243,10 @@ class ExecutionRunner:
                 arn = self._rooms.door.create(step.type, request)
                 self._keep(replace(record, status="Executing", job=arn, job_name=new))
             except ApiError as error:
-                told = error
+                last_error = error
             else:
                 return
-        self._failed(name, active, retries.of_error(told), f"ClientError: {told}")
+        self._failed(name, active, retries.of_error(last_error), f"ClientError: {last_error}")
 
     def _key(self, step: Step) -> str | None:
         """What a step's arguments are known by in the cache; None for a step that is not kept there."""

@@ -71,7 +71,7 @@ class PipelineRuns:
             if runner is not None:
                 runner.wake()
 
-    def heard(self, command: str, arn: str) -> None:
+    def on_command(self, command: str, arn: str) -> None:
         if command == _STOP:
             self._stop_own(arn.rpartition("/")[2])
 

@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from smlaunch.local.database import Contents, OneConnection
+from smlaunch.contract import formats
+from smlaunch.local.database import DatabaseSpec, SingleConnection
 from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
 
-_CONTENTS = Contents(
+_CONTENTS = DatabaseSpec(
     "every pipeline, its executions and their steps",
     schema="""
 CREATE TABLE IF NOT EXISTS pipelines (
@@ -31,7 +32,7 @@ CREATE TABLE IF NOT EXISTS steps (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS steps_by_key ON steps (pipeline, name, key, ended);
 """,
-    version=1,
+    stored_format=formats.PIPELINES_DATABASE,
 )
 
 
@@ -43,7 +44,7 @@ class PipelineStore:
     """Safe for many threads and processes. A write is there once the call returns, also after a power cut."""
 
     def __init__(self, path: Path) -> None:
-        self._db = OneConnection(path, _CONTENTS)
+        self._db = SingleConnection(path, _CONTENTS)
 
     def close(self) -> None:
         self._db.close()
@@ -160,4 +161,4 @@ class PipelineStore:
         try:
             return [json.loads(text) for (text,) in rows]
         except (ValueError, TypeError) as error:
-            raise self._db.damaged(f"has a row that cannot be read ({error!r})") from error
+            raise self._db.damaged_error(f"has a row that cannot be read ({error!r})") from error

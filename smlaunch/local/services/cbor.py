@@ -1,7 +1,7 @@
-"""CBOR (RFC 8949), as much of it as AWS's rpc-v2-cbor protocol uses; the standard library has none.
+"""CBOR (RFC 8949), as far as AWS's rpc-v2-cbor protocol uses it. The standard library has no CBOR.
 
-Everything a client sends is read: indefinite lengths, half floats, big numbers' tags are not used. Written
-are definite lengths only. Times are tag 1: seconds since the epoch.
+The decoder also reads indefinite lengths and half floats, but no bignums; the encoder writes definite lengths
+only. Times have tag 1: seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-_BREAK = object()
-_DEPTH_LIMIT = 64
+_BREAK_CODE = object()
+_MAX_DEPTH = 64
 
 
-class Moment(float):
-    """Seconds since the epoch, written with the tag of a time."""
+class CborTimestamp(float):
+    """Seconds since the epoch, encoded with the tag for times."""
 
 
-class BadCbor(ValueError):
+class InvalidCbor(ValueError):
     pass
 
 
@@ -27,107 +27,109 @@ def encode(value: Any) -> bytes:
         return b"\xf6"
     if isinstance(value, bool):
         return b"\xf5" if value else b"\xf4"
-    if isinstance(value, Moment):
+    if isinstance(value, CborTimestamp):
         return b"\xc1\xfb" + struct.pack(">d", value)
     if isinstance(value, int):
-        return _head(0, value) if value >= 0 else _head(1, -1 - value)
+        return _encode_head(0, value) if value >= 0 else _encode_head(1, -1 - value)
     if isinstance(value, float):
         return b"\xfb" + struct.pack(">d", value)
     if isinstance(value, str):
         data = value.encode()
-        return _head(3, len(data)) + data
+        return _encode_head(3, len(data)) + data
     if isinstance(value, bytes):
-        return _head(2, len(value)) + value
+        return _encode_head(2, len(value)) + value
     if isinstance(value, (list, tuple)):
-        return _head(4, len(value)) + b"".join(map(encode, value))
+        return _encode_head(4, len(value)) + b"".join(map(encode, value))
     if isinstance(value, Mapping):
-        held = [(key, item) for key, item in value.items() if item is not None]
-        return _head(5, len(held)) + b"".join(encode(key) + encode(item) for key, item in held)
+        members = [(key, item) for key, item in value.items() if item is not None]
+        return _encode_head(5, len(members)) + b"".join(encode(key) + encode(item) for key, item in members)
     raise TypeError(f"{type(value).__name__} cannot be written as CBOR: {value!r}")
 
 
 def decode(data: bytes) -> Any:
-    """Times come back as Moment. Raises BadCbor."""
-    reader = _Reader(data)
+    """Decode one item; times become CborTimestamp. Raises InvalidCbor."""
+    reader = _CborReader(data)
     try:
-        value = reader.value(0)
+        value = reader.read_value(0)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
-        raise BadCbor(f"the body is no CBOR: {error}") from None
-    if reader.at != len(data):
-        raise BadCbor("the body goes on after its end")
+        raise InvalidCbor(f"the body is not CBOR: {error}") from None
+    if reader.position != len(data):
+        raise InvalidCbor("the body goes on after its end")
     return value
 
 
-def _head(major: int, number: int) -> bytes:
+def _encode_head(major: int, number: int) -> bytes:
     if number < 24:
         return bytes([major << 5 | number])
-    for size, code, form in ((1, 24, ">B"), (2, 25, ">H"), (4, 26, ">I"), (8, 27, ">Q")):
-        if number < 1 << 8 * size:
-            return bytes([major << 5 | code]) + struct.pack(form, number)
+    for size_bytes, code, struct_format in ((1, 24, ">B"), (2, 25, ">H"), (4, 26, ">I"), (8, 27, ">Q")):
+        if number < 1 << 8 * size_bytes:
+            return bytes([major << 5 | code]) + struct.pack(struct_format, number)
     raise TypeError(f"{number} is too large for CBOR")
 
 
-class _Reader:
+class _CborReader:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
+        self.position = 0
 
-    def value(self, depth: int) -> Any:
-        if depth > _DEPTH_LIMIT:
-            raise BadCbor("the body is nested too deeply")
-        first = self._take(1)[0]
-        major, low = first >> 5, first & 31
+    def read_value(self, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise InvalidCbor("the body is nested too deeply")
+        initial_byte = self._read_bytes(1)[0]
+        major, additional = initial_byte >> 5, initial_byte & 31
         if major == 7:
-            return self._simple(low)
-        if low == 31:
-            return self._endless(major, depth)
-        number = low if low < 24 else int.from_bytes(self._take(1 << low - 24), "big")
-        if 27 < low < 31:
-            raise BadCbor(f"a head of {first:#x} means nothing")
+            return self._read_simple(additional)
+        if additional == 31:
+            return self._read_indefinite(major, depth)
+        number = (
+            additional if additional < 24 else int.from_bytes(self._read_bytes(1 << additional - 24), "big")
+        )
+        if 27 < additional < 31:
+            raise InvalidCbor(f"an initial byte of {initial_byte:#x} has no meaning")
         if major == 0:
             return number
         if major == 1:
             return -1 - number
         if major == 2:
-            return self._take(number)
+            return self._read_bytes(number)
         if major == 3:
-            return self._take(number).decode()
+            return self._read_bytes(number).decode()
         if major == 4:
-            return [self.value(depth + 1) for _ in range(number)]
+            return [self.read_value(depth + 1) for _ in range(number)]
         if major == 5:
-            return dict((self.value(depth + 1), self.value(depth + 1)) for _ in range(number))  # noqa: C402
-        tagged = self.value(depth + 1)
-        return Moment(tagged) if number == 1 else tagged
+            return dict((self.read_value(depth + 1), self.read_value(depth + 1)) for _ in range(number))  # noqa: C402
+        tagged = self.read_value(depth + 1)
+        return CborTimestamp(tagged) if number == 1 else tagged
 
-    def _simple(self, low: int) -> Any:
-        if low in (20, 21):
-            return low == 21
-        if low in (22, 23):
+    def _read_simple(self, additional: int) -> Any:
+        if additional in (20, 21):
+            return additional == 21
+        if additional in (22, 23):
             return None
-        if low == 31:
-            return _BREAK
-        forms = {25: (">e", 2), 26: (">f", 4), 27: (">d", 8)}
-        if low not in forms:
-            raise BadCbor(f"a simple value of {low} is not known")
-        form, size = forms[low]
-        return struct.unpack(form, self._take(size))[0]
+        if additional == 31:
+            return _BREAK_CODE
+        float_formats = {25: (">e", 2), 26: (">f", 4), 27: (">d", 8)}
+        if additional not in float_formats:
+            raise InvalidCbor(f"a simple value of {additional} is not known")
+        struct_format, size = float_formats[additional]
+        return struct.unpack(struct_format, self._read_bytes(size))[0]
 
-    def _endless(self, major: int, depth: int) -> Any:
-        parts = []
-        while (part := self.value(depth + 1)) is not _BREAK:
-            parts.append(part)
+    def _read_indefinite(self, major: int, depth: int) -> Any:
+        items = []
+        while (item := self.read_value(depth + 1)) is not _BREAK_CODE:
+            items.append(item)
         if major == 2:
-            return b"".join(parts)
+            return b"".join(items)
         if major == 3:
-            return "".join(parts)
+            return "".join(items)
         if major == 4:
-            return parts
-        if major == 5 and len(parts) % 2 == 0:
-            return dict(zip(parts[::2], parts[1::2], strict=True))
-        raise BadCbor("an endless item of this kind cannot be")
+            return items
+        if major == 5 and len(items) % 2 == 0:
+            return dict(zip(items[::2], items[1::2], strict=True))
+        raise InvalidCbor("an item of this type cannot have an indefinite length")
 
-    def _take(self, size: int) -> bytes:
-        if self.at + size > len(self.data):
-            raise BadCbor("the body ends too soon")
-        self.at += size
-        return self.data[self.at - size : self.at]
+    def _read_bytes(self, size: int) -> bytes:
+        if self.position + size > len(self.data):
+            raise InvalidCbor("the body is truncated")
+        self.position += size
+        return self.data[self.position - size : self.position]

@@ -1,9 +1,9 @@
-"""rpc-v2-cbor: how its requests are known and what its errors look like (Smithy's specification)."""
+"""rpc-v2-cbor (Smithy's specification): detection of its requests, and its error responses."""
 
 from __future__ import annotations
 
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Request, Response
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.http_messages import Request, Response
 from smlaunch.local.services import cbor
 
 HEADERS = {"Content-Type": "application/cbor", "smithy-protocol": "rpc-v2-cbor"}
@@ -14,11 +14,11 @@ def is_cbor(request: Request) -> bool:
 
 
 class CborErrors:
-    protocol = "json"
-    """Its errors have the JSON protocol's codes."""
+    error_format = "json"
+    """Error codes are those of the JSON protocol."""
 
-    def error(self, error: ApiError, request_id: str) -> Response:
+    def error_response(self, error: ApiError, request_id: str) -> Response:
         fault = "Sender" if error.status < 500 else "Receiver"
-        # Clients of a service that once spoke the query protocol go by this older code.
+        # Clients of a service that had the query protocol before read the code from this header.
         headers = {**HEADERS, "x-amzn-query-error": f"{error.code};{fault}"}
         return Response(error.status, headers, cbor.encode({"__type": error.code, "message": error.message}))

@@ -1,7 +1,7 @@
-"""CloudWatch's metrics, small: put, list, and read by periods, in each protocol that clients speak.
+"""CloudWatch metrics: put, list, and statistics by period, in all protocols of its clients.
 
-boto3 and AWS CLI v2 send rpc-v2-cbor by now, older ones JSON or the query protocol (botocore's model names
-all three). Metric math, percentiles and alarms are not had, and say so.
+boto3 and AWS CLI v2 use rpc-v2-cbor, older versions JSON or the query protocol (botocore's model names all
+three). Metric math, percentiles and alarms are rejected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from smlaunch.local.caller import current
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Payload, Request, Response
-from smlaunch.local.metric_store import Bucket, MetricStore, Sample
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.local.metric_store import MetricPeriod, MetricSample, MetricStore
+from smlaunch.local.request_context import current_context
 from smlaunch.local.services import cbor
 from smlaunch.local.services.cbor_errors import HEADERS, CborErrors, is_cbor
 from smlaunch.local.services.json_service import method_name
@@ -27,36 +27,40 @@ NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
 _BODY_LIMIT = 1 << 20
 _LIST_PAGE = 500
 _POINTS_PAGE = 100_800
-_STATISTICS: Mapping[str, Callable[[Bucket], float]] = {
-    "SampleCount": lambda bucket: bucket.many,
+_STATISTICS: Mapping[str, Callable[[MetricPeriod], float]] = {
+    "SampleCount": lambda bucket: bucket.sample_count,
     "Sum": lambda bucket: bucket.total,
-    "Average": lambda bucket: bucket.total / bucket.many,
-    "Minimum": lambda bucket: bucket.low,
-    "Maximum": lambda bucket: bucket.high,
+    "Average": lambda bucket: bucket.total / bucket.sample_count,
+    "Minimum": lambda bucket: bucket.minimum,
+    "Maximum": lambda bucket: bucket.maximum,
 }
 
 Params = Mapping[str, Any]
 
 
-class CloudWatch:
-    """One method per operation. Times are seconds since the epoch; numbers may come as text."""
+class CloudWatchOperations:
+    """One method for each operation. Times are in seconds since the epoch; numbers may be strings."""
 
     def __init__(self, metrics: MetricStore) -> None:
         self._metrics = metrics
 
     def put_metric_data(self, params: Params) -> dict[str, Any]:
-        namespace = _needed(params, "Namespace")
+        namespace = _required(params, "Namespace")
         for number, datum in enumerate(params.get("MetricData") or (), 1):
-            place = f"MetricData.member.{number}"
-            stamp = datum.get("Timestamp")
-            ms = round((time.time() if stamp is None else _seconds(stamp, place)) * 1000)
-            samples = _samples(datum, _needed(datum, "MetricName", place), ms, place)
-            self._metrics.add(namespace, _dimensions(datum), samples)
+            field_path = f"MetricData.member.{number}"
+            timestamp = datum.get("Timestamp")
+            timestamp_ms = round(
+                (time.time() if timestamp is None else _parse_time(timestamp, field_path)) * 1000
+            )
+            samples = _parse_samples(
+                datum, _required(datum, "MetricName", field_path), timestamp_ms, field_path
+            )
+            self._metrics.put_samples(namespace, _dimensions(datum), samples)
         return {}
 
     def list_metrics(self, params: Params) -> dict[str, Any]:
-        wanted = [(entry["Name"], entry.get("Value")) for entry in params.get("Dimensions") or ()]
-        found = [
+        dimension_filters = [(entry["Name"], entry.get("Value")) for entry in params.get("Dimensions") or ()]
+        metrics = [
             {
                 "Namespace": namespace,
                 "MetricName": name,
@@ -65,88 +69,88 @@ class CloudWatch:
             for namespace, name, dimensions in self._metrics.metrics(
                 params.get("Namespace"), params.get("MetricName")
             )
-            if all(key in dimensions and value in (None, dimensions[key]) for key, value in wanted)
+            if all(key in dimensions and value in (None, dimensions[key]) for key, value in dimension_filters)
         ]
-        start = _offset(params)
-        answer: dict[str, Any] = {"Metrics": found[start : start + _LIST_PAGE]}
-        if start + _LIST_PAGE < len(found):
-            answer["NextToken"] = str(start + _LIST_PAGE)
-        return answer
+        start = _page_offset(params)
+        response: dict[str, Any] = {"Metrics": metrics[start : start + _LIST_PAGE]}
+        if start + _LIST_PAGE < len(metrics):
+            response["NextToken"] = str(start + _LIST_PAGE)
+        return response
 
     def get_metric_statistics(self, params: Params) -> dict[str, Any]:
         if params.get("ExtendedStatistics"):
-            raise _invalid("ExtendedStatistics", "percentiles are not had on this endpoint")
+            raise _invalid_parameter("ExtendedStatistics", "this endpoint has no percentiles")
         statistics = params.get("Statistics") or ()
         if not statistics:
-            raise _invalid("Statistics", "at least one of them is needed")
+            raise _invalid_parameter("Statistics", "at least one is required")
         for name in statistics:
-            _statistic(name)
-        buckets = self._buckets(params, params, int(_needed(params, "Period")))
+            _statistic(name)  # raises for an unknown one
+        periods = self._periods(params, params, int(_required(params, "Period")))
         points = [
             {
-                "Timestamp": cbor.Moment(bucket.start),
-                **{name: _STATISTICS[name](bucket) for name in statistics},
-                "Unit": bucket.unit,
+                "Timestamp": cbor.CborTimestamp(period.start),
+                **{name: _STATISTICS[name](period) for name in statistics},
+                "Unit": period.unit,
             }
-            for bucket in buckets
+            for period in periods
         ]
         return {"Label": params["MetricName"], "Datapoints": points}
 
     def get_metric_data(self, params: Params) -> dict[str, Any]:
         results = []
-        start = _offset(params)
+        start = _page_offset(params)
         limit = int(params.get("MaxDatapoints") or _POINTS_PAGE)
-        further = False
+        has_next_page = False
         for query in params.get("MetricDataQueries") or ():
             if query.get("Expression"):
-                raise _invalid("MetricDataQueries.Expression", "metric math is not had on this endpoint")
-            wanted = query.get("MetricStat") or {}
-            metric = wanted.get("Metric") or {}
-            statistic = _statistic(_needed(wanted, "Stat"))
-            buckets = self._buckets(params, metric, int(_needed(wanted, "Period")))
+                raise _invalid_parameter("MetricDataQueries.Expression", "this endpoint has no metric math")
+            metric_stat = query.get("MetricStat") or {}
+            metric = metric_stat.get("Metric") or {}
+            statistic = _statistic(_required(metric_stat, "Stat"))
+            periods = self._periods(params, metric, int(_required(metric_stat, "Period")))
             if params.get("ScanBy", "TimestampDescending") == "TimestampDescending":
-                buckets.reverse()
-            page = buckets[start : start + limit]
-            more = start + limit < len(buckets)
-            further = further or more
+                periods.reverse()
+            page = periods[start : start + limit]
+            is_partial = start + limit < len(periods)
+            has_next_page = has_next_page or is_partial
             if str(query.get("ReturnData", True)).lower() == "false":
                 continue
             results.append(
                 {
-                    "Id": _needed(query, "Id"),
+                    "Id": _required(query, "Id"),
                     "Label": query.get("Label") or metric["MetricName"],
-                    "Timestamps": [cbor.Moment(bucket.start) for bucket in page],
-                    "Values": [statistic(bucket) for bucket in page],
-                    "StatusCode": "PartialData" if more else "Complete",
+                    "Timestamps": [cbor.CborTimestamp(period.start) for period in page],
+                    "Values": [statistic(period) for period in page],
+                    "StatusCode": "PartialData" if is_partial else "Complete",
                 }
             )
-        answer: dict[str, Any] = {"MetricDataResults": results, "Messages": []}
-        if further:
-            answer["NextToken"] = str(start + limit)
-        return answer
+        response: dict[str, Any] = {"MetricDataResults": results, "Messages": []}
+        if has_next_page:
+            response["NextToken"] = str(start + limit)
+        return response
 
-    def _buckets(self, times: Params, metric: Params, period: int) -> list[Bucket]:
+    def _periods(self, time_range: Params, metric: Params, period: int) -> list[MetricPeriod]:
         if period < 1:
-            raise _invalid("Period", "it must be positive")
-        begin, end = (_seconds(_needed(times, name), name) for name in ("StartTime", "EndTime"))
-        if begin >= end:
-            raise _invalid("StartTime", "it must be less than EndTime")
-        return self._metrics.buckets(
-            *(_needed(metric, "Namespace"), _needed(metric, "MetricName"), _dimensions(metric)),
-            *(begin, end, period),
+            raise _invalid_parameter("Period", "it must be positive")
+        start, end = (_parse_time(_required(time_range, name), name) for name in ("StartTime", "EndTime"))
+        if start >= end:
+            raise _invalid_parameter("StartTime", "it must be less than EndTime")
+        return self._metrics.periods(
+            *(_required(metric, "Namespace"), _required(metric, "MetricName"), _dimensions(metric)),
+            *(start, end, period),
         )
 
 
 class CloudWatchService:
-    """Reads whichever protocol a request is in and answers in the same."""
+    """Responds in the protocol of the request."""
 
-    def __init__(self, handler: CloudWatch) -> None:
+    def __init__(self, handler: CloudWatchOperations) -> None:
         self._handler = handler
 
     def serve(self, request: Request, payload: Payload) -> Response:
         body = payload.read(_BODY_LIMIT)
         if is_cbor(request):
-            result = self._call(request.path.rpartition("/")[2], _decoded(body))
+            result = self._call(request.path.rpartition("/")[2], _decode_body(body))
             return Response(200, dict(HEADERS), cbor.encode(result))
         target = request.headers.get("x-amz-target", "")
         if target:
@@ -158,125 +162,133 @@ class CloudWatchService:
             return Response(200, {"Content-Type": "application/x-amz-json-1.0"}, json.dumps(result).encode())
         fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
         action = fields.get("Action", "")
-        result = self._call(action, _nested(fields))
-        answer = {
-            f"{action}Result": _rendered(result),
-            "ResponseMetadata": {"RequestId": current().request_id},
+        result = self._call(action, _nest_fields(fields))
+        response = {
+            f"{action}Result": _with_datetimes(result),
+            "ResponseMetadata": {"RequestId": current_context().request_id},
         }
-        return Response(200, {"Content-Type": "text/xml"}, to_xml({f"{action}Response": answer}, NAMESPACE))
+        return Response(200, {"Content-Type": "text/xml"}, to_xml({f"{action}Response": response}, NAMESPACE))
 
-    def error(self, error: ApiError, request_id: str) -> Response:
-        return CborErrors().error(error, request_id)
+    def error_response(self, error: ApiError, request_id: str) -> Response:
+        return CborErrors().error_response(error, request_id)
 
     def _call(self, operation: str, params: Any) -> dict[str, Any]:
         name = method_name(operation)
         method = getattr(self._handler, name, None) if name.isidentifier() and name[0] != "_" else None
         if method is None or not isinstance(params, Mapping):
-            known = "PutMetricData, ListMetrics, GetMetricStatistics, GetMetricData"
-            text = f"The local endpoint has no cloudwatch:{operation}; it has {known}"
-            raise ApiError("UnknownOperationException", text)
+            supported = "PutMetricData, ListMetrics, GetMetricStatistics, GetMetricData"
+            message = f"The local endpoint has no cloudwatch:{operation}; it has {supported}"
+            raise ApiError("UnknownOperationException", message)
         result: dict[str, Any] = method(params)
         return result
 
 
-def _decoded(body: bytes) -> Any:
+def _decode_body(body: bytes) -> Any:
     try:
         return cbor.decode(body) if body else {}
-    except cbor.BadCbor as error:
+    except cbor.InvalidCbor as error:
         raise ApiError("SerializationException", str(error)) from None
 
 
-def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
-    """``MetricData.member.1.Value=3`` → ``{"MetricData": [{"Value": "3"}]}``; lists by their numbers."""
+def _nest_fields(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Turn ``MetricData.member.1.Value=3`` into ``{"MetricData": [{"Value": "3"}]}``."""
     tree: dict[str, Any] = {}
     for name, value in fields.items():
         node = tree
-        *above, last = [part for part in name.split(".") if part != "member"]
-        for part in above:
-            held = node.setdefault(part, {})
-            node = held if isinstance(held, dict) else {}
+        *parents, last = [parent for parent in name.split(".") if parent != "member"]
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            node = child if isinstance(child, dict) else {}
         node[last] = value
-    listed = _listed(tree)
-    return listed if isinstance(listed, dict) else {}
+    nested = _lists_by_number(tree)
+    return nested if isinstance(nested, dict) else {}
 
 
-def _listed(node: Any) -> Any:
+def _lists_by_number(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if node and all(key.isdecimal() for key in node):
-        return [_listed(node[key]) for key in sorted(node, key=int)]
-    return {key: _listed(value) for key, value in node.items()}
+        return [_lists_by_number(node[key]) for key in sorted(node, key=int)]
+    return {key: _lists_by_number(value) for key, value in node.items()}
 
 
-def _rendered(value: Any) -> Any:
-    """Times as the query protocol writes them."""
-    if isinstance(value, cbor.Moment):
+def _with_datetimes(value: Any) -> Any:
+    """Replace CborTimestamps by datetimes, which the query protocol encodes."""
+    if isinstance(value, cbor.CborTimestamp):
         return datetime.datetime.fromtimestamp(value, datetime.timezone.utc)
     if isinstance(value, Mapping):
-        return {key: _rendered(held) for key, held in value.items()}
-    return [_rendered(held) for held in value] if isinstance(value, list) else value
+        return {key: _with_datetimes(item) for key, item in value.items()}
+    return [_with_datetimes(item) for item in value] if isinstance(value, list) else value
 
 
-def _samples(datum: Params, name: str, ms: int, place: str) -> list[Sample]:
+def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:
     unit = datum.get("Unit") or "None"
-    given = datum.get("StatisticValues")
-    if given:
-        parts = ("SampleCount", "Sum", "Minimum", "Maximum")
-        many, total, low, high = (_number(_needed(given, part, place), place) for part in parts)
-        return [Sample(name, ms, many, total, low, high, unit)]
-    values: Sequence[Any] = datum.get("Values") or [_needed(datum, "Value", place)]
+    statistics = datum.get("StatisticValues")
+    if statistics:
+        names = ("SampleCount", "Sum", "Minimum", "Maximum")
+        sample_count, total, minimum, maximum = (
+            _parse_number(_required(statistics, statistic, field_path), field_path) for statistic in names
+        )
+        return [MetricSample(name, timestamp_ms, sample_count, total, minimum, maximum, unit)]
+    values: Sequence[Any] = datum.get("Values") or [_required(datum, "Value", field_path)]
     counts: Sequence[Any] = datum.get("Counts") or [1] * len(values)
     if len(counts) != len(values):
-        raise _invalid(f"{place}.Counts", "as many are needed as there are Values")
+        raise _invalid_parameter(f"{field_path}.Counts", "as many are needed as there are Values")
     pairs = [
-        (_number(value, place), _number(count, place)) for value, count in zip(values, counts, strict=True)
+        (_parse_number(value, field_path), _parse_number(count, field_path))
+        for value, count in zip(values, counts, strict=True)
     ]
-    return [Sample(name, ms, count, value * count, value, value, unit) for value, count in pairs]
+    return [
+        MetricSample(name, timestamp_ms, count, value * count, value, value, unit) for value, count in pairs
+    ]
 
 
 def _dimensions(holder: Params) -> dict[str, str]:
     return {entry["Name"]: entry["Value"] for entry in holder.get("Dimensions") or ()}
 
 
-def _statistic(name: str) -> Callable[[Bucket], float]:
+def _statistic(name: str) -> Callable[[MetricPeriod], float]:
+    """Return the function that computes a statistic. Raises ApiError for an unknown name."""
     if name not in _STATISTICS:
-        raise _invalid("Statistic", f"{name!r} is not had on this endpoint; it has {', '.join(_STATISTICS)}")
+        raise _invalid_parameter(
+            "Statistic", f"this endpoint does not have {name!r}; it has {', '.join(_STATISTICS)}"
+        )
     return _STATISTICS[name]
 
 
-def _seconds(value: Any, place: str) -> float:
+def _parse_time(value: Any, field_path: str) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     try:
-        moment = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        parsed = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
-        return _number(value, place)
-    return moment.replace(tzinfo=moment.tzinfo or datetime.timezone.utc).timestamp()
+        return _parse_number(value, field_path)
+    return parsed.replace(tzinfo=parsed.tzinfo or datetime.timezone.utc).timestamp()
 
 
-def _number(value: Any, place: str) -> float:
+def _parse_number(value: Any, field_path: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise _invalid(place, f"{value!r} is not a number") from None
+        raise _invalid_parameter(field_path, f"{value!r} is not a number") from None
     if not math.isfinite(number):
-        raise _invalid(place, f"{value!r} is not finite")
+        raise _invalid_parameter(field_path, f"{value!r} is not finite")
     return number
 
 
-def _needed(holder: Params, name: str, place: str = "") -> Any:
+def _required(holder: Params, name: str, parent: str = "") -> Any:
     if holder.get(name) in (None, ""):
-        where = f"{place}.{name}" if place else name
-        raise ApiError("MissingRequiredParameterException", f"The parameter {where} is required.")
+        field_path = f"{parent}.{name}" if parent else name
+        raise ApiError("MissingRequiredParameterException", f"The parameter {field_path} is required.")
     return holder[name]
 
 
-def _offset(params: Params) -> int:
+def _page_offset(params: Params) -> int:
     token = params.get("NextToken")
     if token and not str(token).isdecimal():
         raise ApiError("InvalidNextToken", "The next token is not valid.")
     return int(token or 0)
 
 
-def _invalid(place: str, text: str) -> ApiError:
-    return ApiError("InvalidParameterValueException", f"The parameter {place} is not valid: {text}")
+def _invalid_parameter(field_path: str, problem: str) -> ApiError:
+    return ApiError("InvalidParameterValueException", f"The parameter {field_path} is not valid: {problem}")

@@ -1,4 +1,4 @@
-"""IAM, as far as clients ask before they launch: one role, which SageMaker may assume."""
+"""IAM, as far as clients use it before they launch a job: one role, which SageMaker may assume."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from smlaunch.local.caller import ACCOUNT, ROLE_ARN, ROLE_NAME
-from smlaunch.local.errors import ApiError
-from smlaunch.local.services.query_service import required
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.request_context import ACCOUNT, ROLE_ARN, ROLE_NAME
+from smlaunch.local.services.query_service import required_parameter
 
 NAMESPACE = "https://iam.amazonaws.com/doc/2010-05-08/"
 _POLICY_ARN = "arn:aws:iam::aws:policy/AmazonSageMakerFullAccess"
-_TRUST = {
+_TRUST_POLICY = {
     "Version": "2012-10-17",
     "Statement": [
         {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
@@ -25,38 +25,38 @@ _ROLE = {
     "RoleId": "AROASMLAUNCHLOCAL",
     "Arn": ROLE_ARN,
     "CreateDate": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
-    "AssumeRolePolicyDocument": quote(json.dumps(_TRUST)),
-    "Description": "The role of smlaunch's local endpoint. Nothing is checked against it.",
+    "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
+    "Description": "The role of smlaunch's local endpoint. It has no effect.",
     "MaxSessionDuration": 43200,
 }
-_COMPLETE = {"IsTruncated": False}
+_NOT_TRUNCATED = {"IsTruncated": False}
 
 
-class Iam:
+class IamOperations:
     def get_role(self, params: dict[str, Any]) -> dict[str, Any]:
-        _known(params)
+        _require_known_role(params)
         return {"Role": _ROLE}
 
     def list_roles(self, params: dict[str, Any]) -> dict[str, Any]:
         path = params.get("PathPrefix", "/")
-        return {"Roles": [_ROLE] if "/".startswith(path) else [], **_COMPLETE}
+        return {"Roles": [_ROLE] if "/".startswith(path) else [], **_NOT_TRUNCATED}
 
     def list_attached_role_policies(self, params: dict[str, Any]) -> dict[str, Any]:
-        _known(params)
+        _require_known_role(params)
         policy = {"PolicyName": "AmazonSageMakerFullAccess", "PolicyArn": _POLICY_ARN}
-        return {"AttachedPolicies": [policy], **_COMPLETE}
+        return {"AttachedPolicies": [policy], **_NOT_TRUNCATED}
 
     def list_role_policies(self, params: dict[str, Any]) -> dict[str, Any]:
-        _known(params)
-        return {"PolicyNames": [], **_COMPLETE}
+        _require_known_role(params)
+        return {"PolicyNames": [], **_NOT_TRUNCATED}
 
     def list_role_tags(self, params: dict[str, Any]) -> dict[str, Any]:
-        _known(params)
-        return {"Tags": [], **_COMPLETE}
+        _require_known_role(params)
+        return {"Tags": [], **_NOT_TRUNCATED}
 
     def simulate_principal_policy(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Everything is allowed: the local endpoint has one account and no policies."""
-        source = required(params, "PolicySourceArn")
+        """Allow every action: the local endpoint has one account and no policies."""
+        source = required_parameter(params, "PolicySourceArn")
         if source not in (ROLE_ARN, f"arn:aws:iam::{ACCOUNT}:root"):
             raise ApiError("NoSuchEntity", f"{source} cannot be found.", 404)
         resources = params.get("ResourceArns", ["*"])
@@ -68,13 +68,13 @@ class Iam:
                 "MatchedStatements": [],
                 "MissingContextValues": [],
             }
-            for action in required(params, "ActionNames")
+            for action in required_parameter(params, "ActionNames")
             for resource in resources
         ]
-        return {"EvaluationResults": results, **_COMPLETE}
+        return {"EvaluationResults": results, **_NOT_TRUNCATED}
 
 
-def _known(params: dict[str, Any]) -> None:
-    name = required(params, "RoleName")
+def _require_known_role(params: dict[str, Any]) -> None:
+    name = required_parameter(params, "RoleName")
     if name != ROLE_NAME:
         raise ApiError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)

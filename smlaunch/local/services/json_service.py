@@ -1,7 +1,7 @@
-"""The json-1.1 protocol: one operation per method of a plain Python object.
+"""The json-1.1 protocol: each operation is a method of a handler object.
 
-Requests are checked by smlaunch.validate, whose tables are generated from botocore's service models, before
-the object sees them. So the endpoint needs no model of a hundred kilobytes in memory to serve them.
+Requests are validated before they reach the handler, with tables generated from botocore's service models. So
+the endpoint does not load these models, which take much memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.local.errors import ApiError, validation_error
-from smlaunch.local.messages import Payload, Request, Response
-from smlaunch.validate import Violation, aws_message, check, operations
+from smlaunch.api.validation import Violation, aws_message, check_request, checkable_operations
+from smlaunch.local.api_errors import ApiError, validation_error
+from smlaunch.local.http_messages import Payload, Request, Response
 
 _BODY_LIMIT = 64 << 20
 _CONTENT_TYPE = "application/x-amz-json-1.1"
@@ -29,18 +29,19 @@ _PYTHON_NAMES = {
 
 
 class JsonErrors:
-    protocol = "json"
+    error_format = "json"
 
-    def error(self, error: ApiError, request_id: str) -> Response:
+    def error_response(self, error: ApiError, request_id: str) -> Response:
         document = {"__type": error.code, "message": error.message}
         headers = {"Content-Type": _CONTENT_TYPE, "x-amzn-ErrorType": error.code}
         return Response(error.status, headers, json.dumps(document).encode())
 
 
 class JsonService(JsonErrors):
-    """``handlers`` have a method ``create_training_job(params) -> result`` for each operation they provide.
+    """A service whose ``handlers`` have a method ``create_training_job(params) -> result`` for each
+    operation.
 
-    Parameters and results are the API's own members in dicts; times in a result may be datetimes or seconds
+    Parameters and results are dicts with the members of the API; times in a result are datetimes or seconds
     since the epoch. Methods raise ApiError.
     """
 
@@ -50,22 +51,22 @@ class JsonService(JsonErrors):
 
     def serve(self, request: Request, payload: Payload) -> Response:
         operation = request.headers.get("x-amz-target", "").rpartition(".")[2]
-        known = operations(self._service)
-        method = self._method(operation) if operation in known else None
+        model_operations = checkable_operations(self._service)
+        method = self._find_method(operation) if operation in model_operations else None
         if method is None:
-            offered = sorted(name for name in known if self._method(name) is not None)
-            text = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(offered)}"
-            raise ApiError("UnknownOperationException", text)
+            supported = sorted(name for name in model_operations if self._find_method(name) is not None)
+            message = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(supported)}"
+            raise ApiError("UnknownOperationException", message)
         parameters = _parse(payload.read(_BODY_LIMIT))
-        _require_valid(check(operation, parameters, self._service))
+        _require_valid(check_request(operation, parameters, self._service))
         result = method(_without_nulls(parameters))
-        body = json.dumps(result or {}, default=_render, separators=(",", ":"))
+        body = json.dumps(result or {}, default=_json_default, separators=(",", ":"))
         return Response(200, {"Content-Type": _CONTENT_TYPE}, body.encode())
 
-    def _method(self, operation: str) -> Any:
-        """None when no handler provides it."""
+    def _find_method(self, operation: str) -> Any:
+        """Return the method for an operation; None when no handler has it."""
         name = method_name(operation)
-        return next((getattr(one, name) for one in self._handlers if hasattr(one, name)), None)
+        return next((getattr(handler, name) for handler in self._handlers if hasattr(handler, name)), None)
 
 
 def method_name(operation: str) -> str:
@@ -75,7 +76,7 @@ def method_name(operation: str) -> str:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        parameters = json.loads(body or b"{}", parse_constant=_no_constant)
+        parameters = json.loads(body or b"{}", parse_constant=_reject_constant)
     except ValueError as error:
         raise ApiError("SerializationException", f"The body is not JSON: {error}") from None
     if not isinstance(parameters, dict):
@@ -83,7 +84,7 @@ def _parse(body: bytes) -> dict[str, Any]:
     return parameters
 
 
-def _no_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number in JSON")
 
 
@@ -92,7 +93,7 @@ def _require_valid(violations: list[Violation]) -> None:
     if wrong_types:
         texts = [
             f"{_PYTHON_NAMES.get(type(violation.value), 'VALUE')}_VALUE can not be converted to"
-            f" {violation.limit} at '{violation.dotted()}'"
+            f" {violation.limit} at '{violation.dotted_path()}'"
             for violation in wrong_types
         ]
         raise ApiError("SerializationException", "; ".join(texts))
@@ -101,19 +102,19 @@ def _require_valid(violations: list[Violation]) -> None:
 
 
 def _without_nulls(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's null means that a member is absent; handlers need not know."""
-    return {name: _clean(value) for name, value in parameters.items() if value is not None}
+    """Remove members that are null, which means the same as a missing member."""
+    return {name: _without_nested_nulls(value) for name, value in parameters.items() if value is not None}
 
 
-def _clean(value: Any) -> Any:
+def _without_nested_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return _without_nulls(value)
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_without_nested_nulls(item) for item in value]
     return value
 
 
-def _render(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.timestamp()
-    raise TypeError(f"{type(value).__name__} cannot be part of an answer: {value!r}")
+    raise TypeError(f"{type(value).__name__} cannot be part of a response: {value!r}")

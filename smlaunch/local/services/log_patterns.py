@@ -4,8 +4,8 @@
     "exit code"            a phrase             ERROR -retrying    one without the other
     %Epoch [0-9]+%         a regular expression
 
-Source: CloudWatch Logs user guide, "Filter pattern syntax". Patterns over JSON (``{ ... }``) and over columns
-(``[ ... ]``) are refused.
+Source: CloudWatch Logs user guide, "Filter pattern syntax". Patterns for JSON (``{ ... }``) and for columns
+(``[ ... ]``) are rejected.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from smlaunch.local.errors import ApiError
+from smlaunch.local.api_errors import ApiError
 
 _TERM = re.compile(r'([?-]?)(?:"((?:[^"\\]|\\.)*)"|%([^%]*)%|(\S+))')
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a message matches the pattern. Raises ApiError."""
     text = pattern.strip()
     if text[:1] in ("{", "["):
-        refusal = "smlaunch's local endpoint does not provide JSON or column patterns"
-        raise ApiError("InvalidParameterException", refusal)
-    needed: list[Callable[[str], bool]] = []
-    either: list[Callable[[str], bool]] = []
-    unwanted: list[Callable[[str], bool]] = []
-    for sign, phrase, expression, word in _TERM.findall(text):
-        {"": needed, "?": either, "-": unwanted}[sign].append(_term(phrase, expression, word))
-    if needed:
-        either.clear()  # beside terms that are needed, optional ones decide nothing
+        error_text = "smlaunch's local endpoint does not provide JSON or column patterns"
+        raise ApiError("InvalidParameterException", error_text)
+    required: list[Callable[[str], bool]] = []
+    optional: list[Callable[[str], bool]] = []
+    excluded: list[Callable[[str], bool]] = []
+    for sign, phrase, expression, bare_word in _TERM.findall(text):
+        {"": required, "?": optional, "-": excluded}[sign].append(_term(phrase, expression, bare_word))
+    if required:
+        optional.clear()  # with required terms, optional ones have no effect
     return lambda message: (
-        all(term(message) for term in needed)
-        and (not either or any(term(message) for term in either))
-        and not any(term(message) for term in unwanted)
+        all(term(message) for term in required)
+        and (not optional or any(term(message) for term in optional))
+        and not any(term(message) for term in excluded)
     )
 
 
-def _term(phrase: str, expression: str, word: str) -> Callable[[str], bool]:
+def _term(phrase: str, expression: str, bare_word: str) -> Callable[[str], bool]:
+    """Return the match function of one term; two of the arguments are empty. Raises ApiError."""
     if expression:
         try:
             compiled = re.compile(expression)
         except re.error as error:
-            text = f"Invalid filter pattern: {expression!r}: {error}"
-            raise ApiError("InvalidParameterException", text) from None
+            error_text = f"Invalid filter pattern: {expression!r}: {error}"
+            raise ApiError("InvalidParameterException", error_text) from None
         return lambda message: compiled.search(message) is not None
-    literal = re.sub(r"\\(.)", r"\1", phrase) if phrase else word
+    literal = re.sub(r"\\(.)", r"\1", phrase) if phrase else bare_word
     return lambda message: literal in message

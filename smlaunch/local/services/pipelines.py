@@ -1,4 +1,4 @@
-"""The SageMaker operations on pipelines and their executions; parameters and answers as in sagemaker.py."""
+"""SageMaker's operations on pipelines and their executions; see training_jobs.py for the conventions."""
 
 from __future__ import annotations
 
@@ -9,46 +9,49 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.local import honesty
-from smlaunch.local.caller import Caller, current
-from smlaunch.local.errors import ApiError, validation_error
+from smlaunch.local import support
+from smlaunch.local.api_errors import ApiError, validation_error
 from smlaunch.local.pipelines import definition as definitions
 from smlaunch.local.pipelines import parameters
 from smlaunch.local.pipelines.definition import BadDefinition, Definition
-from smlaunch.local.pipelines.door import JobDoor
 from smlaunch.local.pipelines.expressions import as_text, resolve
+from smlaunch.local.pipelines.job_client import JobClient
 from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline
+from smlaunch.local.pipelines.references import ExecutionScope, Objects
 from smlaunch.local.pipelines.runs import PipelineRuns
 from smlaunch.local.pipelines.store import PipelineStore, Taken
-from smlaunch.local.pipelines.values import ExecutionScope, Objects
-from smlaunch.local.services import pipeline_answers as answers
-from smlaunch.local.services.pipeline_answers import page
+from smlaunch.local.request_context import RequestContext, current_context
+from smlaunch.local.services import pipeline_responses as responses
+from smlaunch.local.services.pipeline_responses import page_of_entries
 
-_LETTERS = string.ascii_lowercase + string.digits
-_LARGEST = 1 << 20
+_ID_CHARACTERS = string.ascii_lowercase + string.digits
+_MAX_DEFINITION_BYTES = 1 << 20
+"""Of a definition in S3."""
 
 
-class Pipelines:
-    """One method per operation, named in snake case, as the dispatcher calls them."""
+class PipelineOperations:
+    """One method for each operation, for JsonService."""
 
-    def __init__(self, store: PipelineStore, runs: PipelineRuns, objects: Objects, door: JobDoor) -> None:
+    def __init__(
+        self, store: PipelineStore, runs: PipelineRuns, objects: Objects, job_client: JobClient
+    ) -> None:
         self._store = store
         self._runs = runs
         self._objects = objects
-        self._door = door
+        self._door = job_client
 
     # ---- pipelines
 
     def create_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        _refuse("CreatePipeline", params)
-        caller, now = current(), time.time()
+        _reject_unsupported("CreatePipeline", params)
+        caller, now = current_context(), time.time()
         text = self._definition_text(params)
         if text is None:
-            raise validation_error("One of PipelineDefinition and PipelineDefinitionS3Location is needed")
-        _read(text)
+            raise validation_error("One of PipelineDefinition and PipelineDefinitionS3Location is required")
+        _parse_definition(text)
         name = params["PipelineName"]
         pipeline = Pipeline(
-            arn=_arn(caller, name),
+            arn=_pipeline_arn(caller, name),
             region=caller.region,
             name=name,
             definition=text,
@@ -65,9 +68,9 @@ class Pipelines:
         try:
             self._store.create(pipeline)
         except Taken:
-            there = self._store.pipeline(pipeline.arn)
-            if there is not None and (there.token, there.definition) == (pipeline.token, text):
-                return {"PipelineArn": there.arn}  # the same request again
+            existing = self._store.pipeline(pipeline.arn)
+            if existing is not None and (existing.token, existing.definition) == (pipeline.token, text):
+                return {"PipelineArn": existing.arn}  # a retry of the same request
             raise validation_error(
                 "Pipeline names must be unique within an AWS account and region. "
                 f"Pipeline with name ({name}) already exists."
@@ -75,46 +78,48 @@ class Pipelines:
         return {"PipelineArn": pipeline.arn}
 
     def update_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        _refuse("UpdatePipeline", params)
+        _reject_unsupported("UpdatePipeline", params)
         pipeline = self._pipeline(params["PipelineName"])
         text = self._definition_text(params)
         if text is not None:
-            _read(text)
+            _parse_definition(text)
 
-        def changed(now: Pipeline) -> Pipeline:
+        def updated(current_pipeline: Pipeline) -> Pipeline:
             return replace(
-                now,
-                definition=text or now.definition,
-                role=params.get("RoleArn", now.role),
+                current_pipeline,
+                definition=text or current_pipeline.definition,
+                role=params.get("RoleArn", current_pipeline.role),
                 modified=time.time(),
-                display_name=params.get("PipelineDisplayName", now.display_name),
-                description=params.get("PipelineDescription", now.description),
-                parallelism=_parallelism(params) or now.parallelism,
+                display_name=params.get("PipelineDisplayName", current_pipeline.display_name),
+                description=params.get("PipelineDescription", current_pipeline.description),
+                parallelism=_parallelism(params) or current_pipeline.parallelism,
             )
 
-        self._store.change(pipeline.arn, changed)
+        self._store.change(pipeline.arn, updated)
         return {"PipelineArn": pipeline.arn}
 
     def describe_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        _refuse("DescribePipeline", params)
-        return answers.pipeline(self._pipeline(params["PipelineName"]))
+        _reject_unsupported("DescribePipeline", params)
+        return responses.describe_pipeline(self._pipeline(params["PipelineName"]))
 
     def list_pipelines(self, params: dict[str, Any]) -> dict[str, Any]:
         prefix = params.get("PipelineNamePrefix", "")
-        found = [
-            one
-            for one in self._store.pipelines(current().region)
-            if one.name.startswith(prefix) and _within(params, one.created)
+        pipelines = [
+            pipeline
+            for pipeline in self._store.pipelines(current_context().region)
+            if pipeline.name.startswith(prefix) and _was_created_within(params, pipeline.created)
         ]
         if params.get("ManagedBy") == "AWS":
-            found = []  # all here are the customer's
+            pipelines = []  # none is managed by AWS here
         by_name = params.get("SortBy") == "Name"
-        found.sort(key=lambda one: (one.name if by_name else one.created, one.name))
-        return page(params, "PipelineSummaries", [answers.summary(one) for one in found])
+        pipelines.sort(key=lambda pipeline: (pipeline.name if by_name else pipeline.created, pipeline.name))
+        return page_of_entries(
+            params, "PipelineSummaries", [responses.pipeline_summary(pipeline) for pipeline in pipelines]
+        )
 
     def delete_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
         pipeline = self._pipeline(params["PipelineName"])
-        running = [one.arn for one in self._store.executions(pipeline.arn) if not one.ended]
+        running = [execution.arn for execution in self._store.executions(pipeline.arn) if not execution.ended]
         if running:
             raise ApiError(
                 "ConflictException",
@@ -127,19 +132,19 @@ class Pipelines:
     # ---- executions
 
     def start_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        _refuse("StartPipelineExecution", params)
+        _reject_unsupported("StartPipelineExecution", params)
         pipeline = self._pipeline(params["PipelineName"])
         token = params["ClientRequestToken"]
-        for there in self._store.executions(pipeline.arn):
-            if there.token == token:
-                return {"PipelineExecutionArn": there.arn}  # the same request again
-        definition = _read(pipeline.definition)
-        values, wrong = parameters.values(definition.parameters, params.get("PipelineParameters") or [])
-        if wrong:
-            raise validation_error(f"The pipeline's parameters: {'; '.join(wrong)}")
-        now, caller = time.time(), current()
+        for existing in self._store.executions(pipeline.arn):
+            if existing.token == token:
+                return {"PipelineExecutionArn": existing.arn}  # a retry of the same request
+        definition = _parse_definition(pipeline.definition)
+        values, problems = parameters.values(definition.parameters, params.get("PipelineParameters") or [])
+        if problems:
+            raise validation_error(f"The pipeline's parameters: {'; '.join(problems)}")
+        now, caller = time.time(), current_context()
         execution = Execution(
-            arn=f"{pipeline.arn}/execution/{''.join(secrets.choice(_LETTERS) for _ in range(12))}",
+            arn=f"{pipeline.arn}/execution/{''.join(secrets.choice(_ID_CHARACTERS) for _ in range(12))}",
             pipeline=pipeline.arn,
             pipeline_name=pipeline.name,
             region=caller.region,
@@ -159,27 +164,35 @@ class Pipelines:
         scope = ExecutionScope(execution, definition, {}, self._door, self._objects)
         execution = replace(execution, experiment=resolve(definition.experiment, scope))
         self._store.start(execution)
-        self._store.change(pipeline.arn, lambda one: replace(one, last_run=now))
+        self._store.change(pipeline.arn, lambda stored: replace(stored, last_run=now))
         self._runs.start(execution, definition)
         return {"PipelineExecutionArn": execution.arn}
 
     def describe_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        return answers.execution(self._execution(params))
+        return responses.describe_execution(self._execution(params))
 
     def list_pipeline_executions(self, params: dict[str, Any]) -> dict[str, Any]:
-        _refuse("ListPipelineExecutions", params)
+        _reject_unsupported("ListPipelineExecutions", params)
         pipeline = self._pipeline(params["PipelineName"])
-        found = [one for one in self._store.executions(pipeline.arn) if _within(params, one.created)]
+        executions = [
+            execution
+            for execution in self._store.executions(pipeline.arn)
+            if _was_created_within(params, execution.created)
+        ]
         by_arn = params.get("SortBy") == "PipelineExecutionArn"
-        found.sort(key=lambda one: (one.arn if by_arn else one.created, one.arn))
-        return page(params, "PipelineExecutionSummaries", [answers.run(one) for one in found])
+        executions.sort(key=lambda execution: (execution.arn if by_arn else execution.created, execution.arn))
+        return page_of_entries(
+            params,
+            "PipelineExecutionSummaries",
+            [responses.execution_summary(execution) for execution in executions],
+        )
 
     def list_pipeline_execution_steps(self, params: dict[str, Any]) -> dict[str, Any]:
         execution = self._execution(params)
-        steps = _read(execution.definition).steps
+        steps = _parse_definition(execution.definition).steps
         records = self._store.steps(execution.arn).values()
-        found = [answers.step(one, steps[one.name]) for one in records]
-        return page(params, "PipelineExecutionSteps", found)
+        summaries = [responses.step_summary(record, steps[record.name]) for record in records]
+        return page_of_entries(params, "PipelineExecutionSteps", summaries)
 
     def describe_pipeline_definition_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         execution = self._execution(params)
@@ -187,8 +200,8 @@ class Pipelines:
 
     def list_pipeline_parameters_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         values = self._execution(params).values
-        found = [{"Name": name, "Value": as_text(value)} for name, value in values.items()]
-        return page({"SortOrder": "Ascending", **params}, "PipelineParameters", found)
+        members = [{"Name": name, "Value": as_text(value)} for name, value in values.items()]
+        return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", members)
 
     def stop_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         execution = self._execution(params)
@@ -200,7 +213,7 @@ class Pipelines:
         return {"PipelineExecutionArn": execution.arn}
 
     def retry_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Steps that have succeeded stay so; the others begin again."""
+        """Run an execution again, without the steps that have succeeded."""
         execution = self._execution(params)
         if execution.status not in ("Failed", "Stopped"):
             raise validation_error(
@@ -209,9 +222,9 @@ class Pipelines:
             )
         steps = self._store.steps(execution.arn)
         self._store.forget_steps(
-            execution.arn, [name for name, one in steps.items() if one.status != "Succeeded"]
+            execution.arn, [name for name, record in steps.items() if record.status != "Succeeded"]
         )
-        again = replace(
+        restarted = replace(
             execution,
             owner=self._runs.owner,
             status="Executing",
@@ -219,47 +232,47 @@ class Pipelines:
             modified=time.time(),
             parallelism=_parallelism(params) or execution.parallelism,
         )
-        self._store.save(again)
-        self._runs.start(again, _read(again.definition))
+        self._store.save(restarted)
+        self._runs.start(restarted, _parse_definition(restarted.definition))
         return {"PipelineExecutionArn": execution.arn}
 
-    # ---- what is there
+    # ---- lookup
 
     def _pipeline(self, name: str) -> Pipeline:
-        arn = name if name.startswith("arn:") else _arn(current(), name)
-        found = self._store.pipeline(arn)
-        if found is None:
+        arn = name if name.startswith("arn:") else _pipeline_arn(current_context(), name)
+        pipeline = self._store.pipeline(arn)
+        if pipeline is None:
             raise ApiError("ResourceNotFound", f"Pipeline '{arn}' does not exist.")
-        return found
+        return pipeline
 
     def _execution(self, params: Mapping[str, Any]) -> Execution:
         arn = params["PipelineExecutionArn"]
-        found = self._store.execution(arn)
-        if found is None:
+        execution = self._store.execution(arn)
+        if execution is None:
             raise ApiError("ResourceNotFound", f"Pipeline execution with ARN '{arn}' does not exist.")
-        assert found.ended == (found.status in EXECUTION_ENDED)
-        return found
+        assert execution.ended == (execution.status in EXECUTION_ENDED)
+        return execution
 
     def _definition_text(self, params: Mapping[str, Any]) -> str | None:
         text: str | None = params.get("PipelineDefinition")
-        place = params.get("PipelineDefinitionS3Location")
-        if place is None:
+        location = params.get("PipelineDefinitionS3Location")
+        if location is None:
             return text
         if text is not None:
-            raise validation_error("PipelineDefinition and PipelineDefinitionS3Location cannot both be given")
-        told = f"s3://{place['Bucket']}/{place['ObjectKey']}"
+            raise validation_error("PipelineDefinition and PipelineDefinitionS3Location cannot both be set")
+        uri = f"s3://{location['Bucket']}/{location['ObjectKey']}"
         try:
-            path = self._objects.path(place["Bucket"], place["ObjectKey"])
-            if path.stat().st_size > _LARGEST:
-                raise validation_error(f"{told} is larger than {_LARGEST} bytes")
+            path = self._objects.path(location["Bucket"], location["ObjectKey"])
+            if path.stat().st_size > _MAX_DEFINITION_BYTES:
+                raise validation_error(f"{uri} is larger than {_MAX_DEFINITION_BYTES} bytes")
             return str(path.read_text("utf-8"))
         except (KeyError, OSError):
-            raise validation_error(f"PipelineDefinitionS3Location: {told} does not exist") from None
+            raise validation_error(f"PipelineDefinitionS3Location: {uri} does not exist") from None
         except UnicodeDecodeError as error:
-            raise validation_error(f"PipelineDefinitionS3Location: {told}: {error}") from None
+            raise validation_error(f"PipelineDefinitionS3Location: {uri}: {error}") from None
 
 
-def _arn(caller: Caller, name: str) -> str:
+def _pipeline_arn(caller: RequestContext, name: str) -> str:
     return caller.resource_arn("sagemaker", f"pipeline/{name.lower()}")
 
 
@@ -267,29 +280,30 @@ def _parallelism(params: Mapping[str, Any]) -> int | None:
     return (params.get("ParallelismConfiguration") or {}).get("MaxParallelExecutionSteps")
 
 
-def _within(params: Mapping[str, Any], created: float) -> bool:
+def _was_created_within(params: Mapping[str, Any], created: float) -> bool:
     after, before = params.get("CreatedAfter"), params.get("CreatedBefore")
     return (after is None or created > after) and (before is None or created < before)
 
 
-def _refuse(operation: str, params: Mapping[str, Any]) -> None:
-    """What the honesty table refuses of an operation. Raises ApiError that names all of it."""
-    refused = [
-        f"{member}: {row.sentence}"
+def _reject_unsupported(operation: str, params: Mapping[str, Any]) -> None:
+    """Raise ApiError with all parameters of an operation that the support matrix rejects."""
+    rejections = [
+        f"{member}: {row.note}"
         for member in params
-        if (row := honesty.PIPELINES.get(f"{operation}.{member}")) is not None and row.effect == "refused"
+        if (row := support.PIPELINE_SUPPORT.get(f"{operation}.{member}")) is not None
+        and row.level == "rejected"
     ]
     location = params.get("PipelineDefinitionS3Location") or {}
     if "VersionId" in location:
-        refused.append("PipelineDefinitionS3Location.VersionId: objects have no versions here")
-    if refused:
-        raise validation_error(f"This endpoint cannot do this as it is asked for. {'; '.join(refused)}")
+        rejections.append("PipelineDefinitionS3Location.VersionId: objects have no versions here")
+    if rejections:
+        raise validation_error(f"This endpoint does not support the request. {'; '.join(rejections)}")
 
 
-def _read(text: str) -> Definition:
+def _parse_definition(text: str) -> Definition:
     try:
         return definitions.read(text)
-    except BadDefinition as bad:
-        told = "; ".join(bad.problems)
-        count = f"{len(bad.problems)} problem{'s' if len(bad.problems) > 1 else ''}"
-        raise validation_error(f"{count} in the pipeline's definition: {told}") from None
+    except BadDefinition as error:
+        problems = "; ".join(error.problems)
+        count = f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''}"
+        raise validation_error(f"{count} in the pipeline's definition: {problems}") from None

@@ -1,4 +1,4 @@
-"""The query protocol of STS and IAM: form-encoded requests, XML answers."""
+"""The query protocol of STS and IAM: form-encoded requests, XML responses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from smlaunch.local.caller import current
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Payload, Request, Response
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.local.request_context import current_context
 from smlaunch.local.services.json_service import method_name
 
 _BODY_LIMIT = 1 << 20
 
 
 class QueryErrors:
-    protocol = "query"
+    error_format = "query"
 
-    def error(self, error: ApiError, request_id: str) -> Response:
+    def error_response(self, error: ApiError, request_id: str) -> Response:
         kind = "Sender" if error.status < 500 else "Receiver"
         fields = {"Type": kind, "Code": error.code, "Message": error.message}
         document = {"ErrorResponse": {"Error": fields, "RequestId": request_id}}
@@ -27,9 +27,9 @@ class QueryErrors:
 
 
 class QueryService(QueryErrors):
-    """``handler`` has a method ``get_role(params) -> result`` for each operation it provides.
+    """A service whose ``handler`` has a method ``get_role(params) -> result`` for each operation.
 
-    Parameters are text; repeated ones (``ActionNames.member.1``) come as lists under their first name.
+    Parameters are strings; repeated ones (``ActionNames.member.1``) are lists under their first name.
     """
 
     def __init__(self, namespace: str, handler: object) -> None:
@@ -43,43 +43,46 @@ class QueryService(QueryErrors):
         name = method_name(action)
         method = getattr(self._handler, name, None) if name.isidentifier() and name[0] != "_" else None
         if method is None:
-            text = f"The local endpoint does not provide the action {action!r} of this service"
-            raise ApiError("InvalidAction", text)
-        result = method(_gathered(fields))
-        answer = {
+            message = f"The local endpoint does not provide the action {action!r} of this service"
+            raise ApiError("InvalidAction", message)
+        result = method(_group_parameters(fields))
+        response = {
             f"{action}Result": result,
-            "ResponseMetadata": {"RequestId": current().request_id},
+            "ResponseMetadata": {"RequestId": current_context().request_id},
         }
-        document = to_xml({f"{action}Response": answer}, self._namespace)
-        return Response(200, {"Content-Type": "text/xml"}, document)
+        body = to_xml({f"{action}Response": response}, self._namespace)
+        return Response(200, {"Content-Type": "text/xml"}, body)
 
 
-def required(params: Mapping[str, Any], name: str) -> Any:
-    """A parameter that must be there; the query protocol's requests have no tables to check them by."""
+def required_parameter(params: Mapping[str, Any], name: str) -> Any:
+    """Return a required parameter. Raises ApiError. There are no validation tables for this protocol."""
     if not params.get(name):
-        text = (
+        message = (
             f"1 validation error detected: Value null at '{name[0].lower()}{name[1:]}' failed to satisfy"
             " constraint: Member must not be null"
         )
-        raise ApiError("ValidationError", text)
+        raise ApiError("ValidationError", message)
     return params[name]
 
 
-def to_xml(document: Mapping[str, Any], namespace: str = "", item: str = "member") -> bytes:
-    """One root element. Mappings become elements, lists ``<member>`` elements, None is left out."""
+def to_xml(document: Mapping[str, Any], namespace: str = "", list_item: str = "member") -> bytes:
+    """Encode a document with one root element. Mappings become elements, lists ``<member>`` elements; None is
+    omitted."""
     (name, value), *_ = document.items()
     attribute = f' xmlns="{escape(namespace)}"' if namespace else ""
-    body = _inner(value, item)
+    body = _inner_xml(value, list_item)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{body}</{name}>'.encode()
 
 
-def _inner(value: Any, item: str) -> str:
+def _inner_xml(value: Any, list_item: str) -> str:
     if isinstance(value, Mapping):
         return "".join(
-            f"<{key}>{_inner(held, item)}</{key}>" for key, held in value.items() if held is not None
+            f"<{key}>{_inner_xml(child, list_item)}</{key}>"
+            for key, child in value.items()
+            if child is not None
         )
     if isinstance(value, (list, tuple)):
-        return "".join(f"<{item}>{_inner(held, item)}</{item}>" for held in value)
+        return "".join(f"<{list_item}>{_inner_xml(child, list_item)}</{list_item}>" for child in value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime.datetime):
@@ -87,12 +90,12 @@ def _inner(value: Any, item: str) -> str:
     return escape(str(value), {"\r": "&#13;"})
 
 
-def _gathered(fields: Mapping[str, str]) -> dict[str, Any]:
+def _group_parameters(fields: Mapping[str, str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for name, value in fields.items():
-        first, *rest = name.split(".")
-        if rest:
-            params.setdefault(first, []).append(value)
+        group, *suffix = name.split(".")
+        if suffix:
+            params.setdefault(group, []).append(value)
         else:
-            params[first] = value
+            params[group] = value
     return params

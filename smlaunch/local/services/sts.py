@@ -1,4 +1,4 @@
-"""STS: who am I, and temporary keys for a role."""
+"""STS: the caller's identity, and temporary credentials for a role."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ import re
 import time
 from typing import Any
 
-from smlaunch.local.caller import ACCOUNT, assumed, current
+from smlaunch.local.api_errors import ApiError
 from smlaunch.local.credentials import Keyring
-from smlaunch.local.errors import ApiError
-from smlaunch.local.services.query_service import required
+from smlaunch.local.request_context import ACCOUNT, assumed_role_arn, current_context
+from smlaunch.local.services.query_service import required_parameter
 
 NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?[\w+=,.@-]+")
 
 
-class Sts:
-    """Any role of this account can be assumed: there is nobody here to be protected from its own user."""
+class StsOperations:
+    """One method for each operation. Every role of this account can be assumed: the endpoint has one user."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
     def get_caller_identity(self, params: dict[str, Any]) -> dict[str, Any]:
-        arn = current().arn
+        arn = current_context().arn
         user = ACCOUNT if arn.endswith(":root") else f"AROASMLAUNCHLOCAL:{arn.rpartition('/')[2]}"
         return {"Arn": arn, "UserId": user, "Account": ACCOUNT}
 
     def assume_role(self, params: dict[str, Any]) -> dict[str, Any]:
-        role, session = required(params, "RoleArn"), required(params, "RoleSessionName")
-        found = _ROLE.fullmatch(role)
-        if found is None:
+        role, session = required_parameter(params, "RoleArn"), required_parameter(params, "RoleSessionName")
+        match = _ROLE.fullmatch(role)
+        if match is None:
             raise ApiError("ValidationError", f"{role} is invalid")
-        if found.group(1) != ACCOUNT:
-            text = f"User: {current().arn} is not authorized to perform: sts:AssumeRole on resource: {role}"
-            raise ApiError("AccessDenied", text, 403)
+        if match.group(1) != ACCOUNT:
+            caller_arn = current_context().arn
+            action = f"is not authorized to perform: sts:AssumeRole on resource: {role}"
+            message = f"User: {caller_arn} {action}"
+            raise ApiError("AccessDenied", message, 403)
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", session, re.ASCII):
             raise ApiError("ValidationError", f"RoleSessionName {session!r} is invalid")
-        arn = assumed(role, session, current().region)
+        arn = assumed_role_arn(role, session, current_context().region)
         user = {"AssumedRoleId": f"AROASMLAUNCHLOCAL:{session}", "Arn": arn}
         return {"Credentials": self._issue(arn, params), "AssumedRoleUser": user}
 
     def get_session_token(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {"Credentials": self._issue(current().arn, params)}
+        return {"Credentials": self._issue(current_context().arn, params)}
 
     def _issue(self, arn: str, params: dict[str, Any]) -> dict[str, Any]:
         text = params.get("DurationSeconds", "3600")

@@ -1,71 +1,73 @@
-"""The SageMaker operations on tags, for all kinds of jobs and for pipelines."""
+"""SageMaker's operations on tags, for all kinds of jobs and for pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from smlaunch.local.errors import validation_error
-from smlaunch.local.services.job_lists import offset
+from smlaunch.local.api_errors import validation_error
+from smlaunch.local.services.job_pages import parse_offset
 
-_LIMIT = 50
+_MAX_TAGS = 50
 
 
-class Tagged(Protocol):
-    """A store of things that have tags. Both methods give None where nothing has this ARN."""
+class TagStore(Protocol):
+    """A store of resources with tags. Both methods return None when no resource has this ARN."""
 
     def tags_of(self, arn: str) -> Mapping[str, str] | None: ...
 
     def change_tags(
-        self, arn: str, how: Callable[[Mapping[str, str]], Mapping[str, str]]
+        self, arn: str, modify: Callable[[Mapping[str, str]], Mapping[str, str]]
     ) -> Mapping[str, str] | None:
-        """At once; what ``how`` raises comes through."""
+        """Replace the tags in one transaction; ``modify`` may raise."""
 
 
-class Tags:
-    """One method per operation, named in snake case, as the dispatcher calls them."""
+class TagOperations:
+    """One method for each operation, for JsonService."""
 
-    def __init__(self, *stores: Tagged) -> None:
+    def __init__(self, *stores: TagStore) -> None:
         self._stores = stores
 
     def add_tags(self, params: dict[str, Any]) -> dict[str, Any]:
         added = {tag["Key"]: tag["Value"] for tag in params["Tags"]}
 
-        def more(tags: Mapping[str, str]) -> Mapping[str, str]:
-            if len({**tags, **added}) > _LIMIT:
-                raise validation_error(f"A resource can have {_LIMIT} tags at most")
+        def with_added(tags: Mapping[str, str]) -> Mapping[str, str]:
+            if len({**tags, **added}) > _MAX_TAGS:
+                raise validation_error(f"A resource can have {_MAX_TAGS} tags at most")
             return {**tags, **added}
 
-        return {"Tags": _listed(self._change(params["ResourceArn"], more))}
+        return {"Tags": _tag_list(self._change(params["ResourceArn"], with_added))}
 
     def delete_tags(self, params: dict[str, Any]) -> dict[str, Any]:
-        gone = set(params["TagKeys"])
+        removed_keys = set(params["TagKeys"])
         self._change(
             params["ResourceArn"],
-            lambda tags: {key: value for key, value in tags.items() if key not in gone},
+            lambda tags: {key: value for key, value in tags.items() if key not in removed_keys},
         )
         return {}
 
     def list_tags(self, params: dict[str, Any]) -> dict[str, Any]:
         arn = params["ResourceArn"]
-        tags = _listed(_found(store.tags_of(arn) for store in self._stores))
-        start = offset(params.get("NextToken"))
-        end = start + (params.get("MaxResults") or _LIMIT)
-        answer: dict[str, Any] = {"Tags": tags[start:end]}
+        tags = _tag_list(_first_tags(store.tags_of(arn) for store in self._stores))
+        start = parse_offset(params.get("NextToken"))
+        end = start + (params.get("MaxResults") or _MAX_TAGS)
+        response: dict[str, Any] = {"Tags": tags[start:end]}
         if end < len(tags):
-            answer["NextToken"] = str(end)
-        return answer
+            response["NextToken"] = str(end)
+        return response
 
-    def _change(self, arn: str, how: Callable[[Mapping[str, str]], Mapping[str, str]]) -> Mapping[str, str]:
-        return _found(store.change_tags(arn, how) for store in self._stores)
+    def _change(
+        self, arn: str, modify: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Mapping[str, str]:
+        return _first_tags(store.change_tags(arn, modify) for store in self._stores)
 
 
-def _found(answers: Any) -> Mapping[str, str]:
-    found: Mapping[str, str] | None = next((tags for tags in answers if tags is not None), None)
-    if found is None:
+def _first_tags(results: Any) -> Mapping[str, str]:
+    first: Mapping[str, str] | None = next((tags for tags in results if tags is not None), None)
+    if first is None:
         raise validation_error("Requested resource not found.")
-    return found
+    return first
 
 
-def _listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
+def _tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]

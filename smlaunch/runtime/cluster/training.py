@@ -8,67 +8,67 @@ hosts.
 import json
 from typing import Any, Dict, List, Tuple
 
-from smlaunch.runtime.cluster import DEFAULT_GROUP, Cluster, Group, natural_key
-from smlaunch.runtime.problems import Unusable
+from smlaunch.runtime.cluster import DEFAULT_GROUP, Cluster, InstanceGroup, natural_sort_key
+from smlaunch.runtime.errors import SetupError
 
 
-def read(path: str) -> Tuple[Cluster, Dict[str, Any]]:
-    """The cluster, and the file's content as it is. Raises Unusable."""
+def read_cluster(path: str) -> Tuple[Cluster, Dict[str, Any]]:
+    """The cluster, and the content of the file. Raises SetupError."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except OSError as error:
-        raise Unusable(
+        raise SetupError(
             "{}: {}; it is the platform that writes this file, so is this a training job?".format(
                 path, error.strerror
             )
         ) from None
     except ValueError as error:
-        raise Unusable("{}: not JSON: {}".format(path, error)) from None
+        raise SetupError("{}: not JSON: {}".format(path, error)) from None
     if not isinstance(document, dict):
-        raise Unusable("{}: not a JSON object".format(path))
+        raise SetupError("{}: not a JSON object".format(path))
     try:
-        return cluster_of(document), document
+        return parse_cluster(document), document
     except (KeyError, TypeError, ValueError) as error:
-        raise Unusable("{}: {}".format(path, _told(error))) from None
+        raise SetupError("{}: {}".format(path, _describe_error(error))) from None
 
 
-def cluster_of(document: Dict[str, Any]) -> Cluster:
-    """Raises KeyError, TypeError or ValueError for a document that names no usable cluster."""
-    current = str(document["current_host"])
-    all_hosts = _names(document["hosts"])
+def parse_cluster(document: Dict[str, Any]) -> Cluster:
+    """Raises KeyError, TypeError or ValueError for a document without a usable cluster."""
+    current_host = str(document["current_host"])
+    all_hosts = _parse_host_names(document["hosts"])
     groups = tuple(
-        Group(
+        InstanceGroup(
             str(group["instance_group_name"]),
             str(group.get("instance_type", "")),
-            _names(group["hosts"]),
+            _parse_host_names(group["hosts"]),
         )
         for group in document.get("instance_groups") or ()
     )
-    own = next((group for group in groups if current in group.hosts), None)
-    hosts = own.hosts if own else all_hosts
-    if current not in hosts:
-        raise ValueError("current_host {!r} is not among the hosts {}".format(current, ", ".join(hosts)))
-    named = str(document.get("current_group_name") or "")
-    instance_type = document.get("current_instance_type") or (own.instance_type if own else "")
+    own_group = next((group for group in groups if current_host in group.hosts), None)
+    hosts = own_group.hosts if own_group else all_hosts
+    if current_host not in hosts:
+        raise ValueError("current_host {!r} is not among the hosts {}".format(current_host, ", ".join(hosts)))
+    group_name = str(document.get("current_group_name") or "")
+    instance_type = document.get("current_instance_type") or (own_group.instance_type if own_group else "")
     return Cluster(
-        hosts=tuple(sorted(set(hosts), key=natural_key)),
-        current=current,
-        interface=str(document.get("network_interface_name") or "eth0"),
-        # A host is where the lists of hosts say it is; the name is only believed where no list speaks.
-        group=own.name if own else named or DEFAULT_GROUP,
+        hosts=tuple(sorted(set(hosts), key=natural_sort_key)),
+        current_host=current_host,
+        network_interface=str(document.get("network_interface_name") or "eth0"),
+        # The lists of hosts decide; current_group_name counts only where no list has this host.
+        group_name=own_group.name if own_group else group_name or DEFAULT_GROUP,
         instance_type=str(instance_type or "local"),
         all_hosts=all_hosts,
         groups=groups,
     )
 
 
-def _names(value: Any) -> Tuple[str, ...]:
+def _parse_host_names(value: Any) -> Tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError("hosts: a list of names is needed, not {!r}".format(value))
     names: List[str] = [str(name) for name in value]
     return tuple(names)
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return "{} is missing".format(error) if isinstance(error, KeyError) else str(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors import sweep
+from smlaunch.local.executors import process_cleanup
 from smlaunch.local.executors.base import Allocation, HostExit, HostProcess, Program, View
 from smlaunch.local.executors.levels import LEVELS, Level, probe
 from smlaunch.local.executors.processes import Processes
@@ -76,7 +76,7 @@ class Hosts:
         return [(ended(host), output(host)) for host in hosts]
 
     def left(self) -> list[int]:
-        return sweep.marked(self.owner + "/")
+        return process_cleanup.marked(self.owner + "/")
 
     def release(self) -> None:
         for allocation in self.allocations:

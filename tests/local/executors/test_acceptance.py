@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.differences import BEGIN, DIFFERENCES, END, table
+from smlaunch.local.executors.isolation_matrix import BEGIN, DIFFERENCES, END, table
 from smlaunch.local.executors.levels import LEVELS
 from tests.conftest import ROOT
-from tests.local.client import Client
+from tests.local.client import EndpointClient
+from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.grounds import Grounds, grounds
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def place(request: pytest.FixtureRequest) -> Iterator[Grounds]:
-    with grounds(request.param) as built:
+def place(request: pytest.FixtureRequest) -> Iterator[EndpointHarness]:
+    with endpoint_harness(request.param) as built:
         built.start()
         yield built
 
 
 @pytest.fixture
-def client(place: Grounds) -> Client:
-    return Client(place.info)
+def client(place: EndpointHarness) -> EndpointClient:
+    return EndpointClient(place.info)
 
 
 LOOK = """
@@ -70,7 +70,7 @@ time.sleep(1000)
 """
 
 
-def test_what_a_program_finds(place: Grounds, client: Client, tmp_path: Path) -> None:
+def test_what_a_program_finds(place: EndpointHarness, client: EndpointClient, tmp_path: Path) -> None:
     for number in range(100):  # enough to be shown rather than copied, where that can be done
         client.put(f"large/{number:03}", b"original")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://tests/large"}
@@ -98,7 +98,7 @@ def test_what_a_program_finds(place: Grounds, client: Client, tmp_path: Path) ->
     finally:
         for mark in marks:
             mark.unlink()
-    answers = [json.loads(lines[-1].partition(" ")[2]) for lines in client.printed("look").values()]
+    answers = [json.loads(lines[-1].partition(" ")[2]) for lines in client.printed_lines("look").values()]
     expected = {row.key: row.at(place.level).holds for row in DIFFERENCES if row.key != "ignores_sigterm"}
     for found, refused, owner_of_root in answers:
         assert found == expected
@@ -116,7 +116,7 @@ def test_what_a_program_finds(place: Grounds, client: Client, tmp_path: Path) ->
     assert not Path("/opt/ml").exists()
 
 
-def test_a_first_process_without_a_handler(place: Grounds, client: Client) -> None:
+def test_a_first_process_without_a_handler(place: EndpointHarness, client: EndpointClient) -> None:
     client.create("deaf", "print('ready', flush=True); time.sleep(1000)")
     client.wait_for_line("deaf", "ready")
     (first,) = (seen.pid for seen in place.processes() if seen.role == "first")
@@ -162,7 +162,7 @@ print("ready", flush=True)
     ],
 )
 def test_nothing_outlives_an_end(
-    place: Grounds, client: Client, name: str, ending: str, status: str, text: str
+    place: EndpointHarness, client: EndpointClient, name: str, ending: str, status: str, text: str
 ) -> None:
     job = client.run(f"ends-{name}", ESCAPES + ending, hosts=2)
     assert job["TrainingJobStatus"] == status
@@ -170,7 +170,7 @@ def test_nothing_outlives_an_end(
     assert place.processes() == []
 
 
-def test_nothing_outlives_a_stop(place: Grounds, client: Client) -> None:
+def test_nothing_outlives_a_stop(place: EndpointHarness, client: EndpointClient) -> None:
     client.create("stops", ESCAPES + "time.sleep(1000)", hosts=2)
     client.wait_for_line("stops", "ready", count=2)
     assert len(place.processes()) == 10
@@ -183,18 +183,18 @@ def test_nothing_outlives_a_stop(place: Grounds, client: Client) -> None:
     ("kind", "victim"),
     [
         ("embedded", "endpoint"),
-        ("standing", "endpoint"),
-        ("standing", "supervisor"),
-        ("standing", "first"),
+        ("background", "endpoint"),
+        ("background", "supervisor"),
+        ("background", "first"),
         ("embedded", "below"),
-        ("standing", "endpoint and supervisors"),
+        ("background", "endpoint and supervisors"),
     ],
 )
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
     """``grounds`` looks for what is left, also after the next endpoint's start."""
-    with grounds(level) as place:
-        client = Client(place.start(kind))
+    with endpoint_harness(level) as place:
+        client = EndpointClient(place.start(kind))
         client.create(
             "runs", ESCAPES + "double('1004'); time.sleep(1000)", hosts=2, EnableNetworkIsolation=True
         )
@@ -205,7 +205,7 @@ def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
         elif victim == "endpoint and supervisors":
             supervisors = [seen.pid for seen in place.processes() if seen.role == "supervisor"]
             place.kill(*supervisors)
-            client = Client(place.start(kind))
+            client = EndpointClient(place.start(kind))
         else:
             os.kill([seen.pid for seen in place.processes() if seen.role == victim][-1], 9)
             if victim == "below":  # a daemon: nobody needs it
@@ -214,7 +214,7 @@ def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
                 assert client.wait("runs")["TrainingJobStatus"] == "Stopped"
             else:
                 assert client.wait("runs", patience=20)["TrainingJobStatus"] == "Failed"
-        assert eventually(place.nothing_runs), place.processes()
+        assert eventually(place.has_no_processes), place.processes()
 
 
 def test_the_page_shows_the_table_that_is_tested() -> None:

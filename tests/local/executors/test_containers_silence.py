@@ -13,10 +13,10 @@ import pytest
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import containers_commands, containers_network
 from smlaunch.local.executors.base import CannotAllocate, Program
+from smlaunch.local.executors.container_cli import Engine
 from smlaunch.local.executors.containers import Containers
 from smlaunch.local.executors.containers_commands import UNANSWERED
 from smlaunch.local.executors.containers_engine import image_id, remembered, run
-from smlaunch.local.executors.containers_words import Engine
 from smlaunch.local.executors.levels import fingerprint
 from tests.local.executors.conftest import eventually
 

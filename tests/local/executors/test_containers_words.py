@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import containers_words as words
+from smlaunch.local.executors import container_cli as words
 from smlaunch.local.executors.base import ImageProblem
+from smlaunch.local.executors.container_cli import CannotMount, ContainerPlan, Engine, Mount
 from smlaunch.local.executors.containers_engine import bring, options_from, registry_of
 from smlaunch.local.executors.containers_environment import by_name
-from smlaunch.local.executors.containers_words import CannotMount, ContainerPlan, Engine, Mount
 
 PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
 DOCKER = Engine("docker", "/usr/bin/docker", "28.2.2")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors import sweep
+from smlaunch.local.executors import process_cleanup
 from smlaunch.local.executors.processes import Processes
 from tests.conftest import IS_ROOT, ROOT
 from tests.local import ordinary_user
@@ -51,18 +51,18 @@ def owner() -> Iterator[str]:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_endpoint(tmp_path: Path, owner: str, level: str, how: signal.Signals) -> None:
     process = start(tmp_path, owner, level)
-    assert len(sweep.marked(owner + "/")) >= 8
+    assert len(process_cleanup.marked(owner + "/")) >= 8
     process.send_signal(how)
     process.communicate()
-    assert eventually(lambda: sweep.marked(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
 
 
 def test_hosts_survive_the_thread_that_started_them(tmp_path: Path, owner: str, level: str) -> None:
     """PDEATHSIG fires at the end of a thread: the supervisor must not have it."""
     process = start(tmp_path, owner, level)
-    before = set(sweep.marked(owner + "/"))
+    before = set(process_cleanup.marked(owner + "/"))
     time.sleep(0.3)
-    assert set(sweep.marked(owner + "/")) == before
+    assert set(process_cleanup.marked(owner + "/")) == before
     process.kill()
     process.communicate()
 
@@ -71,12 +71,12 @@ def test_endpoint_and_supervisors_killed_at_once_are_swept_by_the_next(
     tmp_path: Path, owner: str, level: str
 ) -> None:
     process = start(tmp_path, owner, level)
-    supervisors = [pid for pid in sweep.descendants(process.pid) if _parent(pid) == process.pid]
+    supervisors = [pid for pid in process_cleanup.descendants(process.pid) if _parent(pid) == process.pid]
     process.kill()
-    sweep.kill_all(supervisors)
+    process_cleanup.kill_all(supervisors)
     process.communicate()
     Processes(tmp_path, "the-next-one", level, views=False).recover(owner)
-    assert eventually(lambda: sweep.marked(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
 
 
 def _parent(pid: int) -> int:
@@ -92,9 +92,9 @@ def test_an_ordinary_user_too(owner: str, name: str) -> None:
         if IS_ROOT:
             os.chown(folder, ordinary_user.UID, ordinary_user.UID)
         process = start(folder, owner, name, ordinary_user.prefix())
-        assert len(sweep.marked(owner + "/")) >= 8
+        assert len(process_cleanup.marked(owner + "/")) >= 8
         process.kill()
         process.communicate()
-        assert eventually(lambda: sweep.marked(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
     finally:
         shutil.rmtree(folder)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.contract.tcp_ports import PORTS_PER_JOB
 from smlaunch.local.executors import loopback
 from smlaunch.local.executors.base import CannotAllocate, View
 from smlaunch.local.executors.host_plan import HostPlan, ViewPlan
-from smlaunch.protocol.ports import BLOCK
 from tests.local.executors.conftest import Hosts, ended, output, read_until
 
 namespaced = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
@@ -253,8 +253,8 @@ def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
     addresses = [place.address for allocation in (first, second) for place in allocation.places]
     assert len(set(addresses)) == 4
     ports = [int(allocation.offer.environment["SMLAUNCH_PORT"]) for allocation in (first, second)]
-    assert abs(ports[0] - ports[1]) >= BLOCK
-    for offset in range(BLOCK):
+    assert abs(ports[0] - ports[1]) >= PORTS_PER_JOB
+    for offset in range(PORTS_PER_JOB):
         with socket.create_server((addresses[0], ports[0] + offset)):
             pass
 
@@ -263,11 +263,11 @@ def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: py
     first = loopback.reserve(1)
     port = first.port
     monkeypatch.setattr(loopback, "_FIRST_PORT", port)
-    monkeypatch.setattr(loopback, "_AFTER_PORTS", port + BLOCK)
+    monkeypatch.setattr(loopback, "_AFTER_PORTS", port + PORTS_PER_JOB)
     with pytest.raises(CannotAllocate, match="64 free ports in a row"):
         loopback.reserve(1)
     first.release()
-    server = socket.create_server(("127.0.0.1", port + BLOCK - 1))
+    server = socket.create_server(("127.0.0.1", port + PORTS_PER_JOB - 1))
     with server, pytest.raises(CannotAllocate, match="64 free ports in a row"):
         loopback.reserve(1)
     again = loopback.reserve(1)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.removal import remove_tree
+from smlaunch.local.executors.removal import remove_or_warn, remove_tree
 
 
 def fill(folder: Path, depth: int) -> None:
@@ -56,3 +57,28 @@ def test_two_may_be_at_it(tmp_path: Path) -> None:
             for done in [pool.submit(remove_tree, tree) for _ in range(3)]:
                 done.result()
         assert not tree.exists()
+
+
+def test_what_cannot_be_removed_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unlink = os.unlink
+
+    def of_the_disk(name: str, dir_fd: int) -> None:
+        if name == "append-only":
+            raise PermissionError(1, "Operation not permitted", name)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.unlink", of_the_disk)
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    for name in ("first", "append-only", "last"):
+        (tmp_path / "tree" / "deep" / name).write_text("x")
+    with caplog.at_level(logging.WARNING):
+        remove_or_warn(tmp_path / "tree")
+    (remaining,) = (path for path in (tmp_path / "tree").rglob("*") if path.is_file())
+    assert remaining.name == "append-only"
+    (record,) = caplog.records
+    assert record.exc_info is None
+    line = record.getMessage()
+    assert line.startswith(f"{remaining} cannot be removed (Operation not permitted)"), line
+    assert "\n" not in line

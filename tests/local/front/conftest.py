@@ -14,7 +14,7 @@ from smlaunch.local.credentials import Credentials, Keyring
 from smlaunch.local.dispatch import Dispatch, Service
 from smlaunch.local.log_store import LogStore
 from smlaunch.local.metric_store import MetricStore
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.server import Server
 from smlaunch.local.services import standard_services
 from smlaunch.local.services.json_service import JsonService
@@ -29,14 +29,14 @@ class FakeSageMaker:
         self.requests: list[dict[str, Any]] = []
 
     def create_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        from smlaunch.local.caller import current
-        from smlaunch.local.errors import ApiError
+        from smlaunch.local.api_errors import ApiError
+        from smlaunch.local.request_context import current_context
 
         self.requests.append(params)
         name = params["TrainingJobName"]
         if name == "taken":
             raise ApiError("ResourceInUse", "Job name must be unique within an AWS account")
-        return {"TrainingJobArn": current().resource_arn("sagemaker", f"training-job/{name}")}
+        return {"TrainingJobArn": current_context().resource_arn("sagemaker", f"training-job/{name}")}
 
     def list_training_jobs(self, params: dict[str, Any]) -> dict[str, Any]:
         import datetime
@@ -50,7 +50,7 @@ class FakeSageMaker:
         raise RuntimeError("a bug")
 
 
-class Front:
+class ServerHarness:
     """A server on its own root, and clients for it."""
 
     def __init__(self, root: Path, clock: Callable[[], float] | None = None) -> None:
@@ -86,19 +86,19 @@ class Front:
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    running = Front(tmp_path_factory.mktemp("front"))
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHarness]:
+    running = ServerHarness(tmp_path_factory.mktemp("front"))
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
-def s3(front: Front) -> Any:
+def s3(front: ServerHarness) -> Any:
     return front.client("s3")
 
 
 @pytest.fixture
-def bucket(front: Front, request: pytest.FixtureRequest) -> str:
+def bucket(front: ServerHarness, request: pytest.FixtureRequest) -> str:
     """A bucket of the test's own."""
     import hashlib
 

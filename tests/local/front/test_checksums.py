@@ -38,19 +38,19 @@ def test_the_polynomials(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", CHECKS)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-def test_a_whole_from_its_parts(algorithm: str, parts: list[bytes]) -> None:
+def test_combined_crc_of_parts(algorithm: str, parts: list[bytes]) -> None:
     known = [(encoded(algorithm, slow_crc(algorithm, part)), len(part)) for part in parts]
     whole = encoded(algorithm, slow_crc(algorithm, b"".join(parts)))
-    assert checksums.combined(algorithm, known) == whole
+    assert checksums.combined_crc(algorithm, known) == whole
 
 
-def test_a_large_whole() -> None:
+def test_combined_crc_of_a_large_object() -> None:
     first, second = bytes(10_000_000), b"x" * 7_654_321
     known = [(encoded("CRC32", zlib.crc32(part)), len(part)) for part in (first, second)]
-    assert checksums.combined("CRC32", known) == encoded("CRC32", zlib.crc32(first + second))
+    assert checksums.combined_crc("CRC32", known) == encoded("CRC32", zlib.crc32(first + second))
 
 
-def test_checksums_of_checksums() -> None:
+def test_composite_checksums() -> None:
     parts = [base64.b64encode(hashlib.sha256(part).digest()).decode() for part in (b"a", b"b")]
     digest = hashlib.sha256(hashlib.sha256(b"a").digest() + hashlib.sha256(b"b").digest()).digest()
-    assert checksums.composite("SHA256", parts) == f"{base64.b64encode(digest).decode()}-2"
+    assert checksums.composite_checksum("SHA256", parts) == f"{base64.b64encode(digest).decode()}-2"

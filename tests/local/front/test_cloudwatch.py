@@ -13,14 +13,14 @@ from botocore.session import get_session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.metric_store import MetricStore, Sample
+from smlaunch.local.metric_store import MetricSample, MetricStore
 from smlaunch.local.services import cbor
-from tests.local.front.conftest import Front
+from tests.local.front.conftest import ServerHarness
 
 PROTOCOLS = ("smithy-rpc-v2-cbor", "json", "query")
 
 
-def client(front: Front, protocol: str) -> Any:
+def client(front: ServerHarness, protocol: str) -> Any:
     session = get_session()
     loader = session.get_component("data_loader")
     model = loader.load_service_model("cloudwatch", "service-2")
@@ -49,7 +49,7 @@ def client(front: Front, protocol: str) -> Any:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_metric_goes_in_and_comes_out(front: Front, protocol: str) -> None:
+def test_put_metric_data_can_be_read_back(front: ServerHarness, protocol: str) -> None:
     cloudwatch = client(front, protocol)
     namespace = f"Mine/{protocol}"
     dimensions = [{"Name": "Host", "Value": "a b&c"}, {"Name": "Rank", "Value": "0"}]
@@ -118,22 +118,22 @@ def without_none(value: Any) -> Any:
 
 
 @given(values)
-def test_cbor_comes_back(value: Any) -> None:
+def test_cbor_round_trip(value: Any) -> None:
     assert cbor.decode(cbor.encode(value)) == without_none(value)
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_cbor_or_refused(data: bytes) -> None:
-    with suppress(cbor.BadCbor):
+def test_any_bytes_decode_or_raise_invalid_cbor(data: bytes) -> None:
+    with suppress(cbor.InvalidCbor):
         cbor.decode(data)
 
 
-def test_cbor_of_other_writers() -> None:
+def test_cbor_of_other_encoders() -> None:
     assert cbor.decode(b"\xbf\x61a\x9f\x01\x02\xff\xff") == {"a": [1, 2]}
     assert cbor.decode(b"\x7f\x61a\x61b\xff") == "ab"
     assert cbor.decode(b"\xf9\x3c\x00") == 1.0
     moment = cbor.decode(b"\xc1\x1a\x00\x00\x00\x05")
-    assert isinstance(moment, cbor.Moment)
+    assert isinstance(moment, cbor.CborTimestamp)
     assert cbor.decode(cbor.encode(moment)) == 5.0
 
 
@@ -145,11 +145,17 @@ def test_periods_hold_every_sample_once(
     tmp_path_factory: pytest.TempPathFactory, points: list[tuple[int, float]], period: int
 ) -> None:
     store = MetricStore(tmp_path_factory.mktemp("metrics") / "metrics.sqlite")
-    store.add("n", {}, [Sample("m", second * 1000, 1, value, value, value) for second, value in points])
-    buckets = store.buckets("n", "m", {}, 0, 601, period)
-    assert sum(bucket.many for bucket in buckets) == len(points)
+    store.put_samples(
+        "n", {}, [MetricSample("m", second * 1000, 1, value, value, value) for second, value in points]
+    )
+    buckets = store.periods("n", "m", {}, 0, 601, period)
+    assert sum(bucket.sample_count for bucket in buckets) == len(points)
     for bucket in buckets:
         inside = [value for second, value in points if bucket.start <= second < bucket.start + period]
-        assert (bucket.many, bucket.low, bucket.high) == (len(inside), min(inside), max(inside))
+        assert (bucket.sample_count, bucket.minimum, bucket.maximum) == (
+            len(inside),
+            min(inside),
+            max(inside),
+        )
         assert math.isclose(bucket.total, sum(inside), rel_tol=1e-9, abs_tol=1e-6)
     store.close()

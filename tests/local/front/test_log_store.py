@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @given(st.lists(events, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_what_goes_in_comes_out(batches: list[list[tuple[int, str]]]) -> None:
+def test_events_round_trip(batches: list[list[tuple[int, str]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = LogStore(Path(folder))
         store.create_group(GROUP)
@@ -38,17 +38,17 @@ def test_what_goes_in_comes_out(batches: list[list[tuple[int, str]]]) -> None:
         expected = [event for batch in batches for event in batch]
         read = list(store.read(GROUP, STREAM))
         assert [(event.timestamp, event.message) for event in read] == expected
-        backwards = list(store.read_back(GROUP, STREAM, store.size(GROUP, STREAM)))
+        backwards = list(store.read_backward(GROUP, STREAM, store.end_offset(GROUP, STREAM)))
         assert backwards == read[::-1]
         for event in read:
             assert [later.start for later in store.read(GROUP, STREAM, event.end)][:1] in ([], [event.end])
 
 
-def test_reading_back_over_block_borders(store: LogStore) -> None:
+def test_read_backward_across_block_boundaries(store: LogStore) -> None:
     lengths = [0, 1, 65_535, 65_536, 65_537, 200_000, 3]
     store.append(GROUP, STREAM, [(number, "x" * length) for number, length in enumerate(lengths)])
-    end = store.size(GROUP, STREAM)
-    assert [len(event.message) for event in store.read_back(GROUP, STREAM, end)] == lengths[::-1]
+    end = store.end_offset(GROUP, STREAM)
+    assert [len(event.message) for event in store.read_backward(GROUP, STREAM, end)] == lengths[::-1]
 
 
 def test_a_line_that_was_cut_by_a_kill(store: LogStore) -> None:
@@ -59,10 +59,10 @@ def test_a_line_that_was_cut_by_a_kill(store: LogStore) -> None:
     assert [event.message for event in store.read(GROUP, STREAM)] == ["one"]
     store.append(GROUP, STREAM, [(3, "three")])
     assert [event.message for event in store.read(GROUP, STREAM)] == ["one", "half", "three"]
-    assert next(store.read_back(GROUP, STREAM, store.size(GROUP, STREAM))).message == "three"
+    assert next(store.read_backward(GROUP, STREAM, store.end_offset(GROUP, STREAM))).message == "three"
 
 
-def test_what_was_appended_survives_a_kill(store: LogStore) -> None:
+def test_appended_events_survive_kill(store: LogStore) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -77,7 +77,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert sum(1 for _ in store.read("group", "stream")) == 1000
 
 
-def test_odd_names(store: LogStore) -> None:
+def test_group_and_stream_names_with_special_characters(store: LogStore) -> None:
     names = ["..", ".", "a/b", "a b", "x" * 512, "x" * 511 + "y", "$LATEST", "é%2F"]
     for name in names:
         store.append(name, name, [(1, name)])
@@ -88,15 +88,15 @@ def test_odd_names(store: LogStore) -> None:
     assert all(path.parent.parent == store.root for path in store.root.rglob("*.log"))
 
 
-def test_streams_tell_their_times(store: LogStore) -> None:
+def test_stream_info_has_event_times(store: LogStore) -> None:
     assert store.create_group(GROUP)
     assert not store.create_group(GROUP)
     assert store.create_stream(GROUP, "empty")
     assert not store.create_stream(GROUP, "empty")
     store.append(GROUP, "full", [(5, "a"), (9, "b")])
     empty, full = store.streams(GROUP)
-    assert (empty.first, empty.last) == (None, None)
-    assert (full.first, full.last) == (5, 9)
+    assert (empty.first_timestamp, empty.last_timestamp) == (None, None)
+    assert (full.first_timestamp, full.last_timestamp) == (5, 9)
     store.delete_stream(GROUP, "empty")
     assert [info.name for info in store.streams(GROUP)] == ["full"]
     store.delete_group(GROUP)

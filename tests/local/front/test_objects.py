@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from smlaunch.local.errors import ApiError
-from smlaunch.local.objects import NoSuchBucket, NoSuchKey, ObjectStore
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.object_store import NoSuchBucket, NoSuchKey, ObjectStore
 
 ODD_KEYS = [
     *("a", "a/", "a/b", "a//b", "/a", "/", "..", "../../etc/passwd", "a/../b", ".", "a/./b", "-rf", "~", "*"),
@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> ObjectStore:
     return made
 
 
-def test_objects_are_files_that_a_person_can_find(store: ObjectStore) -> None:
+def test_objects_are_plain_files_at_their_keys(store: ObjectStore) -> None:
     store.put_bytes("bucket", "data/part-1.csv", b"x,y")
     assert (store.root / "bucket/data/part-1.csv").read_bytes() == b"x,y"
     assert store.path("bucket", "data/part-1.csv") == store.root / "bucket/data/part-1.csv"
@@ -61,7 +61,7 @@ def test_objects_are_files_that_a_person_can_find(store: ObjectStore) -> None:
     assert not store.delete("bucket", "data/part-1.csv")
 
 
-def test_odd_keys_stay_inside_and_apart(store: ObjectStore) -> None:
+def test_keys_that_are_no_paths_get_hashed_files(store: ObjectStore) -> None:
     for key in ODD_KEYS:
         store.put_bytes("bucket", key, key.encode())
     for key in ODD_KEYS:
@@ -75,7 +75,7 @@ def test_odd_keys_stay_inside_and_apart(store: ObjectStore) -> None:
     assert list((store.root / "_store/odd").iterdir()) == []
 
 
-def test_what_is_missing(store: ObjectStore) -> None:
+def test_missing_buckets_and_keys(store: ObjectStore) -> None:
     with pytest.raises(NoSuchKey) as missing:
         store.path("bucket", "none")
     assert isinstance(missing.value, KeyError)
@@ -116,7 +116,7 @@ def test_bodies_are_replaced_never_changed(store: ObjectStore) -> None:
     assert store.head("bucket", "a").size == 4
 
 
-def test_a_body_edited_or_removed_by_hand(store: ObjectStore) -> None:
+def test_bodies_edited_or_removed_by_hand(store: ObjectStore) -> None:
     store.put_bytes("bucket", "a", b"old", {"metadata": {"k": "v"}, "checksums": {"CRC32": "AAAA"}})
     store.path("bucket", "a").write_bytes(b"edited")
     info = store.head("bucket", "a")
@@ -134,12 +134,12 @@ def test_pages_and_common_prefixes(store: ObjectStore) -> None:
         store.put_bytes("bucket", name, b"")
     told, after = [], b""
     while True:
-        page = store.page("bucket", delimiter="/", after=after, limit=7)
+        page = store.page("bucket", delimiter="/", first_key=after, limit=7)
         told += page.prefixes + [info.key for info in page.objects]
         assert len(page.prefixes) + len(page.objects) <= 7
-        if page.next is None:
+        if page.next_key is None:
             break
-        after = page.next
+        after = page.next_key
     assert told == [f"d{number:03}/" for number in range(30)] + ["top"]
     assert [info.key for info in store.list("bucket", "d001/")] == ["d001/a", "d001/b"]
 
@@ -148,7 +148,7 @@ def test_two_stores_share_a_root_and_one_is_killed(store: ObjectStore) -> None:
     code = """
 import sys
 from pathlib import Path
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 store = ObjectStore(Path(sys.argv[1]))
 number = 0
 while True:
@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_leaves_the_old_object(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("smlaunch.local.objects.rename_making_parents", full)
+        patch.setattr("smlaunch.local.object_store.rename_with_parents", full)
         with pytest.raises(OSError, match="No space"):
             store.put_bytes("bucket", "a", b"new")
     assert store.path("bucket", "a").read_bytes() == b"old"
@@ -259,9 +259,9 @@ class Model(RuleBasedStateMachine):
         told: list[str] = []
         after: bytes | None = b""
         while after is not None:
-            page = self.store.page("bucket", prefix, delimiter="/", after=after, limit=limit)
+            page = self.store.page("bucket", prefix, delimiter="/", first_key=after, limit=limit)
             told += sorted([info.key for info in page.objects] + page.prefixes, key=str.encode)
-            after = page.next
+            after = page.next_key
         expected = set()
         for key in self.truth:
             if key.startswith(prefix):
@@ -290,7 +290,7 @@ TestModel.settings = settings(
 )
 
 
-def test_what_killed_writers_left_is_swept_after_a_day(store: ObjectStore) -> None:
+def test_files_of_killed_writers_are_removed_after_a_day(store: ObjectStore) -> None:
     incoming = store.root / "_store/incoming"
     for name in ("old", "young"):
         (incoming / name).write_bytes(b"")
@@ -299,7 +299,7 @@ def test_what_killed_writers_left_is_swept_after_a_day(store: ObjectStore) -> No
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
-def test_writers_that_share_a_transaction_fail_each_for_itself(store: ObjectStore) -> None:
+def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
     """One is inside while the others arrive, so that those are done together."""
     inside, go_on = threading.Event(), threading.Event()
     answers: dict[str, object] = {}

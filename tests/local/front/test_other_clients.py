@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.front.conftest import CREDENTIALS, Front
+from tests.local.front.conftest import CREDENTIALS, ServerHarness
 
 pytestmark = pytest.mark.real
 HOME = Path(__file__).resolve().parents[3] / ".venv-real"
@@ -20,7 +20,7 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(front: Front, tmp_path: Path) -> Run:
+def run(front: ServerHarness, tmp_path: Path) -> Run:
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -122,7 +122,7 @@ obstore.delete(store, ["o/x", "o/z", "o/big"])
 """
 
 
-def test_obstore(front: Front, run: Run, bucket: str) -> None:
+def test_obstore(front: ServerHarness, run: Run, bucket: str) -> None:
     said = run("obstore/python", "-c", OBSTORE, bucket)
     assert said.splitlines() == ["AlreadyExistsError", "PreconditionError", "['o/big', 'o/x', 'o/z']"]
     assert list(front.objects.list(bucket)) == []

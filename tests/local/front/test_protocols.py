@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.local.front.conftest import Front
+from tests.local.front.conftest import ServerHarness
 from tests.test_validate import REQUEST
 
 
-def test_a_json_operation(front: Front) -> None:
+def test_a_json_operation(front: ServerHarness) -> None:
     client = front.client("sagemaker", region_name="eu-central-1")
     made = client.create_training_job(**REQUEST)
     assert made["TrainingJobArn"] == "arn:aws:sagemaker:eu-central-1:000000000000:training-job/a-job"
@@ -26,7 +26,7 @@ def test_a_json_operation(front: Front) -> None:
     assert job["LastModifiedTime"] - made_at == datetime.timedelta(seconds=0.25)
 
 
-def test_json_errors_are_typed(front: Front) -> None:
+def test_json_errors_are_typed(front: ServerHarness) -> None:
     client = front.client("sagemaker")
     with pytest.raises(client.exceptions.ResourceInUse):
         client.create_training_job(**{**REQUEST, "TrainingJobName": "taken"})
@@ -59,7 +59,7 @@ def test_json_errors_are_typed(front: Front) -> None:
         (b"\xff", "is not JSON"),
     ],
 )
-def test_bodies_that_cannot_be_read(front: Front, body: bytes, said: str) -> None:
+def test_bodies_that_cannot_be_read(front: ServerHarness, body: bytes, said: str) -> None:
     import urllib.error
     import urllib.request
 
@@ -83,7 +83,7 @@ def test_bodies_that_cannot_be_read(front: Front, body: bytes, said: str) -> Non
     assert said in text
 
 
-def test_sts(front: Front) -> None:
+def test_sts(front: ServerHarness) -> None:
     sts = front.client("sts")
     who = sts.get_caller_identity()
     assert (who["Account"], who["Arn"]) == ("000000000000", "arn:aws:iam::000000000000:root")
@@ -95,7 +95,7 @@ def test_sts(front: Front) -> None:
         front.client("iam").create_user(UserName="x")
 
 
-def test_iam(front: Front) -> None:
+def test_iam(front: ServerHarness) -> None:
     iam = front.client("iam")
     role = iam.get_role(RoleName="smlaunch-local")["Role"]
     assert role["Arn"] == "arn:aws:iam::000000000000:role/smlaunch-local"
@@ -114,7 +114,7 @@ def test_iam(front: Front) -> None:
 GROUP = "/aws/sagemaker/TrainingJobs"
 
 
-def test_following_a_log(front: Front) -> None:
+def test_following_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     stream = "job/algo-1-1"
     front.logs.append(GROUP, stream, [(1000, "one"), (2000, "two\nlines\t\\")])
@@ -146,7 +146,7 @@ def test_following_a_log(front: Front) -> None:
             logs.describe_log_streams(logGroupName=GROUP, nextToken=token)
 
 
-def test_pages_of_a_log(front: Front) -> None:
+def test_pages_of_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     front.logs.append("pages", "s", [(number, str(number)) for number in range(25)])
     where = {"logGroupName": "pages", "logStreamName": "s"}
@@ -161,7 +161,7 @@ def test_pages_of_a_log(front: Front) -> None:
     assert len(logs.get_log_events(**where, startFromHead=True)["events"]) == 10  # an answer holds a megabyte
 
 
-def test_filtering_over_streams(front: Front) -> None:
+def test_filtering_over_streams(front: ServerHarness) -> None:
     logs = front.client("logs")
     for host in (1, 2):
         front.logs.append(
@@ -186,7 +186,7 @@ def test_filtering_over_streams(front: Front) -> None:
         logs.filter_log_events(logGroupName="filter", filterPattern="{ $.a = 1 }")
 
 
-def test_writing_a_log(front: Front) -> None:
+def test_writing_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     logs.create_log_group(logGroupName="mine")
     with pytest.raises(logs.exceptions.ResourceAlreadyExistsException):

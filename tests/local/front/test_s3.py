@@ -16,8 +16,8 @@ from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smlaunch.local.services.s3.transfer import parse_range
-from tests.local.front.conftest import Front
+from smlaunch.local.services.s3.objects import parse_range
+from tests.local.front.conftest import ServerHarness
 from tests.local.front.test_objects import ODD_KEYS
 
 PART = 5 << 20
@@ -48,7 +48,7 @@ def test_buckets(s3: Any) -> None:
     assert code(s3.head_bucket, Bucket="made-here") == "404"
 
 
-def test_buckets_of_a_region(front: Front) -> None:
+def test_buckets_of_a_region(front: ServerHarness) -> None:
     s3 = front.client("s3", region_name="eu-west-1")
     place = {"LocationConstraint": "eu-west-1"}
     s3.create_bucket(Bucket="in-europe", CreateBucketConfiguration=place)
@@ -150,7 +150,7 @@ def test_listing_with_a_delimiter(s3: Any, bucket: str) -> None:
     assert [(entry["Key"], entry["VersionId"]) for entry in versions] == [("b/c/3", "null")]
 
 
-def test_a_thousand_keys_a_page(front: Front, s3: Any, bucket: str) -> None:
+def test_a_thousand_keys_a_page(front: ServerHarness, s3: Any, bucket: str) -> None:
     for number in range(1001):
         front.objects.put_bytes(bucket, f"{number:05}", b"")
     first = s3.list_objects_v2(Bucket=bucket)
@@ -218,7 +218,7 @@ def test_conditions(s3: Any, bucket: str) -> None:
     assert failed == "PreconditionFailed"
 
 
-def test_only_one_of_many_writers_creates(front: Front, bucket: str) -> None:
+def test_only_one_of_many_writers_creates(front: ServerHarness, bucket: str) -> None:
     import concurrent.futures
 
     def create(number: int) -> str:
@@ -250,7 +250,7 @@ def test_checksums(s3: Any, bucket: str, algorithm: str) -> None:
     assert code(s3.head_object, Bucket=bucket, Key="x") == "404"
 
 
-def test_a_checksum_that_cannot_be_computed_here_is_kept(s3: Any, bucket: str) -> None:
+def test_a_checksum_without_awscrt_is_stored_unverified(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"123456789", ChecksumCRC64NVME="rosUhgp5lIg=")
     assert (
         s3.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")["ChecksumCRC64NVME"] == "rosUhgp5lIg="
@@ -283,7 +283,7 @@ def test_transfers_in_parts(s3: Any, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
-def test_multipart_by_hand(front: Front, s3: Any, bucket: str, kind: str) -> None:
+def test_multipart_by_hand(front: ServerHarness, s3: Any, bucket: str, kind: str) -> None:
     made = s3.create_multipart_upload(
         Bucket=bucket, Key="k", ChecksumAlgorithm="CRC32", ChecksumType=kind, Metadata={"m": "1"}
     )
@@ -314,7 +314,7 @@ def test_multipart_by_hand(front: Front, s3: Any, bucket: str, kind: str) -> Non
     assert list((front.root / "s3/_store/incoming").iterdir()) == []
 
 
-def test_multipart_refusals_and_abort(front: Front, s3: Any, bucket: str) -> None:
+def test_multipart_errors_and_abort(front: ServerHarness, s3: Any, bucket: str) -> None:
     where = {"Bucket": bucket, "Key": "k"}
     where["UploadId"] = s3.create_multipart_upload(**where)["UploadId"]
     parts = []
@@ -379,7 +379,7 @@ def test_tags(s3: Any, bucket: str) -> None:
     assert code(s3.get_object_tagging, Bucket=bucket, Key="none") == "NoSuchKey"
 
 
-def test_what_is_not_provided_is_refused_by_name(s3: Any, bucket: str) -> None:
+def test_unsupported_features_are_rejected_by_name(s3: Any, bucket: str) -> None:
     for call, arguments in (
         (s3.put_bucket_versioning, {"VersioningConfiguration": {"Status": "Enabled"}}),
         (s3.put_object, {"Key": "k", "WebsiteRedirectLocation": "/x"}),
@@ -403,7 +403,7 @@ _SELECT = {
 }
 
 
-def test_a_large_body_is_streamed(front: Front, s3: Any, bucket: str, tmp_path: Any) -> None:
+def test_a_large_body_is_streamed(front: ServerHarness, s3: Any, bucket: str, tmp_path: Any) -> None:
     """Client and server are in this one process, and neither may hold the body."""
     import tracemalloc
 
@@ -425,7 +425,7 @@ def test_a_large_body_is_streamed(front: Front, s3: Any, bucket: str, tmp_path: 
     assert peak < 24 << 20  # client and server together
 
 
-def test_every_operation_is_refused_where_the_bucket_is_somebody_elses(s3: Any) -> None:
+def test_every_operation_checks_the_expected_bucket_owner(s3: Any) -> None:
     """Also those on objects, parts and copies; and what is no account's id is told apart."""
     s3.create_bucket(Bucket="owned")
     s3.put_object(Bucket="owned", Key="k", Body=b"1")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.messages import Request, Response
+from smlaunch.local.http_messages import Request, Response
 from smlaunch.local.server import Server, is_loopback
-from tests.local.front.conftest import Front
+from tests.local.front.conftest import ServerHarness
 
 
-def ask(front: Front, **headers: str) -> tuple[int, str]:
+def ask(front: ServerHarness, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
     connection.putrequest("POST", "/", skip_host="Host" in headers)
     for name, value in headers.items():
@@ -41,27 +41,27 @@ def ask(front: Front, **headers: str) -> tuple[int, str]:
         "[::2]",
     ],
 )
-def test_a_foreign_host_is_refused(front: Front, host: str) -> None:
+def test_a_foreign_host_header_is_rejected(front: ServerHarness, host: str) -> None:
     status, text = ask(front, Host=host)
     assert status == 403
     assert "is not this machine" in text
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000"])
-def test_a_web_page_is_refused(front: Front, origin: str) -> None:
+def test_requests_of_web_pages_are_rejected(front: ServerHarness, origin: str) -> None:
     status, text = ask(front, Origin=origin)
     assert status == 403
     assert "web pages" in text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8080", "bucket.localhost", "[::1]:99", "127.8.0.1"])
-def test_names_of_this_machine_are_let_through_to_the_signature(front: Front, host: str) -> None:
+def test_host_names_of_this_machine_are_accepted(front: ServerHarness, host: str) -> None:
     status, text = ask(front, Host=host)
     assert status == 403
     assert "AccessDenied" in text
 
 
-def test_an_unsigned_call_is_refused_in_the_form_of_its_protocol(front: Front) -> None:
+def test_unsigned_calls_get_an_error_of_their_protocol(front: ServerHarness) -> None:
     status, text = ask(front, X_Amz_Target="SageMaker.CreateTrainingJob")
     assert (status, json.loads(text)["__type"]) == (403, "MissingAuthenticationTokenException")
     status, text = ask(front, Content_Type="application/x-www-form-urlencoded", Content_Length="0")
@@ -134,7 +134,7 @@ def test_several_requests_on_one_connection_with_chunks_and_unread_bodies() -> N
             assert received(connection).read() == b""
 
 
-def test_continue_is_sent_when_the_body_is_wanted_and_only_then() -> None:
+def test_100_continue_is_sent_when_the_body_is_read() -> None:
     head = b"PUT / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     with Echo() as connection:
         connection.sendall(head)
@@ -157,14 +157,14 @@ def test_continue_is_sent_when_the_body_is_wanted_and_only_then() -> None:
         b"Content-Length: -1\r\n",
     ],
 )
-def test_a_body_without_a_certain_end_is_refused(framing: bytes) -> None:
+def test_a_body_with_an_ambiguous_end_is_rejected(framing: bytes) -> None:
     with Echo() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\n" + HOST + framing + b"\r\nabc")
         answer = received(connection)
         assert (answer.status, answer.headers["Connection"]) == (400, "close")
 
 
-def test_an_answer_cannot_be_split_by_what_a_client_sent() -> None:
+def test_response_splitting_is_impossible() -> None:
     server = Server(lambda request: Response(200, {"X-Type": "a\r\nX-Evil: 1"}))
     with server, urllib.request.urlopen(server.url, timeout=5) as answer:
         assert "X-Evil" not in answer.headers
@@ -186,7 +186,7 @@ def test_closing_ends_idle_connections_and_their_threads() -> None:
         connection.close()
 
 
-def test_an_answer_under_way_is_finished_when_the_server_closes() -> None:
+def test_close_lets_responses_in_progress_finish() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def slow(request: Request) -> Response:
@@ -209,7 +209,7 @@ def test_an_answer_under_way_is_finished_when_the_server_closes() -> None:
     assert texts == [b"done"]
 
 
-def test_a_bug_in_a_service_is_an_error_answer_with_an_id(front: Front) -> None:
+def test_an_exception_in_a_service_is_an_internal_failure_with_a_request_id(front: ServerHarness) -> None:
     client = front.client("sagemaker")
     with pytest.raises(client.exceptions.ClientError) as failed:
         client.describe_training_job(TrainingJobName="x")
@@ -218,11 +218,11 @@ def test_a_bug_in_a_service_is_an_error_answer_with_an_id(front: Front) -> None:
     assert error["ResponseMetadata"]["RequestId"] in error["Error"]["Message"]
 
 
-def test_a_client_that_takes_nothing_does_not_hold_up_the_end() -> None:
+def test_close_does_not_wait_for_a_client_that_does_not_read() -> None:
     before = set(threading.enumerate())
     server = Server(lambda request: Response(200, {}, bytes(64 << 20)))
     with socket.create_connection(("127.0.0.1", server.port)) as stalled:
         stalled.sendall(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
         stalled.recv(1)
-        server.close(patience=0.1)
+        server.close(timeout_seconds=0.1)
         assert set(threading.enumerate()) <= before

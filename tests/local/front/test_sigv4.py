@@ -20,10 +20,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.local import sigv4
+from smlaunch.local.api_errors import ApiError
 from smlaunch.local.credentials import Credentials, Keyring
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Request
-from tests.local.front.conftest import CREDENTIALS, Front
+from smlaunch.local.http_messages import Request
+from tests.local.front.conftest import CREDENTIALS, ServerHarness
 
 # S3 API reference, sig-v4-header-based-auth and sigv4-streaming: the published examples and their key.
 PUBLISHED = Keyring(Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
@@ -90,8 +90,8 @@ def test_the_published_listing() -> None:
         ({"signed": "range;x-amz-content-sha256;x-amz-date"}, "incomplete"),
     ],
 )
-def test_any_change_is_noticed(change: dict[str, str], kind: str) -> None:
-    with pytest.raises(sigv4.Refused) as refused:
+def test_any_changed_byte_is_a_mismatch(change: dict[str, str], kind: str) -> None:
+    with pytest.raises(sigv4.SignatureRejected) as refused:
         sigv4.verify(published(**{**GET_OBJECT, **change}), PUBLISHED, unread, THEN)
     assert refused.value.kind == kind
 
@@ -138,8 +138,8 @@ def test_the_published_chunks() -> None:
         b"not chunks",
     ],
 )
-def test_tampered_chunks_are_refused(tampered: bytes) -> None:
-    with pytest.raises((sigv4.Refused, ApiError)):
+def test_tampered_chunks_are_rejected(tampered: bytes) -> None:
+    with pytest.raises((sigv4.SignatureRejected, ApiError)):
         chunked(tampered)
 
 
@@ -153,7 +153,7 @@ def test_tampered_chunks_are_refused(tampered: bytes) -> None:
         ("iam", "list_roles", "SignatureDoesNotMatch"),
     ],
 )
-def test_a_wrong_secret(front: Front, service: str, operation: str, code: str) -> None:
+def test_a_wrong_secret(front: ServerHarness, service: str, operation: str, code: str) -> None:
     client = front.client(service, aws_secret_access_key="wrong")
     with pytest.raises(ClientError) as refused:
         getattr(client, operation)()
@@ -161,7 +161,7 @@ def test_a_wrong_secret(front: Front, service: str, operation: str, code: str) -
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
-def test_an_unknown_key_and_a_forged_token(front: Front) -> None:
+def test_an_unknown_key_and_a_forged_token(front: ServerHarness) -> None:
     with pytest.raises(ClientError, match="InvalidClientTokenId"):
         front.client("sts", aws_access_key_id="AKIDNOBODY").get_caller_identity()
     for token in ("", "x", "e30.x", "."):
@@ -169,7 +169,7 @@ def test_an_unknown_key_and_a_forged_token(front: Front) -> None:
             front.client("sts", aws_session_token=token or "-").get_caller_identity()
 
 
-def test_temporary_credentials_work_outlive_a_restart_and_run_out(front: Front) -> None:
+def test_temporary_credentials_survive_a_restart_and_expire(front: ServerHarness) -> None:
     role = "arn:aws:iam::000000000000:role/smlaunch-local"
     issued = front.client("sts").assume_role(RoleArn=role, RoleSessionName="me", DurationSeconds=900)
     given = issued["Credentials"]
@@ -193,7 +193,7 @@ def test_temporary_credentials_work_outlive_a_restart_and_run_out(front: Front) 
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_links(front: Front, bucket: str, version: str) -> None:
+def test_presigned_urls(front: ServerHarness, bucket: str, version: str) -> None:
     client = front.client("s3", config=Config(signature_version=version))
     key = "a b/ü+%~'()!*"
     front.objects.put_bytes(bucket, key, b"hello")
@@ -244,8 +244,8 @@ def send(method: str, url: str, body: bytes = b"", **headers: str) -> tuple[int,
         ("delete_object", {"x_amz_bypass_governance_retention": "true"}),
     ],
 )
-def test_a_link_is_for_what_was_signed_and_nothing_beside_it(
-    front: Front, bucket: str, method: str, headers: dict[str, str]
+def test_a_presigned_url_is_valid_for_its_request_only(
+    front: ServerHarness, bucket: str, method: str, headers: dict[str, str]
 ) -> None:
     front.objects.create_bucket("private")
     front.objects.put_bytes("private", "secret", b"secret")
@@ -260,7 +260,7 @@ def test_a_link_is_for_what_was_signed_and_nothing_beside_it(
     assert front.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"mine"
 
 
-def test_a_copy_by_a_link_that_names_its_source(front: Front, bucket: str) -> None:
+def test_a_presigned_copy_with_a_signed_source(front: ServerHarness, bucket: str) -> None:
     front.objects.put_bytes(bucket, "from", b"copied")
     client = front.client("s3", config=Config(signature_version="s3v4"))
     params = {"Bucket": bucket, "Key": "to", "CopySource": f"{bucket}/from", "Metadata": {"a": "b"}}
@@ -273,7 +273,7 @@ def test_a_copy_by_a_link_that_names_its_source(front: Front, bucket: str) -> No
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_what_a_link_asks_for_cannot_be_changed(front: Front, bucket: str, version: str) -> None:
+def test_a_presigned_request_cannot_be_changed(front: ServerHarness, bucket: str, version: str) -> None:
     front.objects.put_bytes(bucket, "k", b"mine")
     client = front.client("s3", config=Config(signature_version=version))
     params = {
@@ -298,7 +298,7 @@ def test_what_a_link_asks_for_cannot_be_changed(front: Front, bucket: str, versi
 
 
 @pytest.mark.parametrize("service", ["sagemaker", "s3"])
-def test_headers_beside_a_signed_request_are_refused(front: Front, bucket: str, service: str) -> None:
+def test_unsigned_amz_headers_are_rejected(front: ServerHarness, bucket: str, service: str) -> None:
     session = botocore.session.Session()
     session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
     auth = S3SigV4Auth if service == "s3" else SigV4Auth
@@ -315,7 +315,7 @@ def test_headers_beside_a_signed_request_are_refused(front: Front, bucket: str, 
     assert len(front.sagemaker.requests) == before
 
 
-def test_the_hash_of_a_body_is_signed_with_or_without_its_header(front: Front, bucket: str) -> None:
+def test_the_hash_of_a_body_is_signed_with_or_without_its_header(front: ServerHarness, bucket: str) -> None:
     """Not every client lists x-amz-content-sha256 among the headers: it is a line of what is signed."""
     session = botocore.session.Session()
     session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
@@ -357,19 +357,21 @@ def odd_requests() -> Iterator[Request]:
         yield Request("GET", f"/?{urlencode(old)}", {"host": "localhost"}, io.BufferedReader(io.BytesIO()))
 
 
-def test_odd_words_are_refused_and_no_fault(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_signatures_are_rejected_without_an_internal_failure(
+    front: ServerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     """A fault would be a traceback in the log for whoever wants one."""
     for request in odd_requests():
         assert front.dispatch(request).status == 403, (request.target, request.headers)
     assert not caplog.records
 
 
-def test_headers_in_the_old_way_are_refused_as_aws_does(front: Front) -> None:
+def test_signature_version_2_headers_are_rejected_as_by_aws(front: ServerHarness) -> None:
     with pytest.raises(ClientError, match="Please use AWS4-HMAC-SHA256"):
         front.client("s3", config=Config(signature_version="s3")).list_buckets()
 
 
-def test_a_body_that_is_not_the_signed_one(front: Front, bucket: str) -> None:
+def test_a_body_that_is_not_the_signed_one(front: ServerHarness, bucket: str) -> None:
     session = botocore.session.Session()
     session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
     for auth, service, target in ((SigV4Auth, "sagemaker", "/"), (S3SigV4Auth, "s3", f"/{bucket}/k")):
@@ -386,7 +388,7 @@ def test_a_body_that_is_not_the_signed_one(front: Front, bucket: str) -> None:
 
 
 def test_a_clock_that_differs(tmp_path: Any) -> None:
-    front = Front(tmp_path, clock=lambda: time.time() + 3600)
+    front = ServerHarness(tmp_path, clock=lambda: time.time() + 3600)
     try:
         with pytest.raises(ClientError, match="clocks differ"):
             front.client("sagemaker").list_training_jobs()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local.bodies import TornObject
-from smlaunch.local.objects import ObjectStore
-from tests.local.front.conftest import Front
+from smlaunch.local.object_files import TornObject
+from smlaunch.local.object_store import ObjectStore
+from tests.local.front.conftest import ServerHarness
 
 BODY = b"the first half; the second half"
 HALF = BODY[: len(BODY) // 2]
@@ -50,7 +50,7 @@ TEARS = (shorter, empty, shorter_and_as_old_as_before, other_bytes_and_older, a_
 
 @pytest.mark.parametrize("tear", TEARS)
 def test_a_torn_body_is_an_error_that_names_the_file(
-    tear: Callable[[Path], None], front: Front, s3: Any, bucket: str
+    tear: Callable[[Path], None], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY)
     path = front.objects.path(bucket, "a")
@@ -78,7 +78,7 @@ def test_a_torn_body_is_an_error_that_names_the_file(
     assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == b"again"
 
 
-def test_a_torn_body_is_torn_by_every_door(tmp_path: Path) -> None:
+def test_a_torn_body_is_reported_by_every_operation(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a", BODY)
@@ -93,7 +93,7 @@ def test_a_torn_body_is_torn_by_every_door(tmp_path: Path) -> None:
             read()
 
 
-def test_what_it_says_to_do_takes_the_file_as_it_is(tmp_path: Path) -> None:
+def test_the_suggested_command_accepts_the_file(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a b", BODY)
@@ -128,8 +128,8 @@ def replaced_by_a_shorter_file(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("edit", [appended, overwritten_in_place, replaced_by_a_shorter_file])
-def test_an_edit_by_hand_is_the_object(
-    edit: Callable[[Path], bytes], front: Front, s3: Any, bucket: str
+def test_a_file_edited_by_hand_becomes_the_object(
+    edit: Callable[[Path], bytes], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY, ChecksumAlgorithm="CRC32", Metadata={"k": "v"})
     body = edit(front.objects.path(bucket, "a"))
@@ -140,7 +140,7 @@ def test_an_edit_by_hand_is_the_object(
 
 
 def test_a_store_that_was_copied_has_the_same_objects(
-    front: Front, s3: Any, bucket: str, tmp_path: Path
+    front: ServerHarness, s3: Any, bucket: str, tmp_path: Path
 ) -> None:
     s3.put_object(Bucket=bucket, Key="plain", Body=BODY, ChecksumAlgorithm="CRC32")
     upload = s3.create_multipart_upload(Bucket=bucket, Key="parts", ChecksumAlgorithm="CRC32")["UploadId"]
@@ -171,7 +171,9 @@ def test_a_store_that_was_copied_has_the_same_objects(
 
 
 @pytest.mark.parametrize("tear", [shorter, empty, lambda path: path.unlink()])
-def test_a_torn_part_is_not_joined(tear: Callable[[Path], None], front: Front, s3: Any, bucket: str) -> None:
+def test_a_torn_part_is_not_joined(
+    tear: Callable[[Path], None], front: ServerHarness, s3: Any, bucket: str
+) -> None:
     upload = s3.create_multipart_upload(Bucket=bucket, Key="a")["UploadId"]
     part = s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
     (path,) = (front.objects.root / "_store/incoming").glob(f"{upload}.1.*")
@@ -186,7 +188,7 @@ def test_a_torn_part_is_not_joined(tear: Callable[[Path], None], front: Front, s
     assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == BODY
 
 
-def test_files_that_are_no_objects_outlive_their_bucket(tmp_path: Path) -> None:
+def test_files_that_are_no_objects_survive_delete_bucket(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a/b", BODY)

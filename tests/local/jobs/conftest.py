@@ -10,7 +10,7 @@ import pytest
 
 from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.spec import TrainingSpec, read_request
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 
 
 @pytest.fixture

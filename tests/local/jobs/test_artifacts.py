@@ -10,7 +10,7 @@ import pytest
 from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs import artifacts
 from smlaunch.local.jobs.artifacts import UploadError
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
 from tests.local.jobs.conftest import spec
 

@@ -9,7 +9,7 @@ import pytest
 from smlaunch.local.executors.base import Place, View
 from smlaunch.local.jobs import channels
 from smlaunch.local.jobs.listing import DataError
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings, ShardingRule
 from tests.local.jobs.conftest import channel, spec, tree
 

@@ -16,7 +16,7 @@ from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.spec import S3Location
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
 from tests.local.jobs.conftest import tree
 
@@ -180,9 +180,9 @@ def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(bench: Bench) -> No
     told = {first, second}
     assert "checkpoint odd-\\xff cannot be uploaded: its name is not UTF-8, and S3 has no other keys" in told
     assert any("its key would have more than 1024 bytes" in note for note in told)
-    assert (
-        last
-        == "after the last sync 2 of the files in /opt/ml/checkpoints, which this log names, did not reach S3"
+    assert last == (
+        "after the last sync at least 2 of the files in /opt/ml/checkpoints did not reach S3 and they are "
+        "lost with this host; this log names each, or its directory"
     )
     assert {name for _, name in bench.sync.missing} == {odd, "/".join(["d" * 250] * 5)}
 
@@ -427,7 +427,7 @@ def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
     index.commit()
     bench.sync.finish()
     bench.sync.keep()
-    kept = bench.sync.kept["algo-1"]
+    kept = bench.sync.unsaved_files["algo-1"]
     assert tree(kept) == {"step-2/part": "whole on the disk"}
     assert any(str(kept) in note for note in bench.notes)
     assert not (objects.root / "data" / "ckpt" / "step-2").exists(), "a body without a row is nobody's"

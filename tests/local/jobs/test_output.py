@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.jobs.output import GROUP, OutputPump
-from smlaunch.local.log_store import LogStore, encode
+from smlaunch.local.log_store import LogStore, encode_events
 from smlaunch.local.log_writer import LogWriter
 
 
@@ -82,7 +82,7 @@ class Full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return self.logs._open(group, stream)
 
-        return LogWriter(stream, reopen, encode)
+        return LogWriter(stream, reopen, encode_events)
 
 
 def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore) -> None:
@@ -139,7 +139,7 @@ def test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut(logs: LogSt
     """RLIMIT_FSIZE stands for the disk: the kernel writes what fits, then refuses."""
     program = """
 import pathlib, resource, signal, sys
-from smlaunch.local.log_store import LogStore, encode
+from smlaunch.local.log_store import LogStore
 from smlaunch.local.log_writer import LogWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = LogStore(pathlib.Path(sys.argv[1])).writer("g", "s")

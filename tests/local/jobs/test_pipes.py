@@ -17,7 +17,7 @@ from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs import channels, recordio
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.pipes import Pipes
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
 from tests.local.jobs.conftest import channel, spec
 

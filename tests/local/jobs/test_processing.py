@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.local.executors.base import Place
+from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs import channels, states
+from smlaunch.local.jobs.job_kind import Tools
 from smlaunch.local.jobs.processing import ProcessingWork, exit_message
-from smlaunch.local.jobs.work import Tools
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
-from smlaunch.local.store import JobRecord
 
 OUT = "/opt/ml/processing/out"
 

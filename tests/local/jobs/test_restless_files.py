@@ -17,7 +17,7 @@ import pytest
 from smlaunch.local.executors.base import Place
 from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.patience import LATE, SOON
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from tests.local.jobs.test_checkpoints import Bench
 
 _MAY_BE_TORN = f"had changed, at each of {LATE} syncs: what S3 has of it may be torn"

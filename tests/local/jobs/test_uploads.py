@@ -14,7 +14,7 @@ import pytest
 from smlaunch.local.jobs import uploads
 from smlaunch.local.jobs.copying import copy_open_file
 from smlaunch.local.jobs.uploads import HostFile
-from smlaunch.local.objects import ObjectStore
+from smlaunch.local.object_store import ObjectStore
 from tests.local.jobs.conftest import tree
 
 

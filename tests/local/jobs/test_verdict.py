@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from smlaunch.contract.failure import parse_failure
 from smlaunch.local.executors.base import HostExit
-from smlaunch.local.jobs.verdict import HostReport, failure_reason
-from smlaunch.protocol.failure import parse_failure
+from smlaunch.local.jobs.failure_reasons import HostReport, failure_reason
 
 
 def report(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smlaunch.local.job_store import JobRecord, JobStore
 from smlaunch.local.jobs import states, warm_pool
-from smlaunch.local.store import JobRecord, JobStore
 
 RESOURCES = {"InstanceType": "a", "InstanceCount": 2, "VolumeSizeInGB": 1, "KeepAlivePeriodInSeconds": 60}
 REQUEST: dict[str, Any] = {"RoleArn": "role", "ResourceConfig": RESOURCES}

@@ -1,4 +1,4 @@
-"""Which S3 operation a request is, by its method, its path and the sub-resource in its query."""
+"""The S3 service: chooses the operation by method, path and sub-resource in the query."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
-from smlaunch.local.caller import ACCOUNT
-from smlaunch.local.errors import ApiError
-from smlaunch.local.messages import Payload, Request, Response
-from smlaunch.local.objects import KEY_LIMIT, ObjectStore
-from smlaunch.local.services.s3.answers import S3Errors, not_provided, xml
-from smlaunch.local.services.s3.listing import Buckets
-from smlaunch.local.services.s3.multipart import Multipart
-from smlaunch.local.services.s3.transfer import Objects, copy_source
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.local.object_store import MAX_KEY_BYTES, ObjectStore
+from smlaunch.local.request_context import ACCOUNT
+from smlaunch.local.services.s3.buckets import S3Buckets
+from smlaunch.local.services.s3.multipart import S3MultipartUploads
+from smlaunch.local.services.s3.objects import S3Objects, copy_source
+from smlaunch.local.services.s3.responses import S3Errors, not_implemented, xml_response
 
 SUBRESOURCES = frozenset(
     """
@@ -25,7 +25,7 @@ SUBRESOURCES = frozenset(
 )
 _ACCOUNT_ID = re.compile("[0-9]{12}")
 
-_ABSENT: Mapping[str, tuple[str, str]] = {
+_ABSENT_CONFIGURATION_ERRORS: Mapping[str, tuple[str, str]] = {
     "cors": ("NoSuchCORSConfiguration", "The CORS configuration does not exist"),
     "encryption": (
         "ServerSideEncryptionConfigurationNotFoundError",
@@ -44,34 +44,34 @@ _ABSENT: Mapping[str, tuple[str, str]] = {
 
 
 class S3Service(S3Errors):
-    """Buckets in the path (``/bucket/key``) or in front of the host (``bucket.localhost``)."""
+    """S3 with buckets in the path (``/bucket/key``) or in the host name (``bucket.localhost``)."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._buckets = Buckets(store)
-        self._objects = Objects(store)
-        self._multipart = Multipart(store)
+        self._buckets = S3Buckets(store)
+        self._objects = S3Objects(store)
+        self._multipart = S3MultipartUploads(store)
 
     def serve(self, request: Request, payload: Payload) -> Response:
         bucket, key = bucket_and_key(request)
         self._check_owner(request, bucket)
-        found = sorted(SUBRESOURCES.intersection(request.query))
-        # An upload's id stands beside its part number, and is a sub-resource of the object for all methods.
-        what = found[0] if found else ""
+        subresources = sorted(SUBRESOURCES.intersection(request.query))
+        # uploadId is a sub-resource; partNumber beside it is not.
+        subresource = subresources[0] if subresources else ""
         if request.query.get("versionId", "null") != "null":
             raise ApiError("NoSuchVersion", "The specified version does not exist.", 404)
         if not bucket:
             if request.method != "GET":
                 raise _not_allowed(request)
-            return self._buckets.all(request)
+            return self._buckets.list_buckets(request)
         if not key:
-            return self._on_bucket(request, payload, bucket, what)
-        if len(key.encode()) > KEY_LIMIT:
+            return self._bucket_operation(request, payload, bucket, subresource)
+        if len(key.encode()) > MAX_KEY_BYTES:
             raise ApiError("KeyTooLongError", "Your key is too long", Size=str(len(key.encode())))
-        return self._on_object(request, payload, bucket, key, what)
+        return self._object_operation(request, payload, bucket, key, subresource)
 
     def owner_of(self, bucket: str) -> str | None:
-        """All buckets are this endpoint's; None for one that does not exist, which the operation tells."""
+        """Return the bucket's owner, which is this account; None for a bucket that does not exist."""
         try:
             self._store.bucket(bucket)
         except ApiError:
@@ -79,24 +79,26 @@ class S3Service(S3Errors):
         return ACCOUNT
 
     def _check_owner(self, request: Request, bucket: str) -> None:
-        """Every operation, on a bucket or on an object, is refused where the bucket is somebody else's."""
+        """Raise ApiError when a header expects another owner of the bucket."""
         for header in ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"):
             expected = request.headers.get(header)
             if expected is None:
                 continue
             if not _ACCOUNT_ID.fullmatch(expected):
-                text = "The value of the expected bucket owner parameter must be an AWS account ID"
-                raise ApiError("InvalidBucketOwnerAWSAccountID", text)
-            whose = bucket
+                message = "The value of the expected bucket owner parameter must be an AWS account ID"
+                raise ApiError("InvalidBucketOwnerAWSAccountID", message)
+            checked_bucket = bucket
             if "source" in header:
                 if "x-amz-copy-source" not in request.headers:
                     continue
-                whose, _ = copy_source(request)
-            if self.owner_of(whose) not in (expected, None):
+                checked_bucket, _ = copy_source(request)
+            if self.owner_of(checked_bucket) not in (expected, None):
                 raise ApiError("AccessDenied", "Access Denied", 403)
 
-    def _on_bucket(self, request: Request, payload: Payload, bucket: str, what: str) -> Response:
-        match request.method, what:
+    def _bucket_operation(
+        self, request: Request, payload: Payload, bucket: str, subresource: str
+    ) -> Response:
+        match request.method, subresource:
             case "PUT", "":
                 return self._buckets.create(payload, bucket)
             case "HEAD", "":
@@ -117,20 +119,26 @@ class S3Service(S3Errors):
                 return self._objects.delete_many(payload, bucket)
             case "GET", ("versioning" | "acl" | "requestPayment" | "logging" | "accelerate" | "notification"):
                 self._store.bucket(bucket)
-                return _as_new(what)
-            case "GET", _ if what in _ABSENT:
+                return _default_configuration(subresource)
+            case "GET", _ if subresource in _ABSENT_CONFIGURATION_ERRORS:
                 self._store.bucket(bucket)
-                code, message = _ABSENT[what]
+                code, message = _ABSENT_CONFIGURATION_ERRORS[subresource]
                 raise ApiError(code, message, 404, BucketName=bucket)
-        raise _not_allowed(request) if not what else not_provided(f"{request.method} of a bucket's {what}")
+        raise (
+            _not_allowed(request)
+            if not subresource
+            else not_implemented(f"{request.method} of a bucket's {subresource}")
+        )
 
-    def _on_object(self, request: Request, payload: Payload, bucket: str, key: str, what: str) -> Response:
-        copying = "x-amz-copy-source" in request.headers
-        match request.method, what:
+    def _object_operation(
+        self, request: Request, payload: Payload, bucket: str, key: str, subresource: str
+    ) -> Response:
+        is_copy = "x-amz-copy-source" in request.headers
+        match request.method, subresource:
             case "GET" | "HEAD", "":
                 return self._objects.get(request, bucket, key)
             case "PUT", "":
-                if copying:
+                if is_copy:
                     return self._objects.copy(request, bucket, key)
                 return self._objects.put(request, payload, bucket, key)
             case "DELETE", "":
@@ -145,11 +153,11 @@ class S3Service(S3Errors):
                 return self._objects.attributes(request, bucket, key)
             case "GET", "acl":
                 self._store.head(bucket, key)
-                return _as_new("acl")
+                return _default_configuration("acl")
             case "POST", "uploads":
                 return self._multipart.create(request, bucket, key)
             case "PUT", "uploadId":
-                if copying:
+                if is_copy:
                     return self._multipart.copy_part(request, bucket, key)
                 return self._multipart.put_part(request, payload, bucket, key)
             case "POST", "uploadId":
@@ -158,11 +166,15 @@ class S3Service(S3Errors):
                 return self._multipart.abort(request, bucket, key)
             case "GET", "uploadId":
                 return self._multipart.list_parts(request, bucket, key)
-        raise _not_allowed(request) if not what else not_provided(f"{request.method} of an object's {what}")
+        raise (
+            _not_allowed(request)
+            if not subresource
+            else not_implemented(f"{request.method} of an object's {subresource}")
+        )
 
 
 def bucket_and_key(request: Request) -> tuple[str, str]:
-    """(bucket, key), each empty where there is none."""
+    """Return (bucket, key) of a request; an empty string for a missing one."""
     try:
         path = unquote_to_bytes(request.path).decode("utf-8").removeprefix("/")
     except UnicodeDecodeError:
@@ -174,28 +186,28 @@ def bucket_and_key(request: Request) -> tuple[str, str]:
     return bucket, key
 
 
-def _as_new(what: str) -> Response:
-    """The settings of a bucket that nobody has changed, which is all that there are here."""
-    if what == "acl":
+def _default_configuration(subresource: str) -> Response:
+    """Return the default configuration of a bucket; configurations cannot be changed here."""
+    if subresource == "acl":
         grantee = (
             f'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser">'
             f"<ID>{ACCOUNT}</ID></Grantee>"
         )
-        text = (
+        document = (
             '<?xml version="1.0" encoding="UTF-8"?>\n<AccessControlPolicy>'
             f"<Owner><ID>{ACCOUNT}</ID></Owner><AccessControlList><Grant>{grantee}"
             "<Permission>FULL_CONTROL</Permission></Grant></AccessControlList></AccessControlPolicy>"
         )
-        return Response(200, {"Content-Type": "application/xml"}, text.encode())
-    if what == "requestPayment":
-        return xml("RequestPaymentConfiguration", {"Payer": "BucketOwner"})
+        return Response(200, {"Content-Type": "application/xml"}, document.encode())
+    if subresource == "requestPayment":
+        return xml_response("RequestPaymentConfiguration", {"Payer": "BucketOwner"})
     roots = {
         "versioning": "VersioningConfiguration",
         "logging": "BucketLoggingStatus",
         "accelerate": "AccelerateConfiguration",
         "notification": "NotificationConfiguration",
     }
-    return xml(roots[what], {})
+    return xml_response(roots[subresource], {})
 
 
 def _not_allowed(request: Request) -> ApiError:

@@ -1,0 +1,58 @@
+"""Chooses what a try of a task does about an existing run. One pure function.
+
+A try follows another one for many reasons: the training failed, the worker was lost, somebody cleared the
+task. The existing runs and the last clear of the task determine the action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StartAction(str, Enum):
+    LAUNCH = "launch"
+    """Start a run under this try's name."""
+    ATTACH = "attach"
+    """Continue with the run that goes on."""
+    AWAIT = "await"
+    """The run is being stopped: wait for its end, then choose again."""
+    REPORT = "report"
+    """The run has completed and has not been reported yet."""
+    RESUME = "resume"
+    """Continue the run from its newest checkpoint."""
+
+
+@dataclass(frozen=True)
+class LatestRun:
+    """The newest run of a task instance."""
+
+    started_by_try: int
+    """Number of the try that started it."""
+    exit_code: int | None
+    """None while it goes on."""
+    is_stopping: bool = False
+    is_resumable: bool = False
+    """Another job can follow its last one."""
+
+
+def choose_start_action(latest_run: LatestRun | None, tries_before_clear: int = 0) -> StartAction:
+    """Return the try's action. ``tries_before_clear`` is the number of the last try before the task was
+    cleared; 0 if it never was."""
+    if latest_run is None:
+        return StartAction.LAUNCH
+    if latest_run.exit_code is None:
+        return StartAction.AWAIT if latest_run.is_stopping else StartAction.ATTACH
+    if latest_run.exit_code == 0:
+        # A task that was cleared after it had completed has to run again.
+        return StartAction.REPORT if latest_run.started_by_try > tries_before_clear else StartAction.LAUNCH
+    return StartAction.RESUME if latest_run.is_resumable else StartAction.LAUNCH
+
+
+def tries_before_clear(max_tries: int, retries: int) -> int:
+    """Return the number of the last try before the task was cleared.
+
+    Clearing a task grants its ``retries`` again, counted from its current try (Airflow's
+    ``clear_task_instances``).
+    """
+    return max(0, max_tries - retries)

@@ -1,0 +1,1 @@
+"""The service's API as data: requests and their validation."""

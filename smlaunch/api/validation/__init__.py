@@ -1,0 +1,12 @@
+"""The validator that botocore lacks: all limits of the API model, and rules from its documentation.
+
+Pure. The client checks its requests before sending them, and the local endpoint checks what it receives by
+the same tables, so that a request accepted by one is accepted by the other.
+"""
+
+from __future__ import annotations
+
+from smlaunch.api.validation.request_check import check_request, checkable_operations
+from smlaunch.api.validation.violation import Violation, aws_message
+
+__all__ = ["Violation", "aws_message", "check_request", "checkable_operations"]

@@ -1,0 +1,158 @@
+"""A violation of the API's rules, with messages for smlaunch's users and, in AWS's words, for any AWS
+client."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from smlaunch.errors import Problem
+
+_MAX_SHOWN_LENGTH = 80
+_MAX_LISTED_NAMES = 12
+
+
+class Violation(NamedTuple):
+    """``value`` at ``path`` violates ``rule``."""
+
+    path: tuple[str | int, ...]
+    """Member names, map keys and list indices from 0."""
+
+    value: Any
+    rule: str
+    """``required``, ``unknown``, ``type``, ``min``, ``max``, ``min_length``, ``max_length``,
+    ``min_items``, ``max_items``, ``pattern``, ``enum``, ``union`` or ``service``."""
+
+    limit: Any
+    """The rule's bound: None (``required``), the known names (``unknown``), the model's type name
+    (``type``), a number (``min`` to ``max_items``: value, characters or entries), the pattern, the allowed
+    values (``enum``), the members of which exactly one must be given (``union``), or a sentence
+    (``service``: a rule of the service beyond its model)."""
+
+    map_part: str = ""
+    """``key`` or ``value`` if the rule is about a map's keys or values; ``path`` then ends in that key."""
+
+    def problem(self) -> Problem:
+        """The violation for the author of the request: ``HyperParameters.lr: is 3000 characters long;
+        ...``."""
+        message = _CLIENT_MESSAGES[self.rule](self.value, self.limit)
+        return Problem(self.dotted_path(), f"the name {message}" if self.map_part == "key" else message)
+
+    def dotted_path(self) -> str:
+        """``InputDataConfig[0].ChannelName``"""
+        text = ""
+        for step in self.path:
+            text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        return text
+
+    def aws_constraint(self) -> str:
+        """``Value 'x' at 'trainingJobName' failed to satisfy constraint: ...``
+
+        The format is AWS's; the texts of constraints follow the service's public error reports and were
+        not compared with the service itself. For a map, only the invalid entry is shown.
+        """
+        if self.rule == "service":
+            return str(self.limit)
+        constraint = _AWS_MESSAGES[self.rule](self.limit)
+        path, value = self.path, _aws_value(self.value)
+        if self.map_part:
+            path = path[:-1]
+            value = "{" + (value if self.map_part == "key" else f"{self.path[-1]}={value}") + "}"
+            constraint = (
+                f"Map {'keys' if self.map_part == 'key' else 'value'} must satisfy constraint: [{constraint}]"
+            )
+        quoted_value = value if self.value is None else f"'{value}'"
+        return f"Value {quoted_value} at '{_aws_path(path)}' failed to satisfy constraint: {constraint}"
+
+
+def aws_message(violations: Iterable[Violation]) -> str:
+    """Message of a ValidationException: the model's rules counted, as AWS does, then the others."""
+    rule_by_text = {violation.aws_constraint(): violation.rule for violation in violations}
+    texts = [text for text, rule in rule_by_text.items() if rule != "service"]
+    rules = [text for text, rule in rule_by_text.items() if rule == "service"]
+    if texts:
+        counted = f"{len(texts)} validation error{'s' if len(texts) > 1 else ''} detected: {'; '.join(texts)}"
+        return "; ".join([counted, *rules])
+    return "; ".join(rules)
+
+
+def _aws_path(path: tuple[str | int, ...]) -> str:
+    """AWS counts list members from 1 and begins names with a lower-case letter: ``tags.1.member.key``."""
+    steps = [f"{step + 1}.member" if isinstance(step, int) else step[:1].lower() + step[1:] for step in path]
+    return ".".join(steps)
+
+
+def _aws_value(value: Any) -> str:
+    """The value in AWS's notation."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}={_aws_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_aws_value(item) for item in value) + "]"
+    return str(value)
+
+
+def _abbreviated(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
+
+
+def _suggestion(value: Any, known_names: Iterable[str]) -> str:
+    """``; did you mean 'x'?``, or the known names if there are few."""
+    names = list(known_names)
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    if len(names) <= _MAX_LISTED_NAMES:
+        return f"; known: {', '.join(names)}" if names else ""
+    return f"; {len(names)} others are known"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+_CLIENT_MESSAGES: dict[str, Callable[[Any, Any], str]] = {
+    "required": lambda value, limit: "is required and missing",
+    "unknown": lambda value, limit: f"is not a field of this API{_suggestion(value, limit)}",
+    "type": lambda value, limit: f"must be of type {limit}, not {_abbreviated(value)}",
+    "min": lambda value, limit: f"is {value}; at least {limit} is needed",
+    "max": lambda value, limit: f"is {value}; at most {limit} is allowed",
+    "min_length": lambda value, limit: f"is {_plural(len(value), 'character')} long; at least {limit} needed",
+    "max_length": lambda value, limit: f"is {_plural(len(value), 'character')} long; at most {limit} allowed",
+    "min_items": lambda value, limit: (
+        f"has {len(value)} entries; at least {limit} needed"
+        + ("; leave the field out instead" if not value else "")
+    ),
+    "max_items": lambda value, limit: f"has {len(value)} entries; at most {limit} allowed",
+    "pattern": lambda value, limit: f"{_abbreviated(value)} does not match {limit}",
+    "enum": lambda value, limit: f"{_abbreviated(value)} is not an allowed value{_suggestion(value, limit)}",
+    "union": lambda value, limit: (
+        f"must hold exactly one of {', '.join(limit)}; it holds {_names_text(value)}"
+    ),
+    "service": lambda value, limit: str(limit),
+}
+
+_AWS_MESSAGES: dict[str, Callable[[Any], str]] = {
+    "required": lambda limit: "Member must not be null",
+    "unknown": lambda limit: "Member is not known to this version of the API",
+    "type": lambda limit: f"Member must be of type {limit}",
+    "min": lambda limit: f"Member must have value greater than or equal to {limit}",
+    "max": lambda limit: f"Member must have value less than or equal to {limit}",
+    "min_length": lambda limit: f"Member must have length greater than or equal to {limit}",
+    "max_length": lambda limit: f"Member must have length less than or equal to {limit}",
+    "min_items": lambda limit: f"Member must have length greater than or equal to {limit}",
+    "max_items": lambda limit: f"Member must have length less than or equal to {limit}",
+    "pattern": lambda limit: f"Member must satisfy regular expression pattern: {limit}",
+    "enum": lambda limit: f"Member must satisfy enum value set: [{', '.join(limit)}]",
+    "union": lambda limit: f"Member must have exactly one of: [{', '.join(limit)}]",
+}
+
+
+def _names_text(value: Any) -> str:
+    return ", ".join(value) if value else "none"

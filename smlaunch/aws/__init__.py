@@ -1,0 +1,1 @@
+"""Interfaces and adapters for the API and S3."""

@@ -1,0 +1,249 @@
+"""Interfaces to the services that discovery and launching use. ``aws.client`` implements them on botocore.
+
+Tests use fakes. Every method raises ``CallError``, and nothing else, when the service responds with an error
+or cannot be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from smlaunch.planner.external_execution import OrchestratorExecution
+
+UNREACHABLE = "Unreachable"
+"""Code of a CallError without any response."""
+
+UNREADABLE = "Unreadable"
+"""Code of a CallError for a response that did not come from the service: truncated, empty, or a web page. The
+request may have been carried out."""
+
+NOT_THE_OWNER = "NotTheBucketOwner"
+"""Code of a CallError for a bucket that belongs to another account than expected."""
+
+
+class CallError(Exception):
+    """A failed API call: the operation, and the service's own code and message."""
+
+    def __init__(self, operation: str, code: str, message: str, status: int = 0) -> None:
+        self.operation = operation
+        self.code = code
+        self.message = message
+        self.status = status
+        super().__init__(f"{operation}: {code}: {message}")
+
+
+class JobSummary(NamedTuple):
+    """One row of ListTrainingJobs. ``created`` and ``ended`` are seconds since the epoch."""
+
+    name: str
+    arn: str
+    status: str
+    created: float
+    ended: float | None
+
+
+class StoredObject(NamedTuple):
+    """One object in S3. ``size`` is in bytes."""
+
+    key: str
+    size: int
+    etag: str | None = None
+    """Without quotes; None where it is unknown."""
+
+
+class TransferItem(NamedTuple):
+    """A file and an object that a transfer makes equal, in either direction."""
+
+    key: str
+    path: Path
+    size: int
+    """Bytes of the source."""
+    etag: str | None = None
+    """Of an object to download, where it is known."""
+
+
+class UploadedPart(NamedTuple):
+    """A part of a multipart upload that S3 has stored. ``size`` is in bytes."""
+
+    size: int
+    etag: str
+    """Without quotes."""
+    sha256: str
+    """In base64."""
+
+
+class MultipartUpload(NamedTuple):
+    """A multipart upload that is not completed."""
+
+    upload_id: str
+    parts: Mapping[int, UploadedPart]
+    """By number, from 1."""
+
+
+class ObjectChecksum(NamedTuple):
+    """The checksums that S3 has of an object. None where S3 has none."""
+
+    part_size: int | None
+    """Bytes of each part but the last; None for an object that was uploaded in one request."""
+    sha256: str | None
+    """In base64: of the content, or of the parts' digests, followed by ``-`` and their number."""
+    md5: str | None
+    """The ETag, where it is made of MD5 sums."""
+    crc32: str | None = None
+    """In the form of ``sha256``. Most clients send no other checksum."""
+
+
+class LogEvent(NamedTuple):
+    """One event of CloudWatch Logs."""
+
+    timestamp_ms: int
+    """Milliseconds since the epoch."""
+    text: str
+
+
+class ControlPlane(Protocol):
+    """Operations of the SageMaker API on training jobs. Processing jobs are used in the same way."""
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        """Send CreateTrainingJob or CreateProcessingJob with exactly this request. Returns the job's ARN."""
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return DescribeTrainingJob's response, or the same members for a processing job
+        (aws.processing_jobs).
+
+        An unknown job is a CallError (``ValidationException``).
+        """
+
+    def stop(self, name: str) -> None: ...
+
+    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        """Yield jobs, newest first, page by page as the caller goes on."""
+
+    def list_tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        """Yield training jobs with this tag, newest first; none without permission to search. New jobs may
+        not be found yet."""
+
+    def tags(self, arn: str) -> dict[str, str]: ...
+
+
+class Orchestrators(Protocol):
+    """Services that drive exported runs. ``execution`` is an execution's ARN or another name of it
+    (contract.segment, DRIVER)."""
+
+    def describe(self, execution: str) -> OrchestratorExecution | None:
+        """Return the execution's state; None for one that is unknown, inaccessible or of another kind of
+        service."""
+
+    def stop(self, execution: str) -> bool:
+        """Stop the execution and its running job. Returns False where that is not possible from here."""
+
+
+class ObjectStorage(Protocol):
+    """The parts of S3 that launching uses."""
+
+    def size(self, bucket: str, key: str) -> int | None:
+        """Return the object's length in bytes; None when there is no such object (or bucket)."""
+
+    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield objects in key order, page by page as the caller goes on."""
+
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        """Return a small object's content; None when there is no such object (or bucket)."""
+
+    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        """Yield a large object's content in chunks. An unknown object is a CallError (``NoSuchKey``)."""
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
+
+    def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
+        """Create the object and return True, or return False if it exists. Of several callers at once, S3
+        returns True to one."""
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None: ...
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects in this order, in requests of up to a thousand keys. Unknown keys are ignored."""
+
+    def make_bucket(self, bucket: str, region: str) -> bool:
+        """Create the bucket. Returns False when it existed already. ``BucketAlreadyExists``: another account
+        has the name."""
+
+    def check_owner(self, bucket: str) -> None:
+        """Raise CallError unless the bucket exists and belongs to the expected account."""
+
+
+class PartStorage(Protocol):
+    """Multipart operations of S3, for objects that are too large for one request."""
+
+    def begin(self, bucket: str, key: str) -> str:
+        """Begin a multipart upload with SHA-256 checksums. Returns its id."""
+
+    def put_part(self, bucket: str, key: str, upload_id: str, number: int, content: bytes) -> UploadedPart:
+        """Upload one part. S3 compares the content with its SHA-256 and refuses a difference."""
+
+    def complete(self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
+        """Assemble the object from all its parts, in their order."""
+
+    def list_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
+        """Return the unfinished uploads of exactly this key that have SHA-256 checksums."""
+
+    def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
+        """Yield the range in chunks. Raises CallError when the object does not have this ``etag`` any
+        more."""
+
+    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum: ...
+
+
+class Transfer(Protocol):
+    """Transfers many files at once, or large ones. ``on_progress`` receives numbers of bytes and of files,
+    from any thread."""
+
+    def put(
+        self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Upload the files. Raises CallError when S3 refuses one, JobError when a file cannot be read or has
+        changed."""
+
+    def get(
+        self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Download the objects. Each file appears complete and verified, or not at all.
+
+        Raises CallError, or JobError when a file cannot be written or does not match S3's checksum.
+        """
+
+    def has_same_content(self, bucket: str, item: TransferItem) -> bool:
+        """Return whether file and object have the same content, as far as S3 can tell. Raises CallError."""
+
+
+class LogReader(Protocol):
+    """Reads CloudWatch Logs."""
+
+    def streams(self, group: str, prefix: str) -> Sequence[str]:
+        """Return the names of the streams that begin with ``prefix``; none when the group does not exist
+        yet."""
+
+    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+        """Return the stream's last page (at most 10,000 events or 1 MB), oldest first."""
+
+    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+        """Return one page from ``token`` on (None: from the start), and the next page's token."""
+
+
+class Quotas(Protocol):
+    """Reads Service Quotas."""
+
+    def values(self, names: Collection[str]) -> dict[str, float]:
+        """Return the values of SageMaker's quotas in this account that have one of these names."""
+
+
+class Identity(Protocol):
+    """Identifies the caller: STS, and IAM's look-up of roles."""
+
+    def caller(self) -> tuple[str, str]:
+        """Return the account id and the caller's ARN."""
+
+    def role_arn(self, name: str) -> str | None:
+        """Return the ARN of the role with this name; None when it does not exist or may not be read."""

@@ -1,0 +1,1 @@
+"""Connections to a region or to the endpoint on this machine."""

@@ -1,0 +1,137 @@
+"""The version of every format that smlaunch stores or sends. docs/formats.md documents each of them.
+
+A version is ``MAJOR.MINOR``. A minor version adds members and changes nothing else: a reader ignores members
+that it does not know, and keeps them where it writes a document again. A major version may rename or remove
+members. A reader upgrades a document of an older major version, and refuses one of a newer version, or of no
+version at all, by name.
+"""
+
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+
+VERSION_KEY = "version"
+
+Document = Dict[str, Any]
+Upgrade = Callable[[Document], Document]
+"""Converts a document of one major version to the next one. The caller sets ``version``."""
+
+
+class FormatError(ValueError):
+    """A document whose version this release does not read. The message has the version and the next step."""
+
+
+class Format(NamedTuple):
+    """A versioned format."""
+
+    title: str
+    """What such a document is, for messages."""
+
+    version: str = "1.0"
+    """The version that is written."""
+
+    upgrades: Tuple[Upgrade, ...] = ()
+    """From major version 1 to 2, from 2 to 3, and so on up to ``version``."""
+
+    @property
+    def major(self) -> int:
+        return int(self.version.partition(".")[0])
+
+    def stamp(self, document: Mapping[str, Any]) -> Document:
+        """The document with the version of this format."""
+        return {VERSION_KEY: self.version, **document}
+
+    def stamp_replacement(
+        self, document: Mapping[str, Any], previous_document: Mapping[str, Any]
+    ) -> Document:
+        """The document that replaces ``previous_document``, which ``upgrade_document`` accepts and which may
+        have a later minor version: its additional members and its version are kept.
+        """
+        unknown = unknown_members(previous_document, document)
+        previous_version = str(previous_document.get(VERSION_KEY))
+        is_later_minor = _major_of(previous_version) == self.major and _minor_of(
+            previous_version
+        ) > _minor_of(self.version)
+        return {
+            **self.stamp(document),
+            **unknown,
+            **({VERSION_KEY: previous_version} if is_later_minor else {}),
+        }
+
+    def check_version(self, version: Any, document_name: str) -> int:
+        """The major version of a document that this release reads. ``document_name``: for the message. Raises
+        FormatError.
+        """
+        major = _major_of(version)
+        if major is None:
+            raise FormatError(
+                "{}: this {} has no version: it was written before format 1.0, or not by smlaunch. Use the "
+                "release that wrote it, or start again under another name".format(document_name, self.title)
+            )
+        if major > self.major:
+            raise FormatError(
+                "{}: this {} has version {}, and this smlaunch reads up to {}.x: use the release that wrote "
+                "it, or a newer one (pip install -U smlaunch)".format(
+                    document_name, self.title, version, self.major
+                )
+            )
+        return major
+
+    def upgrade_document(self, document: Any, document_name: str) -> Document:
+        """The members of a parsed document, upgraded to this format's major version. Raises FormatError."""
+        members: Document = dict(document) if isinstance(document, dict) else {}
+        version = members.pop(VERSION_KEY, None)
+        for upgrade in self.upgrades[self.check_version(version, document_name) - 1 :]:
+            members = upgrade(members)
+        return members
+
+
+def _major_of(version: Any) -> Optional[int]:
+    major, separator, minor = str(version).partition(".")
+    return int(major) if separator and major.isdigit() and minor.isdigit() and int(major) > 0 else None
+
+
+def _minor_of(version: str) -> int:
+    return int(version.partition(".")[2])
+
+
+def unknown_members(document: Mapping[str, Any], known_members: Mapping[str, Any]) -> Document:
+    """Members that a later minor version added. ``known_members``: those that this release writes."""
+    return {key: value for key, value in document.items() if key not in known_members and key != VERSION_KEY}
+
+
+# ---- a run: docs/formats.md, "A run" -----------------------------------------------------------------------
+
+RUN = Format("run")
+"""Resource tags, names of runs and jobs, names in the run's folder, and variables of a request."""
+
+JOB_HASH = Format("job hash")
+"""What is hashed of a job, and how: the version is hashed too. A change of it is a major version of RUN."""
+
+WORKFLOW = Format("workflow")
+GROUP = Format("list of a group's runs")
+EXCLUDED = Format("list of excluded files")
+
+# ---- inside a job -----------------------------------------------------------------------------------------
+
+LAUNCH_SPEC = Format("launch specification")
+COMMIT = Format("checkpoint commit")
+MANIFEST = Format("checkpoint manifest")
+SHARD_FILE = Format("checkpoint shard")
+"""Its file begins with ``smlshrd`` and the major version; a minor version adds members of the header."""
+
+OUTCOME = Format("outcome file")
+
+# ---- data -------------------------------------------------------------------------------------------------
+
+SHARDS = Format("shard list")
+"""Which files each host reads, in the channel that carries the lists."""
+
+SHARD_INDEX = Format("index of packed shards")
+
+# ---- the endpoint's state directory: docs/state.md --------------------------------------------------------
+
+JOBS_DATABASE = Format("database of jobs")
+PIPELINES_DATABASE = Format("database of pipelines")
+METRICS_DATABASE = Format("database of metrics")
+OBJECTS_DATABASE = Format("database of objects")
+ENDPOINT = Format("address of the local endpoint")
+CREDENTIALS = Format("endpoint's credentials")

@@ -1,0 +1,455 @@
+"""job.json: what the runtime starts on every host, compiled by a strategy on the client.
+
+A command is a list of arguments. An argument is literal text, which reaches the process byte for byte, or a
+reference that only the host can resolve, in JSON ``{"ref": "source", "suffix": "/train.py"}``, or several of
+both in one, ``{"join": [...]}``. Nothing is ever parsed as a shell line.
+
+``ranks`` are the user's program; ``services`` run beside it, from before its start until after its end. Where
+ranks run on the leader alone (or its MPI launcher starts them), the other hosts follow the leader and end as
+it does.
+
+References that a host resolves
+    python            the interpreter that runs the runtime
+    source            the directory the user's source was unpacked to
+    ml                the contract's root, usually /opt/ml
+    hyperparameters   (a whole argument only) the hyperparameters as ``--key value`` arguments
+    host, leader      names of this host and of the leader
+    address, leader_address   the IP addresses that these names resolve to on this host
+    host_rank, hosts  this host's index in the training group, and how many hosts it has
+    rank, local_rank, world_size, per_host
+    port              the job's first port plus ``offset``, the same on every host
+    own_port          the same plus this host's index: hosts on one machine may share its ports
+    each_host         the names of all hosts, each between prefix and suffix, with commas between them
+    each_endpoint     the same with ``name:port``, the port being that host's own
+"""
+
+import json
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from smlaunch.contract import formats
+from smlaunch.contract.formats import FormatError
+from smlaunch.contract.paths import LAUNCH_FILE
+from smlaunch.contract.segment import SYNC, UPLOAD_MODES
+
+REFERENCES = frozenset(
+    (
+        *("python", "source", "ml", "hyperparameters", "host", "leader", "host_rank", "hosts"),
+        *("rank", "local_rank", "world_size", "per_host", "port", "own_port"),
+        *("address", "leader_address", "each_host", "each_endpoint"),
+    )
+)
+
+PORT_REFERENCES = frozenset(("port", "own_port", "each_endpoint"))
+"""References that an offset may be added to."""
+
+AUTO = "auto"
+"""Ranks per host: as many as there are accelerators, else one."""
+
+RUNTIME = "runtime"
+TORCHRUN = "torchrun"
+MPI = "mpi"
+LAUNCHERS = (RUNTIME, TORCHRUN, MPI)
+"""Who starts the ranks of a host: the runtime itself, one torchrun that the runtime starts, or the leader's
+mpirun through the runtimes of all hosts.
+"""
+
+ALL = "all"
+LEADER = "leader"
+OTHERS = "others"
+HOST_SETS = (ALL, LEADER, OTHERS)
+"""Which hosts a program runs on."""
+
+DEFAULT_FAILURE_GRACE_SECONDS = 5.0
+"""Peers of a failed rank wait for a lost process; the failure should be reported within 10 s."""
+
+
+class LaunchSpecError(ValueError):
+    """job.json cannot be read, or requests something that this runtime does not know."""
+
+
+class Ref(NamedTuple):
+    """A value that only the host knows: one of REFERENCES, with text around it."""
+
+    name: str
+    prefix: str = ""
+    suffix: str = ""
+    offset: int = 0
+    """Added to a port."""
+
+
+class Concat(NamedTuple):
+    """One argument made of several parts."""
+
+    parts: Tuple[Union[str, Ref], ...]
+
+
+Arg = Union[str, Ref, Concat]
+
+
+def host_references(arg: Arg) -> Tuple[Ref, ...]:
+    """The references in an argument."""
+    arg_parts = arg.parts if isinstance(arg, Concat) else (arg,)
+    return tuple(part for part in arg_parts if isinstance(part, Ref))
+
+
+class RankSpec(NamedTuple):
+    """The processes of the user's program."""
+
+    argv: Tuple[Arg, ...]
+    env: Tuple[Tuple[str, Arg], ...] = ()
+    per_host: Union[int, str] = 1
+    """Ranks on each host, or AUTO."""
+
+    rendezvous: bool = True
+    """Set RANK, WORLD_SIZE, MASTER_ADDR and so on, as torchrun does. Without it a host runs one plain process
+    that finds its peers itself.
+    """
+
+    launcher: str = RUNTIME
+    """One of LAUNCHERS. torchrun and mpi need ``rendezvous``; arguments that differ from rank to rank are
+    unknown when they start.
+    """
+
+    runs_on: str = ALL
+    """ALL hosts, or the LEADER alone."""
+
+    launcher_options: Tuple[Arg, ...] = ()
+    """Arguments for mpirun, before the program's own; for torchrun the program that starts it."""
+
+
+class ServiceSpec(NamedTuple):
+    """A program beside the ranks. It is started before them and stopped after they have exited. A service
+    that exits earlier has failed, whatever its exit code is.
+    """
+
+    name: str
+    argv: Tuple[Arg, ...]
+    env: Tuple[Tuple[str, Arg], ...] = ()
+    runs_on: str = ALL
+    """One of HOST_SETS."""
+
+    ready_address: Optional[Arg] = None
+    """``host:port`` that must accept a connection before anything else is started. All hosts wait for a
+    service on the leader, otherwise the hosts that it runs on. None: do not wait.
+    """
+
+    ready_seconds: float = 300.0
+    """How long to wait for it."""
+
+
+class CheckpointSpec(NamedTuple):
+    """Where checkpoints are stored, and how often. These are members of job.json."""
+
+    path: str
+    """On every host, as the contract names it (below /opt/ml)."""
+
+    uri: Optional[str] = None
+    """In S3."""
+
+    upload: str = SYNC
+    """One of segment.UPLOAD_MODES."""
+
+    keep: int = 3
+    """Number of committed steps that are kept."""
+
+    interval_seconds: Optional[float] = None
+    """None: derived from the cost of a checkpoint."""
+
+    failure_seconds: Optional[float] = None
+    """Mean time between failures, for the interval."""
+
+
+class LaunchSpec(NamedTuple):
+    """The content of job.json."""
+
+    ranks: RankSpec
+    source: Optional[str] = None
+    """Name of the archive in the source channel; None when the image contains the program."""
+
+    requirements: Optional[str] = None
+    """Path of a requirements file in the source."""
+
+    port: int = 29500
+    """The job's first port."""
+
+    grace_seconds: float = 110.0
+    """How long ranks may run after SIGTERM before they are killed. SageMaker allows 120 s for the runtime
+    itself.
+    """
+
+    max_runtime_seconds: Optional[int] = None
+    failure_grace_seconds: float = DEFAULT_FAILURE_GRACE_SECONDS
+    """The same for ranks that are stopped because another one failed: short, since they wait
+    for a lost peer.
+    """
+
+    hang_seconds: Optional[float] = None
+    """How long all ranks of a host may print nothing and use no CPU before this counts as a hang; None for
+    ever.
+    """
+
+    run: Optional[str] = None
+    """The run that this job is a segment of."""
+
+    checkpoints: Optional[CheckpointSpec] = None
+    margin_seconds: Optional[float] = None
+    """Between a segment's planned end and its time limit."""
+
+    deterministic: bool = False
+    """Ask the ranks to compute deterministically."""
+
+    services: Tuple[ServiceSpec, ...] = ()
+    source_sha256: Optional[str] = None
+    """Of the source archive before compression, in hex; None for no check."""
+
+    @property
+    def needs_secret(self) -> bool:
+        """Whether hosts connect to each other and have to prove who they are: hosts without ranks follow the
+        leader.
+        """
+        return self.ranks.launcher == MPI or self.ranks.runs_on == LEADER
+
+    def to_json(self) -> str:
+        """The text of job.json."""
+        document: Dict[str, Any] = {
+            "ranks": {
+                "argv": [_arg_to_json(arg) for arg in self.ranks.argv],
+                "env": {name: _arg_to_json(arg) for name, arg in self.ranks.env},
+                "per_host": self.ranks.per_host,
+                "rendezvous": self.ranks.rendezvous,
+                "launcher": self.ranks.launcher,
+                "on": self.ranks.runs_on,
+                "options": [_arg_to_json(arg) for arg in self.ranks.launcher_options],
+            },
+            "services": [
+                {
+                    "name": service.name,
+                    "argv": [_arg_to_json(arg) for arg in service.argv],
+                    "env": {name: _arg_to_json(arg) for name, arg in service.env},
+                    "on": service.runs_on,
+                    "ready": None if service.ready_address is None else _arg_to_json(service.ready_address),
+                    "ready_seconds": service.ready_seconds,
+                }
+                for service in self.services
+            ],
+            "source": self.source,
+            "source_sha256": self.source_sha256,
+            "requirements": self.requirements,
+            "port": self.port,
+            "grace_seconds": self.grace_seconds,
+            "failure_grace_seconds": self.failure_grace_seconds,
+            "hang_seconds": self.hang_seconds,
+            "max_runtime_seconds": self.max_runtime_seconds,
+            "run": self.run,
+            "checkpoints": None if self.checkpoints is None else self.checkpoints._asdict(),
+            "margin_seconds": self.margin_seconds,
+            "deterministic": self.deterministic,
+        }
+        return (
+            json.dumps(formats.LAUNCH_SPEC.stamp(document), indent=2, sort_keys=True, ensure_ascii=True)
+            + "\n"
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "LaunchSpec":
+        """Raises LaunchSpecError with the first thing that is wrong."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise LaunchSpecError("not JSON: {}".format(error)) from None
+        if not isinstance(document, dict):
+            raise LaunchSpecError("not a JSON object")
+        try:
+            document = formats.LAUNCH_SPEC.upgrade_document(document, LAUNCH_FILE)
+        except FormatError as error:
+            raise LaunchSpecError(str(error)) from None
+        ranks = document.get("ranks")
+        if not isinstance(ranks, dict):
+            raise LaunchSpecError("ranks: missing")
+        services = _parse_services(document)
+        if services and ranks.get("launcher", RUNTIME) != RUNTIME:
+            raise LaunchSpecError("services: only with ranks that the runtime starts, ranks.launcher runtime")
+        return cls(
+            ranks=_parse_ranks(ranks),
+            source=_parse_text(document, "source"),
+            requirements=_parse_text(document, "requirements"),
+            port=_parse_integer(document, "port", 29500),
+            grace_seconds=_parse_seconds(document, "grace_seconds", 110.0),
+            max_runtime_seconds=_parse_optional_integer(document, "max_runtime_seconds"),
+            failure_grace_seconds=_parse_seconds(
+                document, "failure_grace_seconds", DEFAULT_FAILURE_GRACE_SECONDS
+            ),
+            hang_seconds=_parse_hang_seconds(document),
+            run=_parse_text(document, "run"),
+            checkpoints=_parse_checkpoints(document),
+            margin_seconds=_parse_optional_seconds(document, "margin_seconds"),
+            deterministic=bool(document.get("deterministic", False)),
+            services=services,
+            source_sha256=_parse_text(document, "source_sha256"),
+        )
+
+
+def _parse_ranks(document: Mapping[str, Any]) -> RankSpec:
+    """Raises LaunchSpecError."""
+    argv = _parse_argv(document, "ranks")
+    per_host = document.get("per_host", 1)
+    if per_host != AUTO and (not isinstance(per_host, int) or isinstance(per_host, bool) or per_host < 1):
+        raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
+    rendezvous = bool(document.get("rendezvous", True))
+    launcher = _parse_choice(document, "launcher", LAUNCHERS, RUNTIME, "ranks")
+    if launcher == TORCHRUN and not rendezvous:
+        raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
+    runs_on = _parse_choice(document, "on", (ALL, LEADER), ALL, "ranks")
+    if runs_on == LEADER and launcher != MPI and rendezvous:
+        raise LaunchSpecError(
+            "ranks.on: ranks on the leader alone join no others; ranks.rendezvous must be false"
+        )
+    launcher_options = _parse_args(document.get("options", []), "ranks.options")
+    return RankSpec(
+        argv, _parse_env(document, "ranks"), per_host, rendezvous, launcher, runs_on, launcher_options
+    )
+
+
+def _parse_services(document: Mapping[str, Any]) -> Tuple[ServiceSpec, ...]:
+    """Raises LaunchSpecError."""
+    documents = document.get("services", [])
+    if not isinstance(documents, list):
+        raise LaunchSpecError("services: a list is needed, not {!r}".format(documents))
+    services = []
+    for index, value in enumerate(documents):
+        path = "services[{}]".format(index)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+            raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(path, value))
+        runs_on = _parse_choice(value, "on", HOST_SETS, ALL, path)
+        ready_address = None if value.get("ready") is None else _parse_arg(value["ready"], path + ".ready")
+        ready_seconds = _parse_seconds(value, "ready_seconds", 300.0)
+        argv, env = _parse_argv(value, path), _parse_env(value, path)
+        services.append(ServiceSpec(value["name"], argv, env, runs_on, ready_address, ready_seconds))
+    return tuple(services)
+
+
+def _parse_argv(document: Mapping[str, Any], path: str) -> Tuple[Arg, ...]:
+    argv = document.get("argv")
+    if not isinstance(argv, list) or not argv:
+        raise LaunchSpecError("{}.argv: a list with at least one argument is needed".format(path))
+    return _parse_args(argv, path + ".argv")
+
+
+def _parse_env(document: Mapping[str, Any], path: str) -> Tuple[Tuple[str, Arg], ...]:
+    env = document.get("env", {})
+    if not isinstance(env, dict):
+        raise LaunchSpecError("{}.env: an object is needed".format(path))
+    return tuple(
+        (str(name), _parse_arg(arg, "{}.env.{}".format(path, name))) for name, arg in sorted(env.items())
+    )
+
+
+def _parse_args(values: Any, path: str) -> Tuple[Arg, ...]:
+    if not isinstance(values, list):
+        raise LaunchSpecError("{}: a list of arguments is needed, not {!r}".format(path, values))
+    return tuple(_parse_arg(arg, "{}[{}]".format(path, index)) for index, arg in enumerate(values))
+
+
+def _parse_choice(
+    document: Mapping[str, Any], key: str, choices: Sequence[str], default: str, path: str
+) -> str:
+    value = document.get(key, default)
+    if value not in choices:
+        raise LaunchSpecError("{}.{}: one of {}, not {!r}".format(path, key, ", ".join(choices), value))
+    return str(value)
+
+
+def _parse_checkpoints(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
+    """None without checkpoints. Raises LaunchSpecError."""
+    value = document.get("checkpoints")
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        raise LaunchSpecError("checkpoints: an object with a path is needed, not {!r}".format(value))
+    upload = value.get("upload", SYNC)
+    if upload not in UPLOAD_MODES:
+        raise LaunchSpecError(
+            "checkpoints.upload: one of {}, not {!r}".format(", ".join(UPLOAD_MODES), upload)
+        )
+    return CheckpointSpec(
+        path=value["path"],
+        uri=_parse_text(value, "uri"),
+        upload=upload,
+        keep=_parse_integer(value, "keep", 3),
+        interval_seconds=_parse_optional_seconds(value, "interval_seconds"),
+        failure_seconds=_parse_optional_seconds(value, "failure_seconds"),
+    )
+
+
+def _arg_to_json(arg: Arg) -> Any:
+    """An argument as job.json has it."""
+    if isinstance(arg, str):
+        return arg
+    if isinstance(arg, Concat):
+        return {"join": [_arg_to_json(part) for part in arg.parts]}
+    reference: Dict[str, Any] = {"ref": arg.name}
+    if arg.prefix:
+        reference["prefix"] = arg.prefix
+    if arg.suffix:
+        reference["suffix"] = arg.suffix
+    if arg.offset:
+        reference["offset"] = arg.offset
+    return reference
+
+
+def _parse_arg(value: Any, path: str) -> Arg:
+    if isinstance(value, dict) and isinstance(value.get("join"), list):
+        return Concat(tuple(_parse_arg_part(part, path) for part in value["join"]))
+    return _parse_arg_part(value, path)
+
+
+def _parse_arg_part(value: Any, path: str) -> Union[str, Ref]:
+    """Literal text or one reference. Raises LaunchSpecError."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.get("ref") in REFERENCES:
+        offset = value.get("offset", 0)
+        if (
+            not isinstance(offset, int)
+            or isinstance(offset, bool)
+            or (offset and value["ref"] not in PORT_REFERENCES)
+        ):
+            raise LaunchSpecError("{}: no offset that a port could have: {!r}".format(path, value))
+        return Ref(value["ref"], str(value.get("prefix", "")), str(value.get("suffix", "")), offset)
+    raise LaunchSpecError("{}: neither text nor a known reference: {!r}".format(path, value))
+
+
+def _parse_text(document: Mapping[str, Any], key: str) -> Optional[str]:
+    value = document.get(key)
+    if value is not None and not isinstance(value, str):
+        raise LaunchSpecError("{}: text is needed, not {!r}".format(key, value))
+    return value
+
+
+def _parse_integer(document: Mapping[str, Any], key: str, default: int) -> int:
+    value = document.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise LaunchSpecError("{}: a number is needed, not {!r}".format(key, value))
+    return value
+
+
+def _parse_seconds(document: Mapping[str, Any], key: str, default: float) -> float:
+    value = document.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise LaunchSpecError("{}: a number of seconds from 0 is needed, not {!r}".format(key, value))
+    return float(value)
+
+
+def _parse_optional_seconds(document: Mapping[str, Any], key: str) -> Optional[float]:
+    return None if document.get(key) is None else _parse_seconds(document, key, 0.0)
+
+
+def _parse_hang_seconds(document: Mapping[str, Any]) -> Optional[float]:
+    seconds = _parse_optional_seconds(document, "hang_seconds")
+    if seconds == 0:
+        raise LaunchSpecError("hang_seconds: more than 0 is needed; leave it out to wait for ever")
+    return seconds
+
+
+def _parse_optional_integer(document: Mapping[str, Any], key: str) -> Optional[int]:
+    return None if document.get(key) is None else _parse_integer(document, key, 0)

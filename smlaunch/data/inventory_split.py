@@ -1,0 +1,130 @@
+"""Split an inventory over hosts, and summarize the split in one document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smlaunch.data.inventory import Inventory
+from smlaunch.data.keys import SIZE_COLUMN, InventoryKeys
+from smlaunch.data.previous_split import previous_hosts
+from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split, split_blocks
+from smlaunch.errors import JobError, Problem
+from smlaunch.planner import partitioning
+
+
+class InventorySplit(NamedTuple):
+    """A split of an inventory's keys."""
+
+    keys: InventoryKeys
+    host_split: HostSplit
+    summary: dict[str, Any]
+    """The document of ``smlaunch data split --json``, in plain types."""
+
+
+def split_inventory(
+    inventory: Inventory, hosts: int, *, weight: str = SIZE_COLUMN, previous: Path | None = None
+) -> InventorySplit:
+    """Split an inventory's objects over ``hosts`` by the column ``weight``.
+
+    ``previous``: a folder that ``write_split`` wrote; keys then keep their host as far as the loads stay
+    equal. Reads only numbers, block by block; with ``previous`` the keys too, and holds all sizes in memory.
+    Raises JobError for an inventory, a column or a number of hosts that cannot be used.
+    """
+    keys = InventoryKeys(inventory)
+    try:
+        if previous is None:
+            host_split = split_blocks(lambda: keys.column_blocks(weight), keys.count, hosts)
+        else:
+            sizes = [*keys.column_blocks(weight)]
+            all_sizes = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
+            host_split = split(all_sizes, hosts, previous=previous_hosts(keys, previous))
+    except ValueError as error:
+        raise JobError([Problem("--weight" if weight != SIZE_COLUMN else "", str(error))]) from error
+    return InventorySplit(keys, host_split, _summary(inventory, keys, host_split, weight))
+
+
+def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight: str) -> dict[str, Any]:
+    """Return the document of ``smlaunch data split --json``."""
+    bytes_by_host = host_split.loads if weight == SIZE_COLUMN else _bytes_by_host(keys, host_split)
+    parts: list[dict[str, Any]] = [
+        {"host": host, "bytes": size, "keys": count}
+        for host, (size, count) in enumerate(zip(bytes_by_host, host_split.row_counts, strict=True))
+    ]
+    if weight != SIZE_COLUMN:
+        parts = [{**part, weight: load} for part, load in zip(parts, host_split.loads, strict=True)]
+    by_count = host_split.by_count
+    return {
+        "bucket": keys.bucket,
+        "prefix": keys.base_prefix,
+        "inventory_at": inventory.created_at,
+        "hosts": host_split.hosts,
+        "weight": weight,
+        "keys": keys.count,
+        "bytes": sum(bytes_by_host),
+        "folder_markers_left_out": keys.marker_count,
+        "method": host_split.method,
+        "imbalance": host_split.imbalance,
+        "by_count": {
+            "imbalance": host_split.imbalance_by_count,
+            "contiguous": list(by_count.contiguous),
+            "round_robin": list(by_count.round_robin),
+        },
+        "stability": _stability(host_split),
+        "warnings": _warnings(host_split, weight),
+        "parts": parts,
+    }
+
+
+def _bytes_by_host(keys: InventoryKeys, host_split: HostSplit) -> list[int]:
+    """Return the bytes each host gets in a split by another column."""
+    loads = np.zeros(host_split.hosts, dtype=np.int64)
+    start = 0
+    for block in keys.column_blocks():
+        np.add.at(loads, host_split.hosts_of(start, start + len(block)), block)
+        start += len(block)
+    bytes_by_host: list[int] = loads.tolist()
+    return bytes_by_host
+
+
+def _stability(host_split: HostSplit) -> dict[str, Any]:
+    """Describe how the split changes when keys are added. ``in_ranges``: the share of keys that only move
+    when the end of a range passes over them."""
+    stability: dict[str, Any] = {"rule": _STABILITY_RULES.get(host_split.method, _UNSTABLE_RULE)}
+    if host_split.method == RANGES_METHOD:
+        stability["in_ranges"] = 1 - host_split.exception_count / max(sum(host_split.row_counts), 1)
+    if host_split.moved is not None:
+        stability["moved_keys"], stability["moved_weight"] = host_split.moved
+    return stability
+
+
+_STABILITY_RULES = {
+    RANGES_METHOD: "a key moves when the end of a range passes over it: few do when keys are "
+    "added all over, many "
+    "when they are added at the end; with --previous keys only move to make parts equal",
+    partitioning.CONTIGUOUS: "a key moves when the end of a range passes over it",
+    STABLE_METHOD: "keys only moved to make parts equal",
+}
+
+_UNSTABLE_RULE = "any key may move when one is added; with --previous keys only move to make parts equal"
+
+
+def _warnings(host_split: HostSplit, weight: str) -> list[str]:
+    """Return warnings about hosts without keys and about a key larger than a host's share."""
+    warnings = []
+    total = sum(host_split.loads)
+    empty_hosts = host_split.row_counts.count(0)
+    if empty_hosts:
+        warnings.append(
+            f"{empty_hosts} of {host_split.hosts} hosts get no key at all: there are "
+            f"{sum(host_split.row_counts):,} keys."
+        )
+    elif total and host_split.largest_size > total / host_split.hosts * 1.001:
+        unit = "bytes" if weight == SIZE_COLUMN else weight
+        warnings.append(
+            f"One key alone holds {host_split.largest_size / total:.1%} of all {unit}, more than a host's "
+            f"even share of {1 / host_split.hosts:.1%}: only splitting that object makes the parts equal."
+        )
+    return warnings

@@ -1,0 +1,164 @@
+"""Which files form one sample, and in which order files are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, compress, count
+from operator import gt, ne
+from typing import Literal, NamedTuple
+
+from smlaunch.data.tar_writer import BLOCK_BYTES, MAX_NAME_BYTES, SIZE_LIMIT_BYTES, NameTooLong, prefix_length
+
+Grouping = Literal["basename", "none"]
+
+
+class SourceFiles(NamedTuple):
+    """The files of a source, in any order.
+
+    Three columns, here and in ``PackingList``: a million rows take ten times as long to create and to sort.
+    """
+
+    names: Sequence[bytes]
+    """Relative to the source."""
+    sizes: Sequence[int]
+    """In bytes."""
+    mtimes_ns: Sequence[int]
+    """Nanoseconds of the last change; 0 if only sizes are known."""
+
+
+@dataclass(frozen=True)
+class PackingList:
+    """Files in packing order: by sample, then by name, both as bytes."""
+
+    names: Sequence[bytes]
+    sizes: Sequence[int]
+    mtimes_ns: Sequence[int]
+    sample_starts: Sequence[int]
+    """Index of each sample's first file."""
+    sample_ends: Sequence[int]
+    """Bytes that the members up to and including each sample take up in an archive."""
+    unkeyed_names: Sequence[bytes]
+    """Names without a sample key, which WebDataset skips. Empty without grouping."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes)
+
+
+def sample_key(name: bytes) -> bytes:
+    """Return the key by WebDataset's rule: the path up to the first dot of the basename. A leading dot is
+    part of the name."""
+    dot = name.find(b".", name.rfind(b"/") + 2)
+    return name if dot < 0 else name[:dot]
+
+
+def make_packing_list(files: SourceFiles, grouping: Grouping = "basename") -> PackingList:
+    """Return the files in packing order. With ``grouping="none"`` every file is a sample of its own."""
+    files = _sorted_by(files, files.names)
+    keys, unkeyed = _sample_keys(files.names) if grouping == "basename" else (files.names, [])
+    if any(map(gt, keys, keys[1:])):
+        # In the order of names a sample may be interrupted: a.jpg, a.x/1.jpg, a.zip.
+        files = _sorted_by(files, keys)
+        keys, unkeyed = _sample_keys(files.names)
+    names, sizes, stamps = files
+    sample_starts = [0] * bool(names) + list(compress(count(1), map(ne, keys, keys[1:])))
+    # A header, then the content in whole blocks.
+    member_ends = list(accumulate([(size + 2 * BLOCK_BYTES - 1) & -BLOCK_BYTES for size in sizes]))
+    next_starts = [*sample_starts[1:], len(names)] if names else []
+    return PackingList(
+        names,
+        sizes,
+        stamps,
+        sample_starts,
+        [member_ends[next_start - 1] for next_start in next_starts],
+        unkeyed,
+    )
+
+
+def _sorted_by(files: SourceFiles, sort_keys: Sequence[bytes]) -> SourceFiles:
+    """Return the files sorted by ``sort_keys``; files with equal keys keep their order."""
+    if not any(map(gt, sort_keys, sort_keys[1:])):
+        return files
+    order = sorted(range(len(sort_keys)), key=sort_keys.__getitem__)
+    names, sizes, stamps = files
+    return SourceFiles(
+        [names[index] for index in order],
+        [sizes[index] for index in order],
+        [stamps[index] for index in order],
+    )
+
+
+def _sample_keys(names: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return each name's sample key, and the names that WebDataset skips: those whose basename has no dot or
+    begins with one. ``sample_key`` is called for these only."""
+    keys = [
+        name[:dot] if (dot := name.find(b".", start := name.rfind(b"/") + 1)) > start else b""
+        for name in names
+    ]
+    unkeyed_indices = [index for index, sample in enumerate(keys) if not sample]
+    for index in unkeyed_indices:
+        keys[index] = sample_key(names[index])
+    return keys, [names[index] for index in unkeyed_indices]
+
+
+def unpackable_files(files: SourceFiles, *, are_s3_keys: bool) -> list[tuple[bytes, str]]:
+    """Return (name, reason) for each file that cannot be packed, or that would be unpacked to another path.
+
+    ``are_s3_keys``: names are S3 keys, which may contain anything; names of a file system have non-empty
+    components.
+    """
+    if not are_s3_keys and _all_are_plain(files):
+        return []
+    problems: list[tuple[bytes, str]] = []
+    names = set(files.names)
+    for name, size in zip(files.names, files.sizes, strict=True):
+        reason = _unpackable_reason(name, size)
+        if reason is None and are_s3_keys:
+            parent_folders = accumulate(name.split(b"/")[:-1], _join_path)
+            parent_object = next((folder for folder in parent_folders if folder in names), None)
+            if parent_object is not None:
+                reason = f"lies below {parent_object.decode(errors='replace')!r}, which is itself an object"
+        if reason is not None:
+            problems.append((name, reason))
+    return problems
+
+
+def _join_path(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name
+
+
+def _all_are_plain(files: SourceFiles) -> bool:
+    """Return whether one check of all names together shows that all of them can be packed."""
+    try:
+        b"".join(files.names).decode()
+    except UnicodeDecodeError:
+        return False
+    longest_name, largest_size = max(map(len, files.names), default=0), max(files.sizes, default=0)
+    return longest_name <= MAX_NAME_BYTES and largest_size < SIZE_LIMIT_BYTES
+
+
+def _unpackable_reason(name: bytes, size: int) -> str | None:
+    """Return why a file of this name and size cannot be packed, or None."""
+    if name.startswith(b"/"):
+        return "is an absolute name"
+    parts = name.split(b"/")
+    if b".." in parts:
+        return "contains '..', which leads out of the folder it is unpacked in"
+    if b"." in parts or b"" in parts:
+        return "contains an empty or '.' component, which is lost when it is unpacked"
+    if b"\0" in name:
+        return "contains a NUL character"
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    if size >= SIZE_LIMIT_BYTES:
+        return "has 8 GiB or more, which a USTAR header cannot express"
+    if len(name) > MAX_NAME_BYTES:
+        try:
+            prefix_length(name)
+        except NameTooLong:
+            return "is too long for USTAR (100 bytes, or 155 and 100 around a slash)"
+    return None

@@ -1,0 +1,265 @@
+"""Files of a split: for each host a list of its keys, and a manifest for a job of its own.
+
+``lists/`` is the content of a channel of lists (``contract.shard_lists``): an index, and per host JSON lines
+with names relative to the prefix. ``smlaunch.train.shard_files`` looks them up below a channel over that
+prefix. ``manifests/shard-00003.manifest`` is SageMaker's ManifestFile, ``[{"prefix": "s3://b/p/"}, "name",
+...]``. Both are JSON, which can hold any key, and both are in key order. A host without keys gets an empty
+list and no manifest: SageMaker does not document how it treats a manifest without names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from smlaunch.contract.shard_lists import (
+    SHARDS_FILE,
+    ShardList,
+    ShardListIndex,
+    file_name_problem,
+    shard_list_name,
+)
+from smlaunch.data.keys import InventoryKeys
+from smlaunch.data.split import HostSplit
+from smlaunch.errors import JobError, Problem
+
+LISTS_FOLDER = "lists"
+MANIFESTS_FOLDER = "manifests"
+SUMMARY_FILE = "split.json"
+
+_MAX_BUFFERED_BYTES = 32 << 20
+"""Bytes of all files together that are written at once, while as many more are produced."""
+
+_NEEDS_ESCAPE = re.compile(rb'["\\\x00-\x1f]')
+
+_SPACE = 0x20
+
+_MAX_NAME_BYTES = 255
+"""Longest path component on Linux."""
+
+
+class SplitFiles(NamedTuple):
+    """The files of a split, by host, relative to the folder."""
+
+    lists: tuple[str, ...]
+    manifests: tuple[str | None, ...]
+    """None for a host without keys."""
+    invalid_names: int
+    """How many names cannot be a file's path below a folder (``a//b``, ``../a``)."""
+    first_invalid_name: str
+    """The first such name, and why it cannot."""
+
+
+def write_split(
+    keys: InventoryKeys, split: HostSplit, folder: Path, summary: dict[str, Any], *, channel: str = "train"
+) -> SplitFiles:
+    """Write lists, manifests (if the bucket is known) and ``split.json`` into a new or empty folder,
+    atomically.
+
+    ``summary``: as ``split_inventory`` returns it. ``channel``: the channel the lists are for, recorded in
+    the index. Raises JobError if the folder cannot be written, and for keys that are repeated or out of
+    order.
+    """
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise JobError([Problem("--out", f"{folder} is not empty; name a new folder")])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            bytes_by_host = [part["bytes"] for part in summary["parts"]]
+            files = _write_files(keys, split, channel, bytes_by_host, temporary_folder)
+            (temporary_folder / SUMMARY_FILE).write_text(
+                json.dumps(summary_with_files(summary, files), indent=2) + "\n"
+            )
+            temporary_folder.chmod(0o755)
+            temporary_folder.replace(folder)
+        except BaseException:
+            shutil.rmtree(temporary_folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise JobError([Problem("--out", f"{folder} cannot be written: {error}")]) from error
+    return files
+
+
+def summary_with_files(summary: dict[str, Any], split_files: SplitFiles) -> dict[str, Any]:
+    """Return the summary with the files of each host added."""
+    warnings = list(summary["warnings"])
+    if split_files.invalid_names:
+        warnings.append(
+            f"{split_files.invalid_names:,} keys cannot be files on a host. The manifests contain them, but "
+            f"readers of the lists reject them. The first: {split_files.first_invalid_name}."
+        )
+    rows = zip(summary["parts"], split_files.lists, split_files.manifests, strict=True)
+    parts = [{**part, "list": list_path, "manifest": manifest} for part, list_path, manifest in rows]
+    return {**summary, "warnings": warnings, "parts": parts}
+
+
+def _write_files(
+    keys: InventoryKeys, split: HostSplit, channel: str, bytes_by_host: Sequence[int], folder: Path
+) -> SplitFiles:
+    """Write the lists, the manifests and the index of the lists."""
+    hosts = range(split.hosts)
+    list_paths = [f"{LISTS_FOLDER}/{shard_list_name(host)}" for host in hosts]
+    manifest_paths = [
+        f"{MANIFESTS_FOLDER}/shard-{host:05d}.manifest" if keys.bucket and split.row_counts[host] else None
+        for host in hosts
+    ]
+    prefix = {"prefix": f"s3://{keys.bucket}/{keys.base_prefix}"}
+    invalid_count, first_problem = 0, ""
+    with _BufferedFiles(folder) as files:
+        for host in hosts:
+            files.add(list_paths[host], b"")
+            files.add(manifest_paths[host], b"[" + json.dumps(prefix, ensure_ascii=False).encode())
+        for batch in keys.name_batches():
+            name_bytes = _joined_bytes(batch.names)
+            problems = _name_problems(batch.names, name_bytes)
+            invalid_count += len(problems)
+            first_problem = first_problem or (problems[0] if problems else "")
+            hosts_of_batch = split.hosts_of(batch.start, batch.start + len(batch.names))
+            for host, lines, entries in _names_by_host(
+                _json_escaped(batch.names, name_bytes), hosts_of_batch
+            ):
+                files.add(list_paths[host], b'"', lines, b'"\n')
+                files.add(manifest_paths[host], b',\n"', entries, b'"')
+        for host in hosts:
+            files.add(manifest_paths[host], b"\n]\n")
+        index = [
+            ShardList(shard_list_name(host), split.row_counts[host], bytes_by_host[host]) for host in hosts
+        ]
+        files.add(f"{LISTS_FOLDER}/{SHARDS_FILE}", ShardListIndex(channel, tuple(index)).to_json().encode())
+    return SplitFiles(tuple(list_paths), tuple(manifest_paths), invalid_count, first_problem)
+
+
+class _BufferedFiles:
+    """Many files that are written in pieces, with only one of them open at a time and little of their content
+    in memory. A thread writes them, which takes as long as everything else together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pending_pieces: dict[str, list[bytes | memoryview]] = {}
+        self._pending_bytes = 0
+        self._executor = ThreadPoolExecutor(1, "lists")
+        self._last_write: Future[None] | None = None
+
+    def __enter__(self) -> _BufferedFiles:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                self._flush()  # waits for the previous write
+        finally:
+            self._executor.shutdown()
+
+    def add(self, path: str | None, *pieces: bytes | memoryview) -> None:
+        """Append pieces to a file. Ignored if ``path`` is None."""
+        if path is None:
+            return
+        self._pending_pieces.setdefault(path, []).extend(pieces)
+        self._pending_bytes += sum(map(len, pieces))
+        if self._pending_bytes > _MAX_BUFFERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._last_write is not None:
+            self._last_write.result()
+        self._last_write = self._executor.submit(self._write, self._pending_pieces)
+        self._pending_pieces, self._pending_bytes = {}, 0
+
+    def _write(self, pieces_by_path: dict[str, list[bytes | memoryview]]) -> None:
+        for path, pieces in pieces_by_path.items():
+            file = self._folder / path
+            file.parent.mkdir(exist_ok=True)
+            with file.open("ab") as stream:
+                stream.writelines(pieces)
+
+
+# ---- names in JSON -----------------------------------------------------------------------------------------
+
+
+def _names_by_host(names: Any, hosts: Any) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Yield for each host that has some of these names: the host, its names as lines, and its names as
+    elements of a JSON array. The caller adds the outermost quotes."""
+    if not len(names):
+        return
+    if hosts.min() != hosts.max():
+        order = np.argsort(hosts, kind="stable")
+        names, hosts = names.take(pa.array(order)), hosts[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(hosts)) + 1))
+    offsets = np.concatenate((starts, [len(names)]))
+    groups = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), names)
+    lines, entries = (_value_views(pc.binary_join(groups, separator)) for separator in (b'"\n"', b'",\n"'))
+    yield from zip(hosts[starts].tolist(), lines, entries, strict=True)
+
+
+def _value_views(values: Any) -> list[memoryview]:
+    """Return views of each value's bytes: a copy would take as long as the join did."""
+    content = memoryview(values.buffers()[2] or b"")
+    return [content[start:stop] for start, stop in pairwise(_offsets(values).tolist())]
+
+
+def _json_escaped(names: Any, name_bytes: Any) -> Any:
+    """Return the names with all characters escaped that a JSON string must not contain."""
+    if not len(name_bytes) or (name_bytes.min() >= _SPACE and not _contains_any(name_bytes, '"', "\\")):
+        return names
+    escaped = [
+        json.dumps(name.decode(), ensure_ascii=False)[1:-1].encode() if _NEEDS_ESCAPE.search(name) else name
+        for name in names.to_pylist()
+    ]
+    return pa.array(escaped, names.type)
+
+
+def _name_problems(names: Any, name_bytes: Any) -> list[str]:
+    """Return for each name that cannot be a file below a folder the reason why."""
+    if len(name_bytes) and name_bytes.min() > 0 and not _has_slash_pairs(name_bytes):
+        offsets = _offsets(names) - _offsets(names)[0]
+        lengths = np.diff(offsets)
+        if 0 < lengths.min() <= lengths.max() <= _MAX_NAME_BYTES:
+            begins, ends = name_bytes[offsets[:-1]], name_bytes[offsets[1:] - 1]
+            if not _contains_any(begins, ".", "/") and not _contains_any(ends, "/"):
+                return []
+    problems = (file_name_problem(name.decode()) for name in names.to_pylist())
+    return [problem for problem in problems if problem is not None]
+
+
+# Most names are ordinary, and checking them one by one would take longer than everything else together. So
+# all names of a batch are checked as one array of bytes: a character that is not in it is in none of the
+# names.
+
+
+def _contains_any(name_bytes: Any, *characters: str) -> bool:
+    return any(bool((name_bytes == ord(character)).any()) for character in characters)
+
+
+def _has_slash_pairs(name_bytes: Any) -> bool:
+    """Return whether a slash is followed by another slash or by a dot."""
+    for first in (0, 1):
+        pairs = name_bytes[first : first + (len(name_bytes) - first) // 2 * 2].view("<u2")
+        # "/." is 0x2e2f and "//" is 0x2f2f: the first character is the lower byte.
+        if ((pairs | 0x0100) == 0x2F2F).any():
+            return True
+    return False
+
+
+def _joined_bytes(names: Any) -> Any:
+    """Return the bytes of all names, concatenated."""
+    offsets, data = _offsets(names), names.buffers()[2]
+    if data is None or not len(offsets):
+        return np.zeros(0, dtype=np.uint8)
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _offsets(names: Any) -> Any:
+    return np.frombuffer(names.buffers()[1], np.int32)[names.offset : names.offset + len(names) + 1]

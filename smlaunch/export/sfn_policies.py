@@ -1,0 +1,176 @@
+"""Least-privilege policies for the role of a state machine: the calls of its definition and their resources.
+
+JSON has no comments, so the reason of each statement is in ``REASONS`` by its Sid; docs/step-functions.md
+shows them, checked by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smlaunch.contract.checkpoint import OUTCOME_PATH_PREFIX
+from smlaunch.export.run_template import JobVariable, RunTemplate, TextTemplate
+from smlaunch.export.sfn_common import job_kind
+from smlaunch.export.sfn_shards import results_prefix
+
+Statement = dict[str, Any]
+
+REASONS: Mapping[str, str] = {
+    "MakeJobs": "Train: a job, with its tags; stopped when the execution is stopped, looked at until it ends",
+    "ReadTags": "Read its tags: whose a job is that has the name already; a new ARN cannot be known before",
+    "PassTheJobsRole": "Train: the job runs under its own role, which only SageMaker may be given",
+    "HearOfJobs": ".sync: Step Functions keeps a rule of this name to hear of a job's end",
+    "ReadOutcome": "What it left: how far the run is",
+    "ClearOutcome": "Clear the outcome: of a training that finished and whose job failed after it",
+    "TellMissingFromForbidden": "Without it S3 answers 403 for an outcome that is not there yet",
+    "GoOn": "Hand over: another execution goes on before the history is full; in parts, each is one",
+    "WaitForWhatGoesOn": "Hand over: looked at until it ends, stopped when this one is stopped",
+    "ReadParts": "Every part: what the parts differ in, where a Distributed Map reads it",
+    "WriteResults": "Every part: each part's end, where the run's output says that it is",
+    "WatchParts": "Every part: a Distributed Map's own executions are looked at, stopped with this one",
+    "HearOfExecutions": ".sync:2: Step Functions keeps a rule of this name to hear of an execution's end",
+}
+
+RARE_ACTIONS: Mapping[str, str] = {
+    "sagemaker:StopTrainingJob": "only when an execution is stopped while its job runs",
+    "sagemaker:StopProcessingJob": "only when an execution is stopped while its job runs",
+    "sagemaker:AddTags": "part of a create with tags; no call of its own",
+    "sagemaker:ListTags": "only when a job failed, or its create was not answered",
+    "iam:PassRole": "checked when a job is made; no call of its own",
+    "events:PutTargets": "by Step Functions itself",
+    "events:PutRule": "by Step Functions itself",
+    "events:DescribeRule": "by Step Functions itself",
+    "s3:ListBucket": "checked by GetObject of what is not there; no call of its own",
+    "s3:DeleteObject": "only when a job failed after its training had finished",
+    "states:StartExecution": "only when an execution's history is full, or the run is in parts",
+    "states:DescribeExecution": "only when an execution's history is full, or the run is in parts",
+    "states:StopExecution": "only when an execution is stopped that others go on for, or run parts of",
+}
+"""Allowed actions that an ordinary run does not call, and when they are called."""
+
+_EXECUTION_EVENTS = "StepFunctionsExecution"
+"""Event source in the name of the EventBridge rule that Step Functions uses for executions."""
+
+
+def permissions_policy(template: RunTemplate, definition: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Policy of the role of executions, from the calls of the ``definition``. ``name``: of the state
+    machine."""
+    statements = [
+        *_statements(template, task_resources(definition), name),
+        *_map_statements(template, definition, name),
+    ]
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def trust_policy(template: RunTemplate, name: str) -> dict[str, Any]:
+    """Trust policy: only Step Functions may assume the role, for this state machine of this account."""
+    statement = _allow("StepFunctionsRunsTheMachine", ["sts:AssumeRole"], None)
+    statement["Principal"] = {"Service": "states.amazonaws.com"}
+    statement["Condition"] = {
+        "StringEquals": {"aws:SourceAccount": template.account},
+        "ArnLike": {"aws:SourceArn": _arn(template, "states", f"stateMachine:{name}")},
+    }
+    return {"Version": "2012-10-17", "Statement": [statement]}
+
+
+def task_resources(definition: Mapping[str, Any]) -> set[str]:
+    """Service integrations of all tasks of a definition, without the prefix of their ARNs."""
+    resources = set()
+    for state in definition["States"].values():
+        if "Resource" in state:
+            resources.add(state["Resource"].split(":::", 1)[1])
+        for nested_machine in (state.get("ItemProcessor"), *state.get("Branches", [])):
+            if nested_machine is not None:
+                resources |= task_resources(nested_machine)
+    return resources
+
+
+def _statements(template: RunTemplate, resources: set[str], name: str) -> Iterator[Statement]:
+    kind = job_kind(template)
+    if f"sagemaker:create{kind}Job.sync" in resources:
+        jobs = [_arn(template, "sagemaker", f"{kind.lower()}-job/{template.run or '*'}-s*-a*")]
+        actions = (f"Create{kind}Job", "AddTags", f"Describe{kind}Job", f"Stop{kind}Job")
+        yield _allow("MakeJobs", [f"sagemaker:{action}" for action in actions], jobs)
+        passed_to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+        yield {
+            **_allow("PassTheJobsRole", ["iam:PassRole"], [template.role]),
+            "Condition": passed_to_sagemaker,
+        }
+        yield _events_statement(template, "HearOfJobs", f"SageMaker{kind}Jobs")
+        if "aws-sdk:sagemaker:listTags" in resources:
+            yield _allow("ReadTags", ["sagemaker:ListTags"], jobs)
+    yield from _outcome_statements(template, resources)
+    if "states:startExecution.sync:2" in resources:
+        yield _allow("GoOn", ["states:StartExecution"], [_arn(template, "states", f"stateMachine:{name}")])
+        executions = [_arn(template, "states", f"execution:{name}:*")]
+        execution_actions = ["states:DescribeExecution", "states:StopExecution"]
+        yield _allow("WaitForWhatGoesOn", execution_actions, executions)
+        yield _events_statement(template, "HearOfExecutions", _EXECUTION_EVENTS)
+
+
+def _map_statements(template: RunTemplate, definition: Mapping[str, Any], name: str) -> Iterator[Statement]:
+    """Statements for a Distributed Map: its items, its results and its own executions."""
+    for state in definition["States"].values():
+        if "ItemReader" in state:
+            reader_parameters = state["ItemReader"]["Parameters"]
+            item_file = (
+                f"arn:{template.partition}:s3:::{reader_parameters['Bucket']}/{reader_parameters['Key']}"
+            )
+            yield _bucket_statement(template, "ReadParts", "s3:GetObject", item_file)
+            results_path = results_prefix(template).removeprefix("s3://")
+            yield _bucket_statement(
+                template, "WriteResults", "s3:PutObject", f"arn:{template.partition}:s3:::{results_path}*"
+            )
+            actions = ["states:DescribeExecution", "states:StopExecution"]
+            map_executions = _arn(template, "states", f"execution:{name}/{state['Label']}:*")
+            yield _allow("WatchParts", actions, [map_executions])
+
+
+def _outcome_statements(template: RunTemplate, resources: set[str]) -> Iterator[Statement]:
+    if template.checkpoints is None or "aws-sdk:s3:getObject" not in resources:
+        return
+    bucket, key = _object_pattern(template.checkpoints)
+    bucket_arn = f"arn:{template.partition}:s3:::{bucket}"
+    yield _bucket_statement(
+        template, "ReadOutcome", "s3:GetObject", f"{bucket_arn}/{key}{OUTCOME_PATH_PREFIX}*"
+    )
+    if "aws-sdk:s3:deleteObject" in resources:
+        yield _bucket_statement(
+            template, "ClearOutcome", "s3:DeleteObject", f"{bucket_arn}/{key}{OUTCOME_PATH_PREFIX}*"
+        )
+    # No condition on s3:prefix: a GetObject of a missing object has no prefix, and would get 403 again.
+    yield _bucket_statement(template, "TellMissingFromForbidden", "s3:ListBucket", bucket_arn)
+
+
+def _object_pattern(prefix: TextTemplate) -> tuple[str, str]:
+    """Bucket and key of a prefix, with * for every variable."""
+    uri = "".join("*" if isinstance(piece, JobVariable) else piece for piece in prefix.pieces)
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _events_statement(template: RunTemplate, sid: str, event_source: str) -> Statement:
+    actions = ["events:PutTargets", "events:PutRule", "events:DescribeRule"]
+    return _allow(
+        sid, actions, [_arn(template, "events", f"rule/StepFunctionsGetEventsFor{event_source}Rule")]
+    )
+
+
+def _bucket_statement(template: RunTemplate, sid: str, action: str, resource: str) -> Statement:
+    """Statement for a bucket of a certain account: an ARN has no owner, and the ItemReader of a Distributed
+    Map has no parameter for it."""
+    bucket = resource.split(":::", 1)[1].partition("/")[0]
+    condition = {"StringEquals": {"s3:ResourceAccount": template.bucket_owner(bucket)}}
+    return {**_allow(sid, [action], [resource]), "Condition": condition}
+
+
+def _allow(sid: str, actions: list[str], resources: list[str] | None) -> Statement:
+    statement: Statement = {"Sid": sid, "Effect": "Allow", "Action": actions}
+    if resources is not None:
+        statement["Resource"] = resources
+    return statement
+
+
+def _arn(template: RunTemplate, service: str, resource: str) -> str:
+    return f"arn:{template.partition}:{service}:{template.region}:{template.account}:{resource}"

@@ -1,0 +1,1 @@
+"""The job: what the user wants to run."""

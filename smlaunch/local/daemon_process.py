@@ -1,0 +1,169 @@
+"""The process of the background endpoint, started by daemon.py. It serves until SIGTERM or SIGINT.
+
+    python -m smlaunch.local.daemon_process REPLY_FD < configuration.json
+
+To the file descriptor REPLY_FD, the write end of a pipe, the process writes its address, or the reason why it
+cannot start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from smlaunch.errors import EndpointError
+from smlaunch.local import daemon
+from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.faults import parse_fault_plan
+from smlaunch.local.settings import Settings
+from smlaunch.local.state_dir import StateDir, write_private_file
+
+_CHECK_INTERVAL_SECONDS = 1.0
+"""How often the process checks whether its lock file and address file still exist."""
+_LOCK_TIMEOUT_SECONDS = 2.0
+"""How long clients may hold the lock: each does for a moment, to see whether an endpoint is running."""
+
+
+class _EndpointLock:
+    """Locks and files by which clients find this endpoint. Files that were removed are written again."""
+
+    def __init__(self, state: StateDir) -> None:
+        self._state = state
+        folder, _ = daemon.lock_paths(state.root)
+        self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._lock_fd = -1
+        try:
+            with contextlib.suppress(_FolderLocksUnsupported):
+                _lock(self._folder_fd, state)
+            self._lock_fd = os.open(state.endpoint_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _lock(self._lock_fd, state)
+            self._write_lock_file(b"%d\n" % os.getpid())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for descriptor in {self._lock_fd, self._folder_fd} - {-1}:
+            os.close(descriptor)
+
+    def mark_stopping(self) -> None:
+        """Hide the endpoint from clients. The locks stay."""
+        self._write_lock_file(b"%d %s\n" % (os.getpid(), daemon.STOPPING_MARK.encode()))
+        with contextlib.suppress(OSError):
+            self._state.address_file.unlink()
+
+    def restore_files(self, info: EndpointInfo) -> None:
+        """Write the lock file and the address file again if they are missing. What fails, such as on a full
+        disk, is tried again by the next call."""
+        with contextlib.suppress(OSError):
+            if not self._lock_file_exists():
+                replacement = self._state.endpoint_lock.with_name(
+                    f".{self._state.endpoint_lock.name}.{os.getpid()}"
+                )
+                descriptor = os.open(replacement, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.close(self._lock_fd)
+                self._lock_fd = descriptor
+                self._write_lock_file(b"%d\n" % os.getpid())
+                replacement.replace(self._state.endpoint_lock)
+            if not self._state.address_file.exists():
+                write_private_file(self._state.address_file, info.to_json())
+
+    def _lock_file_exists(self) -> bool:
+        try:
+            return os.path.samestat(self._state.endpoint_lock.stat(), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return False
+
+    def _write_lock_file(self, text: bytes) -> None:
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, text, 0)
+
+
+class _FolderLocksUnsupported(OSError):
+    """The file system has no locks on folders, like NFS."""
+
+
+def _lock(descriptor: int, state: StateDir) -> None:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                message = (
+                    f"another endpoint uses {state.root}: it was started at the same time, or is stopping"
+                )
+                raise EndpointError(message) from None
+            time.sleep(0.02)
+        except OSError as error:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise _FolderLocksUnsupported(*error.args) from None
+            raise
+
+
+def _serve(reply_fd: int) -> None:
+    """Read the configuration from standard input, start the endpoint, and serve until SIGTERM or SIGINT."""
+    configuration = json.loads(sys.stdin.buffer.read())
+    state = StateDir(Path(configuration["home"]))
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, _ignore_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    endpoint = Endpoint(
+        state.root,
+        isolation=configuration["isolation"],
+        executor=configuration["executor"],
+        settings=_parse_settings(configuration),
+        port=configuration["port"],
+    )
+    with os.fdopen(reply_fd, "wb") as reply_stream:
+        os.set_inheritable(reply_fd, False)
+        with contextlib.ExitStack() as stack:
+            try:
+                endpoint_lock = stack.enter_context(contextlib.closing(_EndpointLock(state)))
+                info = endpoint.start()
+                stack.callback(endpoint.close)
+                write_private_file(state.address_file, info.to_json())
+            except EndpointError as error:
+                reply_stream.write(str(error).encode())
+                sys.exit(1)
+            reply_stream.write(info.to_json())
+            reply_stream.close()
+            while not select.select([wakeup_read], [], [], _CHECK_INTERVAL_SECONDS)[0]:
+                endpoint_lock.restore_files(info)
+            endpoint_lock.mark_stopping()
+
+
+def _parse_settings(configuration: dict[str, Any]) -> Settings:
+    """Return the settings in a configuration, where JSON has turned tuples into lists."""
+    settings = configuration["settings"]
+    return Settings(
+        **{
+            **settings,
+            "inherit_environment": tuple(settings["inherit_environment"]),
+            "step_functions_error_names": tuple(map(tuple, settings["step_functions_error_names"])),
+            "container_options": tuple(settings["container_options"]),
+            "faults": parse_fault_plan(configuration["faults"], "the fault plan"),
+        }
+    )
+
+
+def _ignore_signal(signal_number: int, frame: object) -> None:
+    """Do nothing: the main thread reads the number from the wake-up pipe."""
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""Responses for pipelines, executions and steps, and the pages of their lists. Pure.
+
+Times are in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smlaunch.local.pipelines.definition import Step
+from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
+from smlaunch.local.services.job_pages import parse_offset
+
+_PAGE = 10
+"""Default of MaxResults."""
+
+
+def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the response of DescribePipeline."""
+    by = _user_context(pipeline.by)
+    return _without_none(
+        PipelineArn=pipeline.arn,
+        PipelineName=pipeline.name,
+        PipelineDisplayName=pipeline.display_name,
+        PipelineDefinition=pipeline.definition,
+        PipelineDescription=pipeline.description,
+        RoleArn=pipeline.role,
+        PipelineStatus="Active",
+        CreationTime=pipeline.created,
+        LastModifiedTime=pipeline.modified,
+        LastRunTime=pipeline.last_run,
+        CreatedBy=by,
+        LastModifiedBy=by,
+        ParallelismConfiguration=_parallelism(pipeline.parallelism),
+    )
+
+
+def pipeline_summary(pipeline: Pipeline) -> dict[str, Any]:
+    """Return an entry of PipelineSummaries."""
+    return _without_none(
+        PipelineArn=pipeline.arn,
+        PipelineName=pipeline.name,
+        PipelineDisplayName=pipeline.display_name,
+        PipelineDescription=pipeline.description,
+        RoleArn=pipeline.role,
+        CreationTime=pipeline.created,
+        LastModifiedTime=pipeline.modified,
+        LastExecutionTime=pipeline.last_run,
+    )
+
+
+def describe_execution(execution: Execution) -> dict[str, Any]:
+    """Return the response of DescribePipelineExecution."""
+    by = _user_context(execution.by)
+    return _without_none(
+        PipelineArn=execution.pipeline,
+        PipelineExecutionArn=execution.arn,
+        PipelineExecutionDisplayName=execution.display_name,
+        PipelineExecutionStatus=execution.status,
+        PipelineExecutionDescription=execution.description,
+        PipelineExperimentConfig=dict(execution.experiment) or None,
+        FailureReason=execution.failure,
+        CreationTime=execution.created,
+        LastModifiedTime=execution.modified,
+        CreatedBy=by,
+        LastModifiedBy=by,
+        ParallelismConfiguration=_parallelism(execution.parallelism),
+    )
+
+
+def execution_summary(execution: Execution) -> dict[str, Any]:
+    """Return an entry of PipelineExecutionSummaries."""
+    return _without_none(
+        PipelineExecutionArn=execution.arn,
+        StartTime=execution.created,
+        PipelineExecutionStatus=execution.status,
+        PipelineExecutionDescription=execution.description,
+        PipelineExecutionDisplayName=execution.display_name,
+        PipelineExecutionFailureReason=execution.failure,
+    )
+
+
+def step_summary(record: StepRecord, definition: Step) -> dict[str, Any]:
+    """Return an entry of PipelineExecutionSteps."""
+    return _without_none(
+        StepName=record.name,
+        StepDisplayName=definition.display_name,
+        StepDescription=definition.description,
+        StartTime=record.started,
+        EndTime=record.ended,
+        StepStatus=record.status,
+        CacheHitResult=None if record.hit is None else {"SourcePipelineExecutionArn": record.hit},
+        FailureReason=record.failure,
+        Metadata=_metadata(record),
+        AttemptCount=record.attempts or None,
+    )
+
+
+def _metadata(record: StepRecord) -> dict[str, Any] | None:
+    if record.type == "Condition":
+        return None if record.outcome is None else {"Condition": {"Outcome": str(record.outcome)}}
+    if record.type == "Fail":
+        return None if record.message is None else {"Fail": {"ErrorMessage": record.message}}
+    return None if record.job is None else {f"{record.type}Job": {"Arn": record.job}}
+
+
+def page_of_entries(params: Mapping[str, Any], member: str, entries: Sequence[Any]) -> dict[str, Any]:
+    """Return one page of ``entries``, which are in ascending order; the default order is descending. Raises
+    ApiError for an invalid token."""
+    sorted_entries = list(entries if params.get("SortOrder") == "Ascending" else reversed(entries))
+    start = parse_offset(params.get("NextToken"))
+    end = start + (params.get("MaxResults") or _PAGE)
+    response: dict[str, Any] = {member: sorted_entries[start:end]}
+    if end < len(sorted_entries):
+        response["NextToken"] = str(end)
+    return response
+
+
+def _user_context(arn: str) -> dict[str, Any]:
+    return {"IamIdentity": {"Arn": arn}}
+
+
+def _parallelism(steps: int | None) -> dict[str, int] | None:
+    return None if steps is None else {"MaxParallelExecutionSteps": steps}
+
+
+def _without_none(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}

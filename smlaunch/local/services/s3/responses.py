@@ -1,0 +1,94 @@
+"""XML, errors and dates of S3 responses."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from email.utils import formatdate, parsedate_to_datetime
+from typing import Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from smlaunch.local.api_errors import ApiError
+from smlaunch.local.http_messages import Payload, Response
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_BODY_LIMIT = 8 << 20
+_INVALID_XML_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+
+
+class S3Errors:
+    error_format = "s3"
+
+    def error_response(self, error: ApiError, request_id: str) -> Response:
+        fields = {"Code": error.code, "Message": error.message, **error.details, "RequestId": request_id}
+        return Response(error.status, {"Content-Type": "application/xml"}, xml_document("Error", fields))
+
+
+def xml_document(name: str, value: Any, namespace: str = "") -> bytes:
+    """Encode a document. Mappings become elements, a list repeats its element, None is omitted."""
+    attribute = f' xmlns="{namespace}"' if namespace else ""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_inner_xml(value)}</{name}>'.encode()
+
+
+def xml_response(
+    name: str, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    all_headers = {"Content-Type": "application/xml", **(headers or {})}
+    return Response(status, all_headers, xml_document(name, value, NAMESPACE))
+
+
+def _inner_xml(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        text = "true" if value is True else "false" if value is False else str(value)
+        # Characters that XML 1.0 excludes are replaced; clients that list such keys use encoding-type=url.
+        return escape(_INVALID_XML_CHARACTERS.sub("\ufffd", text), {"\r": "&#13;", "\n": "&#10;"})
+    elements = []
+    for name, child in value.items():
+        items = child if isinstance(child, (list, tuple)) else (child,)
+        elements += [f"<{name}>{_inner_xml(item)}</{name}>" for item in items if item is not None]
+    return "".join(elements)
+
+
+def read_xml(payload: Payload) -> ElementTree.Element:
+    """Parse a request's body and return its root element. Raises ApiError."""
+    text = payload.read(_BODY_LIMIT)
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  signed by the endpoint's own user
+    except ElementTree.ParseError:
+        message = "The XML you provided was not well-formed or did not validate against our published schema"
+        raise ApiError("MalformedXML", message) from None
+
+
+def children(parent: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
+    """Yield the child elements with a name, in any namespace."""
+    return (child for child in parent if child.tag.rpartition("}")[2] == name)
+
+
+def text_of(parent: ElementTree.Element, name: str) -> str | None:
+    child = next(children(parent, name), None)
+    return None if child is None else child.text or ""
+
+
+def iso_date(seconds: float) -> str:
+    whole_seconds = int(seconds)
+    timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole_seconds))
+    return f"{timestamp}.{int((seconds - whole_seconds) * 1000):03d}Z"
+
+
+def http_date(seconds: float) -> str:
+    return formatdate(int(seconds), usegmt=True)
+
+
+def read_http_date(text: str) -> float | None:
+    """Parse a date; None for an invalid one, which HTTP requires to ignore."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def not_implemented(feature: str) -> ApiError:
+    message = f"smlaunch's local S3 does not provide {feature}"
+    return ApiError("NotImplemented", message, 501)

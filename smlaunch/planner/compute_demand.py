@@ -1,0 +1,218 @@
+"""What the workload demands of machines, read once from job and facts. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from smlaunch.catalog import algorithms, instances
+from smlaunch.job.fields import parse_size
+from smlaunch.job.model import Job, parse_duration
+from smlaunch.planner import segments
+from smlaunch.planner.diagnostics import Diagnostics
+from smlaunch.planner.estimate import Measurement
+from smlaunch.planner.facts import Facts
+from smlaunch.planner.script_capability import ScriptCapability, script_capability
+from smlaunch.planner.throughput import DataShare
+from smlaunch.strategies.base import Strategy, first_imported
+
+ASSUMED_ACCELERATOR_TYPE = "ml.g5.xlarge"
+ASSUMED_CPU_TYPE = "ml.m5.xlarge"
+"""Used if the job does not state where time_on_one was measured."""
+
+HEAVY_VCPU_PER_ACCELERATOR = 16
+"""vCPU per accelerator that heavy preprocessing keeps busy if not measured: an assumption. The Alliance
+suggests six for ordinary work."""
+
+IN_MEMORY_FACTOR = 5
+"""Memory, as a multiple of a table's file size, of a program that loads all of it. McKinney, "Apache Arrow
+and the 10 things I hate about pandas", 2017: "5 to 10 times as much RAM as the size of your dataset"."""
+
+IN_MEMORY_LIBRARIES = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
+"""Libraries whose programs usually load all of their data into memory."""
+
+
+@dataclass(frozen=True)
+class ComputeDemand:
+    """What the workload demands of machines."""
+
+    job: Job
+    facts: Facts
+    strategy: Strategy
+    capability: ScriptCapability
+    """What the script can use."""
+
+    measurement: Measurement | None
+    """None if the job states no time."""
+
+    wanted_seconds: float | None
+    """Longest duration that the user accepts."""
+
+    limit_seconds: float
+    """Longest duration that the time limit allows."""
+
+    max_cost: float | None
+    """Dollars."""
+
+    is_chain: bool
+    """The run may take several jobs and stops itself before it exceeds its cap."""
+
+    model_bytes: float | None
+    """Memory of one replica of the model."""
+
+    in_memory_bytes: float | None
+    """Memory of all data, for a program that loads it."""
+
+    copied_input: DataShare
+    """Total of all File channels."""
+
+    is_split: bool
+    """Each host gets its own share of an input."""
+
+    fewest_files: int | None
+    """Smallest number of objects among the split channels; None without one."""
+
+    has_fixed_type: bool
+    """The job names the instance type."""
+
+    ranks_communicate: bool
+    """Ranks exchange data while they work."""
+
+    vcpu_per_accelerator: float | None
+    """vCPU that each accelerator keeps busy; None if they are no bottleneck."""
+
+    @property
+    def is_single_process(self) -> bool:
+        """Whether each host runs one process, which uses one accelerator."""
+        return starts_one_process(self.strategy) and self.capability.accelerator_use != "instance"
+
+
+def starts_one_process(strategy: Strategy) -> bool:
+    """Whether the strategy starts one process per host unless the job asks for more."""
+    return strategy.one_process_per_host or strategy.one_process_by_default
+
+
+def named_instance_type(job: Job) -> str | None:
+    """The instance type that the job names; the first of several preferences."""
+    preferences = job.compute.instance_preferences
+    return preferences[0] if preferences else job.compute.instance_type
+
+
+def read_demand(job: Job, strategy: Strategy, facts: Facts) -> ComputeDemand | None:
+    """The workload's demand; None if the job states nothing to choose machines by, or names an unknown
+    type."""
+    type_name = named_instance_type(job)
+    if not _has_criteria(job, strategy) or (
+        type_name is not None and instances.find_instance_type(type_name) is None
+    ):
+        return None
+    workload, script = job.workload, facts.script
+    capability = script_capability(script, facts.source.entry)
+    on_accelerators = _is_accelerated(job, strategy, capability)
+    measured = _read_measurement(job, type_name, on_accelerators)
+    if measured is not None:
+        on_accelerators = measured.on_accelerator
+    accelerator_use = "several" if strategy.is_multi_host else capability.accelerator_use
+    limit_seconds = segments.total_training_seconds(job, Diagnostics())
+    is_split = any(channel.split is not None for channel in job.inputs.values())
+    return ComputeDemand(
+        job=job,
+        facts=facts,
+        strategy=strategy,
+        capability=dataclasses.replace(
+            capability, uses_accelerators=on_accelerators, accelerator_use=accelerator_use
+        ),
+        measurement=measured,
+        wanted_seconds=None if workload.wanted_time is None else parse_duration(workload.wanted_time),
+        limit_seconds=limit_seconds,
+        max_cost=job.limits.max_cost,
+        is_chain=job.limits.segment is not None
+        or bool(job.segments)
+        or limit_seconds > segments.MAX_JOB_SECONDS,
+        model_bytes=None if workload.model_memory is None else parse_size(workload.model_memory),
+        in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
+        copied_input=_copied_input(job, facts),
+        is_split=is_split,
+        fewest_files=_fewest_files(job, facts),
+        has_fixed_type=type_name is not None,
+        ranks_communicate=strategy.joins_hosts and not strategy.is_for_tables,
+        vcpu_per_accelerator=_vcpu_per_accelerator(job, measured),
+    )
+
+
+def _has_criteria(job: Job, strategy: Strategy) -> bool:
+    """Whether the job states anything to choose machines by."""
+    workload = job.workload
+    if workload.time_on_one or workload.model_memory or workload.wanted_time or workload.preprocessing:
+        return True
+    by_data = strategy.sized_by_data or workload.kind == "preparation"
+    return by_data and named_instance_type(job) is None
+
+
+def _is_accelerated(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:
+    """Whether types with accelerators are compared, or those without."""
+    if job.algorithm is not None:
+        algorithm = algorithms.find_algorithm(job.algorithm)
+        return algorithm is not None and "cpu" not in algorithm.processors
+    return capability.uses_accelerators and job.workload.kind != "preparation" and not strategy.is_for_tables
+
+
+def _read_measurement(job: Job, type_name: str | None, on_accelerators: bool) -> Measurement | None:
+    """The user's measurement; None if the job states no time."""
+    if job.workload.time_on_one is None:
+        return None
+    reference_name = job.workload.measured_on or type_name
+    reference = instances.find_instance_type(
+        reference_name or (ASSUMED_ACCELERATOR_TYPE if on_accelerators else ASSUMED_CPU_TYPE)
+    )
+    if reference is None:
+        return None
+    seconds = parse_duration(job.workload.time_on_one)
+    return Measurement(float(seconds), reference, reference.accelerators > 0, reference_name is not None)
+
+
+def _vcpu_per_accelerator(job: Job, measured: Measurement | None) -> float | None:
+    """vCPU that each accelerator keeps busy, with heavy preprocessing."""
+    if job.workload.preprocessing != "heavy":
+        return None
+    reference = measured.instance if measured is not None and measured.is_stated else None
+    return (
+        reference.vcpu / max(1, reference.accelerators)
+        if reference is not None
+        else HEAVY_VCPU_PER_ACCELERATOR
+    )
+
+
+def _in_memory_bytes(strategy: Strategy, facts: Facts) -> float | None:
+    """Memory of all inputs, for a program that loads them."""
+    loads_all_data = (
+        strategy.loads_all_data or first_imported(facts.script.imports, IN_MEMORY_LIBRARIES) is not None
+    )
+    total_bytes = sum(input_facts.bytes or 0 for input_facts in facts.inputs.values())
+    return total_bytes * IN_MEMORY_FACTOR if loads_all_data and total_bytes else None
+
+
+def _copied_input(job: Job, facts: Facts) -> DataShare:
+    """Total of all File channels; nothing on local hosts, which do not download."""
+    if facts.target == "local":
+        return DataShare(0, 0)
+    channel_names = [name for name, channel in job.inputs.items() if channel.mode == "File"]
+    copied_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]
+    return DataShare(
+        sum(input_facts.bytes or 0 for input_facts in copied_inputs),
+        sum(input_facts.objects or 0 for input_facts in copied_inputs),
+    )
+
+
+def _fewest_files(job: Job, facts: Facts) -> int | None:
+    """Smallest number of objects among the split channels."""
+    channel_names = [name for name, channel in job.inputs.items() if channel.split is not None]
+    split_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]
+    return min(
+        (
+            input_facts.objects
+            for input_facts in split_inputs
+            if input_facts.objects and not input_facts.is_truncated
+        ),
+        default=None,
+    )

@@ -1,0 +1,145 @@
+"""Estimate how long a workload takes on given machines and what it costs, from one measurement. Pure.
+
+The user states one number: the time on one accelerator, or on one host without accelerators. All other
+figures are in the catalog (accelerators.json, instances.json, storage.json), each with its source or
+marked as an assumption. Plans rely on the slow end of a range; the fast end is only a possibility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smlaunch.catalog.accelerators import (
+    SpeedRatio,
+    inter_host_efficiency,
+    intra_host_efficiency,
+    relative_speed,
+    scaling_efficiency,
+)
+from smlaunch.catalog.instances import InstanceType
+from smlaunch.planner.throughput import NO_TIME, DataShare, EstimateRange, HostProfile
+
+PRICE_SPREAD: Mapping[str | None, float] = {"high": 0.05, "medium": 0.15, "low": 0.30}
+"""Relative error of the catalog's prices, by confidence: an assumption."""
+
+STARTUP_RANGE = EstimateRange(60.0, 600.0)
+"""Seconds billed before training begins, without data: image download and imports. An assumption."""
+
+MODEL_MEMORY_SHARE = 0.8
+"""Share of an accelerator's memory that the user's model_memory may use: the rest is for CUDA and
+fragmentation. An assumption."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Time that the user measured on one accelerator, or on one host."""
+
+    seconds: float
+    """Duration of the work."""
+
+    instance: InstanceType
+    """The instance type it was measured on."""
+
+    on_accelerator: bool
+    """Measured on one accelerator of that type; otherwise on one whole host."""
+
+    is_stated: bool
+    """The job names the instance type; otherwise it is assumed."""
+
+    def is_same_kind(self, instance: InstanceType) -> bool:
+        """Whether ``instance`` has the same accelerator, or is the same type of host."""
+        if self.on_accelerator:
+            return instance.accelerator == self.instance.accelerator
+        return instance.name == self.instance.name
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """The hosts of a job: number, instance type, ranks."""
+
+    instance: InstanceType
+    hosts: int
+    ranks: int
+    """Ranks per host."""
+
+    ranks_communicate: bool = True
+    """Ranks exchange gradients; otherwise they share nothing."""
+
+    is_cpu_bound: bool = False
+    """The CPUs limit the speed too."""
+
+    @property
+    def busy_accelerators(self) -> int:
+        """Accelerators in use on one host."""
+        return min(self.ranks, self.instance.accelerators)
+
+
+def speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | None:
+    """Speed relative to the measurement; None if the two accelerators cannot be compared."""
+    host_speedup = _host_speedup(host_group, measurement)
+    if host_speedup is None or host_group.hosts == 1:
+        return host_speedup
+    network_efficiency = (
+        inter_host_efficiency(host_group.instance)
+        if host_group.ranks_communicate
+        else scaling_efficiency("share-nothing")
+    )
+    return host_speedup.multiply(SpeedRatio(network_efficiency.low, network_efficiency.high)).scale(
+        host_group.hosts
+    )
+
+
+def _host_speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | None:
+    """Speed of one host relative to the measurement."""
+    vcpu_ratio = host_group.instance.vcpu / measurement.instance.vcpu
+    if not measurement.on_accelerator:
+        # Whether the program uses more vCPU is unknown.
+        return SpeedRatio(min(1.0, vcpu_ratio), max(1.0, vcpu_ratio))
+    device_speedup = relative_speed(host_group.instance, measurement.instance)
+    if device_speedup is None:
+        return None
+    host_efficiency = (
+        intra_host_efficiency(host_group.instance)
+        if host_group.busy_accelerators > 1
+        else scaling_efficiency("one-accelerator")
+    )
+    combined_speedup = device_speedup.multiply(SpeedRatio(host_efficiency.low, host_efficiency.high)).scale(
+        host_group.busy_accelerators
+    )
+    if not host_group.is_cpu_bound:
+        return combined_speedup
+    return SpeedRatio(min(combined_speedup.low, vcpu_ratio), min(combined_speedup.high, vcpu_ratio))
+
+
+def estimate_duration(
+    host_group: HostGroup, measurement: Measurement, copied_data: DataShare
+) -> EstimateRange | None:
+    """Seconds from the start of billing to the end. ``copied_data``: what one host's File channels
+    download first."""
+    speed_ratio = speedup(host_group, measurement)
+    if speed_ratio is None:
+        return None
+    work_seconds = EstimateRange(
+        measurement.seconds / speed_ratio.high, measurement.seconds / speed_ratio.low
+    )
+    download_seconds = (
+        HostProfile(host_group.instance, host_group.hosts).download_time(copied_data)
+        if copied_data.bytes
+        else NO_TIME
+    )
+    return work_seconds + STARTUP_RANGE + download_seconds
+
+
+def estimate_hourly_price(instance: InstanceType, hosts: int) -> EstimateRange | None:
+    """Dollars per hour of all hosts; None if the price is unknown."""
+    if instance.usd_per_hour is None:
+        return None
+    spread = PRICE_SPREAD.get(instance.price_confidence, PRICE_SPREAD["low"])
+    listed_price = instance.usd_per_hour * hosts
+    return EstimateRange(listed_price * (1 - spread), listed_price * (1 + spread))
+
+
+def estimate_price(per_hour: EstimateRange, seconds: EstimateRange) -> EstimateRange:
+    """Dollars."""
+    return EstimateRange(per_hour.low * seconds.low / 3600, per_hour.high * seconds.high / 3600)

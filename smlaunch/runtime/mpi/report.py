@@ -1,0 +1,201 @@
+"""The report of an MPI program: from what every host saw and what mpirun printed, to whose failure it was.
+
+The exits of the ranks themselves count most: a launcher reports them in its own way (Open MPI 5 exits with 14
+when a rank was killed by signal 9), or kills all and reports none.
+"""
+
+import math
+import re
+import signal
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+
+from smlaunch.runtime import tracebacks
+
+_KILLED, _ABORTED = -signal.SIGKILL, -signal.SIGABRT
+
+_ABORT_PATTERNS = (
+    # Open MPI, from mpirun or prterun
+    re.compile(
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?\berrorcode:? (?P<code>-?\d+)",
+        re.DOTALL | re.IGNORECASE,
+    ),
+    # MPICH, from the rank itself
+    re.compile(r"application called MPI_Abort\(.*?, (?P<code>-?\d+)\) - process (?P<rank>\d+)"),
+)
+
+_LOST_PEER_PATTERN = re.compile(
+    r"An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]"
+)
+"""Open MPI 5: a rank has lost a peer and aborts."""
+
+_ABORT_LEAD_SECONDS, _SIMULTANEOUS_SECONDS = 0.001, 2.0
+"""Seconds."""
+
+
+class RankExit(NamedTuple):
+    """How one rank ended."""
+
+    rank: int
+    host: str
+    status: Optional[int]
+    """An exit code, or minus the number of the signal; None while it has not exited."""
+
+    ended_at: float
+    """When it exited, in seconds since the epoch."""
+
+    failed_at: float
+    """When its failure began, in seconds since the epoch."""
+
+    output_tail: str
+    """The end of its output."""
+
+    was_stopped: bool = False
+    """The launcher has ended it."""
+
+    @classmethod
+    def from_document(cls, document: Dict[str, Any]) -> "RankExit":
+        return cls(**document)
+
+
+class LostHost(NamedTuple):
+    """A host that was lost before the end, or hung."""
+
+    host: str
+    reason: str
+    """For the failure text."""
+
+    is_hung: bool = False
+
+
+class MpiReport(NamedTuple):
+    """How the program ended; the same on every host."""
+
+    rank_exits: Tuple[RankExit, ...]
+    mpirun_status: Optional[int]
+    """None when it was not started."""
+
+    problem: Optional[str] = None
+    """What prevented this host from taking part."""
+
+    lost_host: Optional[LostHost] = None
+    mpirun_output: str = ""
+    """The end of mpirun's output."""
+
+    ended_at: float = 0.0
+    """When mpirun exited."""
+
+    stopped_early: bool = False
+    """This host was stopped before the leader connected."""
+
+    def to_document(self) -> Dict[str, Any]:
+        return {**self._asdict(), "rank_exits": [rank_exit._asdict() for rank_exit in self.rank_exits]}
+
+    @classmethod
+    def from_document(cls, document: Dict[str, Any]) -> "MpiReport":
+        rank_exits = tuple(RankExit.from_document(rank_exit) for rank_exit in document["rank_exits"])
+        lost_host = None if document["lost_host"] is None else LostHost(*document["lost_host"])
+        return cls(**{**document, "rank_exits": rank_exits, "lost_host": lost_host})
+
+
+def report_of_lost_leader(rank_exits: Sequence[RankExit], leader: str, reason: str, now: float) -> MpiReport:
+    """The report of a host that has lost the leader."""
+    return MpiReport(
+        tuple(map(assume_killed, rank_exits)), None, None, LostHost(leader, "it is gone: " + reason), "", now
+    )
+
+
+def compose_report(
+    rank_exits: Sequence[RankExit],
+    mpirun_status: Optional[int],
+    mpirun_output: str,
+    now: float,
+    lost_host: Optional[LostHost] = None,
+) -> MpiReport:
+    """The leader's report. ``rank_exits``: of all ranks that any host has seen."""
+    exits = [assume_killed(rank_exit) for rank_exit in sorted(rank_exits)]
+    abort = _find_abort(exits, mpirun_output)
+    if abort is not None:
+        aborted_rank, code = abort
+        first_failure_at = min(
+            (rank_exit.failed_at for rank_exit in exits if _has_failed(rank_exit)), default=now
+        )
+        exits = [
+            _mark_aborted(rank_exit, code, first_failure_at) if rank_exit.rank == aborted_rank else rank_exit
+            for rank_exit in exits
+        ]
+    victim_ranks = _find_victims(exits, mpirun_output)
+    exits = [
+        rank_exit._replace(was_stopped=True) if rank_exit.rank in victim_ranks else rank_exit
+        for rank_exit in exits
+    ]
+    return MpiReport(
+        tuple(map(_clear_stopped_time, exits)), mpirun_status, None, lost_host, mpirun_output[-4096:], now
+    )
+
+
+def assume_killed(rank_exit: RankExit) -> RankExit:
+    """A rank whose exit was not reported was killed at the end."""
+    return rank_exit._replace(status=_KILLED, was_stopped=True) if rank_exit.status is None else rank_exit
+
+
+def _find_victims(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int]:
+    """Ranks that failed because a peer was gone. The peer's connections close before its exit can be
+    reported, so on a busy machine the victims may be reported first.
+    """
+    failed = [rank_exit for rank_exit in rank_exits if _has_failed(rank_exit)]
+    lost_peer = {int(number) for number in _LOST_PEER_PATTERN.findall(mpirun_output)}
+    if any(rank_exit.rank not in lost_peer for rank_exit in failed):
+        failed = [rank_exit for rank_exit in failed if rank_exit.rank not in lost_peer]
+    else:
+        lost_peer = set()
+    killed_ranks = [
+        rank_exit
+        for rank_exit in failed
+        if rank_exit.status is not None and rank_exit.status < 0 and rank_exit.status != _ABORTED
+    ]
+    if killed_ranks:
+        # A lost peer kills nobody; the others may have failed because this rank was killed.
+        first_killed = min(killed_ranks, key=lambda end: end.failed_at)
+        lost_peer.update(
+            rank_exit.rank
+            for rank_exit in failed
+            if first_killed.failed_at - _SIMULTANEOUS_SECONDS < rank_exit.failed_at < first_killed.failed_at
+        )
+    return lost_peer
+
+
+def _clear_stopped_time(rank_exit: RankExit) -> RankExit:
+    """A rank that the launcher has ended can only be the cause if it had an exception before."""
+    has_own_failure = not rank_exit.was_stopped or tracebacks.find_cause(rank_exit.output_tail) is not None
+    return rank_exit if has_own_failure else rank_exit._replace(failed_at=math.inf)
+
+
+def _has_failed(rank_exit: RankExit) -> bool:
+    return rank_exit.status != 0 and not rank_exit.was_stopped
+
+
+def _find_abort(rank_exits: Sequence[RankExit], mpirun_output: str) -> Optional[Tuple[int, int]]:
+    """The rank that called MPI_Abort first, and its error code."""
+    for text in (mpirun_output, *(rank_exit.output_tail for rank_exit in rank_exits)):
+        for pattern in _ABORT_PATTERNS:
+            match = pattern.search(text)
+            if match is not None:
+                return int(match.group("rank")), int(match.group("code")) & 0xFF
+    return None
+
+
+def _mark_aborted(rank_exit: RankExit, exit_code: int, first_failure_at: float) -> RankExit:
+    """The launcher may kill the aborting rank like all others before it exits by itself. Not where others had
+    failed before: then they are the cause of the abort.
+    """
+    if _has_failed(rank_exit) and rank_exit.failed_at > first_failure_at:
+        return rank_exit
+    output_tail = rank_exit.output_tail
+    if tracebacks.find_cause(output_tail) is None:
+        output_tail += "\nMPI_Abort was called with {}\n".format(exit_code)
+    return rank_exit._replace(
+        status=exit_code or 1,
+        failed_at=min(rank_exit.failed_at, first_failure_at - _ABORT_LEAD_SECONDS),
+        output_tail=output_tail,
+        was_stopped=False,
+    )

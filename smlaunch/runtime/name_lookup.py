@@ -1,0 +1,66 @@
+"""Wait until the leader's name resolves.
+
+A host may start before the names of the cluster are known, so AWS asks for retries (developer guide,
+your-algorithms-training-algo-running-container). A look-up cannot be interrupted and may take many seconds,
+so it runs in a thread while other preparations go on.
+"""
+
+import _thread
+import socket
+import time
+
+from smlaunch.runtime.errors import SetupError
+
+PEER_TIMEOUT_SECONDS = 300.0
+"""Seconds."""
+
+_FIRST_PAUSE_SECONDS = 0.05
+_MAX_PAUSE_SECONDS = 2.0
+
+
+class NameLookup:
+    """Starts looking up at once. Uses ``_thread``, not ``threading``: the thread is never joined, and
+    ``_thread`` imports nothing.
+    """
+
+    def __init__(self, name: str, timeout_seconds: float = PEER_TIMEOUT_SECONDS) -> None:
+        self.name = name
+        self._timeout_seconds = timeout_seconds
+        self._problem = ""
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+        _thread.start_new_thread(self._look_up, ())
+
+    def wait(self) -> None:
+        """Return when the name resolves. Raises SetupError when the time is over; a signal handler may raise
+        too.
+        """
+        # The extra time is for a look-up that does not return.
+        if not self._done.acquire(timeout=self._timeout_seconds + 60.0):
+            self._problem = "the look-up itself does not return"
+        if self._problem:
+            raise SetupError(
+                "{}: the leader's name did not resolve within {:.0f} s ({}); "
+                "has that host started, and may the hosts reach each other?".format(
+                    self.name, self._timeout_seconds, self._problem
+                )
+            )
+
+    def _look_up(self) -> None:
+        """Look up the name until it resolves or the time is over. Runs in a thread."""
+        deadline = time.monotonic() + self._timeout_seconds
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        try:
+            while True:
+                try:
+                    socket.getaddrinfo(self.name, None, type=socket.SOCK_STREAM)
+                    return
+                except (OSError, UnicodeError) as error:
+                    if time.monotonic() + pause_seconds > deadline:
+                        self._problem = str(error)
+                        return
+                # There is no event for a name that appears, so it is looked up again.
+                time.sleep(pause_seconds)
+                pause_seconds = min(pause_seconds * 2, _MAX_PAUSE_SECONDS)
+        finally:
+            self._done.release()

@@ -1,0 +1,1 @@
+"""Secrets: find them in files, mask them in output."""

@@ -1,0 +1,168 @@
+"""Patterns for names of files that hold secrets. Where ordinary files have the same names, the content
+decides; for all other names, ``file_contents.find_secret`` does.
+
+Names are compared without regard to case. A pattern that ends in a slash is a folder, excluded as a whole;
+``folder/name`` is that name in that folder; other patterns are names of files in any folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fnmatch import translate
+from typing import NamedTuple
+
+from smlaunch.secrets.file_contents import (
+    holds_key,
+    holds_key_or_bytes,
+    holds_more_than_public,
+    holds_passwords,
+    holds_values,
+)
+
+_GITROB = "github.com/michenriksen/gitrob filesignatures.json"
+_LEAKY = "github.com/Plazmaz/leaky-repo secrets.csv"
+_GITIGNORE = "github.com/github/gitignore Terraform.gitignore"
+_TOOL_DOCS = "the tool's own documentation"
+
+
+class SecretPattern(NamedTuple):
+    """One pattern of a secret's name."""
+
+    pattern: str
+    kind: str
+    """Kind of secret, in words."""
+    source: str
+    """Where the pattern comes from."""
+    content_check: Callable[[bytes], bool] | None = None
+    """Whether a file's content is a secret, for names that ordinary files have too. None where the name alone
+    decides."""
+
+
+def _patterns(
+    kind: str, source: str, *patterns: str, content_check: Callable[[bytes], bool] | None = None
+) -> tuple[SecretPattern, ...]:
+    return tuple(SecretPattern(pattern, kind, source, content_check) for pattern in patterns)
+
+
+SECRET_PATTERNS: tuple[SecretPattern, ...] = (
+    *_patterns("SSH keys", _GITROB, ".ssh/", "*.ppk"),
+    *_patterns("SSH keys", _TOOL_DOCS, "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_*_sk"),
+    *_patterns("SSH keys", _GITROB, "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", content_check=holds_key),
+    *_patterns("private keys", _GITROB, "*.pem", "*.keypair", content_check=holds_more_than_public),
+    *_patterns("private keys", _TOOL_DOCS, "*.p8", content_check=holds_more_than_public),
+    *_patterns("private keys", _GITROB, "*.key", content_check=holds_key_or_bytes),
+    *_patterns("key store", _GITROB, "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.ovpn"),
+    *_patterns("key store", _GITROB, "*.keystore", "*.keyring", content_check=holds_key_or_bytes),
+    *_patterns("key store", _TOOL_DOCS, "*.jceks", "*.keytab", ".gnupg/"),
+    *_patterns("passwords", _GITROB, "*.kdb", content_check=holds_passwords),
+    *_patterns("passwords", _GITROB, "*.kdbx", "*.agilekeychain", "*.keychain", "*.psafe3", "*.kwallet"),
+    *_patterns("passwords", _TOOL_DOCS, ".password-store/"),
+    *_patterns("passwords", _LEAKY, "logins.json", "filezilla.xml", "recentservers.xml", "sftp-config.json"),
+    *_patterns("passwords", _LEAKY, ".vscode/sftp.json", ".ftpconfig", ".remote-sync.json", ".esmtprc"),
+    *_patterns(
+        "passwords", _GITROB, ".netrc", "_netrc", "netrc", ".pgpass", ".htpasswd", "htpasswd", ".muttrc"
+    ),
+    *_patterns("passwords", _GITROB, "etc/shadow"),
+    *_patterns("passwords", _TOOL_DOCS, "etc/gshadow", ".my.cnf", ".mylogin.cnf", ".msmtprc", ".fetchmailrc"),
+    *_patterns("variables", _GITROB, ".env", ".env/"),
+    *_patterns("variables", _TOOL_DOCS, ".env.*", ".envrc"),
+    *_patterns("variables", _TOOL_DOCS, ".env?*", content_check=holds_values),  # .env copy, .env-prod, .env1
+    *_patterns("variables", _TOOL_DOCS, ".env.py", "*.env", content_check=holds_values),
+    *_patterns("AWS credentials", _GITROB, ".aws/", ".s3cfg", ".boto"),
+    *_patterns("AWS credentials", _TOOL_DOCS, ".passwd-s3fs", "rootkey.csv", "*accesskeys.csv"),
+    *_patterns("Google credentials", _GITROB, "adc.json", ".config/gcloud/"),
+    *_patterns("Google credentials", _TOOL_DOCS, "application_default_credentials.json"),
+    *_patterns(
+        "Google credentials",
+        _TOOL_DOCS,
+        *("client_secret*.json", "service-account*.json", "service_account*.json"),
+        content_check=holds_values,
+    ),
+    *_patterns("Azure credentials", _TOOL_DOCS, ".azure/"),
+    *_patterns("Oracle credentials", _TOOL_DOCS, ".oci/"),
+    *_patterns(
+        "credentials", _GITROB, "credentials", "credentials.json", "credentials.xml", "credentials.db"
+    ),
+    *_patterns("credentials", _LEAKY, ".credentials", "secrets.yml"),
+    *_patterns(
+        "credentials",
+        _TOOL_DOCS,
+        "credentials.toml",
+        "credentials.ini",
+        "credentials.yml",
+        "credentials.yaml",
+    ),
+    *_patterns("credentials", _TOOL_DOCS, "secrets.yaml", "secrets.json", "secrets.toml", "secrets.ini"),
+    *_patterns(
+        "credentials",
+        _TOOL_DOCS,
+        *("credentials.csv", "auth.json", "secret.yaml", "secret.yml", "secret.json", "secret.toml"),
+        content_check=holds_values,
+    ),
+    *_patterns("Docker credentials", _GITROB, ".docker/", ".dockercfg", "dockercfg"),
+    *_patterns("Docker credentials", _TOOL_DOCS, ".dockerconfigjson"),
+    *_patterns("Kubernetes credentials", _TOOL_DOCS, ".kube/", "kubeconfig", "*.kubeconfig"),
+    *_patterns("git credentials", _LEAKY, ".git-credentials"),
+    *_patterns("git credentials", _GITROB, ".gitconfig", ".config/hub"),
+    *_patterns("git credentials", _TOOL_DOCS, "gh/hosts.yml"),
+    *_patterns("registry credentials", _GITROB, ".npmrc", "npmrc", ".pypirc", ".gem/credentials"),
+    *_patterns("Terraform state", _GITIGNORE, "*.tfstate", "*.tfstate.*"),
+    *_patterns(
+        "Terraform variables", _GITIGNORE, "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc"
+    ),
+    *_patterns("access tokens", _GITROB, "doctl/config.yaml", ".tugboat", ".trc"),
+    *_patterns(
+        "access tokens",
+        _TOOL_DOCS,
+        ".kaggle/",
+        "kaggle.json",
+        "huggingface/token",
+        "huggingface/stored_tokens",
+    ),
+    *_patterns("access tokens", _TOOL_DOCS, ".vault-token", ".databrickscfg", ".cdsapirc", ".comet.config"),
+    *_patterns("history of commands", _GITROB, ".*_history", ".history", ".bash_history"),
+)
+"""One row for each name. A test compares them with the list in docs/source.md."""
+
+EXAMPLE_FILES = frozenset(
+    (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.defaults")
+    + ("example.env", "sample.env", "template.env")
+)
+"""Files that are made to be shared: they show which variables exist."""
+
+_PATTERN_BY_NAME = {sign.pattern: sign for sign in SECRET_PATTERNS if not set("*/") & set(sign.pattern)}
+_PATTERN_BY_FOLDER = {sign.pattern[:-1]: sign for sign in SECRET_PATTERNS if sign.pattern.endswith("/")}
+_PATTERN_BY_PARENT_AND_NAME = {
+    sign.pattern: sign for sign in SECRET_PATTERNS if "/" in sign.pattern[:-1] and sign.pattern[-1] != "/"
+}
+_PATTERN_BY_GROUP = {
+    f"g{number}": sign for number, sign in enumerate(s for s in SECRET_PATTERNS if "*" in s.pattern)
+}
+_ANY_GLOB = re.compile(
+    "|".join(f"(?P<{name}>{translate(sign.pattern)})" for name, sign in _PATTERN_BY_GROUP.items()), re.DOTALL
+)
+
+
+_COPY_SUFFIXES = ("~", ".bak", ".backup", ".orig", ".old", ".save", ".swp", ".tmp")
+_COPY_SUFFIX = re.compile("(?:" + "|".join(map(re.escape, _COPY_SUFFIXES)) + ")$")
+"""Suffixes that editors and people add to the name of a copy."""
+
+
+def match_secret_name(relative_path: str, is_folder: bool = False) -> SecretPattern | None:
+    """Return the pattern that a file's or folder's name matches. ``relative_path`` is relative to the
+    uploaded folder."""
+    path = relative_path.casefold()
+    folder, _, name = path.rpartition("/")
+    parent_and_name = f"{folder.rpartition('/')[2]}/{name}"
+    if is_folder:
+        return _PATTERN_BY_FOLDER.get(name) or _PATTERN_BY_FOLDER.get(parent_and_name)
+    if name.endswith(_COPY_SUFFIXES):
+        return match_secret_name(_COPY_SUFFIX.sub("", path))
+    pattern = _PATTERN_BY_NAME.get(name) or _PATTERN_BY_PARENT_AND_NAME.get(parent_and_name)
+    if pattern is not None:
+        return pattern
+    if name in EXAMPLE_FILES:
+        return None
+    match = _ANY_GLOB.match(name)
+    return _PATTERN_BY_GROUP[match.lastgroup] if match is not None and match.lastgroup is not None else None

@@ -1,0 +1,313 @@
+"""Masks secrets in displayed text: values of secret names, and texts in a secret's format.
+
+For display and logs only. What is sent is never masked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+MASK = "****"
+
+# ---- names -----------------------------------------------------------------------------------------------
+
+_CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_SEPARATOR = re.compile(r"[^A-Za-z0-9]+|(?<=[A-Za-z])(?=[0-9]+(?:[^A-Za-z0-9]|$))")
+
+_SECRET_WORD_ENDINGS = (
+    *("password", "passwords", "passwd", "passphrase", "passcode", "credential"),
+    *("credentials", "creds", "apikey", "apikeys", "accesskey", "secretkey", "privatekey"),
+)
+"""Endings of a word in a secret's name: ``PGPASSWORD``."""
+
+_SECRET_KEY_KINDS = frozenset(
+    (
+        *("api", "access", "private", "secret", "signing", "encryption", "master", "account"),
+        *("auth", "ssh", "service", "storage", "admin", "subscription", "deploy", "rsa", "ssl", "tls"),
+        *("pgp", "gpg", "hmac"),
+    )
+)
+_SERVICES_WITH_KEYS = frozenset(
+    (
+        *("openai", "anthropic", "claude", "wandb", "hf", "huggingface", "kaggle", "comet", "neptune"),
+        *("clearml", "mlflow", "cohere", "mistral", "replicate", "groq", "gemini", "deepseek", "openrouter"),
+        *("perplexity", "jina", "voyage", "langsmith", "langchain", "tavily", "serpapi", "pinecone"),
+        *("weaviate", "qdrant", "google", "gcp", "azure", "aws", "amazon", "cloudflare", "digitalocean"),
+        *("minio", "backblaze", "wasabi", "github", "gitlab", "bitbucket", "stripe", "twilio", "sendgrid"),
+        *("mailgun", "slack", "discord", "telegram", "datadog", "sentry", "newrelic", "airtable", "algolia"),
+        *("deepgram", "elevenlabs", "assemblyai", "ngc", "nvidia", "roboflow", "labelbox", "snowflake"),
+        *("databricks", "supabase", "firebase", "heroku", "vercel", "mapbox"),
+    )
+)
+"""Services whose keys are often named after them alone: ``OPENAI_KEY``. Any other word before ``key`` may say
+what it is the key of: ``sort_key``."""
+
+_SECRET_LAST_WORDS = frozenset(
+    (
+        *("token", "secret", "secrets", "auth", "authorization", "jwt", "bearer", "cookie"),
+        *("sas", "pwd", "authtoken", "accesstoken", "apitoken", "cred"),
+    )
+)
+"""Elsewhere in a name they describe something else: ``token_dim``, ``secret_santa``."""
+
+_IGNORED_LAST_WORDS = frozenset(
+    (
+        *("prod", "production", "dev", "staging", "stage", "test", "live", "main", "default"),
+        *("primary", "secondary", "old", "new", "current", "value", "string", "text", "raw"),
+        *("b64", "base64", "encoded"),
+    )
+)
+_ATTRIBUTE_LAST_WORDS = frozenset(
+    (
+        *("file", "path", "dir", "folder", "url", "uri", "arn", "name", "id", "length", "len"),
+        *("size", "policy", "min", "max", "type", "field", "count", "ttl", "timeout", "expiry"),
+        *("expires", "enabled", "required", "version", "provider", "endpoint", "host", "port"),
+        *("user", "username", "mode", "format", "header", "prefix", "column", "manager"),
+        *("prompt", "ratio", "rate", "index", "env", "var", "variable", "model", "dim"),
+    )
+)
+_TEXT_TOKEN_WORDS = frozenset(
+    (
+        *("pad", "padding", "eos", "bos", "sos", "unk", "mask", "sep", "cls", "start", "end"),
+        *("begin", "stop", "special", "image", "audio", "video", "vision", "next", "last"),
+        *("first", "max", "min", "num", "per", "placeholder", "class", "prompt", "learned", "query"),
+        *("register", "global", "blank", "trigger", "target", "initializer", "language", "lang"),
+        *("modality", "task", "separator", "unknown", "new", "newline", "space", "text", "speaker"),
+        *("latent", "visual", "soft", "empty", "dummy", "decoder", "encoder"),
+        *("include", "exclude", "with", "without", "no", "skip"),
+    )
+)
+"""After these words a token is a piece of text. ``--include-secrets`` is a switch."""
+
+_WORDS_BEFORE_PASS = frozenset(
+    (
+        *("num", "n", "first", "second", "third", "one", "two", "three", "single", "multi", "full", "dry"),
+        *("forward", "backward", "fwd", "bwd", "low", "high", "band", "all", "by", "per", "each", "every"),
+        *("max", "min", "last", "next", "final", "extra", "render", "train", "training", "eval", "val"),
+    )
+)
+"""After these words a pass is a round, or a filter."""
+
+_WORDS_BEFORE_PATTERN = frozenset(
+    (
+        *("file", "files", "glob", "name", "regex", "re", "data", "train", "val", "test", "match", "path"),
+        *("include", "exclude", "split", "key", "img", "image", "log", "freeze", "layer"),
+    )
+)
+
+_NON_SECRET_VALUE = re.compile(
+    r"(?i)(?:true|false|none|null|yes|no|on|off|[+-]?[0-9]{1,9}(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)?"
+    r"|\[[A-Za-z0-9_]{1,20}\]|<[^<>]{1,20}>"
+)
+_NAME_OF_NUMERIC_SECRET = re.compile(r"(?i)pass[a-z]|.pass$|pwd|credential")
+"""Switches, numbers and pieces of text in brackets are no tokens (``token=512``, ``[CLS]``), but a password
+may be a number."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable, option or hyperparameter of this name holds a secret.
+
+    Decided by its words: ``HF_TOKEN``, ``apiKey`` and ``db-password`` do, ``max_tokens``, ``tokenizer`` and
+    ``key`` do not.
+    """
+    words = [
+        word.lower()
+        for part in _WORD_SEPARATOR.split(name)
+        for word in _CAMEL_CASE_BOUNDARY.split(part)
+        if word
+    ]
+    while words and (words[-1].isdigit() or words[-1] in _IGNORED_LAST_WORDS):
+        words.pop()
+    if not words:
+        return False
+    if words[-1] in _ATTRIBUTE_LAST_WORDS and words[-3:] != ["access", "key", "id"]:
+        return False
+    if any(word.endswith(_SECRET_WORD_ENDINGS) for word in words):
+        return True
+    if any(word in ("key", "keys") and previous in _SECRET_KEY_KINDS for previous, word in pairwise(words)):
+        return True
+    previous = words[-2] if len(words) > 1 else ""
+    if words[-1] == "pwd":
+        return bool(previous)  # alone it is the shell's working directory
+    if words[-1] == "pass":
+        return previous not in _WORDS_BEFORE_PASS
+    if words[-1] == "pat":  # a personal access token, or a pattern
+        return previous not in _WORDS_BEFORE_PATTERN if previous else name.isupper()
+    if words[-1] in ("key", "keys"):
+        return previous in _SERVICES_WITH_KEYS
+    if words[-1] == "signature":
+        return previous == "amz"
+    return words[-1] in _SECRET_LAST_WORDS and previous not in _TEXT_TOKEN_WORDS
+
+
+# ---- values ----------------------------------------------------------------------------------------------
+
+_SECRET_FORMATS = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)"
+    r"|(?<![A-Za-z0-9])(?:"
+    r"A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])(?::[^\s:@\"']+(?=@))?"
+    r"|gh[opusr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}|glpat-[A-Za-z0-9_-]{20,}"
+    r"|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36,}|pypi-AgE[A-Za-z0-9_-]{50,}|dckr_pat_[A-Za-z0-9_-]{20,}"
+    r"|sk-(?=[A-Za-z0-9_-]*[0-9])(?=[A-Za-z0-9_-]*[A-Z])[A-Za-z0-9_-]{20,}"
+    r"|sk_live_[A-Za-z0-9]{20,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}"
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)",
+    re.DOTALL,
+)
+"""Formats of services' secrets (the rules of gitleaks, and the services' documentation)."""
+
+_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*):[^/\s@]+@")
+_URL_USER_TOKEN = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)(?:[^/\s:@]{1,400}(?=@[\w.-]*sentry)"
+    r"|(?=[^/\s:@]{0,400}[0-9])(?=[^/\s:@]{0,400}[A-Za-z])[^/\s:@]{16,400}(?=@))"
+)
+"""A token in a URL's user field is enough for access, as in the URLs of Sentry."""
+
+_WEBHOOK_URL = re.compile(
+    r"(https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)/|[\w.]{0,30}discord(?:app)?\.com/api/webhooks/"
+    r"|[\w-]{1,100}\.webhook\.office\.com/webhookb2/|outlook\.office(?:365)?\.com/webhook/"
+    r"|api\.telegram\.org/bot))[^\s\"'<>]+"
+)
+"""URLs whose path is the secret."""
+
+_URL_SIGNATURE = re.compile(r"(?i)([?&](?:signature|sig)=)[^&\s\"'<>]+")
+_URL_USER = re.compile(r"://[^/\s@]+@")
+_AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic) +[A-Za-z0-9._~+/=-]{12,}")
+_ASSIGNMENT = re.compile(r"""([A-Za-z_][A-Za-z0-9_.-]{0,100})(=)("[^"]*"|'[^']*'|[^\s"'&;,]+)""")
+_COMMAND_OPTION = re.compile(
+    r"""(?<![\w-])--?([A-Za-z][A-Za-z0-9_.-]{0,100})([ \t]+)("[^"]*"|'[^']*'|[^\s"'-][^\s"']*)"""
+)
+_HEADER_VALUE = re.compile(
+    r"""(?<![\w.-])([A-Za-z][A-Za-z0-9]{0,60}(?:[_-][A-Za-z0-9]{1,60}){1,8})(["']?:[ \t]+)"""
+    r"""("[^"]*"|'[^']*'|[^\s"',;]+)"""
+)
+"""``hf_token: X``. A single word may begin a sentence instead: ``credentials: none were found``."""
+
+
+def mask_text(text: str) -> str:
+    """Return the text with secrets masked: texts in a secret's format, and values assigned to a secret's
+    name."""
+    text = _SECRET_FORMATS.sub(MASK, text)
+    if "://" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
+        text = _WEBHOOK_URL.sub(rf"\1{MASK}", _URL_USER_TOKEN.sub(rf"\1{MASK}", text))
+        text = _URL_SIGNATURE.sub(rf"\1{MASK}", text)
+    if "earer" in text or "asic" in text:
+        text = _AUTHORIZATION.sub(rf"\1 {MASK}", text)
+    if "-" in text:
+        text = _COMMAND_OPTION.sub(_mask_match, text)
+    return _ASSIGNMENT.sub(_mask_match, text) if "=" in text else text
+
+
+def mask_named_value(name: str, value: Any) -> Any:
+    """Return the value of a variable, option or key in the form in which it may be displayed."""
+    if value is None or isinstance(value, bool) or not is_secret_name(name):
+        if isinstance(value, str) and name[-3:].lower() == "dsn":
+            value = _URL_USER.sub(f"://{MASK}@", value)
+        return mask_document(value)
+    is_plain = isinstance(value, (int, float)) or (
+        isinstance(value, str) and _NON_SECRET_VALUE.fullmatch(value)
+    )
+    if value == "" or (is_plain and not _NAME_OF_NUMERIC_SECRET.search(name)):
+        return value
+    return MASK
+
+
+def mask_document(value: Any) -> Any:
+    """Return a document of plain types with secrets masked. Tuples become lists."""
+    if isinstance(value, str):
+        return _mask_json_text(value)
+    if isinstance(value, Mapping):
+        name_and_value = _key_and_value_fields(value)
+        if name_and_value is not None:
+            return {
+                **value,
+                name_and_value[1]: mask_named_value(str(value[name_and_value[0]]), value[name_and_value[1]]),
+            }
+        return {key: mask_named_value(str(key), item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(mask_arguments(value))
+    return value
+
+
+def mask_arguments(arguments: Iterable[Any]) -> Iterator[Any]:
+    """Yield a command's arguments: ``--api-key X``, ``--api-key=X`` and ``API_KEY=X`` show no X."""
+    name = ""
+    for argument in arguments:
+        if not isinstance(argument, str):
+            yield mask_document(argument)
+            name = ""
+        elif name and not argument.startswith("--"):
+            yield mask_named_value(name, argument)
+            name = ""
+        else:
+            option, equals, text = argument.partition("=")
+            name = "" if equals or not argument.startswith("-") else argument.lstrip("-")
+            yield (
+                _mask_json_text(f"{option}={mask_named_value(option.lstrip('-'), text)}")
+                if equals
+                else mask_document(argument)
+            )
+
+
+def mask_argument(argument: str) -> str:
+    """Return an argument that cannot be split into name and value, with everything after a secret's name
+    masked."""
+    name_match = re.match(r"[A-Za-z_][A-Za-z0-9_-]*", argument)
+    if name_match is not None and is_secret_name(name_match[0]) and name_match[0] != argument:
+        return name_match[0] + MASK
+    return mask_text(argument)
+
+
+def fields_with_secrets(job: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a job's mapping whose values would be masked."""
+    fields = [
+        f"{section}.{key}"
+        for section in ("environment", "hyperparameters", "options", "tags")
+        for key, value in job.get(section, {}).items()
+        if mask_named_value(key, value) != value
+    ]
+    arguments = list(job.get("args", ()))
+    if list(mask_arguments(arguments)) != arguments:
+        fields.append("args")
+    for number, change in enumerate(job.get("segments", ())):
+        values = change.get("hyperparameters", {})
+        fields += [
+            f"segments[{number}].hyperparameters.{key}"
+            for key in values
+            if mask_named_value(key, values[key]) != values[key]
+        ]
+    return fields
+
+
+def _mask_json_text(text: str) -> str:
+    """Mask a text that may be JSON. Hyperparameters are sent as JSON in JSON."""
+    if text[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            document = json.loads(text)
+            masked_document = mask_document(document)
+            return text if masked_document == document else json.dumps(masked_document)
+    return _HEADER_VALUE.sub(_mask_match, mask_text(text))
+
+
+def _key_and_value_fields(value: Mapping[Any, Any]) -> tuple[str, str] | None:
+    """Return the names of the fields in ``{"Key": "API_TOKEN", "Value": "..."}``, a usual form of tags and
+    variables."""
+    for name_field, value_field in (("Key", "Value"), ("Name", "Value"), ("key", "value"), ("name", "value")):
+        if name_field in value and value_field in value:
+            return name_field, value_field
+    return None
+
+
+def _mask_match(match: re.Match[str]) -> str:
+    """Return the matched text with its value masked, if its name is a secret's."""
+    name, separator, value = match[1], match[2], match[3].strip("\"'")
+    if not is_secret_name(name) or mask_named_value(name, value) == value:
+        return match[0]
+    text_before = match.string[match.start() : match.start(1)]
+    return f"{text_before}{name}{separator}{MASK}"

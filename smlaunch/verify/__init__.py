@@ -1,0 +1,1 @@
+"""verify-resume: runs a script with and without cuts, and compares the results."""

@@ -1,0 +1,145 @@
+"""What is said without running anything: help, mistakes, options."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.cli.display import format_duration
+from smlaunch.cli.main import cli, run_command
+from smlaunch.cli.options import _parse_inputs, _parse_pairs
+from smlaunch.errors import Problem
+from tests.cli.conftest import Shell
+
+HEAVY = ("boto3", "botocore", "pydantic", "rich", "yaml", "asyncio")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["local", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom smlaunch.cli.main import run_command\n"
+        f"assert run_command({words!r}) == 0\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\nassert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "error: command 'rnu' is unknown, did you mean 'run'?"),
+        (["train.py"], "to run it: smlaunch run train.py"),
+        (["run"], "Missing argument 'SCRIPT|JOB.yaml'"),
+        (["run", "train.py", "--lr", "3"], "Arguments for the script go after a --"),
+        (["local", "strat"], "did you mean 'start'?"),
+        (["run", "x.py", "--isolation", "full", "--region", "eu-west-1"], "it goes with --local only"),
+        (["run", "x.py", "--executor", "containers", "--region", "x"], "it goes with --local only"),
+        (["run", "x.py", "--local", "--executor", "docker"], "'docker' is not one of"),
+        (["run", "x.py", "--local", "--launcher", "torchrum"], "launcher: 'torchrum' is unknown"),
+        (["run", "x.py", "--local", "--hang", "soon"], "limits.hang: 'soon' is not a duration"),
+        (["run", "x.txt", "--local"], "entry: 'x.txt' is no program; name a .py or .sh script"),
+        (["logs", "x", "-f", "--json"], "one JSON document cannot be written before the run has ended"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_next_step(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(words) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_all_mistakes_of_file_and_command_line_at_once(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read, and what can be read and cannot work: the script is not there."""
+    job = tmp_path / "job.yaml"
+    job.write_text("entry: train.py\nstrategy: dpp\ncompute: {host: 2}\nlimits: {max_runtime: 10}\n")
+    words = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]
+    assert run_command(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: 7 problems"
+    read = ("--hp:", "--input:", "strategy:", "compute.host:", "compute.hosts:", "limits.max_runtime:")
+    for path in (*read, "entry:"):
+        assert any(line.startswith(f"  {path}") for line in lines), (path, lines)
+
+
+def test_a_region_that_is_not_named_anywhere(shell: Shell) -> None:
+    done = shell("run", "train.py")
+    assert done.code == 3
+    assert done.err.startswith("error: no AWS region is set: give --region")
+    assert "--local" in done.err
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_scripts(name: str, shell: Shell) -> None:
+    script = shell("completion", name)
+    assert script.code == 0 and "_SMLAUNCH_COMPLETE" in script.out
+    asked = Shell(shell.folder, shell.folder)
+    asked.environment |= {"_SMLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "smlaunch lo"}
+    asked.environment["COMP_CWORD"] = "1"
+    words = asked().out
+    assert "logs" in words and "local" in words and "run" not in words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("plan", "--strategy", "d"), ["ddp", "deepspeed"]),
+        (("plan", "--algorithm", "x"), ["xgboost"]),
+        (("init", "s"), ["share-nothing", "sklearn", "smddp", "smp", "spark"]),
+    ],
+)
+def test_names_are_completed(line: tuple[str, ...], words: list[str]) -> None:
+    *before, incomplete = line
+    completions = ShellComplete(cli, {}, "smlaunch", "").get_completions(before, incomplete)
+    assert [completion.value for completion in completions] == words
+
+
+def test_inputs_of_the_command_line() -> None:
+    problems: list[Problem] = []
+    good = ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x"]
+    found = _parse_inputs([*good, "bad", "t=x,mod=File"], problems)
+    assert found["train"] == {"uri": "s3://b/p/", "mode": "FastFile", "split": "key"}
+    assert found["odd"] == {"uri": "/data/a,b=c/d"}
+    assert found["plain"] == {"uri": "./x"}
+    assert [str(problem) for problem in problems] == [
+        "--input: 'bad' is not NAME=URI, such as train=s3://bucket/data/",
+        "--input: t: 'mod' is unknown, did you mean 'mode'?",
+    ]
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda key: "=" not in key), st.text(), max_size=5))
+def test_pairs_arrive_exactly(pairs: dict[str, str]) -> None:
+    problems: list[Problem] = []
+    assert _parse_pairs("--hp", [f"{key}={value}" for key, value in pairs.items()], problems) == pairs
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.42, "0.4 s"), (59, "59 s"), (60, "1:00"), (3599, "59:59"), (93784, "1d 2:03:04")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_dry_run_and_a_plan_leave_nothing_behind(shell: Shell) -> None:
+    dry = shell("run", "train.py", "--local", "--dry-run", "--hosts", "2", "--hp", "lr=0.10")
+    assert dry.code == 0, dry.err
+    request = json.loads(dry.out)
+    assert request["ResourceConfig"]["InstanceCount"] == 2
+    assert request["HyperParameters"]["lr"] == "0.10"
+    planned = shell("plan", "train.py", "--local", "--json")
+    assert planned.code == 0, planned.err
+    assert {"strategy", "reasons", "warnings", "requests", "cost"} <= set(json.loads(planned.out))
+    assert not Path(shell.environment["SMLAUNCH_HOME"]).exists()

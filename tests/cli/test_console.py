@@ -1,0 +1,30 @@
+"""What smlaunch itself says of a job, whose texts may hold anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.cli.console import echo, print_labeled, print_message
+from tests.cli.conftest import Shell
+
+ODD = "A\x1b]0;title\x07\x1b[2J\x9b1m\r\x7f\tB\nC"
+PLAIN = "A\\x1b]0;title\\x07\\x1b[2J\\x9b1m\\x0d\\x7f\tB\nC\n"
+
+
+def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(ODD)
+    print_message(ODD)
+    print_labeled("failed: ", ODD, bold=True)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (PLAIN, f"{PLAIN}failed: {PLAIN}")
+
+
+def test_a_jobs_failure_does_not_reach_the_terminal(standing: Shell) -> None:
+    script = standing.folder / "odd.py"
+    script.write_text("print('own \\x07', flush=True)\nraise RuntimeError('A\\x1b]0;title\\x07B')\n")
+    done = standing("run", script.name, "--local", "--name", "odd")
+    assert (done.code, "own \x07" in done.out) == (1, True)
+    assert "failed: algo-1 exited with code 1: RuntimeError: A\\x1b]0;title\\x07B" in done.err
+    for words in (("show", "odd"), ("wait", "odd"), ("ls",)):
+        shown = standing(*words, "--local")
+        assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}, words

@@ -1,0 +1,67 @@
+"""Whatever a command does for hours, its cyclic garbage is collected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+
+from smlaunch.cli.main import LazyGroup, cli
+
+PROGRAM = """
+import os, sys, weakref
+from smlaunch.cli import main as program
+
+class Part:
+    pass
+
+def works_on(*_, **__):
+    seen = []
+    for number in range(400_000):
+        part = Part()
+        part.itself = part
+        if number % 10_000 == 0:
+            seen.append(weakref.ref(part))
+    left = [ref for ref in seen if ref() is not None]
+    print("left", len(left), "of", len(seen), file=sys.stderr)
+    return 0 if len(left) < len(seen) / 2 else 9
+
+def run(words):
+    command = program.cli
+    for word in words:
+        command = command.get_command(None, word)
+    command.callback = works_on
+    command.params = []
+    program.main(words)
+
+for words in sys.argv[1:]:
+    pid = os.fork()  # each in a process that has imported nothing of any command yet
+    if not pid:
+        run(words.split())
+    if os.waitpid(pid, 0)[1]:
+        print(words)
+"""
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> list[str]:
+    found = []
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            found += leaves(command, (*path, name))
+        else:
+            found.append(" ".join((*path, name)))
+    return found
+
+
+def test_all_commands_are_looked_at() -> None:
+    assert isinstance(cli, LazyGroup)
+    assert {"run", "verify-resume", "data pack", "data push", "data pull"} <= set(leaves(cli))
+
+
+def test_a_command_that_runs_on_collects_its_cycles() -> None:
+    commands = leaves(cli)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *commands], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.count("left ") == len(commands)

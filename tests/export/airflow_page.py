@@ -1,0 +1,89 @@
+"""The generated part of docs/airflow.md: ``python -m tests.export.airflow_page`` writes it anew."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.conftest import ROOT
+from tests.export.jobs import CHAIN
+from tests.export.test_airflow import made, text_of
+
+PAGE = ROOT / "docs" / "airflow.md"
+
+_SHAPES = {"train": ("[[", "]]"), "more_to_train": ("{", "}"), "finished": ("((", "))")}
+_PICTURE = re.compile(r"(<!-- generated: picture -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class _Task:
+    """Stands for a task while the file's own ``chain_tasks`` puts them in order."""
+
+    def __init__(self, dag: _Dag, kind: str, name: str) -> None:
+        self.dag, self.kind, self.name = dag, kind, name
+        self.output = self
+        dag.tasks.append(self)
+
+    def __rshift__(self, following: _Task) -> None:
+        arrow = (self.name, following.name)
+        if arrow not in self.dag.arrows:
+            self.dag.arrows.append(arrow)
+
+
+class _Dag:
+    def __init__(self) -> None:
+        self.tasks: list[_Task] = []
+        self.arrows: list[tuple[str, str]] = []
+
+
+class _Decorated:
+    """What ``@task`` makes of a function."""
+
+    def __init__(self, dag: _Dag, kind: str, name: str) -> None:
+        self.dag, self.kind, self.name = dag, kind, name
+
+    def override(self, *, task_id: str) -> _Decorated:
+        return _Decorated(self.dag, self.kind, task_id)
+
+    def __call__(self, *values: Any) -> _Task:
+        """What is handed on has to be there first: an arrow too, as Airflow draws it."""
+        task = _Task(self.dag, self.kind, self.name)
+        for given in [each for value in values if isinstance(value, list) for each in value]:
+            given >> task
+        return task
+
+
+def ordered() -> _Dag:
+    """The tasks of an exported chain, as its file orders them."""
+    dag = _Dag()
+    decorated = {kind: _Decorated(dag, kind, kind) for kind in ("more_to_train", "finished")}
+    space = made(
+        CHAIN,
+        SageMakerTrainingOperator=lambda **words: _Task(dag, "train", words["task_id"]),
+        **decorated,
+    )
+    (block,) = (node for node in ast.parse(text_of(CHAIN)).body if isinstance(node, ast.With))
+    exec(compile(ast.Module(block.body, []), "digits.py", "exec"), space)
+    return dag
+
+
+def _picture(dag: _Dag) -> Iterator[str]:
+    yield "```mermaid"
+    yield "flowchart LR"
+    for task in dag.tasks:
+        before, after = _SHAPES[task.kind]
+        yield f'  {task.name}{before}"{task.name}"{after}'
+    yield from (f"  {one} --> {other}" for one, other in dag.arrows)
+    yield "```"
+
+
+def written(page: str) -> str:
+    """The page with its picture as it is now."""
+    text = "\n".join(_picture(ordered()))
+    assert _PICTURE.search(page)
+    return _PICTURE.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,148 @@
+"""A template with its places filled is the request that the workflow itself makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlaunch.contract import segment as variables
+from smlaunch.contract.names import JobName
+from smlaunch.errors import JobError
+from smlaunch.export.run_template import JobVariable, build_run_template, fill_template
+from smlaunch.planner.workflow import Workflow, request_for, variant_for
+from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_of
+
+
+def renamed(workflow: Workflow, run: str) -> Workflow:
+    """The same workflow had it been planned under the execution's name."""
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(
+                f"/smlaunch/{workflow.run}/checkpoints", f"/smlaunch/{run}/checkpoints"
+            ).replace(f"/smlaunch/{workflow.run}/output", f"/smlaunch/{run}/output")
+        if isinstance(value, dict):
+            return {key: swap(item) for key, item in value.items()}
+        return [swap(item) for item in value] if isinstance(value, list) else value
+
+    variants = tuple(replace(one, request=swap(dict(one.request))) for one in workflow.variants)
+    return replace(workflow, run=run, variants=variants)
+
+
+PLANS = {"chain": plan_of(CHAIN), "spot": plan_of(SPOT), "different": plan_of(DIFFERENT)}
+
+
+@pytest.mark.parametrize("job", PLANS)
+@given(
+    segment=st.integers(1, 900),
+    attempt=st.integers(1, 90),
+    step=st.integers(0, 10**6),
+    left=st.integers(1, 60 * 3600),
+    on_demand=st.booleans(),
+)
+def test_a_filled_template_is_the_drivers_request(
+    job: str, segment: int, attempt: int, step: int, left: int, on_demand: bool
+) -> None:
+    plan = PLANS[job]
+    flow = build_run_template(plan)
+    workflow = renamed(plan.workflow, "nightly")
+    variant = variant_for(workflow, segment, step)
+    stage = flow.variants[workflow.variants.index(variant)]
+    if left < stage.min_seconds or (segment, attempt) == (1, 1):
+        return
+    limit = min(left, stage.max_runtime_seconds)
+    spot = False if on_demand and stage.on_demand_request else None
+    template = stage.on_demand_request if spot is False else stage.request
+    assert template is not None
+    values: dict[JobVariable, str | int] = {
+        JobVariable.RUN: "nightly",
+        JobVariable.SEGMENT: segment,
+        JobVariable.ATTEMPT: attempt,
+        JobVariable.COMMITTED_STEP: step,
+        JobVariable.REPORTED_STEP: step + 1,
+        JobVariable.MAX_RUNTIME: limit,
+        JobVariable.STOP_AFTER: stage.stop_after(limit) or 0,
+        JobVariable.DRIVER: "execution",
+    }
+    made = fill_template(template, values)
+    expected = request_for(
+        workflow, segment, attempt, step=step, reported_step=step + 1, spot=spot, seconds_left=left
+    )
+    # An orchestrator's request says itself whose run it is: job.json serves them all.
+    assert made["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
+    assert made["Environment"].pop(variables.DRIVER_VARIABLE) == "execution"
+    assert made["Environment"].pop(variables.CHECKPOINTS_URI_VARIABLE) == made["CheckpointConfig"]["S3Uri"]
+    assert made == expected
+    assert made["TrainingJobName"] == str(JobName("nightly", segment, attempt))
+
+
+def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
+    """The second execution would otherwise find the first one's last checkpoint, and train nothing."""
+    template = build_run_template(plan_of(DIRECT)).variants[0].request
+    values: dict[JobVariable, str | int] = dict.fromkeys(JobVariable, 1) | {JobVariable.RUN: "nightly"}
+    assert "CheckpointConfig" not in template
+    assert (
+        fill_template(template, values)["Environment"][variables.CHECKPOINTS_URI_VARIABLE]
+        == "s3://mine/ckpt/nightly/"
+    )
+    fixed = build_run_template(plan_of(DIRECT), run="digits").variants[0].request
+    assert (
+        fill_template(fixed, values)["Environment"][variables.CHECKPOINTS_URI_VARIABLE] == "s3://mine/ckpt/"
+    )
+
+
+@pytest.mark.parametrize("output", [None, "s3://mine/out/"])
+def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: str | None) -> None:
+    plan = plan_of({**PROCESSING, "output": output})
+    flow = build_run_template(plan)
+    assert flow.is_processing
+    values: dict[JobVariable, str | int] = dict.fromkeys(JobVariable, 1) | {
+        JobVariable.RUN: "nightly",
+        JobVariable.ATTEMPT: 2,
+    }
+    values[JobVariable.COMMITTED_STEP] = 0
+    made = fill_template(flow.variants[0].request, values)
+    assert made["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
+    assert made["Environment"].pop(variables.DRIVER_VARIABLE) == "1"
+    expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
+    place = made["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
+    assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
+    wanted = request_for(expected, 1, 2, step=0)
+    for request in (made, wanted):
+        del request["ProcessingInputs"]  # staged once, for all runs
+    assert made == wanted
+
+
+def test_what_is_staged_once_keeps_its_place() -> None:
+    channels = build_run_template(plan_of(CHAIN)).variants[0].request["InputDataConfig"]
+    assert channels == plan_of(CHAIN).requests[0]["InputDataConfig"]
+
+
+def test_what_cannot_be_said_is_refused_by_name() -> None:
+    priced = {
+        "limits": {**CHAIN["limits"], "max_cost": 900},
+        "segments": [{"until_step": 5}, {"compute": {"hosts": 2}}],
+    }
+    with pytest.raises(JobError) as refused:
+        build_run_template(plan_of({**CHAIN, **priced, "hyperparameters": {"a.$": 1}}))
+    assert {problem.path for problem in refused.value.problems} == {"limits.max_cost", "hyperparameters.a.$"}
+
+
+def test_money_is_counted_in_seconds() -> None:
+    plan = plan_of({**CHAIN, "limits": {**CHAIN["limits"], "max_cost": 50}})
+    price = plan.workflow.variants[0].price_per_hour
+    assert price
+    assert build_run_template(plan).max_billed_seconds == int(50 / price * 3600)
+    assert build_run_template(plan_of(CHAIN)).max_billed_seconds is None
+
+
+def test_a_chain_of_hosts_that_train_independently_is_no_orchestrators() -> None:
+    """It reads the outcome of the leader, and the others have one each."""
+    inputs = {"train": {"uri": "s3://b/data/", "split": "key"}}
+    job = {**CHAIN, "strategy": "share-nothing", "inputs": inputs, "compute": {"hosts": 2}}
+    with pytest.raises(JobError, match=r"compute\.hosts: a chain of several hosts that train independently"):
+        build_run_template(plan_of(job))

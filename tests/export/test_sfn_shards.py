@@ -1,0 +1,190 @@
+"""A run in parts: every part an execution of the same machine, each with its own data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import EXIT_REFUSED, EXIT_TRAINING_FAILED, JobError
+from smlaunch.export.run_template import ITEMS_FILE, ORCHESTRATOR_ERRORS, build_run_template
+from smlaunch.export.sfn_policies import REASONS, permissions_policy
+from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, MAX_SHARDS, merge_shards
+from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions, with_items_upload
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.workflow import Ending
+from tests.export.simulated_service import RUN, Fate, Played, Service, by_machine
+from tests.planner.fixtures import plan
+from tests.planner.test_sharding import SKEWED, facts, job, world
+
+PLAN = plan(job(), world(facts(SKEWED)))
+MACHINE: dict[str, Any] = json.loads(export_step_functions(PLAN, "parts")[DEFINITION_FILE])
+
+MANY: dict[str, str] = export_step_functions(PLAN, "parts", max_inline_shards=3)
+DISTRIBUTED: dict[str, Any] = json.loads(MANY[DEFINITION_FILE])
+"""The same four parts, as if they were too many for one definition."""
+
+BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
+
+ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/shards/items.json"
+
+RESULTS = f"s3://sagemaker-us-east-1-123456789012/smlaunch/{RUN}/shards/results/"
+
+
+def played(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> tuple[Service, Played]:
+    service = Service(fates, PLAN.job_hash, keeps=False, objects={ITEMS_URI: MANY[ITEMS_FILE]}, **more)
+    return service, by_machine(machine, service)
+
+
+@BOTH
+def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> None:
+    service, run = played(machine=machine)
+    assert run.error is None
+    assert service.executions == [RUN, *(f"{RUN}-p{number}" for number in range(1, 5))]
+    for part, made in zip(PLAN.shard_plans, service.made, strict=True):
+        wanted = part.planned_jobs[0].request
+        assert made["TrainingJobName"] == wanted["TrainingJobName"].replace("digits", RUN)
+        assert made["InputDataConfig"] == wanted["InputDataConfig"]
+        assert made["Environment"]["SMLAUNCH_RUN"] == made["TrainingJobName"].removesuffix("-s1-a1")
+
+
+@BOTH
+def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(machine: dict[str, Any]) -> None:
+    once = Fate(Ending.ALGORITHM, says=False)
+    service, run = played(once, machine=machine)
+    assert [made["TrainingJobName"] for made in service.made][:2] == [f"{RUN}-p1-s1-a1", f"{RUN}-p1-s1-a2"]
+    assert run.error is None
+    service, run = played(*[once] * 3, machine=machine)
+    assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
+    assert service.made[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
+
+
+@BOTH
+def test_parts_that_may_not_begin_say_so(machine: dict[str, Any]) -> None:
+    said = "User: arn:x is not authorized to perform: states:StartExecution"
+    service, run = played(machine=machine, refuses_starts=said)
+    assert (service.made, run.error) == ([], ORCHESTRATOR_ERRORS[EXIT_REFUSED])
+    assert said in (run.cause if machine is MACHINE else service.written[f"{RESULTS}4.json"]["cause"])
+
+
+def test_parts_that_are_processing_jobs_go_the_same_way() -> None:
+    made = plan({**job(), "strategy": "processing"}, world(facts(SKEWED)))
+    service = Service([], made.job_hash, keeps=False)
+    run = by_machine(json.loads(export_step_functions(made, "parts")[DEFINITION_FILE]), service)
+    assert run.error is None
+    for part, asked, told in zip(made.shard_plans, service.made, run.output, strict=True):
+        wanted = part.planned_jobs[0].request
+        assert asked["ProcessingJobName"] == wanted["ProcessingJobName"].replace("digits", RUN)
+        assert asked["ProcessingInputs"] == wanted["ProcessingInputs"]
+        place = wanted["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"].replace("digits", RUN)
+        assert asked["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"] == place
+        assert told["result"]["output"] == place
+
+
+def test_what_a_machine_of_parts_cannot_do_is_refused_by_name() -> None:
+    own_place = plan({**job(), "checkpoints": {"uri": "s3://mine/ckpt/"}}, world(facts(SKEWED)))
+    for made, run, field in ((own_place, None, "checkpoints.uri"), (PLAN, "digits", "name")):
+        with pytest.raises(JobError) as refused:
+            export_step_functions(made, "parts", run=run)
+        assert [problem.path for problem in refused.value.problems] == [field]
+
+
+def test_what_the_parts_call_is_allowed() -> None:
+    allowed = permissions_policy(build_run_template(PLAN), MACHINE, "parts")["Statement"]
+    assert {"GoOn", "WaitForWhatGoesOn", "HearOfExecutions"} <= {one["Sid"] for one in allowed}
+
+
+def test_a_part_that_goes_on_in_another_execution_takes_its_data_along() -> None:
+    state = MACHINE["States"]["Hand over"]["Parameters"]["Input"]["smlaunch"]
+    assert state["part.$"] == "$.part"
+    assert MACHINE["States"]["Take over"]["Parameters"]["part.$"] == "$.smlaunch.part"
+
+
+def test_many_parts_are_read_from_a_list_in_s3() -> None:
+    every = DISTRIBUTED["States"]["Every part"]
+    items = json.loads(MANY[ITEMS_FILE])
+    assert items == MACHINE["States"][LIST_SHARDS]["Parameters"]["parts"]
+    assert "parts" not in DISTRIBUTED["States"][LIST_SHARDS]["Parameters"]
+    bucket, _, key = ITEMS_URI.removeprefix("s3://").partition("/")
+    assert every["ItemReader"] == {
+        "Resource": "arn:aws:states:::s3:getObject",
+        "ReaderConfig": {"InputType": "JSON"},
+        "Parameters": {"Bucket": bucket, "Key": key},
+    }
+    config = every["ItemProcessor"]["ProcessorConfig"]
+    assert config == {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
+    assert (every["Label"], every["MaxConcurrency"], every["ToleratedFailureCount"]) == ("parts", 40, 0)
+    assert "$$" not in json.dumps(every["ItemProcessor"])  # which would tell of the Map's own execution
+
+
+def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
+    upload = with_items_upload(PLAN, MANY).uploads[-1]
+    assert (upload.uri, upload.content) == (ITEMS_URI, MANY[ITEMS_FILE])
+    assert export_step_functions(PLAN, "parts", max_inline_shards=3) == MANY
+    inline = export_step_functions(PLAN, "parts")
+    assert ITEMS_FILE not in inline
+    assert with_items_upload(PLAN, inline) == PLAN
+
+
+def of_parts(count: int) -> Plan:
+    """As many as that, of which each is the first one but for its name."""
+    first = PLAN.shard_plans[0]
+    parts = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
+    return replace(PLAN, shard_plans=tuple(parts))
+
+
+def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition() -> None:
+    assert ITEMS_FILE not in export_step_functions(of_parts(MAX_INLINE_SHARDS), "parts")
+    files = export_step_functions(of_parts(MAX_INLINE_SHARDS + 1), "parts")
+    assert len(json.loads(files[ITEMS_FILE])) == MAX_INLINE_SHARDS + 1
+    flow = build_run_template(of_parts(1))
+    with pytest.raises(JobError) as refused:
+        merge_shards(replace(flow, shards=flow.shards * (MAX_SHARDS + 1)))
+    assert [problem.path for problem in refused.value.problems] == ["compute.hosts"]
+
+
+def test_what_is_told_of_many_parts_is_short() -> None:
+    """A state's output has room for 256 KiB, and a Cause for 32 KiB."""
+    told = {"part": MAX_SHARDS, "error": max(ORCHESTRATOR_ERRORS.values(), key=len)}
+    inner = DISTRIBUTED["States"]["Every part"]["ItemProcessor"]["States"]
+    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(told)
+    numbers = json.dumps(list(range(1, MAX_SHARDS + 1)))
+    assert (len(json.dumps(told)) + 2) * MAX_SHARDS + len(numbers) < 250 << 10
+    assert len(numbers) < 30 << 10
+
+
+def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() -> None:
+    place = RESULTS
+    service, run = played(machine=DISTRIBUTED)
+    assert run.output["results"] == place
+    assert run.output["parts"] == [{"part": number, "error": ""} for number in range(1, 5)]
+    assert list(service.written) == [f"{place}{number}.json" for number in range(1, 5)]
+    for number, told in enumerate(service.written.values(), 1):
+        assert (told["execution"], told["error"]) == (f"{RUN}-p{number}", "")
+        assert told["result"]["job"] == f"{RUN}-p{number}-s1-a1"
+    service, run = played(*[Fate(Ending.ALGORITHM, says=False)] * 3, machine=DISTRIBUTED)
+    assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
+    assert run.cause == f"the parts [1] failed so; why each did stands in {place}<number>.json"
+    _, run = played(machine=DISTRIBUTED, may_write=False)
+    assert run.error is None
+    told = service.written[f"{place}1.json"]
+    assert told["error"] == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
+    assert "AlgorithmError" in told["cause"]
+
+
+def test_what_a_distributed_map_calls_is_allowed() -> None:
+    policy = permissions_policy(build_run_template(PLAN), DISTRIBUTED, "parts")["Statement"]
+    allowed = {one["Sid"]: (one["Action"], one["Resource"]) for one in policy}
+    machine = "arn:aws:states:us-east-1:123456789012"
+    assert set(allowed) <= set(REASONS)
+    assert allowed["GoOn"] == (["states:StartExecution"], [f"{machine}:stateMachine:parts"])
+    watching = ["states:DescribeExecution", "states:StopExecution"]
+    assert allowed["WaitForWhatGoesOn"] == (watching, [f"{machine}:execution:parts:*"])
+    results = "arn:aws:s3:::sagemaker-us-east-1-123456789012/smlaunch/*/shards/results/*"
+    assert allowed["WriteResults"] == (["s3:PutObject"], [results])
+    assert allowed["WatchParts"] == (watching, [f"{machine}:execution:parts/parts:*"])
+    assert allowed["ReadParts"] == (["s3:GetObject"], [ITEMS_URI.replace("s3://", "arn:aws:s3:::")])
+    inline = permissions_policy(build_run_template(PLAN), MACHINE, "parts")["Statement"]
+    assert not {"ReadParts", "WriteResults", "WatchParts"} & {one["Sid"] for one in inline}

@@ -1,0 +1,217 @@
+"""One document of every stored format: how this release writes it, and what it reads of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smlaunch.contract import formats
+from smlaunch.contract.checkpoint import (
+    FINISHED,
+    Manifest,
+    SegmentOutcome,
+    Shard,
+    commit_content,
+    parse_manifest,
+    parse_outcome,
+    shard_name,
+)
+from smlaunch.contract.launch_spec import CheckpointSpec, Concat, LaunchSpec, RankSpec, Ref, ServiceSpec
+from smlaunch.contract.shard_lists import ShardList, ShardListIndex
+from smlaunch.data.shard_index import ShardIndex, ShardRecord, encode_index, parse_index
+from smlaunch.local.credentials import Credentials, encode_credentials
+from smlaunch.local.credentials import read_credentials as read_credentials
+from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.job_store import JobStore
+from smlaunch.local.jobs.states import begin
+from smlaunch.local.metric_store import MetricStore
+from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
+from smlaunch.local.pipelines.store import PipelineStore
+from smlaunch.planner.workflow import RunPolicy, Variant, Workflow
+from smlaunch.runs.run_state import RunFolder
+from smlaunch.train.snapshot import Snapshotter
+from smlaunch.train.tree_format import Buffer, decode, encode
+from tests.runs.fakes import FakeStorage
+
+GOLDEN = Path(__file__).with_name("golden")
+BUCKET, RUN = "bucket", "digits"
+DIGEST = "0123456789abcdef" * 4
+
+
+class Golden(NamedTuple):
+    """``read`` gives what this release takes from the bytes; ``value`` is what it has to be."""
+
+    name: str
+    content: bytes
+    read: Callable[[bytes], Any]
+    value: Any
+
+
+OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False)
+MANIFEST = Manifest(
+    120,
+    2,
+    tuple(Shard(rank, shard_name(rank, 2, DIGEST), 1000 + rank, DIGEST) for rank in range(2)),
+    7680,
+    f"{RUN}-s3-a1",
+)
+SPEC = LaunchSpec(
+    RankSpec(
+        (Ref("python"), Ref("source", suffix="/train.py"), Concat(("--at=", Ref("port", offset=1)))),
+        (("SEED", "7"),),
+        "auto",
+    ),
+    source="source.tar.gz",
+    requirements="requirements.txt",
+    max_runtime_seconds=86400,
+    hang_seconds=1800.0,
+    run=RUN,
+    checkpoints=CheckpointSpec("/opt/ml/checkpoints", f"s3://{BUCKET}/smlaunch/{RUN}/checkpoints/"),
+    margin_seconds=600.0,
+    services=(ServiceSpec("server", ("serve",), ready_address=Concat((Ref("leader"), ":80"))),),
+    source_sha256=DIGEST,
+)
+WORKFLOW = Workflow(
+    RUN,
+    DIGEST,
+    (Variant(1, {"TrainingJobName": f"{RUN}-s1-a1"}, 1.5, None),),
+    RunPolicy(True, 3, 864000, 500.0, True, 5),
+    f"s3://{BUCKET}/smlaunch/{RUN}/checkpoints/",
+)
+SHARDS = ShardListIndex(
+    "train", (ShardList("shard-00000.jsonl", 2, 2048), ShardList("shard-00001.jsonl", 1, 1024))
+)
+INDEX = ShardIndex(
+    "stem", 4, 2, 4096, (ShardRecord("shards/shard-00000.tar", 10240, "crc32:0badcafe", 4, 2, "a", "b"),)
+)
+ENDPOINT = EndpointInfo(
+    *("http://127.0.0.1:4000", "us-east-1", "AKIA", "secret", "000000000000", "arn:aws:iam::0:role/r"),
+    *("bucket", 17, "plain", "processes", "/home/user/.smlaunch"),
+)
+TREE = {"step": 120, "weights": Buffer("float32", (2,), b"\0\0\x80?\0\0\0@"), "more": (1, float("inf"))}
+
+
+def documents(folder: Path) -> list[Golden]:
+    """``folder``: for what is read and written as a file only."""
+    run_folder, storage = RunFolder.for_run(BUCKET, RUN), FakeStorage()
+    storage.make_bucket(BUCKET, "us-east-1")
+    run_folder.save_shard_runs([f"{RUN}-p1", f"{RUN}-p2"], storage)
+    run_folder.save_excluded_files({".env": "it looks like a secret"}, storage)
+    key = Credentials("AKIA0123456789ABCDEF", "secret")
+
+    def stored(name: str) -> bytes:
+        return storage.get_bytes(BUCKET, run_folder.prefix + name) or b""
+
+    def put(name: str, content: bytes) -> FakeStorage:
+        other = FakeStorage()
+        other.make_bucket(BUCKET, "us-east-1")
+        other.put_bytes(BUCKET, run_folder.prefix + name, content)
+        return other
+
+    def credentials(content: bytes) -> Credentials:
+        path = folder / "credentials.json"
+        path.write_bytes(content)
+        return read_credentials(path)
+
+    return [
+        Golden("outcome.json", OUTCOME.to_bytes(), parse_outcome, OUTCOME),
+        Golden("manifest.json", MANIFEST.to_bytes(), parse_manifest, MANIFEST),
+        Golden("COMMIT", commit_content(MANIFEST.to_bytes()), json.loads, _commit()),
+        Golden("checkpoint.shard", b"".join(encode(TREE).chunks()), _tree, TREE),
+        Golden("snapshot.shard", _snapshot(), decode, SNAPSHOT),
+        Golden("rows.json", _rows(), json.loads, json.loads(_rows())),
+        Golden("job.json", SPEC.to_json().encode(), lambda c: LaunchSpec.from_json(c.decode()), SPEC),
+        Golden("workflow.json", WORKFLOW.to_json().encode(), Workflow.from_json, WORKFLOW),
+        Golden(
+            "group.json",
+            stored("group.json"),
+            lambda c: run_folder.load_shard_runs(put("group.json", c)),
+            [f"{RUN}-p1", f"{RUN}-p2"],
+        ),
+        Golden(
+            "excluded.json",
+            stored("excluded.json"),
+            lambda c: run_folder.load_excluded_files(put("excluded.json", c)),
+            {".env": "it looks like a secret"},
+        ),
+        Golden(
+            "shards.json", SHARDS.to_json().encode(), lambda c: ShardListIndex.from_json(c.decode()), SHARDS
+        ),
+        Golden("index.json", encode_index(INDEX), parse_index, INDEX),
+        Golden("endpoint.json", ENDPOINT.to_json(), EndpointInfo.from_json, ENDPOINT),
+        Golden("credentials.json", encode_credentials(key), credentials, key),
+    ]
+
+
+def _commit() -> dict[str, str]:
+    return {"version": "1.0", "manifest": json.loads(commit_content(MANIFEST.to_bytes()))["manifest"]}
+
+
+SNAPSHOT = {
+    "rank": 0,
+    "world_size": 2,
+    "step": 120,
+    "pieces": [],
+    "boxes": [],
+    "all_shards_needed": True,
+    "own": {"order": {"epoch": 1}},
+    "shared": {"model": {"name": "m"}},
+    "tensors": [],
+}
+
+
+def _snapshot() -> bytes:
+    """The leader's, of a script without tensors."""
+    document = Snapshotter(0, 2).take(120, SNAPSHOT["shared"], SNAPSHOT["own"]).document
+    return b"".join(encode(document).chunks())
+
+
+def _rows() -> bytes:
+    """The JSON in rows of the databases: states of jobs, pipelines, executions and steps."""
+    pipeline = Pipeline("arn", "us-east-1", "p", "{}", "role", 1.0, 2.0, "user", "token")
+    execution = Execution(
+        *("arn/x", "arn", "p", "us-east-1", "owner", "{}", {"n": 1}, "Executing", 1.0, 2.0, "user", "token")
+    )
+    rows = {
+        "job state": begin(1.0, 0.3).to_dict(),
+        "pipeline": dataclasses.asdict(pipeline),
+        "execution": dataclasses.asdict(execution),
+        "step": dataclasses.asdict(StepRecord("arn/x", "arn", "Train", "Training", "Executing", 1.0)),
+    }
+    return json.dumps(formats.JOBS_DATABASE.stamp(rows), indent=1).encode()
+
+
+def _tree(content: bytes) -> Any:
+    found = decode(content)
+    return {**found, "weights": found["weights"]._replace(data=bytes(found["weights"].data))}
+
+
+def databases(folder: Path) -> dict[str, Path]:
+    """New ones, by their names in the state directory."""
+    JobStore(folder / "jobs.sqlite").close()
+    PipelineStore(folder / "pipelines.sqlite").close()
+    MetricStore(folder / "metrics.sqlite").close()
+    (folder / "s3").mkdir()
+    ObjectStore(folder / "s3").close()
+    names = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite", "s3/_store/index.sqlite")
+    return {name: folder / name for name in names}
+
+
+def schema_of(path: Path) -> str:
+    connection = sqlite3.connect(path)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
+    connection.close()
+    return f"-- user_version {version}\n" + "".join(f"{sql};\n" for (sql,) in rows)
+
+
+def with_version(document: bytes, version: str | None, **more: Any) -> bytes:
+    """The same JSON document with another version, or none, and with further members."""
+    found = {**json.loads(document), **more}
+    found.pop("version")
+    return json.dumps(found if version is None else {**found, "version": version}).encode()

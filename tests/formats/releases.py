@@ -1,0 +1,112 @@
+"""Releases of smlaunch side by side, each with its own command line, on one state directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.conftest import ROOT
+
+_COMMAND = "import sys; from smlaunch.cli.main import main; sys.exit(main())"
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Release(NamedTuple):
+    """``tree``: the folder that holds its package."""
+
+    tree: Path
+
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        environ = {**os.environ, "PYTHONPATH": str(self.tree)}
+        return subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+            cwd=self.tree,  # the first place that Python looks for packages in
+            start_new_session=True,
+        )
+
+    def __call__(self, *words: str | Path, timeout: float = 110) -> Answer:
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return Answer(process.returncode, out, err)
+
+
+def today(folder: Path) -> Release:
+    """A copy of the working tree's package."""
+    shutil.copytree(ROOT / "smlaunch", folder / "smlaunch", ignore=shutil.ignore_patterns("__pycache__"))
+    return Release(folder)
+
+
+def with_format_2(folder: Path) -> Release:
+    """Today's package with version 2 of a run and of the outcome file: its ``result`` is ``ending``."""
+    made = today(folder)
+    contract = folder / "smlaunch" / "contract"
+    _replace(
+        contract / "formats.py",
+        ('RUN = Format("run")', 'RUN = Format("run", "2.0", (dict,))'),
+        (
+            'OUTCOME = Format("outcome file")',
+            "def _result_is_ending(document: Document) -> Document:\n"
+            '    return {**document, "ending": document.pop("result")}\n\n\n'
+            'OUTCOME = Format("outcome file", "2.0", (_result_is_ending,))',
+        ),
+    )
+    _replace(
+        contract / "checkpoint.py",
+        (
+            '        del members["extra"]\n',
+            '        del members["extra"]\n        members["ending"] = members.pop("result")\n',
+        ),
+        ('document.get("result")', 'document.get("ending")'),
+        ('document["result"]', 'document["ending"]'),
+    )
+    return made
+
+
+def of_commit(commit: str, folder: Path) -> Release:
+    """The wheel that a commit builds."""
+    source, wheels, tree = folder / "source", folder / "wheels", folder / "tree"
+    source.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    assert archive.returncode == 0, f"tests/previous-release names {commit}, which this clone does not have"
+    subprocess.run(["tar", "-x", "-C", str(source)], input=archive.stdout, check=True)
+    words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run([sys.executable, *words], check=True)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(tree)
+    return Release(tree)
+
+
+def _replace(path: Path, *changes: tuple[str, str]) -> None:
+    text = path.read_text()
+    for before, after in changes:
+        assert text.count(before) == 1, f"{path}: {before!r}"
+        text = text.replace(before, after)
+    path.write_text(text)

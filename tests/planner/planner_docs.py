@@ -1,0 +1,120 @@
+"""The generated parts of docs/planner.md: ``python -m tests.planner.planner_docs`` writes them anew."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smlaunch.catalog.tables import load_table
+from smlaunch.planner.compute_rules import COMPUTE_RULES
+from smlaunch.planner.estimate import MODEL_MEMORY_SHARE, PRICE_SPREAD, STARTUP_RANGE
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.render_candidates import comparison_lines
+from smlaunch.planner.render_text import headline
+from tests.planner.test_workloads import WORKLOADS, planned
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "planner.md"
+
+_COMPUTE = ("compute.", "capacity.", "instance-type.", "strategy.", "scaling.", "efa.", "inputs.", "segment.")
+"""Reasons that belong to the choice; the others are every plan's."""
+
+
+def parts() -> dict[str, str]:
+    """The text of every generated part, by the name in its markers."""
+    return {
+        "rules": "\n".join(_rules()),
+        "figures": "\n".join(_figures()),
+        "workloads": "\n".join(line for name in sorted(WORKLOADS) for line in _workload(name)),
+    }
+
+
+def _rules() -> Iterator[str]:
+    yield "| rule | refused by its field where nothing gets past | source |"
+    yield "|---|---|---|"
+    for rule in COMPUTE_RULES:
+        yield f"| `{rule.name}` | `{rule.field}` | {rule.source} |"
+    yield "| `scale.up-before-out` | | AWS, best practices: scale vertically first |"
+
+
+def _figures() -> Iterator[str]:
+    yield "| accelerator | 16-bit arithmetic, 10^12/s | memory, GB/s | source |"
+    yield "|---|---|---|---|"
+    for name, row in load_table("accelerators")["accelerators"].items():
+        yield f"| {name} | {row['tflops']} | {row['gb_per_second']:,} | {row['source']} |"
+    yield ""
+    yield "| what is kept of linear speed-up | at least | at most | source |"
+    yield "|---|---|---|---|"
+    for row in load_table("accelerators")["efficiency"].values():
+        yield f"| {row['what']} | {row['low']:.2f} | {row['high']:.2f} | {row['source']} |"
+    yield ""
+    spreads = ", ".join(f"{spread:.0%} at {name} confidence" for name, spread in PRICE_SPREAD.items())
+    yield f"A price may be off by {spreads}."
+    yield (
+        f"Until training begins {STARTUP_RANGE} are billed, and the time in which `File` channels are copied."
+    )
+    yield f"A model may take {MODEL_MEMORY_SHARE:.0%} of an accelerator's memory. All of this is assumed."
+
+
+def _workload(name: str) -> Iterator[str]:
+    workload = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        made = planned(workload, Path(folder))
+    yield f"### {workload['title']}"
+    yield ""
+    yield workload["described"].strip()
+    yield ""
+    yield "```yaml"
+    yield yaml.safe_dump(workload["job"], sort_keys=False, default_flow_style=None, width=100).strip()
+    yield "```"
+    yield ""
+    quotes = (f"> {row['quote']} ({_source(row['source'])})" for row in workload["because"])
+    yield "\n>\n".join(quotes)
+    yield ""
+    yield f"**{_chosen(made)}**"
+    yield ""
+    for reason in made.reasons:
+        if reason.rule.startswith(_COMPUTE):
+            yield f"- {reason.explanation} `{reason.rule}`"
+    for warning in made.warnings:
+        yield f"- Warning: {warning}"
+    yield ""
+    if len(made.candidates) > 1:
+        yield "```"
+        yield from comparison_lines(made.candidates)
+        yield "```"
+        yield ""
+
+
+def _source(text: str) -> str:
+    """Without its number among the documents that the project grew from."""
+    return re.sub(r"^seed \d+, ", "", text).replace("facts, ", "the reference, ")
+
+
+def _chosen(made: Plan) -> str:
+    told = re.sub(r"^Run work: |, in region us-east-1$", "", headline(made))
+    return f"{told}, on {made.hosts} x {made.instance_type}" + (
+        f", in {len(made.segments)} segments" if len(made.segments) > 1 else ""
+    )
+
+
+def with_parts(page: str, generated: dict[str, Any]) -> str:
+    """The page with what stands between the markers replaced."""
+    for name, text in generated.items():
+        begin, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
+        before, found, rest = page.partition(begin)
+        assert found, name
+        page = before + begin + text.rstrip() + "\n" + end + rest.partition(end)[2]
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(with_parts(PAGE.read_text(encoding="utf-8"), parts()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Every job of bad_jobs.yaml is refused, with all of its problems, before anything is changed anywhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.discovery.gather import gather_facts
+from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem
+from smlaunch.job.model import Job
+from smlaunch.job.partial import parse_valid_fields
+from smlaunch.planner.diagnostics import Diagnostics
+from smlaunch.planner.facts import SourceFacts
+from smlaunch.planner.launch_choices import choose_strategy
+from smlaunch.planner.refusals import RULES
+from smlaunch.planner.refusals import PlanContext as RuleCase
+from smlaunch.runs.api import add_remaining_problems, launch
+from smlaunch.strategies import load_strategy
+from tests.planner.bad_jobs import Case, cases, target_of, write_source
+from tests.tables import table
+
+CASES = cases()
+
+
+def test_there_are_sixty_and_more() -> None:
+    assert len(CASES) >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert sum(len(case.says) >= 4 for case in CASES) >= 6
+
+
+def told(problems: Iterable[Problem]) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        lines[problem.path].append(problem.message)
+    return dict(lines)
+
+
+def check_words(case: Case, problems: Iterable[Problem]) -> None:
+    lines = told(problems)
+    assert set(lines) == set(case.says), lines
+    for field, words in case.says.items():
+        for word in words:
+            assert any(word in line for line in lines[field]), (field, word, lines[field])
+
+
+@table("case", CASES)
+def test_it_is_refused_with_all_that_is_wrong(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SMLAUNCH_ROLE", "SAGEMAKER_ROLE_ARN", "SAGEMAKER_ROLE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / case.name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write_source(case, folder)
+    target, recorder = target_of(case)
+    with pytest.raises(JobError) as caught:
+        try:
+            job = Job.from_mapping(case.job)
+        except JobError as error:
+            raise add_remaining_problems(error, target) from None  # as the command line does
+        launch(job, target)
+    assert caught.value.exit_code == EXIT_BAD_JOB
+    check_words(case, caught.value.problems)
+    assert recorder.writes == []
+
+
+def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    broken = set()
+    for case in CASES:
+        write_source(case, tmp_path)
+        job = readable(case.job)
+        if job is not None:
+            looked = gather_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
+            seen = RuleCase(job, looked, load_strategy(choose_strategy(job, looked, Diagnostics())))
+            broken |= {rule.name for rule in RULES if list(rule.check(seen))}
+    assert broken == {rule.name for rule in RULES}
+
+
+def readable(mapping: dict[str, Any]) -> Job | None:
+    try:
+        return Job.from_mapping(mapping)
+    except JobError as error:
+        rest = parse_valid_fields(mapping, error.problems)
+        return None if rest is None else rest.job

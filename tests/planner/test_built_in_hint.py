@@ -1,0 +1,45 @@
+"""A script whose library is a built-in algorithm is told so; nothing is chosen by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smlaunch.catalog import algorithms
+from smlaunch.planner.built_in_hint import ALGORITHM_BY_LIBRARY
+from smlaunch.planner.facts import ScriptFacts
+from tests.planner.fixtures import plan, region
+
+
+def told(imports: set[str], job: dict[str, Any] | None = None) -> list[str]:
+    made = plan(job or {}, region(script=ScriptFacts(imports=frozenset(imports))))
+    return [reason.explanation for reason in made.reasons if reason.rule == "built-in.would-do"]
+
+
+def test_the_algorithm_is_named_with_what_it_reads() -> None:
+    (sentence,) = told({"pandas", "xgboost"})
+    assert "SageMaker's built-in XGBoost (also on several hosts, CSV, LibSVM, Parquet" in sentence
+    assert sentence.endswith("takes no script, by algorithm: xgboost.")
+    (sentence,) = told({"sklearn", "sklearn.cluster", "sklearn.cluster.KMeans"})
+    assert "algorithm: kmeans" in sentence
+
+
+@pytest.mark.parametrize(
+    ("imports", "job"),
+    [
+        ({"json"}, {}),
+        ({"torch", "xgboost"}, {}),
+        ({"xgboost", "lightgbm"}, {}),
+        ({"sklearn.svm"}, {}),
+        ({"xgboost"}, {"strategy": "custom"}),
+    ],
+)
+def test_nothing_is_said_where_it_is_not_all_or_the_job_has_chosen(
+    imports: set[str], job: dict[str, Any]
+) -> None:
+    assert told(imports, job) == []
+
+
+def test_every_one_of_them_is_an_algorithm() -> None:
+    assert all(algorithms.find_algorithm(name) is not None for name in ALGORITHM_BY_LIBRARY.values())

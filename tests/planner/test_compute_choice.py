@@ -1,0 +1,384 @@
+"""The machines that a workload gets: fixed fields are kept, what is chosen will do, and costs no more than
+it may."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.catalog import accelerators
+from smlaunch.catalog.instances import find_instance_type, known_types
+from smlaunch.errors import JobError
+from smlaunch.job.model import Job, parse_duration
+from smlaunch.planner.compute_choice import MAX_HOSTS
+from smlaunch.planner.compute_rules import COMPUTE_RULES
+from smlaunch.planner.estimate import (
+    MODEL_MEMORY_SHARE,
+    HostGroup,
+    Measurement,
+    estimate_duration,
+    estimate_hourly_price,
+    estimate_price,
+    speedup,
+)
+from smlaunch.planner.facts import FeatureLocation, InputFacts, ScriptFacts
+from smlaunch.planner.plan import Candidate, Plan
+from smlaunch.planner.quotas import relevant_quotas
+from smlaunch.planner.throughput import DataShare, EstimateRange
+from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
+from tests.planner.test_plan import refusals
+
+ONE = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
+FSDP = ScriptFacts(imports=TORCH.imports | {"torch.distributed.fsdp"})
+
+
+def chosen(made: Plan) -> Candidate:
+    (one,) = (candidate for candidate in made.candidates if candidate.chosen)
+    return one
+
+
+def rejected(made: Plan, instance_type: str) -> list[str]:
+    return [one.rule for one in made.candidates if one.instance_type == instance_type and not one.is_feasible]
+
+
+# ---- what is compared ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", [{}, {"compute": {"hosts": 3, "instance_type": "ml.g5.12xlarge"}}])
+def test_a_job_without_a_workload_is_left_as_it_is(job: dict[str, Any]) -> None:
+    made = plan(job)
+    assert made.candidates == ()
+    assert "Machines compared" not in str(made)
+    assert made.to_dict()["candidates"] == []
+
+
+def test_what_was_measured_is_taken_among_the_cheapest() -> None:
+    job = {"workload": {"time_on_one": "10h"}}
+    assert chosen(plan(job, region(script=ONE))).instance_type == "ml.g5.xlarge"
+    other = {"workload": {"time_on_one": "10h", "measured_on": "ml.g6.2xlarge"}}
+    made = plan(other, region(script=ONE))
+    assert chosen(made).instance_type == "ml.g6.xlarge"
+    assert "10h on ml.g6.2xlarge;" in str(made).replace("\n    ", " ")
+
+
+def test_the_plan_launches_what_it_chose() -> None:
+    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "limits": {"max_runtime": "1d"}})
+    one = chosen(made)
+    assert made.requests[0]["ResourceConfig"]["InstanceType"] == one.instance_type == made.instance_type
+    assert made.requests[0]["ResourceConfig"]["InstanceCount"] == one.hosts == made.hosts
+    assert made.processes_per_host == one.processes_per_host
+    assert made.job.compute.instance_type is None, "the job stays what the user wrote"
+    document = made.to_dict()["candidates"]
+    assert document[0]["chosen"]
+    assert [row["chosen"] for row in document].count(True) == 1
+    assert len(document) == len(made.candidates)
+
+
+def test_one_instance_before_several_and_the_rule_that_says_so() -> None:
+    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}})
+    assert chosen(made).hosts == 1
+    assert rejected(made, "ml.g5.xlarge") == ["time.too-slow", "scale.up-before-out"]
+
+
+def test_types_that_would_do_as_well_are_named_for_capacity() -> None:
+    job: dict[str, Any] = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
+    said = {reason.rule: reason.explanation for reason in plan(job).reasons}["capacity.preferences"]
+    assert "compute.instance_preferences: [ml.p4d.24xlarge, ml.p4de.24xlarge]" in said
+    job["compute"] = {"instance_preferences": ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]}
+    kept = plan(job)
+    assert [row["InstanceType"] for row in kept.requests[0]["ResourceConfig"]["InstancePreferences"]] == (
+        ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
+    )
+    assert "capacity.preferences" not in [reason.rule for reason in kept.reasons]
+    assert kept.candidates[0].chosen
+
+
+def test_a_script_for_one_accelerator_gets_one() -> None:
+    made = plan({"workload": {"time_on_one": "10h"}}, region(script=ONE))
+    assert rejected(made, "ml.g5.12xlarge") == ["capability.one-accelerator"]
+    data_parallel = dataclasses.replace(ONE, features={"one-process": FeatureLocation(1)})
+    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "14h"}}, region(script=data_parallel))
+    assert made.hosts == 1
+    assert made.processes_per_host == chosen(made).processes_per_host == 1
+    assert (find_instance_type(made.instance_type) or pytest.fail()).accelerators > 1
+
+
+def test_a_model_that_does_not_fit_one_accelerator() -> None:
+    job = {"workload": {"model_memory": "60GB"}}
+    made = plan(job, region(script=ONE))
+    memory = (find_instance_type(made.instance_type) or pytest.fail()).accelerator_memory_gib
+    assert memory is not None
+    assert memory * 2**30 * MODEL_MEMORY_SHARE >= 60e9
+    assert rejected(made, "ml.g5.xlarge") == ["memory.model-too-large"]
+    on_cpu = {**job, "compute": {"instance_type": "ml.m5.24xlarge"}}
+    assert "60.0 GB of model fit within 80% of the 384 GiB of ml.m5.24xlarge" in str(plan(on_cpu))
+    sharded = plan({"workload": {"model_memory": "200GB"}}, region(script=FSDP))
+    assert sharded.cost.per_hour is not None
+    assert made.cost.per_hour is not None
+    assert "200.0 GB of model are sharded" in str(sharded).replace("\n    ", " ")
+
+
+def test_what_the_account_may_not_have_is_not_chosen() -> None:
+    job = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
+    quotas = {f"{name} for training job usage": 0.0 for name in known_types() if name.startswith("ml.p")}
+    made = plan(job, region(quotas=quotas))
+    assert not made.instance_type.startswith("ml.p")
+    assert "quota.too-small" in rejected(made, "ml.p4d.24xlarge")
+    assert not [reason for reason in made.reasons if reason.rule == "quotas.read"], "of others nobody asked"
+    read = plan(job, region(quotas={"ml.p4d.24xlarge for training job usage": 2.0}))
+    assert "quotas.read" in [reason.rule for reason in read.reasons]
+    for count in (0.0, 1.0):
+        every = {f"{name} for training job usage": count for name in known_types()}
+        large = {"workload": {"time_on_one": "3000h", "wanted_time": "24h"}}
+        (line,) = refusals(large, region(quotas=every))
+        assert line.startswith(("compute.instance_type: ", "compute.hosts: "))
+        assert f"for training job usage' is {count:g}" in line
+
+
+def test_quotas_of_all_types_are_looked_at_where_a_workload_chooses() -> None:
+    open_job = Job(entry="train.py", workload={"time_on_one": "10h"})
+    assert "ml.p4d.24xlarge for training job usage" in relevant_quotas(open_job)
+    assert relevant_quotas(Job(entry="train.py")) == ()
+    named = Job(entry="train.py", workload={"time_on_one": "10h"}, compute={"instance_type": "ml.g5.xlarge"})
+    assert relevant_quotas(named) == ("ml.g5.xlarge for training job usage",)
+
+
+def test_heavy_preprocessing_wants_processors() -> None:
+    work = {"time_on_one": "40h", "wanted_time": "16h"}
+    light, heavy = plan({"workload": work}), plan({"workload": {**work, "preprocessing": "heavy"}})
+    assert rejected(heavy, "ml.g5.12xlarge") == ["cpu.too-few-per-accelerator"]
+    assert "cpu.too-few-per-accelerator" not in rejected(light, "ml.g5.12xlarge")
+    known = find_instance_type(heavy.instance_type) or pytest.fail()
+    assert known.vcpu / known.accelerators >= 16
+
+
+def test_hosts_that_share_nothing_are_no_more_than_their_files() -> None:
+    job = {
+        "workload": {"kind": "inference", "time_on_one": "20h", "wanted_time": "4h"},
+        "inputs": {"t": {"uri": "s3://b/t/", "split": "key", "mode": "FastFile"}},
+    }
+
+    def made(files: int) -> Plan:
+        return plan(
+            job,
+            with_inputs(region(script=ONE), {"t": InputFacts("s3://b/t/", "s3", objects=files, bytes=10**9)}),
+        )
+
+    assert (made(100).strategy, made(100).hosts) == ("share-nothing", 6)
+    few = made(5)
+    assert few.hosts <= 5
+    assert "data.more-hosts-than-files" in rejected(few, "ml.g5.xlarge")
+
+
+def test_a_host_without_accelerators_counts_as_measured_when_it_is_the_same() -> None:
+    work = {"kind": "inference", "time_on_one": "6h", "wanted_time": "4h", "measured_on": "ml.m5.xlarge"}
+    job = {"workload": work, "inputs": {"t": {"uri": "s3://b/t/", "split": "key"}}}
+    facts = InputFacts("s3://b/t/", "s3", objects=100, bytes=10**6)
+    made = plan(job, with_inputs(region(script=PLAIN), {"t": facts}))
+    assert (made.strategy, made.instance_type, made.hosts) == ("share-nothing", "ml.m5.xlarge", 2)
+    assert "compute.share-nothing" in [reason.rule for reason in made.reasons]
+    here = plan(job, with_inputs(local(script=PLAIN), {"t": facts}))
+    assert "They are of a region's machines, and not of this one." in str(here).replace("\n    ", " ")
+
+
+def test_hosts_that_the_job_names_are_not_said_to_follow_from_the_tables() -> None:
+    reasons = {
+        one.rule: one.explanation for one in plan({"strategy": "spark", "compute": {"hosts": 3}}).reasons
+    }
+    assert reasons["compute.tables"].startswith("The job names 3 hosts; for tables they are ml.m5.4xlarge, a")
+    reasons = {one.rule: one.explanation for one in plan({"strategy": "spark"}).reasons}
+    assert "a host for every 100 GB of tables" in reasons["compute.tables"]
+
+
+def test_tables_that_a_program_reads_whole_have_to_fit() -> None:
+    pandas = ScriptFacts(imports=frozenset({"pandas"}))
+    job = {"workload": {"kind": "preparation"}, "inputs": {"t": "s3://b/t/"}}
+    facts = InputFacts("s3://b/t/", "s3", objects=10, bytes=20 * 10**9)
+    made = plan(job, with_inputs(region(script=pandas), {"t": facts}))
+    assert made.strategy == "processing"
+    assert made.planned_jobs[0].operation == "CreateProcessingJob"
+    assert (find_instance_type(made.instance_type) or pytest.fail()).memory_gib * 2**30 >= 5 * 20e9
+    assert "memory.data-too-large" in rejected(made, "ml.m5.xlarge")
+
+
+# ---- what the job fixes ----------------------------------------------------------------------------------
+
+
+def test_a_named_type_gets_the_hosts_it_needs() -> None:
+    work = {"time_on_one": "400h", "wanted_time": "24h"}
+    made = plan({"workload": work, "compute": {"instance_type": "ml.g5.48xlarge"}})
+    assert {one.instance_type for one in made.candidates} == {"ml.g5.48xlarge"}
+    assert made.hosts > 1
+    assert chosen(made).seconds is not None
+
+
+def test_named_hosts_get_a_type() -> None:
+    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "compute": {"hosts": 2}})
+    assert made.hosts == 2
+    assert {one.hosts for one in made.candidates} == {2}
+
+
+def test_one_host_that_is_asked_for_is_one() -> None:
+    work = {"time_on_one": "3000h", "wanted_time": "24h"}
+    (line,) = refusals({"workload": work, "compute": {"hosts": 1}})
+    assert line.startswith("workload.wanted_time: ml.")
+    assert "the nearest of" in line
+    again = Job.from_mapping({"entry": "a.py", "workload": work, "compute": {"hosts": 1}})
+    assert Job.from_mapping(again.to_mapping()).compute.model_fields_set == {"hosts"}
+
+
+def test_what_is_fixed_altogether_is_checked() -> None:
+    fixed = {"compute": {"hosts": 1, "instance_type": "ml.g5.12xlarge"}}
+    made = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "14h"}})
+    assert made.warnings == ()
+    made = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "12h"}})
+    assert any("it may be more than the 12h that are wanted" in one for one in made.warnings)
+    (line,) = refusals({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "6h"}})
+    assert line.startswith("workload.wanted_time: ml.g5.12xlarge: takes 11 to 13 h, and 6h are wanted")
+    (line,) = refusals({**fixed, "workload": {"model_memory": "60GB"}})
+    assert line.startswith("workload.model_memory: ml.g5.12xlarge: 60.0 GB do not fit in 80% of 22.4 GiB")
+    assert "FSDP" in line
+
+
+def test_a_longer_run_than_its_limit_is_told() -> None:
+    made = plan({"workload": {"time_on_one": "30h"}}, region(script=ONE))
+    assert any("limits.max_runtime ends it after 24 h" in one for one in made.warnings)
+
+
+def test_a_type_that_the_catalog_does_not_know_is_taken_as_it_is() -> None:
+    made = plan({"workload": {"time_on_one": "30h"}, "compute": {"instance_type": "ml.g99.xlarge"}})
+    assert made.instance_type == "ml.g99.xlarge"
+    assert made.candidates == ()
+
+
+def test_nothing_will_do_and_why() -> None:
+    (line,) = refusals({"workload": {"time_on_one": "10h"}, "limits": {"max_cost": 1}})
+    assert line.startswith(
+        "limits.max_cost: 1 x ml.g4dn.xlarge for up to 24h may cost $17.67, more than $1.00"
+    )
+    work = {"time_on_one": "40h", "wanted_time": "12h"}
+    (line,) = refusals({"workload": work, "limits": {"max_cost": 50, "max_runtime": "1h"}})
+    assert line.startswith("limits.max_cost: ml.p4de.24xlarge, the nearest of ")
+    assert ", more than $50.00; raise it" in line
+    (line,) = refusals({"workload": {"model_memory": "4000GB"}}, region(script=ONE))
+    assert line.startswith("workload.model_memory: ")
+
+
+def test_on_this_machine_money_is_no_object() -> None:
+    job = {"workload": {"time_on_one": "10h"}, "limits": {"max_cost": 1}}
+    made = plan(job, local(script=ONE))
+    assert chosen(made).instance_type == made.instance_type == "ml.g5.xlarge"
+
+
+# ---- properties ------------------------------------------------------------------------------------------
+
+_TIMES = st.sampled_from(["1h", "5h", "24h", "40h", "300h", "3000h"])
+_WORK = st.fixed_dictionaries(
+    {},
+    optional={
+        "time_on_one": _TIMES,
+        "wanted_time": st.sampled_from(["30m", "2h", "12h", "24h", "240h"]),
+        "measured_on": st.sampled_from(["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.g4dn.xlarge"]),
+        "model_memory": st.sampled_from(["1GB", "20GB", "60GB", "400GB", "2000GB"]),
+        "preprocessing": st.sampled_from(["light", "heavy"]),
+        "batch_size": st.integers(1, 512),
+        "optimizer": st.sampled_from(["sgd", "adam"]),
+    },
+)
+_COMPUTE = st.fixed_dictionaries(
+    {},
+    optional={
+        "hosts": st.integers(1, 8),
+        "instance_type": st.sampled_from(
+            ["ml.g5.12xlarge", "ml.p5.48xlarge", "ml.g4dn.xlarge", "ml.m5.xlarge"]
+        ),
+    },
+)
+_LIMITS = st.fixed_dictionaries(
+    {"max_runtime": st.sampled_from(["2h", "24h", "5d"])}, optional={"max_cost": st.integers(1, 5000)}
+)
+_SCRIPTS = st.sampled_from([TORCH, ONE, FSDP, PLAIN])
+
+
+@settings(max_examples=120, deadline=None)
+@given(_WORK, _COMPUTE, _LIMITS, _SCRIPTS)
+def test_what_is_chosen_will_do(
+    work: dict[str, Any], compute: dict[str, Any], limits: dict[str, Any], script: ScriptFacts
+) -> None:
+    job = {"workload": work, "compute": compute, "limits": limits}
+    try:
+        made = plan(job, region(script=script))
+    except JobError:
+        return
+    if not made.candidates:
+        return
+    one = chosen(made)
+    assert one.is_feasible
+    assert made.candidates[0] is one
+    assert (one.instance_type, one.hosts) == (made.instance_type, made.hosts)
+    for field, value in (("hosts", made.hosts), ("instance_type", made.instance_type)):
+        assert compute.get(field, value) == value
+    if "max_cost" in limits:
+        assert made.cost.maximum is not None
+        assert made.cost.maximum <= limits["max_cost"]
+        assert one.dollars is None or "instance_type" in compute or one.dollars[1] <= limits["max_cost"]
+    if "wanted_time" in work and one.seconds is not None:
+        end = one.seconds[0] if "instance_type" in compute else one.seconds[1]
+        assert end <= parse_duration(work["wanted_time"])
+    names = {rule.name for rule in COMPUTE_RULES} | {"scale.up-before-out"}
+    assert {candidate.rule for candidate in made.candidates if not candidate.is_feasible} <= names
+    for candidate in made.candidates:
+        assert candidate.hosts <= max(MAX_HOSTS, compute.get("hosts", 1))
+        for span in (candidate.seconds, candidate.dollars, candidate.per_hour):
+            assert span is None or 0 <= span[0] <= span[1]
+
+
+_TYPES = st.sampled_from([row for row in known_types().values() if row.accelerators and not row.is_neuron])
+
+
+@settings(max_examples=150, deadline=None)
+@given(_TYPES, _TYPES, st.integers(1, 32), st.booleans())
+def test_estimates_are_ranges_and_more_hosts_are_no_slower(one: Any, on: Any, hosts: int, talk: bool) -> None:
+    measured = Measurement(36_000.0, on, True, is_stated=True)
+    some = estimate_duration(HostGroup(one, hosts, one.accelerators, talk), measured, DataShare(0, 0))
+    if some is None:
+        assert accelerators.relative_speed(one, on) is None
+        return
+    assert 0 < some.low <= some.high
+    more = estimate_duration(HostGroup(one, hosts * 2, one.accelerators, talk), measured, DataShare(0, 0))
+    assert more is not None
+    # Between one host and two lies the network, which may cost all of the second.
+    assert more.high <= some.high * 1.0001
+    assert more.low <= some.low
+
+
+def test_the_speed_of_what_was_measured_is_one() -> None:
+    for instance in known_types().values():
+        if instance.accelerators == 1:
+            measured = Measurement(3600.0, instance, True, is_stated=True)
+            assert speedup(HostGroup(instance, 1, 1), measured) == (1.0, 1.0)
+
+
+def test_prices_are_ranges_by_their_confidence() -> None:
+    sure, unsure = find_instance_type("ml.g5.12xlarge"), find_instance_type("ml.trn1.32xlarge")
+    assert sure is not None
+    assert unsure is not None
+    assert (sure.price_confidence, unsure.price_confidence) == ("high", "low")
+    narrow, wide = estimate_hourly_price(sure, 2), estimate_hourly_price(unsure, 1)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.high / narrow.low < wide.high / wide.low
+    assert narrow.low < 14.18 < narrow.high
+    assert estimate_price(narrow, EstimateRange(3600, 7200)).high == pytest.approx(narrow.high * 2)
+    unknown = find_instance_type("ml.p5e.48xlarge")
+    assert unknown is not None
+    assert estimate_hourly_price(unknown, 1) is None
+
+
+def test_every_rule_has_a_name_of_its_own_and_a_source() -> None:
+    assert len({rule.name for rule in COMPUTE_RULES}) == len(COMPUTE_RULES)
+    assert all(rule.source and rule.field for rule in COMPUTE_RULES)

@@ -1,0 +1,117 @@
+"""What is said of a run that an orchestrator drives."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.errors import ERROR_NAMES
+from smlaunch.planner.external_execution import (
+    QUIET_SECONDS,
+    OrchestratorExecution,
+    definite_result,
+    describe_driver,
+    exit_code_of_error,
+    inferred_result,
+    stop_instruction,
+)
+from smlaunch.planner.reconcile import ObservedJob, ObservedRun
+from smlaunch.planner.workflow import ENDING_RULES, Ending
+
+NOW = 1_800_000_000.0
+RUNS = OrchestratorExecution(has_ended=False)
+MACHINE = "arn:aws:states:eu-west-1:123456789012:execution:train:nightly"
+PIPELINE = "arn:aws:sagemaker:eu-west-1:123456789012:pipeline/chain/execution/abc"
+
+
+def seen(ending: Ending | None, outcome: SegmentOutcome | None = None, since: float = 10.0) -> ObservedRun:
+    job = ObservedJob(2, 1, ending, reason="AlgorithmError: boom", ended_at=NOW - since if ending else None)
+    return ObservedRun(NOW, [job], committed_step=7, outcome=outcome)
+
+
+def test_a_job_that_runs_settles_nothing() -> None:
+    assert definite_result("nightly", seen(None, SegmentOutcome(FINISHED, 7, "nightly")), False) is None
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_an_execution_that_runs_decides_by_itself_what_follows(ending: Ending) -> None:
+    assert inferred_result(seen(ending, since=9 * QUIET_SECONDS), RUNS) is None
+
+
+@pytest.mark.parametrize(
+    ("execution", "ending", "code", "status", "sentence"),
+    [
+        (OrchestratorExecution(True, 0), Ending.COMPLETED, 0, "Completed", "completed"),
+        (
+            OrchestratorExecution(True, 6, "no time left"),
+            Ending.COMPLETED,
+            6,
+            "Stopped",
+            "no time left; the newest",
+        ),
+        (
+            OrchestratorExecution(True, 5, "its execution was stopped"),
+            Ending.STOPPED,
+            5,
+            "Stopped",
+            "its execution was",
+        ),
+        (
+            OrchestratorExecution(True, None, "step failed"),
+            Ending.ALGORITHM,
+            1,
+            "Failed",
+            "AlgorithmError: boom; the n",
+        ),
+        (
+            OrchestratorExecution(True, None, "step failed"),
+            Ending.STOPPED,
+            5,
+            "Stopped",
+            "stopped; the newest checkpoi",
+        ),
+        (
+            OrchestratorExecution(True, None, "States.Runtime"),
+            Ending.COMPLETED,
+            4,
+            "Failed",
+            "States.Runtime; the newest",
+        ),
+    ],
+)
+def test_an_execution_that_has_ended_says_how_the_run_did(
+    execution: OrchestratorExecution, ending: Ending, code: int, status: str, sentence: str
+) -> None:
+    found = inferred_result(seen(ending), execution)
+    assert found is not None and (found.exit_code, found.status) == (code, status)
+    assert found.summary.startswith(sentence)
+
+
+def test_some_ends_are_every_exports() -> None:
+    """Also in an execution that goes on with other runs, or fails with one of them."""
+    said = SegmentOutcome(FINISHED, 7, "nightly")
+    done = definite_result("nightly", seen(Ending.COMPLETED, said), True)
+    assert done is not None and done.exit_code == 0
+    assert definite_result("nightly", seen(Ending.COMPLETED), False) == done
+    assert definite_result("nightly", seen(Ending.COMPLETED, said._replace(run="other")), True) is None
+    going = said._replace(result=CONTINUE)
+    found = {ending for ending in Ending if definite_result("nightly", seen(ending, going), True) is not None}
+    assert found == {Ending.STOPPED, Ending.CLIENT, Ending.DISK_FULL}
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_where_nobody_can_be_asked_a_run_that_nothing_followed_has_ended(ending: Ending) -> None:
+    assert inferred_result(seen(ending), None) is None
+    late = inferred_result(seen(ending, since=QUIET_SECONDS + 1), None)
+    assert late is not None and late.exit_code == (ENDING_RULES[ending].exit_code or 6)
+    assert "nothing has followed for 20m or more; the newest checkpoint is step 7" in late.summary
+
+
+def test_the_names_of_errors_and_the_next_step() -> None:
+    assert {exit_code_of_error(name) for name in ERROR_NAMES.values()} == set(ERROR_NAMES)
+    assert exit_code_of_error("States.Timeout") is None
+    assert stop_instruction(MACHINE) == f"aws stepfunctions stop-execution --execution-arn {MACHINE}"
+    assert stop_instruction(PIPELINE).endswith(f"--pipeline-execution-arn {PIPELINE}")
+    assert describe_driver(PIPELINE) == f"the pipeline's execution {PIPELINE}"
+    assert stop_instruction("Airflow's nightly manual_1") == "stop Airflow's nightly manual_1 there"
+    assert describe_driver("") == "its orchestrator"

@@ -1,0 +1,126 @@
+"""strategy: processing, planned: a request the service takes, and what it has no place for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from smlaunch.api.request import (
+    CREATE_PROCESSING_JOB,
+    REQUEST_BUILDERS,
+    InputChannel,
+    JobParameters,
+    create_processing_job,
+)
+from smlaunch.api.validation import check_request
+from smlaunch.errors import JobError
+from smlaunch.planner.facts import InputFacts
+from smlaunch.planner.request_fields import job_field
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
+from tests.planner.fixtures import PLAIN, plan, region, with_inputs
+
+RAW = InputFacts("s3://b/raw/", "s3", objects=10, bytes=1000)
+WHERE = with_inputs(dataclasses.replace(region(), script=PLAIN), {"raw": RAW})
+TASK = JobParameters(
+    name="clean-s1-a1",
+    role="arn:aws:iam::123456789012:role/SageMaker",
+    image="image:1",
+    entrypoint=(),
+    hyperparameters={},
+    channels=(
+        InputChannel("raw", "s3://b/raw/", is_sharded=True),
+        InputChannel("l", "s3://b/l", is_manifest=True),
+    ),
+    output="s3://b/out/",
+    instance_type="ml.m5.xlarge",
+    hosts=2,
+    volume_gb=30,
+    max_runtime_seconds=3600,
+    environment={"A": "1"},
+    network_isolation=True,
+    encrypt_traffic=True,
+    subnets=("subnet-1",),
+    security_groups=("sg-1",),
+    tags={"k": "v"},
+)
+
+
+def test_every_field_has_its_member() -> None:
+    request = create_processing_job(TASK)
+    assert check_request(CREATE_PROCESSING_JOB, request) == []
+    raw, manifest = (given["S3Input"] for given in request["ProcessingInputs"])
+    assert raw["LocalPath"] == "/opt/ml/processing/input/raw"
+    assert (raw["S3DataDistributionType"], manifest["S3DataType"]) == ("ShardedByS3Key", "ManifestFile")
+    (output,) = request["ProcessingOutputConfig"]["Outputs"]
+    assert output["S3Output"]["S3Uri"] == "s3://b/out/clean-s1-a1/output/"
+    assert request["NetworkConfig"] == {
+        "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]},
+        "EnableNetworkIsolation": True,
+        "EnableInterContainerTrafficEncryption": True,
+    }
+    few = dataclasses.replace(
+        TASK,
+        environment={},
+        tags={},
+        network_isolation=False,
+        encrypt_traffic=False,
+        subnets=(),
+        security_groups=(),
+    )
+    assert not {"Environment", "Tags", "NetworkConfig"} & create_processing_job(few).keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (("ProcessingInputs", 0, "S3Input", "S3Uri"), "inputs.raw.uri"),
+        (("ProcessingResources", "ClusterConfig", "InstanceType"), "compute.instance_type"),
+        (("NetworkConfig", "VpcConfig", "Subnets", 0), "subnets"),
+        (("AppSpecification", "ImageUri"), "image"),
+        (("StoppingCondition", "MaxRuntimeInSeconds"), "limits.max_runtime"),
+        (("Environment", "A"), "environment.A"),
+    ],
+)
+def test_messages_name_what_the_user_wrote(path: tuple[str | int, ...], field: str) -> None:
+    assert job_field(path, create_processing_job(TASK)) == field
+
+
+def test_every_strategy_asks_for_an_operation_there_is() -> None:
+    assert {load_strategy(name).operation for name in BUILT_IN_STRATEGIES} == set(REQUEST_BUILDERS)
+
+
+def test_a_plan() -> None:
+    job = {"strategy": "processing", "compute": {"hosts": 3}, "limits": {"max_runtime": "9d"}}
+    made = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/"}}}, WHERE)
+    (task,) = made.planned_jobs
+    assert (task.operation, task.request["ProcessingJobName"]) == (CREATE_PROCESSING_JOB, task.name)
+    assert made.processes_per_host == 1
+    assert any("3 hosts do the same work 3 times" in warning for warning in made.warnings)
+    assert f"send {CREATE_PROCESSING_JOB} {task.name}" in str(made)
+    split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, WHERE)
+    assert not any("the same work" in warning for warning in split.warnings)
+
+
+def test_what_it_has_no_place_for_is_refused_at_once() -> None:
+    job = {
+        "strategy": "processing",
+        "hyperparameters": {"lr": 1},
+        "compute": {"spot": True, "processes_per_host": 2},
+        "checkpoints": "s3://b/c/",
+        "limits": {"max_runtime": "10d", "segment": "1d"},
+        "inputs": {"raw": {"uri": "s3://b/raw/", "mode": "FastFile", "content_type": "text/csv"}},
+    }
+    with pytest.raises(JobError) as caught:
+        plan(job, WHERE)
+    assert {problem.path for problem in caught.value.problems} >= {
+        "hyperparameters",
+        "compute.spot",
+        "compute.processes_per_host",
+        "checkpoints",
+        "limits.segment",
+        "limits.max_runtime",
+        "inputs.raw.mode",
+        "inputs.raw.content_type",
+    }

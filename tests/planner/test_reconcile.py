@@ -1,0 +1,651 @@
+"""Every way a run can go on or end, and what must hold whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.contract.checkpoint import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.contract.names import JobName
+from smlaunch.contract.segment import (
+    FROM_FILES_VARIABLE,
+    FROM_REPORTED_VARIABLE,
+    FROM_STEP_VARIABLE,
+    STOP_AFTER_VARIABLE,
+)
+from smlaunch.errors import EXIT_MACHINE, JobError, disk_full_message
+from smlaunch.planner.reconcile import (
+    OUTCOME_GRACE_SECONDS,
+    Action,
+    Finish,
+    FollowJob,
+    ObservedJob,
+    ObservedRun,
+    ProgressMark,
+    Submit,
+    WaitUntil,
+    cost_so_far,
+    next_action,
+    progress_by_job,
+    progress_mark_after,
+)
+from smlaunch.planner.workflow import (
+    ENDING_BY_FAILURE,
+    ENDING_RULES,
+    Ending,
+    RunPolicy,
+    Variant,
+    Workflow,
+    classify_ending,
+    request_for,
+    variant_for,
+)
+
+RUN = "long"
+NOW = 1_800_000_000.0
+CHAIN = RunPolicy(chain=True, attempts=3)
+
+
+def request(**more: Any) -> dict[str, Any]:
+    tags = {
+        "smlaunch:format": "1.0",
+        "smlaunch:run": RUN,
+        "smlaunch:segment": "1",
+        "smlaunch:attempt": "1",
+        "smlaunch:job": "h",
+    }
+    return {
+        "TrainingJobName": f"{RUN}-s1-a1",
+        "StoppingCondition": {"MaxRuntimeInSeconds": 1000},
+        "Environment": {STOP_AFTER_VARIABLE: "800", "MINE": "1"},
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+        **more,
+    }
+
+
+def spot_request() -> dict[str, Any]:
+    stopping = {"MaxRuntimeInSeconds": 1000, "MaxWaitTimeInSeconds": 2000}
+    return request(EnableManagedSpotTraining=True, StoppingCondition=stopping)
+
+
+def workflow(policy: RunPolicy = CHAIN, *variants: Variant) -> Workflow:
+    return Workflow(RUN, "h", variants or (Variant(1, request()),), policy, "s3://b/long/")
+
+
+def seen(
+    segment: int = 1, attempt: int = 1, ending: Ending | None = Ending.COMPLETED, **more: Any
+) -> ObservedJob:
+    return ObservedJob(segment, attempt, ending, **{"ended_at": NOW - 1, "training_seconds": 100.0, **more})
+
+
+def old(segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **more: Any) -> ObservedJob:
+    """So long ago that nobody waits for its outcome."""
+    return seen(segment, attempt, ending, ended_at=NOW - 99, **more)
+
+
+def said(result: str = CONTINUE, job: str = f"{RUN}-s1-a1", step: int | None = 10) -> SegmentOutcome:
+    return SegmentOutcome(result, step, RUN, job)
+
+
+def look(*jobs: ObservedJob, **more: Any) -> ObservedRun:
+    return ObservedRun(NOW, jobs, **more)
+
+
+CONTINUES = said(step=None)
+"""Of some other job: what the newest one has told stands in ``reported``."""
+
+
+def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[ObservedJob]:
+    """A first job, and one that began at each of these reported steps: segments, or attempts of one."""
+    return [old(1, 1, ending)] + [
+        old(segment or number + 1, number if segment else 1, ending, from_reported_step=step)
+        for number, step in enumerate(reported, 1)
+    ]
+
+
+def as_seen(mark: ProgressMark) -> dict[str, Any]:
+    return {
+        "from_step": mark.committed_step,
+        "from_reported_step": mark.reported_step,
+        "from_files_digest": mark.files_digest,
+    }
+
+
+def submitted(action: Action) -> Submit:
+    assert isinstance(action, Submit), action
+    return action
+
+
+def finished(action: Action) -> Finish:
+    assert isinstance(action, Finish), action
+    return action
+
+
+class TestRequests:
+    def test_the_first_one_is_the_plans_own(self) -> None:
+        assert request_for(workflow(), 1, 1) == request()
+
+    def test_later_ones_differ_in_name_and_tags_and_say_where_they_begin(self) -> None:
+        made = request_for(workflow(), 4, 2, step=70)
+        assert made["TrainingJobName"] == f"{RUN}-s4-a2"
+        tags = {tag["Key"]: tag["Value"] for tag in made["Tags"]}
+        assert tags == {
+            "smlaunch:format": "1.0",
+            "smlaunch:run": RUN,
+            "smlaunch:segment": "4",
+            "smlaunch:attempt": "2",
+            "smlaunch:job": "h",
+        }
+        assert made["Environment"] == {STOP_AFTER_VARIABLE: "800", "MINE": "1", FROM_STEP_VARIABLE: "70"}
+
+    def test_on_demand_has_no_wait_for_spot(self) -> None:
+        made = request_for(workflow(CHAIN, Variant(1, spot_request())), 1, 2, spot=False)
+        assert "EnableManagedSpotTraining" not in made
+        assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 1000}
+
+    @pytest.mark.parametrize(
+        ("left", "limit", "stop_after"), [(600, 600, 400), (300, 300, 150), (5000, 1000, 800)]
+    )
+    def test_a_shorter_segment_ends_earlier_too(self, left: float, limit: int, stop_after: int) -> None:
+        made = request_for(workflow(), 2, 1, seconds_left=left)
+        assert made["StoppingCondition"]["MaxRuntimeInSeconds"] == limit
+        assert made["Environment"][STOP_AFTER_VARIABLE] == str(stop_after)
+
+    def test_the_workflow_is_not_changed(self) -> None:
+        made = workflow(CHAIN, Variant(1, spot_request()))
+        request_for(made, 3, 1, step=5, spot=False, seconds_left=10)
+        assert made == workflow(CHAIN, Variant(1, spot_request()))
+
+    def test_variants_by_number(self) -> None:
+        made = workflow(CHAIN, *(Variant(first, request(InputMode=str(first))) for first in (1, 2, 5)))
+        chosen = [variant_for(made, segment, 0).first_segment for segment in range(1, 8)]
+        assert chosen == [1, 2, 2, 2, 5, 5, 5]
+
+    def test_a_variant_with_a_last_step_holds_until_it_is_reached(self) -> None:
+        made = workflow(
+            CHAIN,
+            Variant(1, request(), until_step=50),
+            Variant(2, request(), until_step=90),
+            Variant(3, request()),
+        )
+        assert [variant_for(made, 4, step).first_segment for step in (0, 49, 50, 89, 90)] == [1, 1, 2, 2, 3]
+        assert variant_for(made, 2).first_segment == 2
+
+    def test_written_and_read_again(self) -> None:
+        made = workflow(replace(CHAIN, max_cost=5.0), Variant(1, spot_request(), 3.5, until_step=7))
+        assert Workflow.from_json(made.to_json()) == made
+
+    def test_later_versions(self) -> None:
+        text = workflow().to_json()
+        newer = text.replace('"version": "1.0"', '"version": "1.7", "more": [1]')
+        assert Workflow.from_json(newer) == workflow()
+        with pytest.raises(JobError, match=r"version 2\.0"):
+            Workflow.from_json(text.replace('"version": "1.0"', '"version": "2.0"'))
+        for broken in ("", "[]", "{}", '{"version": "1.0"}'):
+            with pytest.raises(JobError, match=r"workflow\.json"):
+                Workflow.from_json(broken)
+
+
+class TestEndings:
+    def test_words_of_the_service(self) -> None:
+        assert classify_ending("InProgress", "Interrupted", "") is None
+        assert classify_ending("Completed", "Completed", "") is Ending.COMPLETED
+        assert classify_ending("Stopped", "MaxRuntimeExceeded", "") is Ending.TIME
+        assert classify_ending("Stopped", "MaxWaitTimeExceeded", "") is Ending.WAIT_EXCEEDED
+        assert classify_ending("Stopped", "Stopped", "") is Ending.STOPPED
+        for word, ending in ENDING_BY_FAILURE.items():
+            assert classify_ending("Failed", "Failed", f"{word}: why") is ending
+        assert classify_ending("Failed", "Failed", "") is Ending.ALGORITHM
+        full = disk_full_message("/home", "No space left on device")
+        assert classify_ending("Failed", "Failed", f"ClientError: {full}") is Ending.DISK_FULL
+        assert ENDING_RULES[Ending.DISK_FULL].exit_code == EXIT_MACHINE
+
+    def test_there_is_a_rule_for_each(self) -> None:
+        assert set(ENDING_RULES) == set(Ending)
+
+
+class TestOneJob:
+    """A run without a chain, as runs have always been."""
+
+    ALONE = RunPolicy()
+
+    @pytest.mark.parametrize(
+        ("ending", "code"),
+        [
+            (Ending.COMPLETED, 0),
+            (Ending.ALGORITHM, 1),
+            (Ending.CLIENT, 2),
+            (Ending.CAPACITY, 4),
+            (Ending.SERVICE, 4),
+            (Ending.STOPPED, 5),
+            (Ending.TIME, 6),
+            (Ending.WAIT_EXCEEDED, 6),
+        ],
+    )
+    def test_ends_as_its_job_does(self, ending: Ending, code: int) -> None:
+        assert finished(next_action(workflow(self.ALONE), look(seen(ending=ending)))).exit_code == code
+
+    def test_starts_and_is_watched(self) -> None:
+        assert submitted(next_action(workflow(self.ALONE), look())).request == request()
+        assert next_action(workflow(self.ALONE), look(seen(ending=None))) == FollowJob(JobName(RUN, 1, 1))
+
+    def test_ended_itself_before_its_limit(self) -> None:
+        action = finished(next_action(workflow(self.ALONE), look(seen(), outcome=said(), committed_step=10)))
+        assert (action.exit_code, "step 10" in action.summary) == (6, True)
+
+    def test_attempts_where_they_are_asked_for(self) -> None:
+        made = workflow(RunPolicy(attempts=2))
+        again = submitted(next_action(made, look(seen(ending=Ending.SERVICE))))
+        assert again.name == JobName(RUN, 1, 2)
+        jobs = seen(ending=Ending.SERVICE), seen(1, 2, Ending.SERVICE)
+        assert finished(next_action(made, look(*jobs))).exit_code == 4
+
+
+class TestChain:
+    def test_the_next_segment_from_a_newer_checkpoint(self) -> None:
+        action = submitted(next_action(workflow(), look(seen(), committed_step=10, outcome=said())))
+        assert action.name == JobName(RUN, 2, 1)
+        assert action.request["Environment"][FROM_STEP_VARIABLE] == "10"
+
+    def test_the_end(self) -> None:
+        jobs = seen(), seen(2, from_step=10)
+        action = finished(
+            next_action(
+                workflow(), look(*jobs, committed_step=15, outcome=said(FINISHED, f"{RUN}-s2-a1", 15))
+            )
+        )
+        assert (action.exit_code, action.status) == (0, "Completed")
+
+    def test_an_outcome_may_come_late(self) -> None:
+        action = next_action(workflow(), look(seen(), committed_step=10))
+        assert isinstance(action, WaitUntil)
+        assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
+        late = look(seen(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
+        assert submitted(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
+
+    def test_another_runs_outcome_is_not_ours(self) -> None:
+        stale = look(
+            seen(ended_at=NOW - 99),
+            committed_step=10,
+            outcome=SegmentOutcome(FINISHED, 10, "other", "other-s9-a1"),
+        )
+        assert submitted(next_action(workflow(), stale)).name == JobName(RUN, 2, 1)
+
+    def test_at_its_max_runtime_with_a_newer_checkpoint(self) -> None:
+        action = submitted(next_action(workflow(), look(seen(ending=Ending.TIME), committed_step=10)))
+        assert action.name == JobName(RUN, 2, 1)
+
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
+        jobs = [seen(), *(seen(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
+        again = submitted(
+            next_action(workflow(), look(*jobs[:3], committed_step=10, outcome=said(job=f"{RUN}-s2-a2")))
+        )
+        assert again.name == JobName(RUN, 2, 3)
+        action = finished(
+            next_action(workflow(), look(*jobs, committed_step=10, outcome=said(job=f"{RUN}-s2-a3")))
+        )
+        assert (action.exit_code, action.status) == (1, "Failed")
+        assert f"{RUN}-s2-a1, {RUN}-s2-a2, {RUN}-s2-a3 left nothing newer than step 10" in action.summary
+
+    def test_a_checkpoint_that_did_not_get_there_is_told(self) -> None:
+        jobs = [seen(1, attempt) for attempt in (1, 2, 3)]
+        action = finished(next_action(workflow(), look(*jobs, outcome=said(job=f"{RUN}-s1-a3", step=40))))
+        assert "committed step 40, which is incomplete in S3" in action.summary
+
+    def test_a_failure_after_progress_goes_on_and_attempts_count_anew(self) -> None:
+        jobs = [seen(1, attempt, Ending.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
+        assert submitted(next_action(workflow(), look(*jobs, committed_step=9))).name == JobName(RUN, 1, 8)
+
+    def test_a_failure_without_progress_uses_up_attempts(self) -> None:
+        jobs = [
+            seen(1, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
+            for attempt in (1, 2, 3)
+        ]
+        assert submitted(next_action(workflow(), look(*jobs[:2], committed_step=5))).name == JobName(
+            RUN, 1, 3
+        )
+        action = finished(next_action(workflow(), look(*jobs, committed_step=5)))
+        assert (action.exit_code, action.status) == (1, "Failed")
+        assert "boom; tried 3 times without a newer checkpoint" in action.summary
+
+    def test_what_cannot_work_is_given_up_at_once(self) -> None:
+        failed = seen(ending=Ending.CLIENT, reason="ClientError: no such bucket")
+        assert finished(next_action(workflow(), look(failed))).exit_code == 2
+
+    def test_capacity_is_waited_for_longer_each_time(self) -> None:
+        waits = []
+        for attempts in (1, 2):
+            jobs = [seen(1, attempt + 1, Ending.CAPACITY) for attempt in range(attempts)]
+            waits.append(submitted(next_action(workflow(), look(*jobs))).not_before - (NOW - 1))
+        assert waits == [60.0, 120.0]
+        near = submitted(next_action(workflow(), look(seen(ending=Ending.CAPACITY), time_scale=0.01)))
+        assert near.not_before == pytest.approx(NOW - 1 + 0.6)
+
+    @pytest.mark.parametrize("ending", [Ending.WAIT_EXCEEDED, Ending.CAPACITY])
+    def test_starved_spot_goes_on_demand_when_asked(self, ending: Ending) -> None:
+        made = workflow(replace(CHAIN, on_demand_fallback=True), Variant(1, spot_request()))
+        action = submitted(next_action(made, look(seen(ending=ending, spot=True))))
+        assert action.name == JobName(RUN, 1, 2)
+        assert "EnableManagedSpotTraining" not in action.request
+        assert action.not_before == 0.0
+        later = look(seen(ending=ending, spot=True), seen(1, 2, Ending.ALGORITHM), committed_step=5)
+        assert "EnableManagedSpotTraining" not in submitted(next_action(made, later)).request
+        on = look(
+            seen(ending=ending, spot=True), seen(1, 2), committed_step=5, outcome=said(job=f"{RUN}-s1-a2")
+        )
+        assert submitted(next_action(made, on)).request["EnableManagedSpotTraining"] is True
+
+    def test_starved_spot_ends_the_run_when_not(self) -> None:
+        made = workflow(CHAIN, Variant(1, spot_request()))
+        assert finished(next_action(made, look(seen(ending=Ending.WAIT_EXCEEDED, spot=True)))).exit_code == 6
+
+    def test_a_person_stops_it_and_goes_on(self) -> None:
+        stopped = look(seen(ending=Ending.STOPPED), committed_step=7)
+        assert finished(next_action(workflow(), stopped)).exit_code == 5
+        again = submitted(next_action(workflow(), replace(stopped, override_failure=JobName(RUN, 1, 1))))
+        assert again.name == JobName(RUN, 1, 2)
+        assert again.not_before == 0.0
+
+    def test_a_stop_between_two_segments(self) -> None:
+        between = look(seen(), committed_step=10, outcome=said(), stop_requested=True)
+        assert finished(next_action(workflow(), between)).exit_code == 5
+        done = look(seen(), committed_step=10, outcome=said(FINISHED), stop_requested=True)
+        assert finished(next_action(workflow(), done)).exit_code == 0
+        assert finished(next_action(workflow(), look(stop_requested=True))).exit_code == 5
+
+    def test_finished_and_then_failed_is_done_again_for_its_model(self) -> None:
+        failed = seen(ending=Ending.SERVICE, reason="InternalServerError: gone")
+        action = submitted(
+            next_action(
+                workflow(),
+                look(
+                    failed, committed_step=20, outcome=said(FINISHED, step=20)._replace(ranks_succeeded=True)
+                ),
+            )
+        )
+        assert action.clears_outcome
+
+
+class TestScriptsWithCheckpointsOfTheirOwn:
+    """Nobody knows what lies in them: what counts is the highest step that a job reports."""
+
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
+        action = submitted(
+            next_action(workflow(), look(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
+        )
+        assert action.name == JobName(RUN, 4, 1)
+        assert action.reason == "the script has reported step 189"
+        assert action.request["Environment"][FROM_REPORTED_VARIABLE] == "189"
+
+    def test_a_crash_after_a_higher_step_goes_on(self) -> None:
+        jobs = [
+            seen(1, attempt, Ending.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
+            for attempt in range(1, 9)
+        ]
+        action = submitted(next_action(workflow(), look(*jobs, reported_step=71)))
+        assert (action.name, action.request["Environment"][FROM_REPORTED_VARIABLE]) == (
+            JobName(RUN, 1, 9),
+            "71",
+        )
+
+    def test_three_jobs_without_a_higher_one_end_it(self) -> None:
+        for reported in (63, 60, 0, None):
+            jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+            again = submitted(
+                next_action(workflow(), look(*jobs[:3], outcome=CONTINUES, reported_step=reported))
+            )
+            assert again.name == JobName(RUN, 2, 3)
+            assert again.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
+            end = finished(next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=reported)))
+            assert (end.exit_code, end.status) == (1, "Failed")
+            names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
+            assert end.summary.startswith(
+                f"no progress: {names} did not get the run beyond step 63: the script"
+            )
+
+    def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
+        """By the machine's speed of the moment; it counts for nothing, for whoever looks later too."""
+        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        again = submitted(
+            next_action(workflow(), look(*jobs[:3], outcome=CONTINUES, reported_step=66, repeats_steps=True))
+        )
+        assert again.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
+        end = finished(
+            next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=66, repeats_steps=True))
+        )
+        assert "s2-a3 reported steps up to 66, and most of them had been reported before" in end.summary
+
+    def test_three_failures_at_the_same_step(self) -> None:
+        jobs = [
+            seen(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
+            for attempt in (1, 2, 3)
+        ]
+        assert submitted(next_action(workflow(), look(*jobs[:2], reported_step=5))).name == JobName(RUN, 2, 3)
+        end = finished(next_action(workflow(), look(*jobs, reported_step=5)))
+        assert end.exit_code == 1
+        assert end.summary == "AlgorithmError: boom; tried 3 times without getting the run beyond step 5"
+
+    def test_failures_and_planned_ends_are_counted_together(self) -> None:
+        endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME
+        jobs = [seen(2, attempt, ending, from_reported_step=5) for attempt, ending in enumerate(endings, 1)]
+        assert finished(next_action(workflow(), look(*jobs, reported_step=5))).exit_code == 1
+
+    def test_a_committed_step_counts_also_where_none_is_reported_beyond(self) -> None:
+        jobs = [
+            seen(1, attempt, Ending.ALGORITHM, from_reported_step=57, from_step=50) for attempt in (1, 2, 3)
+        ]
+        action = submitted(next_action(workflow(), look(*jobs, reported_step=55, committed_step=54)))
+        environment = action.request["Environment"]
+        assert (environment[FROM_STEP_VARIABLE], environment[FROM_REPORTED_VARIABLE]) == ("54", "57")
+
+    def test_where_no_step_is_reported_changed_files_count(self) -> None:
+        jobs = [old(), old(2, from_files_digest="aa"), old(3, from_files_digest="bb")]
+        action = submitted(next_action(workflow(), look(*jobs, outcome=CONTINUES, files_digest="cc")))
+        assert (action.name, action.reason) == (JobName(RUN, 4, 1), "its checkpoint files have changed")
+        assert action.request["Environment"][FROM_FILES_VARIABLE] == "cc"
+        idle = [*jobs, *(old(4, attempt, from_files_digest="cc") for attempt in (1, 2, 3))]
+        again = submitted(next_action(workflow(), look(*idle[:-1], outcome=CONTINUES, files_digest="cc")))
+        assert again.name == JobName(RUN, 4, 3)
+        end = finished(next_action(workflow(), look(*idle, outcome=CONTINUES, files_digest="cc")))
+        assert (end.exit_code, "saved no new or changed checkpoint file" in end.summary) == (1, True)
+
+    def test_files_do_not_count_where_a_step_is_reported(self) -> None:
+        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        assert finished(
+            next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=63, files_digest="new"))
+        ).exit_code
+
+    def test_the_first_job_without_steps_has_no_files_to_compare_with(self) -> None:
+        """Three attempts are three, also where a job before them had reported steps."""
+        mark = ProgressMark(0, 26)
+        jobs = [seen(2, attempt, Ending.ALGORITHM, **as_seen(mark)) for attempt in (1, 2, 3)]
+        after = progress_mark_after(jobs[0], look(jobs[0], files_digest="digest"))
+        assert not after.is_beyond(mark)
+        assert progress_mark_after(jobs[1], look(*jobs[:2], files_digest="other")).is_beyond(after)
+        assert finished(next_action(workflow(), look(*jobs, files_digest="digest"))).exit_code == 1
+
+    def test_no_file_and_no_step_ends_it(self) -> None:
+        jobs = [old(1, attempt) for attempt in (1, 2, 3)]
+        assert submitted(next_action(workflow(), look(*jobs[:2], outcome=CONTINUES))).name == JobName(
+            RUN, 1, 3
+        )
+        end = finished(next_action(workflow(), look(*jobs, outcome=CONTINUES)))
+        assert (end.exit_code, "no complete checkpoint is in S3" in end.summary) == (1, True)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.booleans(), st.sampled_from(["", "a", "b"]))))
+    def test_whoever_looks_later_judges_alike(self, told: list[tuple[int | None, bool, str]]) -> None:
+        """A job is judged when it has ended; afterwards the next job's request says the same of it."""
+        jobs: list[ObservedJob] = []
+        judged: list[bool] = []
+        mark = ProgressMark()
+        for attempt, (reported, repeats, files) in enumerate(told, 1):
+            jobs.append(seen(1, attempt, Ending.ALGORITHM, **as_seen(mark)))
+            now = look(*jobs, reported_step=reported, repeats_steps=repeats, files_digest=files)
+            after = progress_mark_after(jobs[-1], now)
+            judged.append(after.is_beyond(mark))
+            assert progress_by_job(jobs, after) == judged
+            assert repeats is False or reported is None or not judged[-1]
+            mark = after
+
+
+class TestCaps:
+    def test_training_time_is_used_up(self) -> None:
+        made = workflow(replace(CHAIN, total_seconds=1500))
+        most = look(seen(training_seconds=850.0), committed_step=10, outcome=said())
+        action = submitted(next_action(made, most))
+        assert action.request["StoppingCondition"]["MaxRuntimeInSeconds"] == 650
+        assert action.request["Environment"][STOP_AFTER_VARIABLE] == "450"
+        rest = look(seen(training_seconds=1200.0), committed_step=10, outcome=said())
+        assert finished(next_action(made, rest)).exit_code == 6
+
+    def test_cost_shortens_the_last_segment_and_ends_the_run(self) -> None:
+        made = workflow(replace(CHAIN, max_cost=10.0), Variant(1, request(), price_per_hour=36.0))
+        one = look(seen(billable_seconds=500.0), committed_step=10, outcome=said())
+        assert cost_so_far(made, one.jobs) == pytest.approx(5.0)
+        shortened = submitted(next_action(made, one)).request
+        assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
+        two = seen(billable_seconds=500.0), seen(2, billable_seconds=460.0, from_step=10)
+        action = finished(next_action(made, look(*two, committed_step=20, outcome=said(job=f"{RUN}-s2-a1"))))
+        assert action.exit_code == 6
+        assert "$10.00 is reached: $9.60 spent" in action.summary
+        assert "step 20" in action.summary
+
+
+# ---- whatever happens --------------------------------------------------------------------------------
+
+
+class World:
+    """Jobs, checkpoints and an outcome, as a service would have them; what each job does is drawn."""
+
+    def __init__(self, made: Workflow, fates: list[tuple[Ending, int, bool]]) -> None:
+        self.workflow = made
+        self.fates = fates
+        self.jobs: dict[JobName, ObservedJob] = {}
+        self.step = 0
+        self.outcome: SegmentOutcome | None = None
+        self.now = NOW
+        self.most_billable = 0.0
+
+    def observed(self, **more: Any) -> ObservedRun:
+        return ObservedRun(self.now, tuple(self.jobs.values()), self.step, self.outcome, **more)
+
+    def create(self, action: Submit) -> None:
+        """What SageMaker does: a name can be taken only once."""
+        if action.name in self.jobs:
+            return
+        assert all(job.ending is not None for job in self.jobs.values()), "two jobs of a run at once"
+        fate, gain, finishes = self.fates[len(self.jobs) % len(self.fates)]
+        limit = action.request["StoppingCondition"]["MaxRuntimeInSeconds"]
+        self.now = max(self.now, action.not_before) + 1
+        if action.clears_outcome:
+            self.outcome = None
+        if fate is Ending.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
+            fate = Ending.TIME
+        used = 0.0 if fate in (Ending.CAPACITY, Ending.CLIENT, Ending.WAIT_EXCEEDED) else float(limit)
+        before, self.step = self.step, self.step + (gain if used else 0)
+        if fate is Ending.COMPLETED:
+            result = FINISHED if finishes else CONTINUE
+            self.outcome = SegmentOutcome(result, self.step, RUN, str(action.name))
+        self.now += used
+        self.jobs[action.name] = ObservedJob(
+            action.name.segment,
+            action.name.attempt,
+            fate,
+            ended_at=self.now,
+            training_seconds=used,
+            billable_seconds=used,
+            spot=bool(action.request.get("EnableManagedSpotTraining")),
+            from_step=int(action.request["Environment"].get(FROM_STEP_VARIABLE, 0)),
+        )
+        assert self.jobs[action.name].from_step == before
+
+
+fates = st.lists(
+    st.tuples(st.sampled_from(list(Ending)), st.integers(0, 3), st.booleans()), min_size=1, max_size=8
+)
+policies = st.builds(
+    RunPolicy,
+    chain=st.booleans(),
+    attempts=st.integers(1, 4),
+    total_seconds=st.integers(1000, 5000),
+    max_cost=st.none() | st.floats(1.0, 100.0),
+    on_demand_fallback=st.booleans(),
+)
+prices = st.none() | st.floats(0.5, 50.0)
+
+
+def run_to_end(world: World) -> tuple[Finish, int]:
+    for count in range(500):
+        action = next_action(world.workflow, world.observed())
+        assert next_action(world.workflow, world.observed()) == action
+        if isinstance(action, Finish):
+            return action, count
+        if isinstance(action, WaitUntil):
+            assert action.until > world.now
+            world.now = action.until
+        else:
+            before = len(world.jobs)
+            world.create(submitted(action))
+            assert len(world.jobs) == before + 1, "a name was asked for twice"
+    raise AssertionError("it never ends")
+
+
+@settings(max_examples=200, deadline=None)
+@given(fates, policies, prices, st.booleans())
+def test_every_run_ends_within_its_bounds(
+    drawn: list[tuple[Ending, int, bool]], policy: RunPolicy, price: float | None, spot: bool
+) -> None:
+    variant = Variant(1, spot_request() if spot else request(), price)
+    world = World(workflow(policy, variant), drawn)
+    end, _ = run_to_end(world)
+    jobs = list(world.jobs.values())
+    assert next_action(world.workflow, world.observed()) == end
+    assert sum(job.training_seconds for job in jobs[1:]) <= max(0, policy.total_seconds or 0)
+    if policy.max_cost is not None and price is not None and len(jobs) > 1:
+        assert (cost_so_far(world.workflow, jobs[1:]) or 0.0) <= policy.max_cost
+    newer = [job.from_step for job in jobs[1:]] + [world.step]
+    idle = longest = 0
+    for job, end_step in zip(jobs, newer, strict=True):
+        idle = 0 if end_step > job.from_step else idle + 1
+        longest = max(longest, idle)
+    assert longest <= policy.attempts + 1
+    for job, following in pairwise(jobs):
+        if following.segment != job.segment:
+            assert following.segment == job.segment + 1
+            assert following.from_step > job.from_step, "a segment followed without a newer checkpoint"
+
+
+@settings(max_examples=150, deadline=None)
+@given(fates, policies, st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=40))
+def test_two_drivers_and_killed_ones_make_the_same_jobs(
+    drawn: list[tuple[Ending, int, bool]], policy: RunPolicy, troubles: list[tuple[bool, int]]
+) -> None:
+    """``troubles``, round by round: whether the driver is killed before it acts, and what another one, that
+    looked some time ago and only now gets to act, had seen."""
+    alone, shared = World(workflow(policy), drawn), World(workflow(policy), drawn)
+    end, _ = run_to_end(alone)
+    remembered: list[ObservedRun] = []
+    for _ in range(500):
+        killed, looked = troubles.pop() if troubles else (False, 0)
+        if remembered:
+            stale = next_action(shared.workflow, remembered[-1 - looked % len(remembered)])
+            if isinstance(stale, Submit):
+                shared.create(stale)
+        remembered.append(shared.observed())
+        action = next_action(shared.workflow, shared.observed())
+        if isinstance(action, Finish):
+            break
+        if isinstance(action, WaitUntil):
+            shared.now = action.until
+        elif not killed:
+            shared.create(submitted(action))
+    assert list(shared.jobs) == list(alone.jobs)
+    assert (shared.step, action) == (alone.step, end)

@@ -1,0 +1,161 @@
+"""A plan in a notebook's cell, and its table of machines: all there, and nothing of it is a job's markup."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.planner.plan import Candidate, Plan
+from smlaunch.planner.render_candidates import MAX_SHOWN, comparison_lines
+from smlaunch.planner.render_text import as_text
+from tests.planner.fixtures import local, plan, region
+from tests.planner.test_segments import chain
+
+WORK = {"time_on_one": "40h", "wanted_time": "12h"}
+VOID = ("br", "hr", "img", "input", "meta", "link")
+
+
+class Page(HTMLParser):
+    """What a browser would see; fails where tags do not close."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def page(made: Plan) -> Page:
+    return Page(made._repr_html_())
+
+
+def test_it_says_all_that_the_text_says() -> None:
+    made = plan({"workload": WORK, "limits": {"max_runtime": "1d"}, "tags": {"team": "a"}})
+    seen = page(made)
+    for reason in made.reasons:
+        assert reason.explanation in seen.text
+        assert reason.rule in seen.text
+    assert made.run in seen.text
+    assert made.image in seen.text
+    assert f"Machines compared: {len(made.candidates)}" in seen.text
+    assert '"TrainingJobName": "digits-s1-a1"' in seen.text
+    chosen = [
+        attributes for tag, attributes in seen.tags if tag == "tr" and attributes.get("class") == "chosen"
+    ]
+    assert len(chosen) == 1
+
+
+def test_requests_are_folded_and_a_long_chain_shows_its_first() -> None:
+    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
+    seen = page(made)
+    folds = [attributes for tag, attributes in seen.tags if tag == "details"]
+    assert sum("open" in attributes for attributes in folds) <= 2
+    assert f"and {len(made.planned_jobs) - MAX_SHOWN} more requests" in seen.text
+    assert seen.text.count('"TrainingJobName"') == MAX_SHOWN
+
+
+def test_it_has_no_ground_of_its_own_and_touches_nothing_else() -> None:
+    html = plan()._repr_html_()
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert style is not None
+    for rule in re.findall(r"^([^\s{][^{]*)\{", style[1], re.MULTILINE):
+        assert all(part.strip().startswith(".smlaunch") for part in rule.split(","))
+    for colour in re.findall(r"background:\s*([^;]+);", style[1]):
+        assert colour == "none" or colour.startswith("rgba(128, 128, 128")
+    assert "<script" not in html
+
+
+_EVIL = [
+    "<script>alert(1)</script>",
+    "</pre></details>",
+    '"><img src=x onerror=y>',
+    "a&lt;b",
+    "\x1b[31m",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("evil", _EVIL[:-1])
+def test_what_the_job_holds_is_text(evil: str) -> None:
+    job = {
+        "hyperparameters": {"note": evil},
+        "environment": {"NOTE": evil},
+        "args": [evil],
+        "tags": {"team": "x"},
+        "output": "s3://b/o/",
+    }
+    source = dataclasses.replace(region().source, root=evil, entry="train.py")
+    made = plan(job, local(source=source))
+    seen = page(made)
+    assert not {"script", "img"} & {tag for tag, _ in seen.tags}
+    assert "\x1b" not in made._repr_html_()
+    assert not [attributes for _, attributes in seen.tags if "onerror" in attributes]
+
+
+_WORDS = st.text(max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_WORDS, _WORDS, st.booleans(), st.integers(1, 64))
+def test_any_candidate_is_shown(name: str, because: str, timed: bool, hosts: int) -> None:
+    spans: dict[str, Any] = (
+        {"seconds": (1.0, 2e6), "dollars": (0.0, 1e5), "per_hour": (0.1, 3.0)} if timed else {}
+    )
+    candidates = (
+        Candidate("ddp", "ml.g5.xlarge", 1, 1, chosen=True),
+        Candidate("ddp", name, hosts, 8, **spans),
+        Candidate("ddp", name, hosts, 8, rule="time.too-slow", objection=because, **spans),
+    )
+    made = dataclasses.replace(plan(), candidates=candidates)
+    page(made)
+    text = as_text(made)
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "Machines compared: 3, of which 2 are suitable" in text
+
+
+# ---- in the terminal -------------------------------------------------------------------------------------
+
+
+def test_the_table_marks_what_is_chosen_and_counts_the_others() -> None:
+    made = plan({"workload": WORK})
+    lines = comparison_lines(made.candidates)
+    marked = [line for line in lines if line.startswith("  * ")]
+    assert len(marked) == 1
+    assert marked[0].split()[1:4] == ["1", "x", made.instance_type]
+    assert any(line.endswith("[scale.up-before-out]") for line in lines)
+    assert len([line for line in lines if line.startswith("    1 x ml.")]) <= MAX_SHOWN
+
+
+def test_colours_are_only_painted_where_they_are_asked_for() -> None:
+    made = plan({"workload": WORK, "compute": {"instance_type": "ml.g5.48xlarge"}})
+    painted: list[tuple[str, str]] = []
+
+    def paint(kind: str, text: str) -> str:
+        painted.append((kind, text))
+        return text
+
+    assert as_text(made, paint) == as_text(made) == str(made)
+    kinds = {kind for kind, _ in painted}
+    assert "heading" in kinds
+    assert ("heading", "Why") in painted

@@ -1,0 +1,223 @@
+"""What reading a script shows of how many accelerators it can use, and what it lacks for more."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from smlaunch.discovery.script_analysis import missing_packages, read_script, transitive_features
+from smlaunch.planner.facts import ScriptFacts
+from smlaunch.planner.script_capability import ScriptCapability, needs_module_scan, script_capability
+from tests.planner.fixtures import TORCH, local, plan, region
+
+ENTRYPOINTS = Path(__file__).parent.parent.parent / "entrypoints"
+
+COMPLETE = """
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+dist.init_process_group("nccl")
+device = int(os.environ["LOCAL_RANK"])
+model = DDP(net().to(device))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for batch in loader:
+        model(batch).sum().backward()
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+LACKS = [
+    ('dist.init_process_group("nccl")\n', "pass\n", "a process group", None),
+    ('int(os.environ["LOCAL_RANK"])', '"cuda"', "the device of LOCAL_RANK", 8),
+    ("DDP(net().to(device))", "net().to(device)", "gradients that are averaged", 15),
+    ("sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)",
+     "sampler = None\nloader = DataLoader(data, shuffle=True)", "a sampler that gives every rank", 11),
+    ("    sampler.set_epoch(epoch)\n", "    pass\n", "sampler.set_epoch(epoch)", 10),
+    ("if dist.get_rank() == 0:", "if True:", "only rank 0 writing", 17),
+]  # fmt: skip
+
+
+def read(folder: Path, text: str) -> ScriptFacts:
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(text), encoding="utf-8")
+    facts = read_script(script)
+    assert facts.problem is None
+    return facts
+
+
+def can(folder: Path, text: str) -> ScriptCapability:
+    return script_capability(read(folder, text), "train.py")
+
+
+def test_a_script_with_all_of_it_lacks_nothing(tmp_path: Path) -> None:
+    found = can(tmp_path, COMPLETE)
+    assert (found.accelerator_use, found.missing_steps, found.shards_model, found.uses_accelerators) == (
+        "several",
+        (),
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(("text", "instead", "said", "line"), LACKS, ids=[row[2] for row in LACKS])
+def test_each_thing_that_lacks_is_said_with_its_line(
+    tmp_path: Path, text: str, instead: str, said: str, line: int | None
+) -> None:
+    assert text in COMPLETE
+    (missing,) = can(tmp_path, COMPLETE.replace(text, instead)).missing_steps
+    assert missing.startswith(said)
+    assert line is None or f"(train.py, line {line})" in missing
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    [
+        ("import json", "one"),
+        ("import torch\nmodel = net().cuda()", "one"),
+        ("import torch\nmodel = torch.nn.DataParallel(net())", "instance"),
+        ("import torch.multiprocessing as mp\nmp.spawn(work, nprocs=4)", "instance"),
+        ("import tensorflow as tf\ntf.distribute.MirroredStrategy()", "instance"),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "several"),
+        ("from accelerate import Accelerator\nAccelerator()", "several"),
+        ("from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('x')", "one"),
+        ("import transformers\ntransformers.Trainer(model).train()", "several"),
+        ("import deepspeed\ndeepspeed.initialize(model=m)", "several"),
+        ("import lightning as L\nL.Trainer().fit(m)", "several"),
+        ("from torch import distributed\ndistributed.init_process_group()", "several"),
+        # Words that mean something else elsewhere.
+        ("def save(x): pass\nclass Trainer: pass\nsave(1)\nTrainer()", "one"),
+    ],
+)
+def test_what_it_can_use(tmp_path: Path, text: str, use: str) -> None:
+    found = can(tmp_path, text)
+    assert found.accelerator_use == use
+    if use == "several":
+        assert not [one for one in found.missing_steps if not one.startswith("the device")]
+
+
+def test_sharding_is_seen(tmp_path: Path) -> None:
+    assert can(tmp_path, "from torch.distributed.fsdp import fully_shard\nfully_shard(m)").shards_model
+    assert can(tmp_path, "import deepspeed").shards_model
+    assert not can(tmp_path, COMPLETE).shards_model
+
+
+def test_nobody_guesses_where_nobody_looked() -> None:
+    found = script_capability(ScriptFacts(imports=frozenset({"torch.distributed"})), "train.py")
+    assert (found.accelerator_use, found.missing_steps, found.was_analyzed) == ("several", (), False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train_ddp", "train_fsdp", "train_gpt", "train_resumable", "train_accelerate", "train_hf",
+     "train_lightning"],
+)  # fmt: skip
+def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
+    script = ENTRYPOINTS / f"{name}.py"
+    facts = dataclasses.replace(read_script(script), features=transitive_features(script, ENTRYPOINTS))
+    found = script_capability(facts, script.name)
+    assert (found.accelerator_use, found.missing_steps) == ("several", ())
+
+
+def test_what_the_script_lacks_is_looked_for_in_its_own_modules(tmp_path: Path) -> None:
+    (tmp_path / "setup_ranks.py").write_text(
+        "import torch.distributed as dist\n\ndef join():\n    dist.init_process_group('gloo')\n"
+        "    local_rank = 0\n    return local_rank\n",
+        encoding="utf-8",
+    )
+    facts = read(tmp_path, "import torch\nimport torch.distributed\nimport setup_ranks\nsetup_ranks.join()")
+    assert needs_module_scan(facts)
+    signs = transitive_features(tmp_path / "train.py", tmp_path)
+    assert (signs["process-group"].line, signs["process-group"].file) == (4, "setup_ranks.py")
+    assert script_capability(dataclasses.replace(facts, features=signs), "train.py").missing_steps == ()
+
+
+# ---- in a plan -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_several_ranks_says_what_lacks(tmp_path: Path) -> None:
+    text = COMPLETE.replace("    sampler.set_epoch(epoch)\n", "").replace(
+        "if dist.get_rank() == 0:", "if True:"
+    )
+    job = {"compute": {"instance_type": "ml.g5.12xlarge"}}
+    (warning,) = plan(job, region(script=read(tmp_path, text))).warnings
+    assert warning.startswith("For 4 ranks train.py lacks, by its source: sampler.set_epoch")
+    assert "only rank 0 writing what is saved (train.py, line 16)" in warning
+    one = {"compute": {"instance_type": "ml.g5.xlarge"}}
+    assert plan(one, region(script=read(tmp_path, text))).warnings == ()
+
+
+ONE_ACCELERATOR = """\
+import torch
+model = torch.nn.Linear(2, 2).to("cuda")
+for x in torch.utils.data.DataLoader([1]):
+    model(x).sum().backward()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_a_script_for_one_accelerator_on_several_is_told_all_that_it_lacks(tmp_path: Path) -> None:
+    job = {"strategy": "ddp", "compute": {"instance_type": "ml.g5.12xlarge"}}
+    alone, lacks = plan(job, region(script=read(tmp_path, ONE_ACCELERATOR))).warnings
+    assert "every rank trains separately on the same data" in alone
+    assert lacks.startswith("For 4 ranks train.py lacks, by its source: a process group")
+    for words in ("gradients that are averaged", "DistributedSampler", "only rank 0 writing"):
+        assert words in lacks
+
+
+def test_accelerators_that_would_be_idle_are_told_of(tmp_path: Path) -> None:
+    script = read(tmp_path, ONE_ACCELERATOR)
+    (warning,) = plan({"compute": {"instance_type": "ml.g5.12xlarge"}}, region(script=script)).warnings
+    assert warning.startswith("train.py uses one accelerator (by its source), and ml.g5.12xlarge has 4 x ")
+    assert "use a smaller type, or several accelerators, for which it lacks: a process group" in warning
+    assert plan({"compute": {"instance_type": "ml.g5.xlarge"}}, region(script=script)).warnings == ()
+    by_one = read(tmp_path, "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n")
+    assert plan({"compute": {"instance_type": "ml.g5.12xlarge"}}, region(script=by_one)).warnings == ()
+
+
+def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
+    facts = read(tmp_path, "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()")
+    made = plan({}, region(script=facts))
+    (task,) = made.planned_jobs
+    assert task.launch_spec is not None
+    assert dict(task.launch_spec.ranks.env)["MPLBACKEND"] == "Agg"
+    assert "display.matplotlib" in [reason.rule for reason in made.reasons]
+    assert "train.py, line 3: hosts have no display" in made.warnings[0]
+    own = plan({"environment": {"MPLBACKEND": "svg"}}, region(script=facts))
+    assert own.planned_jobs[0].launch_spec is not None
+    assert "MPLBACKEND" not in dict(own.planned_jobs[0].launch_spec.ranks.env)
+    assert "display.matplotlib" not in [reason.rule for reason in own.reasons]
+    assert "MPLBACKEND" not in str(plan().planned_jobs[0].launch_spec)
+
+
+def test_what_the_hosts_python_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("", encoding="utf-8")
+    (tmp_path / "package").mkdir()
+    text = """
+    import json, no_such_package.part
+    import mine
+    import package.module
+    from neither_this import that
+    from . import sibling
+    try:
+        import optional_package
+    except ImportError:
+        optional_package = None
+
+    def late():
+        import only_when_called
+    """
+    read(tmp_path, text)
+    assert missing_packages(tmp_path / "train.py", tmp_path) == ("no_such_package", "neither_this")
+    assert missing_packages(tmp_path / "none.py", tmp_path) == ()
+    script = dataclasses.replace(TORCH, missing_packages=("no_such_package", "neither_this"))
+    assert (
+        "train.py imports no_such_package, neither_this, which" in plan({}, local(script=script)).warnings[0]
+    )

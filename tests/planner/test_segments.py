@@ -1,0 +1,404 @@
+"""How runs are cut into segments, and that the driver will do what the plan says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smlaunch.contract.daly import daly_interval
+from smlaunch.contract.launch_spec import LaunchSpec
+from smlaunch.contract.segment import STOP_AFTER_VARIABLE, UNTIL_STEP_VARIABLE
+from smlaunch.errors import JobError
+from smlaunch.job.model import format_duration
+from smlaunch.planner import segments
+from smlaunch.planner.facts import CheckpointFacts, Facts, InputFacts, ScriptFacts
+from smlaunch.planner.job_hash import job_hash
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.segments import HOST_MTBF, SegmentCosts, format_span
+from smlaunch.planner.workflow import Workflow, request_for
+from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
+from tests.planner.test_plan import refusals
+
+OURS = ScriptFacts(imports=TORCH.imports | {"smlaunch.train"})
+GB = 10**9
+TWELVE = CheckpointFacts(12 * GB, 4 * GB)
+
+
+def chain(job: dict[str, Any] | None = None, surroundings: Facts | None = None) -> Plan:
+    """With a script that can go on."""
+    return plan(job, dataclasses.replace(surroundings or region(), script=OURS))
+
+
+def rules(made: Plan) -> list[str]:
+    return [reason.rule for reason in made.reasons]
+
+
+# ---- cutting ---------------------------------------------------------------------------------------------
+
+
+def test_what_fits_into_one_job_is_one_job_as_ever() -> None:
+    made = chain({"limits": {"max_runtime": "28d"}})
+    assert [segment.max_runtime for segment in made.segments] == [28 * 86400]
+    assert not made.workflow.policy.chain
+    assert made.schedule is None
+    assert made.checkpoints is None
+    assert "Environment" not in made.requests[0]
+
+
+CUTS = [
+    ({"max_runtime": "60d", "segment": "24h"}, {}, 61, "24h", "1435m"),
+    ({"max_runtime": "60d"}, {}, 3, "28d", "671h55m"),
+    ({"max_runtime": "60d"}, {"max_runtime_quota": 5 * 86400}, 13, "5d", "119h55m"),
+    ({"max_runtime": "60d", "segment": "28d"}, {"max_runtime_quota": 28 * 86400}, 3, "28d", "671h55m"),
+    ({"max_runtime": "3d", "segment": "7d"}, {}, 1, "3d", "71h55m"),
+    ({"segment": "7d"}, {}, 1, "24h", "1435m"),
+]
+
+
+@pytest.mark.parametrize(("limits", "facts", "count", "length", "stop_after"), CUTS)
+def test_cuts(
+    limits: dict[str, str], facts: dict[str, Any], count: int, length: str, stop_after: str
+) -> None:
+    made = chain({"limits": limits}, region(**facts))
+    first = made.segments[0]
+    assert len(made.segments) == len(made.planned_jobs) == count
+    assert format_duration(first.max_runtime) == length
+    assert first.stop_after == segments.parse_duration(stop_after)
+    assert made.workflow.policy.chain
+    assert [task.name for task in made.planned_jobs][:2] == [f"digits-s{n}-a1" for n in (1, 2)][:count]
+
+
+def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
+    made = chain({"limits": {"max_runtime": "50h", "segment": "24h"}})
+    bucket = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits"
+    for task, segment in zip(made.planned_jobs, made.segments, strict=True):
+        assert task.request["CheckpointConfig"] == {
+            "S3Uri": f"{bucket}/checkpoints/",
+            "LocalPath": "/opt/ml/checkpoints",
+        }
+        assert task.request["Environment"][STOP_AFTER_VARIABLE] == str(segment.stop_after)
+        assert task.request["StoppingCondition"]["MaxRuntimeInSeconds"] == segment.max_runtime
+        uris = [c["DataSource"]["S3DataSource"]["S3Uri"] for c in task.request["InputDataConfig"]]
+        assert f"{bucket}/launch/" in uris
+        assert task.launch_spec == made.planned_jobs[0].launch_spec
+    (launch,) = [upload for upload in made.uploads if upload.kind == "launch"]
+    spec = LaunchSpec.from_json(launch.content or "")
+    assert spec.run == "digits"
+    assert spec.margin_seconds == 300
+    assert spec.checkpoints is not None
+    assert spec.checkpoints.failure_seconds == round(HOST_MTBF, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    segments=st.integers(1, 20),
+    rest=st.integers(0, 28 * 86400),
+    segment=st.integers(2, 28 * 86400),
+    here=st.sampled_from([region(), local()]),
+)
+def test_the_plans_tasks_are_what_the_driver_would_send(
+    segments: int, rest: int, segment: int, here: Facts
+) -> None:
+    """And their planned ends lie before their limits, within the time there is in all."""
+    total = segments * segment + rest % segment
+    limits = {"max_runtime": f"{total}s", "segment": f"{segment}s"}
+    try:
+        made = chain({"limits": limits}, here)
+    except JobError as error:
+        said = str(error)
+        assert "leaves no time to train" in said or "more than 999 segments" in said
+        return
+    workflow = Workflow.from_json(made.workflow.to_json())
+    assert json.loads(workflow.to_json()) == json.loads(made.workflow.to_json())
+    left = float(total)
+    for task, planned in zip(made.planned_jobs, made.segments, strict=True):
+        again = request_for(workflow, task.segment, 1, seconds_left=left)
+        assert again == task.request
+        assert planned.stop_after is not None
+        assert 0 <= planned.stop_after <= planned.max_runtime <= left
+        left -= planned.stop_after if planned.max_runtime > 1 else 1
+    assert made.workflow.policy.total_seconds == total
+
+
+# ---- planned ends, start cost, interval --------------------------------------------------------------------
+
+
+def test_short_segments_give_a_quarter() -> None:
+    made = chain({"limits": {"max_runtime": "40s", "segment": "10s"}}, local())
+    assert (made.segments[0].max_runtime, made.segments[0].stop_after) == (10, 7)
+    assert "a quarter of its time" in str(made)
+
+
+def test_what_a_start_brings_makes_the_planned_end_earlier() -> None:
+    facts = {"train": InputFacts("s3://b/t/", "s3", objects=9, bytes=120 * GB)}
+    job = {"limits": {"max_runtime": "60d", "segment": "24h"}, "inputs": {"train": "s3://b/t/"}}
+    made = chain(job, with_inputs(region(), facts))
+    assert made.schedule is not None
+    assert made.schedule.start == 600 + 60
+    assert made.segments[0].stop_after == 86400 - 300 - 600
+    job["inputs"] = {"train": {"uri": "s3://b/t/", "mode": "FastFile"}}
+    streamed = chain(job, with_inputs(region(), facts))
+    assert streamed.segments[0].stop_after == 86400 - 300
+
+
+def test_a_segment_too_short_to_train_in_is_refused() -> None:
+    (line,) = refusals({"limits": {"max_runtime": "3h", "segment": "75s"}}, region(script=OURS))
+    assert line.startswith(
+        "limits.segment: 75s leaves no time to train: starting takes 1m, and 19s are reserved"
+    )
+
+
+def test_more_segments_than_names_are_refused() -> None:
+    (line,) = refusals({"limits": {"max_runtime": "60d", "segment": "10m"}}, region(script=OURS))
+    assert line.startswith("limits.segment: 60d would take more than 999 segments")
+
+
+def test_the_expectation_is_dalys() -> None:
+    """Anchors: T = 2000 h, M = 72 h, d = 1 s, R = 5 min, S = 24 h, Q = 15 min give a goodput of .9672 there;
+    here the margin before the limit is not lost, since a segment ends when it has saved."""
+    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"hosts": 4}})
+    expected = made.schedule
+    assert expected is not None
+    assert expected.mtbf == HOST_MTBF / 4
+    assert expected.interval == pytest.approx(daly_interval(1.0, HOST_MTBF / 4))
+    assert 0.998 < expected.goodput < 1
+    assert expected.makespan == 60 * 86400 + 61 * 300
+    assert f"{format_span(expected.interval)} or as measured" in str(made)
+
+
+def test_spot_hosts_fail_more_often() -> None:
+    job = {"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"spot": True}}
+    on_spot = chain(job).schedule
+    assert on_spot is not None
+    assert on_spot.mtbf == segments.SPOT_MTBF
+
+
+def test_a_stated_interval_is_kept() -> None:
+    made = chain({"limits": {"segment": "12h"}, "checkpoints": {"interval": "20m", "keep": 5}})
+    assert made.checkpoints is not None
+    assert (made.checkpoints.interval_seconds, made.checkpoints.keep) == (1200.0, 5)
+    assert "one every 20m; the newest 5 are kept" in str(made)
+    assert "checkpoints.interval" not in rules(made)
+
+
+def test_a_quota_nobody_could_read_is_told_and_not_assumed() -> None:
+    made = chain(
+        {"limits": {"max_runtime": "60d"}},
+        region(max_runtime_quota_problem="ListServiceQuotas: AccessDenied"),
+    )
+    assert made.segments[0].max_runtime == 28 * 86400
+    assert any("could not be read (ListServiceQuotas: AccessDenied)" in text for text in made.warnings)
+    known = chain({"limits": {"max_runtime": "60d"}}, region(max_runtime_quota=5 * 86400))
+    assert "segment.quota" in rules(known)
+
+
+# ---- what a chain is worth ---------------------------------------------------------------------------------
+
+SEVERAL = {"limits": {"max_runtime": "3d", "segment": "24h"}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"), [({"max_runtime": "60d"}, "max_runtime"), (SEVERAL["limits"], "segment")]
+)
+def test_a_script_that_does_nothing_is_refused_past_its_limit(limits: dict[str, str], field: str) -> None:
+    (line,) = refusals({"limits": limits}, region(script=PLAIN))
+    assert line.startswith(f"limits.{field}: ")
+    assert "nothing in train.py resumes where another job has stopped" in line
+    assert "DMTCP" in line
+    assert "CRIU" in line
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (ScriptFacts(imports=frozenset({"xgboost"})), "XGBoost resumes after the last saved tree"),
+        (ScriptFacts(imports=frozenset({"tensorflow.keras"})), "BackupAndRestore resumes"),
+        (ScriptFacts(imports=frozenset({"lightning"})), "ckpt_path"),
+        (ScriptFacts(imports=frozenset({"transformers"})), "resume_from_checkpoint"),
+        (ScriptFacts(imports=frozenset({"torch.load"})), "a state of its own"),
+        (ScriptFacts(names_checkpoint_dir=True), "saves its own checkpoints"),
+        (ScriptFacts(module_imports=frozenset({"xgboost.sklearn"})), "XGBoost resumes"),
+    ],
+)
+def test_what_a_chain_is_worth_without_ours(script: ScriptFacts, said: str) -> None:
+    assert any(said in text for text in plan(SEVERAL, region(script=script)).warnings)
+
+
+def test_ours_found_in_a_module_of_the_source_is_ours() -> None:
+    made = plan(SEVERAL, region(script=ScriptFacts(module_imports=frozenset({"smlaunch.train"}))))
+    assert "resume.exact" in rules(made)
+    assert made.warnings == ()
+
+
+def test_one_segment_asks_nothing_of_the_script() -> None:
+    assert plan({"limits": {"max_runtime": "10h", "segment": "24h"}}, region(script=PLAIN)).warnings == ()
+
+
+def test_a_prefix_that_the_user_states_is_believed() -> None:
+    made = plan({**SEVERAL, "checkpoints": "s3://b/c/"}, region(script=PLAIN))
+    assert any("verify-resume" in text for text in made.warnings)
+
+
+# ---- carriers ----------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_the_sync_could_not_bring_in_time_goes_directly() -> None:
+    kept = CheckpointFacts(total_bytes=6000 * GB, step_bytes=2000 * GB)
+    job = {
+        "limits": {"max_runtime": "10d", "segment": "24h"},
+        "compute": {"hosts": 8},
+        "checkpoints": "s3://b/c/",
+    }
+    made = chain(job, region(checkpoints=kept))
+    assert made.checkpoints is not None
+    assert made.checkpoints.upload == "direct"
+    assert "CheckpointConfig" not in made.requests[0]
+    assert "upload.direct" in rules(made)
+    small = chain(job, region(checkpoints=CheckpointFacts(30 * GB, 10 * GB)))
+    assert small.checkpoints is not None
+    assert small.checkpoints.upload == "sync"
+    isolated = chain(
+        {**job, "network_isolation": True}, region(checkpoints=CheckpointFacts(900 * GB, 300 * GB))
+    )
+    assert isolated.checkpoints is not None
+    assert isolated.checkpoints.upload == "sync"
+    assert any("only the sync is possible" in text for text in isolated.warnings)
+
+
+def test_a_direct_carrier_that_cannot_be() -> None:
+    job = {**SEVERAL, "checkpoints": {"upload": "direct"}, "network_isolation": True}
+    (line,) = refusals(job, region(script=OURS))
+    assert line.startswith("checkpoints.upload: direct uploads from the hosts to S3")
+    own = ScriptFacts(names_checkpoint_dir=True)
+    (line,) = refusals({**SEVERAL, "checkpoints": {"upload": "direct"}}, region(script=own))
+    assert "train.py does not use it; use sync" in line
+
+
+# ---- segments that differ ----------------------------------------------------------------------------------
+
+GROWS = {
+    "limits": {"max_runtime": "72h", "segment": "24h"},
+    "hyperparameters": {"lr": 0.1, "batch": 32},
+    "segments": [
+        {"until_step": 1000},
+        {"hyperparameters": {"batch": 64}, "compute": {"hosts": 2}, "length": "12h"},
+    ],
+}
+
+
+def test_later_segments_may_differ() -> None:
+    made = chain(GROWS)
+    first, second = made.workflow.variants
+    assert (first.first_segment, second.first_segment) == (1, 2)
+    assert (first.until_step, second.until_step) == (1000, None)
+    assert first.request["Environment"][UNTIL_STEP_VARIABLE] == "1000"
+    assert UNTIL_STEP_VARIABLE not in second.request["Environment"]
+    assert first.request["HyperParameters"] == {"lr": "0.1", "batch": "32"}
+    assert second.request["HyperParameters"] == {"lr": "0.1", "batch": "64"}
+    assert [segment.hosts for segment in made.segments[:3]] == [1, 2, 2]
+    assert [segment.max_runtime for segment in made.segments[:3]] == [86400, 43200, 43200]
+    (told,) = [text for text in made.warnings if "bit-identical" in text]
+    assert told.startswith("What follows on step 1000 differs (hosts 1 -> 2, batch 32 -> 64)")
+    assert [upload.uri for upload in made.uploads if upload.kind == "launch"] == [
+        f"s3://sagemaker-us-east-1-123456789012/smlaunch/digits/{folder}/job.json"
+        for folder in ("launch", "launch-2")
+    ]
+
+
+def test_lengths_add_up_where_nothing_else_is_said() -> None:
+    made = chain({"segments": [{"length": "1h"}, {"length": "2h"}]})
+    assert made.schedule is not None
+    assert made.schedule.total == 3 * 3600
+    (line,) = refusals(
+        {"limits": {"max_runtime": "9h", "segment": "1h"}, "segments": [{"length": "2h"}]},
+        region(script=OURS),
+    )
+    assert line.startswith("segments[0].length: 2h is longer than the 1h")
+
+
+def test_a_change_that_never_comes_is_told() -> None:
+    made = chain({"limits": {"max_runtime": "2h"}, "segments": [{}, {}]})
+    assert any(text.startswith("segments[1] never starts") for text in made.warnings)
+
+
+# ---- money, attempts, spot ---------------------------------------------------------------------------------
+
+DEAR = {"instance_type": "ml.g5.12xlarge", "price_per_hour": 10.0}
+
+
+def test_a_cap_of_a_chain_ends_it_on_the_way() -> None:
+    limits = {"max_runtime": "60d", "segment": "24h", "max_cost": 500.0}
+    made = chain({"limits": limits, "compute": DEAR})
+    assert made.cost.maximum == 500.0
+    assert made.workflow.policy.max_cost == 500.0
+    assert made.workflow.variants[0].price_per_hour == 10.0
+    assert "cost.capped-while-running" in rules(made)
+    (line,) = refusals({"limits": {**limits, "max_cost": 0.5}, "compute": DEAR}, region(script=OURS))
+    assert line.startswith("limits.max_cost: 1 x ml.g5.12xlarge for up to 60d may cost $14,400.00")
+    assert "it pays for 3m" in line
+    rehearsed = chain({"limits": limits, "compute": DEAR}, local())
+    assert rehearsed.cost.maximum == 500.0
+
+
+def test_the_dearest_segment_bounds_the_cost() -> None:
+    made = chain({**GROWS, "compute": DEAR})
+    assert made.cost.per_hour == 20.0
+    assert made.cost.maximum == 20.0 * 72
+
+
+def test_attempts() -> None:
+    assert chain().workflow.policy.attempts == 1
+    assert chain(SEVERAL).workflow.policy.attempts == 3
+    assert chain({"limits": {"attempts": 7}}).workflow.policy.attempts == 7
+
+
+def test_what_is_only_about_money_and_patience_is_not_part_of_the_jobs_hash() -> None:
+    base = {"compute": {"spot": True}, "checkpoints": "s3://b/c/"}
+    changed = {
+        "compute": {"spot": True, "on_demand_fallback": True},
+        "checkpoints": "s3://b/c/",
+        "limits": {"attempts": 5},
+    }
+    assert chain(base).job_hash == chain(changed).job_hash == job_hash(chain(base).job, region(script=OURS))
+
+
+def test_a_spot_chain_needs_no_prefix_of_the_users() -> None:
+    made = chain({**SEVERAL, "compute": {"spot": True, "on_demand_fallback": True}})
+    assert made.workflow.policy.on_demand_fallback
+    assert made.requests[0]["StoppingCondition"]["MaxWaitTimeInSeconds"] == 2 * 86400
+    (line,) = refusals({"compute": {"on_demand_fallback": True}})
+    assert line.startswith("compute.on_demand_fallback: it replaces spot capacity")
+
+
+def test_variables_of_the_plan_are_not_the_users() -> None:
+    (line,) = refusals({"environment": {STOP_AFTER_VARIABLE: "3"}})
+    assert line.startswith(f"environment.{STOP_AFTER_VARIABLE}: the plan sets it itself")
+
+
+def test_the_document_and_the_text_tell_of_segments() -> None:
+    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
+    document = made.to_dict()
+    assert json.loads(json.dumps(document)) == document
+    assert document["segments"][60]["index"] == 61
+    assert document["schedule"]["goodput"] == made.schedule.goodput  # type: ignore[union-attr]
+    assert document["checkpoints"]["upload"] == "sync"
+    text = str(made)
+    assert "  segments     60 x 1d + 5h; the first ends itself after 23h55m\n" in text
+    assert "send the next, up to digits-s61-a1 if none fails" in text
+
+
+def test_costs_of_a_known_state() -> None:
+    job = chain({"compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}).job
+    known = SegmentCosts.for_job(job, region(checkpoints=TWELVE))
+    assert known.stall == pytest.approx(1.0)
+    assert known.download == pytest.approx(60.0)
+    assert known.save == pytest.approx(40.0)
+    job = chain({**SEVERAL, "compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}, region(checkpoints=TWELVE))
+    assert "downloads 12.0 GB of checkpoints to each of 2 hosts, in 1m at 200 MB/s" in str(job).replace(
+        "\n    ", " "
+    )

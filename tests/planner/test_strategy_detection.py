@@ -1,0 +1,56 @@
+"""Which strategy a script's imports speak for, where it has several."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.planner.strategy_detection import detect_strategy
+from smlaunch.strategies import load_strategy
+from smlaunch.strategies.registry import BUILT_IN_STRATEGIES, DETECTION_ORDER
+from tests.tables import table
+
+SPOKEN = [
+    ("torch.distributed", "ddp", "torch.distributed"),
+    ("torch torch.distributed.init_process_group", "ddp", "torch.distributed"),
+    ("lightning.pytorch", "ddp", "lightning"),
+    ("pytorch_lightning", "ddp", "pytorch_lightning"),
+    ("transformers.Trainer torch", "huggingface", "transformers"),
+    ("accelerate torch.distributed", "huggingface", "accelerate"),
+    ("deepspeed torch.distributed transformers", "deepspeed", "deepspeed"),
+    ("mpi4py.MPI numpy", "mpi", "mpi4py"),
+    ("pyspark.sql pandas", "spark", "pyspark"),
+    ("pyspark.sql xgboost sklearn.metrics", "spark", "pyspark"),
+    ("torch.sagemaker torch.distributed", "smp", "torch.sagemaker"),
+    ("ray.train torch.distributed", "ray", "ray"),
+    ("smdistributed.dataparallel.torch.torch_smddp torch.distributed", "smddp", "smdistributed.dataparallel"),
+    ("torch_xla.core torch.distributed", "neuron", "torch_xla"),
+    ("tensorflow.distribute sklearn.metrics", "tensorflow", "tensorflow"),
+    ("xgboost sklearn.metrics", "xgboost", "xgboost"),
+    ("sklearn.ensemble numpy", "sklearn", "sklearn"),
+    ("sklearn.metrics torch.distributed", "ddp", "torch.distributed"),
+]
+NOT_SPOKEN = [
+    "torch sklearn.metrics",  # sklearn's image has no torch
+    "lightgbm sklearn.model_selection",
+    "lightningbolt",
+    "transformers_of_mine",
+    "torch",
+    "numpy json",
+    "",
+]
+
+
+@table(("imports", "strategy", "library"), SPOKEN)
+def test_the_library_that_starts_the_others_counts(imports: str, strategy: str, library: str) -> None:
+    found = detect_strategy(frozenset(imports.split()))
+    assert found is not None
+    assert (found.strategy, found.library) == (strategy, library)
+
+
+@pytest.mark.parametrize("imports", NOT_SPOKEN)
+def test_nothing_is_guessed_from_others(imports: str) -> None:
+    assert detect_strategy(frozenset(imports.split())) is None
+
+
+def test_every_strategy_that_names_libraries_has_its_place() -> None:
+    assert {name for name in BUILT_IN_STRATEGIES if load_strategy(name).libraries} == set(DETECTION_ORDER)

@@ -1,0 +1,78 @@
+"""Described workloads, and the choice that each was to get before there was a planner (workloads/*.yaml).
+
+Every file holds the description, the sentences that it rests on, a job, what reading its script and its data
+shows, and what is expected.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smlaunch.discovery.script_analysis import read_script
+from smlaunch.job.model import Job, parse_duration
+from smlaunch.planner.facts import NO_SOURCE, InputFacts, ScriptFacts, SourceFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.planner import make_plan
+from tests.planner.fixtures import region
+
+FOLDER = Path(__file__).parent / "workloads"
+WORKLOADS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.yaml")}
+
+
+def planned(workload: dict[str, Any], folder: Path) -> Plan:
+    """The plan in a region where nothing lacks; the script is written to ``folder`` and read as ever."""
+    job = workload["job"]
+    script, source = ScriptFacts(), NO_SOURCE
+    if "script" in workload:
+        path = folder / job["entry"]
+        path.write_text(workload["script"], encoding="utf-8")
+        script = read_script(path)
+        source = SourceFacts(str(folder), job["entry"], "ab" * 32, file_count=1, bytes=path.stat().st_size)
+    given = Job.from_mapping(job)
+    inputs = {
+        name: InputFacts(given.inputs[name].uri, "s3", objects=data["files"], bytes=int(data["bytes"]))
+        for name, data in workload.get("data", {}).items()
+    }
+    longest = workload.get("max_runtime_quota")
+    surroundings = region(
+        script=script,
+        source=source,
+        inputs=inputs,
+        max_runtime_quota=None if longest is None else parse_duration(longest),
+    )
+    return make_plan(given, surroundings, "work")
+
+
+def test_there_are_ten_and_each_rests_on_a_sentence() -> None:
+    assert len(WORKLOADS) >= 10
+    for workload in WORKLOADS.values():
+        assert workload["described"]
+        assert all(row["quote"] and row["source"] for row in workload["because"])
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_each_gets_what_was_expected(name: str, tmp_path: Path) -> None:
+    expected = WORKLOADS[name]["expected"]
+    made = planned(WORKLOADS[name], tmp_path)
+    assert made.strategy == expected["strategy"]
+    assert made.hosts == expected["hosts"]
+    assert [made.instance_type] == expected["instance_types"]
+    if "processes_per_host" in expected:
+        assert made.processes_per_host == expected["processes_per_host"]
+    assert len(made.segments) == expected.get("segments", 1)
+    assert made.planned_jobs[0].operation == expected.get("operation", "CreateTrainingJob")
+    rules = [reason.rule for reason in made.reasons]
+    assert [rule for rule in expected.get("rules", []) if rule not in rules] == []
+    said = " ".join([*(reason.explanation for reason in made.reasons), *made.warnings])
+    assert [text for text in expected.get("says", []) if text not in said] == []
+    rejected = {(one.rule, one.instance_type) for one in made.candidates if not one.is_feasible}
+    assert [pair for pair in expected.get("rejected", {}).items() if pair not in rejected] == []
+    channels = {row["ChannelName"]: row for row in made.requests[0].get("InputDataConfig", [])}
+    for channel, mode in expected.get("modes", {}).items():
+        assert channels[channel].get("InputMode", "File") == mode
+    for channel, split in expected.get("split", {}).items():
+        assert channels[channel]["DataSource"]["S3DataSource"]["S3DataDistributionType"] == split

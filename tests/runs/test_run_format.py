@@ -1,0 +1,68 @@
+"""A run of another release's format is listed, and refused by name wherever it would be read or changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from smlaunch.contract.names import TAG_FORMAT
+from smlaunch.errors import JobError
+from smlaunch.job.model import Job
+from smlaunch.runs.api import launch
+from smlaunch.runs.run import Run, list_runs
+from smlaunch.runs.target import Target
+from tests.runs.fakes import FakeControl, fake_target
+from tests.runs.test_api import job  # noqa: F401  (a fixture)
+
+OTHERS = {
+    "2.0": "demo: this run has version 2.0, and this smlaunch reads up to 1.x: use the release that wrote it",
+    None: "demo: this run has no version: it was written before format 1.0",
+}
+
+
+@pytest.fixture
+def target(job: Job) -> Target:  # noqa: F811
+    """With a run of another format: see ``tagged``."""
+    made = fake_target()
+    launch(job, made)
+    return made
+
+
+def tagged(target: Target, version: str | None) -> FakeControl:
+    control: FakeControl = target.__dict__["control"]
+    (tags,) = control.tags_of.values()
+    tags.pop(TAG_FORMAT)
+    if version is not None:
+        tags[TAG_FORMAT] = version
+    return control
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_it_is_neither_shown_nor_resumed_nor_stopped(target: Target, version: str | None) -> None:
+    control = tagged(target, version)
+    with pytest.raises(JobError, match=OTHERS[version].replace(".", r"\.")):
+        Run.attach("demo", target)
+    assert control.stopped == []
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_the_same_job_is_not_launched_into_it(
+    job: Job,  # noqa: F811
+    target: Target,
+    version: str | None,
+) -> None:
+    control = tagged(target, version)
+    with pytest.raises(JobError, match=OTHERS[version].replace(".", r"\.")):
+        launch(job, target)
+    assert len(control.created) == 1
+
+
+@pytest.mark.parametrize(("version", "shown"), [("2.0", "2.0"), (None, "none"), ("1.9", None)])
+def test_it_is_listed_as_of_another_format(target: Target, version: str | None, shown: str | None) -> None:
+    tagged(target, version)
+    (row,) = list_runs(target, 20)
+    assert (row.run, row.other_format) == ("demo", shown)
+
+
+def test_a_later_minor_version_is_read(target: Target) -> None:
+    tagged(target, "1.9")
+    assert Run.attach("demo", target).name == "demo"

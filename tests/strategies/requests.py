@@ -1,0 +1,122 @@
+"""What a job in a region leads to: the exact request, refusals, and torchrun's line on a host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.api.validation import check_request
+from smlaunch.contract.launch_spec import LaunchSpec
+from smlaunch.contract.paths import Paths
+from smlaunch.errors import JobError
+from smlaunch.job.model import Job
+from smlaunch.planner.facts import NO_SOURCE, Facts, ScriptFacts
+from smlaunch.planner.plan import Plan
+from smlaunch.planner.planner import make_plan
+from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.commands import HostContext
+from smlaunch.runtime.hyperparameters import read_hyperparameters
+from smlaunch.runtime.torchrun import _torchrun_command
+from tests.planner.fixtures import region
+
+BUCKET = "s3://sagemaker-us-east-1-123456789012/smlaunch"
+
+
+def planned(job: Mapping[str, Any], where: Facts | None = None, **world: Any) -> Plan:
+    """``job`` gets the entry ``train.py`` unless it names an algorithm; ``world``: fields of Surroundings."""
+    surroundings = dataclasses.replace(where or region(), **world)
+    if "algorithm" in job:
+        surroundings = dataclasses.replace(surroundings, source=NO_SOURCE, script=ScriptFacts())
+    else:
+        job = {"entry": "src/train.py", **job}
+    return make_plan(Job.from_mapping(job), surroundings, "digits")
+
+
+def request_of(plan: Plan) -> dict[str, Any]:
+    """The plan's one request, without the tag of the job's hash. It is one that the service would take."""
+    (task,) = plan.planned_jobs
+    request = dict(task.request)
+    assert check_request(task.operation, request) == []
+    hashed = [tag for tag in request["Tags"] if tag["Key"] == "smlaunch:job"]
+    assert len(hashed) == 1
+    return {**request, "Tags": [tag for tag in request["Tags"] if tag not in hashed]}
+
+
+def refusals(job: Mapping[str, Any], where: Facts | None = None, **world: Any) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        planned(job, where, **world)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def documented(
+    image: str,
+    instance_type: str,
+    hosts: int,
+    *,
+    hyperparameters: Mapping[str, str] | None = None,
+    channels: list[dict[str, Any]] | None = None,
+    script: bool = True,
+    seconds: int = 86_400,
+) -> dict[str, Any]:
+    """CreateTrainingJob as the reference has it, of a job that says nothing else; ``script``: one of the
+    user's, with the two channels and the entry point that bring our runtime."""
+    own = [channel("smlaunch", f"{BUCKET}/digits/launch/"), channel("code", f"{BUCKET}/source/{'ab' * 32}/")]
+    algorithm: dict[str, Any] = {"TrainingImage": image, "TrainingInputMode": "File"}
+    if script:
+        algorithm["ContainerEntrypoint"] = ["python3", "/opt/ml/input/data/smlaunch/runtime.pyz"]
+    request: dict[str, Any] = {
+        "TrainingJobName": "digits-s1-a1",
+        "AlgorithmSpecification": algorithm,
+        "RoleArn": "arn:aws:iam::123456789012:role/SageMaker",
+        "InputDataConfig": [*(channels or []), *(own if script else [])],
+        "OutputDataConfig": {"S3OutputPath": f"{BUCKET}/digits/output/"},
+        "ResourceConfig": {"InstanceType": instance_type, "InstanceCount": hosts, "VolumeSizeInGB": 30},
+        "StoppingCondition": {"MaxRuntimeInSeconds": seconds},
+        "Tags": [
+            {"Key": "smlaunch:format", "Value": "1.0"},
+            {"Key": "smlaunch:run", "Value": "digits"},
+            {"Key": "smlaunch:segment", "Value": "1"},
+            {"Key": "smlaunch:attempt", "Value": "1"},
+        ],
+    }
+    if hyperparameters:
+        request["HyperParameters"] = dict(hyperparameters)
+    return request
+
+
+def channel(name: str, uri: str, content_type: str | None = None, **changes: str) -> dict[str, Any]:
+    """One of InputDataConfig; ``changes``: InputMode, S3DataDistributionType."""
+    mode = changes.pop("InputMode", "File")
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated", **changes}
+    made: dict[str, Any] = {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
+    return made if content_type is None else {**made, "ContentType": content_type}
+
+
+def torchrun_line(plan: Plan, folder: Path, host: str = "algo-2") -> list[str]:
+    """What the runtime starts on ``host`` of the plan's hosts, up to the rank's own program, whose first
+    words are this machine's."""
+    (task,) = plan.planned_jobs
+    assert isinstance(task.launch_spec, LaunchSpec)
+    assert isinstance(plan.processes_per_host, int)
+    names = tuple(f"algo-{number + 1}" for number in range(plan.hosts))
+    given = folder / "hyperparameters.json"
+    given.write_text(json.dumps(task.request.get("HyperParameters", {})))
+    line = _torchrun_command(
+        task.launch_spec,
+        HostContext(
+            Cluster(names, host, "eth0", "homogeneousCluster", "", names, ()),
+            Paths("/opt/ml"),
+            read_hyperparameters(str(given)),
+            "python3",
+            plan.processes_per_host,
+            task.launch_spec.port,
+        ),
+        {},
+        str(folder),
+    )
+    return [word.decode() for word in line.argv]

@@ -1,0 +1,157 @@
+"""The tiers of the suite: which test is of which, and what a unit test may not do.
+
+* unit: pure. No socket and no process: either is refused by name.
+* endpoint: real clients against a server in this process, over loopback sockets.
+* process: what starts processes: hosts, ranks, the command line.
+* real: third-party components; run by ``make test-real``.
+* chaos: long runs under random faults; run by ``make chaos``, deselected elsewhere.
+
+A test is of its folder's tier unless it, or its file, is listed below; ``pytest.mark.real`` and
+``pytest.mark.chaos`` at a test come before both.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+
+UNIT, ENDPOINT, PROCESS, REAL, CHAOS = "unit", "endpoint", "process", "real", "chaos"
+
+MEANING = {
+    UNIT: "pure: neither sockets nor processes; run alone by `make test-unit`",
+    ENDPOINT: "a server in this process, over loopback sockets",
+    PROCESS: "starts processes",
+    REAL: "needs a heavy third-party component; run by `make test-real`",
+    CHAOS: "long runs under random faults; run by `make chaos`, deselected elsewhere",
+}
+
+FOLDERS = {
+    "": UNIT,
+    "airflow": PROCESS,
+    "chaos": PROCESS,
+    "cli": PROCESS,
+    "e2e": PROCESS,
+    "local": PROCESS,
+    "local/front": ENDPOINT,
+    "local/jobs": UNIT,
+    "real": REAL,
+    "runtime": PROCESS,
+}
+FILES = {
+    "data/test_inventory.py::test_other_commands_do_not_load_the_extra": PROCESS,
+    "data/test_inventory.py::test_without_the_extra_one_sentence_says_what_to_install": PROCESS,
+    "data/test_inventory_listing.py::test_an_error_with_status_200_is_asked_again": ENDPOINT,
+    "data/test_inventory_listing.py::test_hostile_keys_of_a_service": ENDPOINT,
+    "data/test_inventory_report.py::test_by_the_command": ENDPOINT,
+    "data/test_mirror.py::test_there_and_back_by_the_command_line": ENDPOINT,
+    "data/test_pack.py": PROCESS,
+    "data/test_pack_s3.py": PROCESS,
+    "data/test_transfer.py": ENDPOINT,
+    "export/test_pipeline.py::test_the_command_writes_it_and_refuses_a_name": PROCESS,
+    "export/test_pipeline.py::test_three_segments_run_and_the_rest_does_not": PROCESS,
+    "export/test_pipeline_runs.py": PROCESS,
+    "local/executors/test_containers_words.py": UNIT,
+    "local/executors/test_removal.py": UNIT,
+    "local/front/test_checksums.py": UNIT,
+    "local/front/test_log_store.py": PROCESS,
+    "local/front/test_objects.py": PROCESS,
+    "local/front/test_torn_objects.py": PROCESS,
+    "local/front/test_unverified_clients.py": PROCESS,
+    "local/jobs/test_checkpoints.py::test_a_writer_that_breaks_our_lease_does_not_end_us": PROCESS,
+    "local/jobs/test_output.py::test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut": PROCESS,
+    "local/jobs/test_restless_files.py": PROCESS,
+    "local/test_faults.py": UNIT,
+    "local/test_host_files.py": ENDPOINT,
+    "local/test_pipeline_definitions.py": UNIT,
+    "local/test_store.py": UNIT,
+    "planner/test_refusals_page.py": PROCESS,
+    "runs/test_local_target.py": PROCESS,
+    "runs/test_lost_answers.py": PROCESS,
+    "runs/test_owners.py::test_a_wrong_owner_differs_from_a_missing_permission": ENDPOINT,
+    "runs/test_owners.py::test_nothing_is_sent_without_a_known_caller": ENDPOINT,
+    "runs/test_source_links.py::test_link_loops_and_special_files_are_named": ENDPOINT,
+    "runs/test_stage.py::test_nothing_of_transfers_is_loaded_without_data": PROCESS,
+    "runs/test_stage.py::test_one_of_many_clients_creates_the_secret": PROCESS,
+    "runs/test_target.py": ENDPOINT,
+    "runtime/test_document.py": UNIT,
+    "runtime/test_launch_spec.py": UNIT,
+    "runtime/test_mpi_report.py": UNIT,
+    "runtime/test_mpirun_args.py": UNIT,
+    "runtime/test_secret.py": UNIT,
+    "runtime/test_wire.py": ENDPOINT,
+    "strategies/test_horovod.py": ENDPOINT,
+    "strategies/test_registered.py::test_a_plan_tells_it_without_a_traceback": PROCESS,
+    "strategies/test_spark.py::test_scratch_goes_where_this_hosts_temporary_files_go": PROCESS,
+    "test_public_names.py": PROCESS,
+    "train/test_direct.py": ENDPOINT,
+    "train/test_ending.py": PROCESS,
+    "train/test_exact_resume.py::test_three_ranks_with_loader_workers": PROCESS,
+    "train/test_other_ranks.py": PROCESS,
+    "train/test_store.py::test_a_directory_that_is_a_mount_of_its_own": PROCESS,
+    "train/test_store.py::test_a_disk_that_fills_up_while_writing": PROCESS,
+    "train/test_store.py::test_a_kill_at_any_moment_leaves_every_commit_whole": PROCESS,
+}
+"""What is not of its folder's tier: whole files, or single tests of a file that is otherwise."""
+
+_REFUSED = frozenset(
+    (
+        "socket.__new__",
+        "socket.bind",
+        "socket.connect",
+        "socket.getaddrinfo",
+        "socket.gethostbyname",
+        "subprocess.Popen",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.system",
+    )
+)
+"""Audit events of the interpreter."""
+
+
+def tier_of(item: pytest.Item, tests: Path) -> str:
+    for own in (CHAOS, REAL):
+        if item.get_closest_marker(own):
+            return own
+    file = item.path.relative_to(tests)
+    for name in (f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}", file.as_posix()):
+        if name in FILES:
+            return FILES[name]
+    return next(FOLDERS[folder] for folder in map(_name, file.parents) if folder in FOLDERS)
+
+
+def _name(folder: PurePath) -> str:
+    return "" if folder == PurePath(".") else folder.as_posix()
+
+
+class Refused(BaseException):
+    """No code under test can mistake it for an error of its own and go on."""
+
+
+class Guard:
+    """While a unit test runs, whoever opens a socket or starts a process gets an exception.
+
+    Threads that earlier tests left behind are not the test's.
+    """
+
+    def __init__(self) -> None:
+        self._test = ""
+        self._older: frozenset[threading.Thread] = frozenset()
+        sys.addaudithook(self._check)
+
+    def start(self, test: str) -> None:
+        self._older = frozenset(threading.enumerate()) - {threading.current_thread()}
+        self._test = test
+
+    def stop(self) -> None:
+        self._test = ""
+
+    def _check(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._test and event in _REFUSED and threading.current_thread() not in self._older:
+            raise Refused(f"{event} in a unit test: {self._test} belongs to another tier, see tests/tiers.py")

@@ -1,0 +1,102 @@
+"""Writes docs/support-matrix.md from the table in smlaunch/local/support.py.
+
+    python tools/generate_support_matrix.py [--check]
+
+``--check`` writes nothing and fails when the page differs from the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from smlaunch.local.settings import Settings
+from smlaunch.local.support import (
+    OTHER_OPERATION_SUPPORT,
+    PIPELINE_SUPPORT,
+    PROCESSING_CONTAINER_SUPPORT,
+    PROCESSING_JOB_SUPPORT,
+    TRAINING_CONTAINER_SUPPORT,
+    TRAINING_JOB_SUPPORT,
+    SupportRow,
+)
+
+TARGET = Path(__file__).parent.parent / "docs" / "support-matrix.md"
+_HEAD = """# What the local endpoint does with every field
+
+This page is generated from `smlaunch/local/support.py` by `tools/generate_support_matrix.py`; a test compares
+them. A row applies to all fields below it that have no row of their own. A **supported** field does here what
+it does on SageMaker. A **recorded** field is stored and shown by Describe, and has no effect; the plan and
+the first host's log say so. A **rejected** field ends in a ValidationException that names it. No field is
+ignored silently.
+
+"""
+_CONTAINERS = """
+## Differences with the executor `containers`
+
+The tables above are those of the executor `processes`. With `--executor containers`, these rows replace
+theirs.
+
+"""
+_SETTINGS = """
+## Behaviour that AWS does not document
+
+Where AWS does not document a behaviour, a field of `smlaunch.local.settings.Settings` decides. The docstring
+of each field has reasons and sources.
+
+| setting | default |
+|---|---|
+"""
+
+
+def page() -> str:
+    settings_rows = "".join(
+        f"| `{setting.name}` | `{setting.default!r}` |\n"
+        for setting in fields(Settings)
+        if setting.name != "inherit_environment"
+    )
+    return (
+        _HEAD
+        + _table("CreateTrainingJob", TRAINING_JOB_SUPPORT)
+        + "\n"
+        + _table("CreateProcessingJob", PROCESSING_JOB_SUPPORT)
+        + "\n"
+        + _table("Other operations", OTHER_OPERATION_SUPPORT)
+        + "\n"
+        + _table("Pipelines", PIPELINE_SUPPORT)
+        + _CONTAINERS
+        + _table("CreateTrainingJob in containers", TRAINING_CONTAINER_SUPPORT, 3)
+        + "\n"
+        + _table("CreateProcessingJob in containers", PROCESSING_CONTAINER_SUPPORT, 3)
+        + _SETTINGS
+        + settings_rows
+    )
+
+
+def _table(title: str, rows: Mapping[str, SupportRow], level: int = 2) -> str:
+    lines = [f"{'#' * level} {title}", "", "| field | support | note |", "|---|---|---|"]
+    for path, row in rows.items():
+        notes = [row.note] if row.note else []
+        notes += [f"`{value}` is rejected: {reason}" for value, reason in row.rejected_values.items()]
+        lines.append(f"| `{path}` | {row.level} | {'; '.join(notes).replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare only")
+    if parser.parse_args().check:
+        same = TARGET.read_text() == page()
+        print(f"{TARGET.name} {'matches' if same else 'does NOT match'} the table")
+        return 0 if same else 1
+    TARGET.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
