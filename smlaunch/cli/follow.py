@@ -185,7 +185,7 @@ def print_outcome(result: RunOutcome, connection: Connection) -> None:
         # A longer summary gets the duration in parentheses.
         suffix = (
             f" ({duration_text})"
-            if result.final_result is not None and result.exit_code
+            if result.final_result is not None and (result.exit_code or ending_text != "completed")
             else f" after {duration_text}"
         )
         click.echo(

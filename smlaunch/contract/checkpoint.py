@@ -7,8 +7,7 @@
             manifest-<sha256, 32 digits>.json             all shards of the step, with sizes and hashes
             COMMIT-<run>-s3-a1                            which manifest is valid; the leader writes it last
         outcome-<run>-s3-a1.json                          how this attempt of this segment ended
-        outcome-<run>-s3-a1.algo-2.unfinished             the same of a host that trains independently of the
-                                                          leader, as long as it has not finished
+        outcome-<run>-s3-a1.algo-2.json                   the same of one host (outcome.py)
 
 The names of COMMIT and outcome contain their writer: run, segment and attempt. Only that attempt writes them
 again, and replaces the whole file; all other files never change. So a directory that was copied in any order,
@@ -19,29 +18,19 @@ SageMaker copies such a directory to S3 file by file at unknown moments (develop
 """
 
 import hashlib
-import json
 import re
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from smlaunch.contract import formats
-from smlaunch.contract.formats import unknown_members
-from smlaunch.contract.names import RESERVED_FOLDER, RUN_ID_REGEX, CheckpointWriter, outcome_path
-
-OUTCOME_PATH_PREFIX = RESERVED_FOLDER + "/outcome-"
-"""Prefix of the paths of outcome files."""
-
-FINISHED = "finished"
-CONTINUE = "continue"
+from smlaunch.contract.json_document import integer_or_none, parse_document, text_or_none, to_json_bytes
+from smlaunch.contract.names import RESERVED_FOLDER, WRITER_REGEX, CheckpointWriter
 
 _HASH_DIGITS = 32
 _STEP = re.compile(RESERVED_FOLDER + r"/step-(\d{12})(?:/.*)?", re.DOTALL)
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"rank-(\d{5})-of-\d{5}-[0-9a-f]{32}\.shard")
 _MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
-_WRITER = r"(?:(?P<run>" + RUN_ID_REGEX + r")-)?s(?P<segment>[0-9]+)-a(?P<attempt>[0-9]+)"
-_COMMIT = re.compile(r"COMMIT-" + _WRITER)
-_OUTCOME = re.compile(RESERVED_FOLDER + r"/outcome-" + _WRITER + r"\.json")
-_UNFINISHED_HOST = re.compile(RESERVED_FOLDER + r"/outcome-" + _WRITER + r"\.[^/]+\.unfinished")
+_COMMIT = re.compile(r"COMMIT-" + WRITER_REGEX)
 _UNVERSIONED_COMMIT = re.compile(r"step-\d{12}/COMMIT")
 """Its name in releases before format 1.0."""
 
@@ -82,55 +71,7 @@ class Manifest(NamedTuple):
 
     def to_bytes(self) -> bytes:
         shard_rows = [shard._asdict() for shard in self.shards]
-        return _to_json_bytes(formats.MANIFEST.stamp({**self._asdict(), "shards": shard_rows}))
-
-
-class SegmentOutcome(NamedTuple):
-    """How one attempt of a segment ended.
-
-    The ranks write it, and the host completes it.
-    """
-
-    result: str
-    """FINISHED or CONTINUE."""
-
-    step: Optional[int] = None
-    """The newest committed step at the end; None where the script writes checkpoints of its own."""
-
-    run: Optional[str] = None
-    job: Optional[str] = None
-    """Name of the training job."""
-
-    segment: int = 1
-    attempt: int = 1
-    ranks_succeeded: bool = False
-    """The leader's ranks all exited with 0 after writing it, so their last work, such as saving the model, is
-    done too.
-    """
-
-    reported_step: Optional[int] = None
-    """The highest step in the job's progress lines; None without any."""
-
-    repeats_steps: bool = False
-    """The job came to its planned end, and most of its progress lines were about steps that earlier jobs had
-    reported.
-    """
-
-    extra: Tuple[Tuple[str, Any], ...] = ()
-    """Members that a later minor version added; they are written again unchanged."""
-
-    @property
-    def path(self) -> str:
-        """Below the checkpoint directory."""
-        return outcome_path(CheckpointWriter(self.run, self.segment, self.attempt))
-
-    def to_dict(self) -> Dict[str, Any]:
-        members = self._asdict()
-        del members["extra"]
-        return {**dict(self.extra), **formats.OUTCOME.stamp(members)}
-
-    def to_bytes(self) -> bytes:
-        return _to_json_bytes(self.to_dict())
+        return to_json_bytes(formats.MANIFEST.stamp({**self._asdict(), "shards": shard_rows}))
 
 
 # ---- names ------------------------------------------------------------------------------------------------
@@ -178,7 +119,7 @@ def is_smlaunch_path(path: str) -> bool:
 
 
 def commit_content(manifest: bytes) -> bytes:
-    return _to_json_bytes(formats.COMMIT.stamp({"manifest": manifest_name(manifest)}))
+    return to_json_bytes(formats.COMMIT.stamp({"manifest": manifest_name(manifest)}))
 
 
 # ---- committed checkpoints
@@ -249,7 +190,7 @@ def _read_committed_manifest(
     """The manifest that a COMMIT names. None where COMMIT or manifest is torn or missing."""
     directory = step_directory(step) + "/"
     try:
-        document = _parse_document(formats.COMMIT, read_file(commit_path), commit_path)
+        document = parse_document(formats.COMMIT, read_file(commit_path), commit_path)
         name = None if document is None else document.get("manifest")
         if not isinstance(name, str) or directory + name not in files:
             return None
@@ -266,7 +207,7 @@ def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[
     """None for a text that is no manifest. Raises FormatError for a version that this
     release does not read.
     """
-    document = _parse_document(formats.MANIFEST, content, document_name)
+    document = parse_document(formats.MANIFEST, content, document_name)
     try:
         if document is None:
             return None
@@ -280,102 +221,8 @@ def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[
             int(document["step"]),
             int(document["world_size"]),
             shards,
-            _integer_or_none(document.get("samples")),
-            _text_or_none(document.get("job")),
+            integer_or_none(document.get("samples")),
+            text_or_none(document.get("job")),
         )
     except (KeyError, TypeError, ValueError):
         return None
-
-
-# ---- outcomes ----------------------------------------------------------------------------------
-
-
-def find_newest_outcome(
-    files: Iterable[str], read_file: ReadFile, run_id: Optional[str]
-) -> Optional[SegmentOutcome]:
-    """The readable outcome of the run's newest segment and attempt; None without one.
-
-    ``files``: paths below the checkpoint directory. ``run_id``: None for any run. Raises FormatError for a
-    version that this release does not read.
-    """
-    candidates = []
-    unfinished: Dict[Tuple[Optional[str], int, int], List[str]] = {}
-    for path in files:
-        match = _OUTCOME.fullmatch(path) or _UNFINISHED_HOST.fullmatch(path)
-        if match is None or run_id not in (None, match.group("run")):
-            continue
-        segment, attempt = int(match.group("segment")), int(match.group("attempt"))
-        if path.endswith(".json"):
-            candidates.append((segment, attempt, path))
-        else:
-            unfinished.setdefault((match.group("run"), segment, attempt), []).append(path)
-    for segment, attempt, path in sorted(candidates, reverse=True):
-        outcome = _read_outcome(path, read_file)
-        if outcome is None:
-            continue
-        unfinished_paths = unfinished.get((outcome.run, segment, attempt), [])
-        if unfinished_paths:
-            host_outcomes = [
-                _read_outcome(unfinished_path, read_file) for unfinished_path in unfinished_paths
-            ]
-            steps = [
-                host_outcome.reported_step
-                for host_outcome in (outcome, *host_outcomes)
-                if host_outcome is not None and host_outcome.reported_step is not None
-            ]
-            outcome = outcome._replace(result=CONTINUE, reported_step=max(steps, default=None))
-        return outcome
-    return None
-
-
-def _read_outcome(path: str, read_file: ReadFile) -> Optional[SegmentOutcome]:
-    """None where the file is missing or torn."""
-    try:
-        return parse_outcome(read_file(path), path)
-    except (FileNotFoundError, KeyError):
-        return None
-
-
-def parse_outcome(content: bytes, document_name: str = "outcome") -> Optional[SegmentOutcome]:
-    """None for a text that is no outcome. Raises FormatError for a version that this release
-    does not read.
-    """
-    document = _parse_document(formats.OUTCOME, content, document_name)
-    if document is None or document.get("result") not in (FINISHED, CONTINUE):
-        return None
-    outcome = SegmentOutcome(
-        str(document["result"]),
-        _integer_or_none(document.get("step")),
-        _text_or_none(document.get("run")),
-        _text_or_none(document.get("job")),
-        _integer_or_none(document.get("segment")) or 1,
-        _integer_or_none(document.get("attempt")) or 1,
-        document.get("ranks_succeeded") is True,
-        _integer_or_none(document.get("reported_step")),
-        document.get("repeats_steps") is True,
-    )
-    return outcome._replace(extra=tuple(sorted(unknown_members(document, outcome.to_dict()).items())))
-
-
-def _to_json_bytes(document: Mapping[str, Any]) -> bytes:
-    # No newline at the end: if anything is cut off, the rest does not parse.
-    return json.dumps(document, indent=1, sort_keys=True).encode("ascii")
-
-
-def _parse_document(
-    document_format: formats.Format, content: bytes, document_name: str
-) -> Optional[Dict[str, Any]]:
-    """None for a text that is no JSON object: it was cut off."""
-    try:
-        document = json.loads(content.decode("utf-8"))
-    except ValueError:
-        return None
-    return document_format.upgrade_document(document, document_name) if isinstance(document, dict) else None
-
-
-def _integer_or_none(value: Any) -> Optional[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text_or_none(value: Any) -> Optional[str]:
-    return value if isinstance(value, str) else None

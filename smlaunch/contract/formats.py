@@ -119,6 +119,7 @@ SHARD_FILE = Format("checkpoint shard")
 """Its file begins with ``smlshrd`` and the major version; a minor version adds members of the header."""
 
 OUTCOME = Format("outcome file")
+HOST_OUTCOME = Format("outcome file of one host")
 
 # ---- data -------------------------------------------------------------------------------------------------
 

@@ -116,6 +116,9 @@ class RankSpec(NamedTuple):
     launcher_options: Tuple[Arg, ...] = ()
     """Arguments for mpirun, before the program's own; for torchrun the program that starts it."""
 
+    independent: bool = False
+    """Ranks train apart from each other, and each may come to its end in another segment."""
+
 
 class ServiceSpec(NamedTuple):
     """A program beside the ranks. It is started before them and stopped after they have exited. A service
@@ -220,6 +223,7 @@ class LaunchSpec(NamedTuple):
                 "launcher": self.ranks.launcher,
                 "on": self.ranks.runs_on,
                 "options": [_arg_to_json(arg) for arg in self.ranks.launcher_options],
+                "independent": self.ranks.independent,
             },
             "services": [
                 {
@@ -305,8 +309,20 @@ def _parse_ranks(document: Mapping[str, Any]) -> RankSpec:
             "ranks.on: ranks on the leader alone join no others; ranks.rendezvous must be false"
         )
     launcher_options = _parse_args(document.get("options", []), "ranks.options")
+    independent = bool(document.get("independent", False))
+    if independent and (rendezvous or launcher != RUNTIME or runs_on != ALL):
+        raise LaunchSpecError(
+            "ranks.independent: only for plain processes on all hosts, without a rendezvous"
+        )
     return RankSpec(
-        argv, _parse_env(document, "ranks"), per_host, rendezvous, launcher, runs_on, launcher_options
+        argv,
+        _parse_env(document, "ranks"),
+        per_host,
+        rendezvous,
+        launcher,
+        runs_on,
+        launcher_options,
+        independent,
     )
 
 

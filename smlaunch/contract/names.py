@@ -28,6 +28,8 @@ TAG_JOB = "smlaunch:job"
 
 _JOB_NAME = re.compile(r"(?P<run>" + RUN_ID_REGEX + r")-s(?P<segment>[0-9]+)-a(?P<attempt>[0-9]+)")
 
+WRITER_REGEX = r"(?:(?P<run>" + RUN_ID_REGEX + r")-)?s(?P<segment>[0-9]+)-a(?P<attempt>[0-9]+)"
+"""A CheckpointWriter in a file name."""
 
 _PIPELINE_JOB_NAME = re.compile(r"pipelines-(?P<run>[a-z0-9-]+)-Segment-(?P<segment>[0-9]+)-[A-Za-z0-9]+")
 
@@ -62,10 +64,9 @@ def outcome_path(writer: CheckpointWriter) -> str:
     return "{}/outcome-{}.json".format(RESERVED_FOLDER, writer)
 
 
-def unfinished_host_path(writer: CheckpointWriter, host: str) -> str:
-    """Of the file that a host with ranks of its own leaves when they have more to train, below the
-    checkpoint directory."""
-    return "{}/outcome-{}.{}.unfinished".format(RESERVED_FOLDER, writer, host)
+def host_outcome_path(writer: CheckpointWriter, host: str) -> str:
+    """Path of one host's outcome file of an attempt, below the checkpoint directory."""
+    return "{}/outcome-{}.{}.json".format(RESERVED_FOLDER, writer, host)
 
 
 def is_run_id(text: str) -> bool:

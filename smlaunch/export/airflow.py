@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.contract.checkpoint import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.contract.outcome import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.contract.segment import FROM_REPORTED_VARIABLE, FROM_STEP_VARIABLE
 from smlaunch.errors import JobError, Problem
 from smlaunch.export.airflow_source import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from smlaunch.contract import formats
-from smlaunch.contract.checkpoint import FINISHED
 from smlaunch.contract.names import TAG_JOB
+from smlaunch.contract.outcome import FINISHED
 from smlaunch.errors import EXIT_STOPPED
 from smlaunch.export.asl import (
     ChoiceRule,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smlaunch.contract.checkpoint import CONTINUE, OUTCOME_PATH_PREFIX
+from smlaunch.contract.outcome import CONTINUE, FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.errors import EXIT_LIMIT, EXIT_SERVICE, EXIT_TRAINING_FAILED
 from smlaunch.export.asl import (
     JOB_NAME_PATH,
@@ -261,6 +261,8 @@ class EndingStates:
             return self._state_after_time_limit(ending)
         position = len(self._deferred_states)
         remedy_state = self._remedy_state(ending, rule)
+        if ending is Ending.STOPPED and reads_outcome(self.template):
+            return self._state_after_stop(position, remedy_state)
         has_spot_fallback = any(variant.on_demand_request is not None for variant in self.template.variants)
         if ending not in NO_CAPACITY_ENDINGS or not has_spot_fallback:
             return remedy_state
@@ -273,6 +275,18 @@ class EndingStates:
         )
         self._deferred_states.insert(position, lambda: self.builder.add(name, question))
         self._has_on_demand_fallback = True
+        return name
+
+    def _state_after_stop(self, position: int, stopped_state: str) -> str:
+        """Return the state that tells a training that had finished from one that was cut."""
+        name = f"{_TITLES[Ending.STOPPED]}: had it finished?"
+        had_finished = all_of(
+            is_own_outcome(),
+            compare(f"{OUTCOME_PATH}.result", "StringEquals", FINISHED),
+            compare(f"{OUTCOME_PATH}.ranks_succeeded", "BooleanEquals", True),
+        )
+        question = choice_state("In its last minute.", [go_to(RUN_DONE, had_finished)], stopped_state)
+        self._deferred_states.insert(position, lambda: self.builder.add(name, question))
         return name
 
     def _remedy_state(self, ending: Ending, rule: EndingRule) -> str:

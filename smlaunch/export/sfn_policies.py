@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from smlaunch.contract.checkpoint import OUTCOME_PATH_PREFIX
+from smlaunch.contract.outcome import OUTCOME_PATH_PREFIX
 from smlaunch.export.run_template import JobVariable, RunTemplate, TextTemplate
 from smlaunch.export.sfn_common import job_kind
 from smlaunch.export.sfn_shards import results_prefix

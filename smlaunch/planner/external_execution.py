@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from smlaunch.contract.checkpoint import FINISHED
+from smlaunch.contract.outcome import FINISHED
 from smlaunch.errors import (
     ERROR_NAMES,
     EXIT_COMPLETED,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.contract.names import JobName
+from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import EXIT_COMPLETED, EXIT_LIMIT, EXIT_STOPPED, EXIT_TRAINING_FAILED
 from smlaunch.job.model import format_duration
 from smlaunch.planner.cost import format_dollars
@@ -187,6 +187,16 @@ def progress_mark_after(newest_job: ObservedJob, observed: ObservedRun) -> Progr
     """Progress mark of the run when its newest job has ended. Without progress it is unchanged, so that a
     later observer, who sees what the next job began with, decides the same."""
     previous_mark = newest_job.starting_mark
+    if observed.outcome is not None and observed.outcome.independent_ranks:
+        # No step speaks for all ranks: one may have finished while another goes on.
+        known_steps = [
+            step for step in (previous_mark.reported_step, observed.reported_step) if step is not None
+        ]
+        return ProgressMark(
+            observed.committed_step,
+            max(known_steps, default=None),
+            observed.files_digest or previous_mark.files_digest,
+        )
     if observed.reported_step is None:
         return ProgressMark(
             observed.committed_step,
@@ -242,6 +252,12 @@ class _Decision:
             finished_action = self._after_completion()
             if finished_action is not None:
                 return finished_action
+        elif ending is Ending.STOPPED and self._had_finished:
+            return Finish(
+                EXIT_COMPLETED,
+                "Completed",
+                f"completed: it had finished when it was stopped{self._archives_note()}",
+            )
         elif not self.workflow.policy.chain and ending is Ending.TIME:
             return Finish(EXIT_LIMIT, "Stopped", f"stopped at its max_runtime{self._checkpoint_note()}")
         if self.observed.stop_requested and not self._is_overridden:
@@ -257,7 +273,7 @@ class _Decision:
         if is_finished or (
             not self.workflow.policy.chain and (newest_outcome is None or newest_outcome.result != CONTINUE)
         ):
-            return Finish(EXIT_COMPLETED, "Completed", "completed")
+            return Finish(EXIT_COMPLETED, "Completed", f"completed{self._archives_note()}")
         if not self.workflow.policy.chain:
             return Finish(
                 EXIT_LIMIT, "Stopped", f"ended itself before its max_runtime{self._checkpoint_note()}"
@@ -267,6 +283,19 @@ class _Decision:
             if self.observed.now < grace_end:
                 return WaitUntil(grace_end, f"{self.name} has written no outcome yet")
         return None
+
+    @property
+    def _had_finished(self) -> bool:
+        """Whether the newest job trained to the end, whatever came after that."""
+        outcome = self.newest_outcome
+        return outcome is not None and outcome.result == FINISHED and outcome.ranks_succeeded
+
+    def _archives_note(self) -> str:
+        """Where the results are, if several jobs have them."""
+        jobs = self.outcome.finished_in if self.outcome is not None else ()
+        if len(jobs) < 2:
+            return ""
+        return f"; its ranks finished in several jobs, whose archives have their results: {', '.join(jobs)}"
 
     # ---- what follows ------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from smlaunch.aws.interfaces import CallError, ObjectStorage
 from smlaunch.aws.retry import call_with_retries
 from smlaunch.contract import checkpoint as checkpoint_format
-from smlaunch.contract.checkpoint import Manifest, SegmentOutcome, Shard
+from smlaunch.contract.checkpoint import Manifest, Shard
+from smlaunch.contract.outcome import OUTCOME_PATH_PREFIX, SegmentOutcome, find_newest_outcome
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem
 
@@ -94,9 +95,7 @@ class RunCheckpoints:
 
         ``run`` limits the search to one run; None reads any run's.
         """
-        return checkpoint_format.find_newest_outcome(
-            self._list_sizes(checkpoint_format.OUTCOME_PATH_PREFIX), self._read_file, run
-        )
+        return find_newest_outcome(self._list_sizes(OUTCOME_PATH_PREFIX), self._read_file, run)
 
     def verify_hashes(
         self, step: CheckpointStep, on_bytes: Callable[[int], None] | None = None

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from smlaunch.aws.interfaces import CallError, ObjectStorage
 from smlaunch.aws.retry import call_with_retries
 from smlaunch.contract import formats
-from smlaunch.contract.checkpoint import SegmentOutcome, is_smlaunch_path
+from smlaunch.contract.checkpoint import is_smlaunch_path
 from smlaunch.contract.names import JobName, parse_job_name
+from smlaunch.contract.outcome import SegmentOutcome
 from smlaunch.contract.paths import RUNTIME_CHANNEL
 from smlaunch.contract.progress import iter_steps
 from smlaunch.contract.segment import (

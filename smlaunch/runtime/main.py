@@ -56,8 +56,9 @@ from smlaunch.runtime.step_tracker import StepTracker
 from smlaunch.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from smlaunch.contract.checkpoint import SegmentOutcome
+    from smlaunch.contract.outcome import SegmentOutcome
     from smlaunch.runtime.control_channel import ControlChannel
+    from smlaunch.runtime.independent_ranks import IndependentRanks
 
 _INTERNAL_ERROR_EXIT_CODE = 70
 """sysexits.h: EX_SOFTWARE."""
@@ -75,6 +76,9 @@ class _HostTask(NamedTuple):
     segment: Segment
     segment_end: segment_lifecycle.SegmentEnd
     previous_outcome: segment_lifecycle.PreviousOutcome
+    hardware: environment.HostHardware
+    independent_ranks: "Optional[IndependentRanks]"
+    """None where ranks train together."""
 
     @property
     def has_ranks(self) -> bool:
@@ -144,6 +148,12 @@ def _run_segment(
         _print_finished_metric(1)
         _log("run {} has trained to its end before: nothing is left to do".format(segment.run))
         return 0
+    hardware = environment.HostHardware.detect(cluster.instance_type)
+    independent_ranks = None
+    if spec.ranks.independent:
+        from smlaunch.runtime.independent_ranks import read_independent_ranks
+
+        independent_ranks = read_independent_ranks(segment, cluster, _ranks_per_host(spec, hardware))
     task = _HostTask(
         spec,
         paths,
@@ -154,6 +164,8 @@ def _run_segment(
         segment,
         segment_end,
         previous_outcome,
+        hardware,
+        independent_ranks,
     )
     if task.is_leader:
         _print_required_metrics()
@@ -191,7 +203,6 @@ def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlC
     commands.check_source_files(spec, paths)
 
     hyperparameters = read_hyperparameters(paths.hyperparameters)
-    hardware = environment.HostHardware.detect(cluster.instance_type)
     python = commands.interpreter_path()
     step_tracker = StepTracker(segment_lifecycle.read_previous_highest_step(os.environ))
     output = HostOutput(1, step_tracker)
@@ -211,11 +222,11 @@ def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlC
         paths=paths,
         hyperparameters=hyperparameters,
         python=python,
-        ranks_per_host=_ranks_per_host(spec, hardware),
+        ranks_per_host=_ranks_per_host(spec, task.hardware),
         port=_first_port(spec, os.environ),
         import_dir=runtime_dir.write_import_package(task.runtime_dir, paths),
     )
-    rank_environment = _rank_environment(task, host_context, hardware)
+    rank_environment = _rank_environment(task, host_context)
     launcher = spec.ranks.launcher
     rank_commands = []
     if task.has_ranks and launcher not in (TORCHRUN, MPI):
@@ -285,9 +296,7 @@ def _install_requirements(
     return outcome.stop_signal
 
 
-def _rank_environment(
-    task: _HostTask, host_context: commands.HostContext, hardware: environment.HostHardware
-) -> Dict[str, str]:
+def _rank_environment(task: _HostTask, host_context: commands.HostContext) -> Dict[str, str]:
     """The environment that every program of the user inherits."""
     sagemaker_variables = environment.sagemaker_variables(
         task.paths,
@@ -295,7 +304,7 @@ def _rank_environment(
         task.resource_config,
         task.channels,
         host_context.hyperparameters,
-        hardware,
+        task.hardware,
         commands.find_entry_point(task.spec),
         task.spec.ranks.rendezvous,
         host_context.port,
@@ -321,13 +330,22 @@ def _write_outcome(
         ranks_succeeded,
         was_signalled,
         task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
+        host_outcome.processes,
         (task.paths.model, task.paths.output_data),
         partial(_may_read_stop_file, task),
+        partial(_may_read_planned_end, task),
     )
-    host = None if task.is_leader else task.cluster.current_host
+    has_own_outcome = not task.is_leader or task.independent_ranks is not None
     try:
         outcome = segment_lifecycle.write_outcome(
-            segment, task.segment_end, task.previous_outcome, step_tracker, ranks_ended, host
+            segment,
+            task.segment_end,
+            task.previous_outcome,
+            step_tracker,
+            ranks_ended,
+            task.cluster.current_host if has_own_outcome else None,
+            task.independent_ranks,
+            is_leader=task.is_leader,
         )
     except OSError as error:
         _log("error: {}: the outcome cannot be written: {}".format(segment.checkpoint_dir, error.strerror))
@@ -337,10 +355,12 @@ def _write_outcome(
         return None
     if outcome is None or not task.is_leader:
         return outcome
-    if task.segment_end.planned_at is not None and outcome.reported_step is None and outcome.step is None:
+    if task.segment_end.planned_at is not None and step_tracker.highest_step is None and outcome.step is None:
         _log(PROGRESS_UNKNOWN)
     if ranks_succeeded:
-        _log("segment {} of run {}: {}".format(segment.segment, segment.run, outcome.result))
+        # What ranks of other hosts have come to in this segment is not known here.
+        others = "" if task.independent_ranks is None else " (as far as this host knows)"
+        _log("segment {} of run {}: {}{}".format(segment.segment, segment.run, outcome.result, others))
         if outcome.result == "finished":
             _print_finished_metric(1)
     return outcome
@@ -355,6 +375,15 @@ def _may_read_stop_file(task: _HostTask) -> bool:
     from smlaunch.runtime import stop_file_scan
 
     return stop_file_scan.may_read_stop_file(task.paths.code)
+
+
+def _may_read_planned_end(task: _HostTask) -> bool:
+    """Whether the program may read when the planned end is. False for a program of the image."""
+    if task.spec.source is None:
+        return False
+    from smlaunch.runtime import stop_file_scan
+
+    return stop_file_scan.may_read_planned_end(task.paths.code)
 
 
 def _print_required_metrics() -> None:

@@ -10,18 +10,21 @@ import math
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from smlaunch.contract import segment as names
 from smlaunch.contract.launch_spec import LaunchSpec
-from smlaunch.contract.names import RESERVED_FOLDER, outcome_path, parse_job_name, unfinished_host_path
+from smlaunch.contract.names import RESERVED_FOLDER, outcome_path, parse_job_name
 from smlaunch.contract.paths import Paths
 from smlaunch.contract.segment import Segment
 from smlaunch.runtime.errors import SetupError
 from smlaunch.runtime.step_tracker import StepTracker
 
 if TYPE_CHECKING:
-    from smlaunch.contract import checkpoint
+    from smlaunch.contract.outcome import RanksOfHost, SegmentOutcome
+    from smlaunch.runtime.host_outcome import FinishedProcess
+    from smlaunch.runtime.independent_ranks import IndependentRanks
 
 _SIGTERM_MARGIN_SHARE = 0.5
 _SIGKILL_MARGIN_SHARE = 0.9
@@ -47,12 +50,15 @@ class SegmentEnd:
     ) -> None:
         self._stop_file = stop_file
         self._margin_seconds = margin_seconds
+        self._created_at = time.monotonic()
         self.planned_at = planned_at
         """None for a segment without a planned end."""
         self.signal_at = None if planned_at is None else planned_at + _SIGTERM_MARGIN_SHARE * margin_seconds
         """When ranks that still run get SIGTERM."""
         self.stop_requested = False
         """The stop file exists, or could not be made."""
+        self._requested_at: Optional[float] = None
+        self._signalled_at: Optional[float] = None
         self.problem: Optional[str] = None
         """Why the stop file could not be made; the ranks then learn of the end by the signal only."""
 
@@ -78,10 +84,30 @@ class SegmentEnd:
         if self.stop_requested:
             return
         self.stop_requested = True
+        self._requested_at = time.time()
         try:
             os.rename(self._stop_file + _PENDING_SUFFIX, self._stop_file)
         except OSError as error:
             self.problem = "{}: the stop file cannot be made: {}".format(self._stop_file, error.strerror)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the last quarter of the segment has begun."""
+        if self.planned_at is None:
+            return False
+        return self.planned_at - time.monotonic() <= 0.25 * (self.planned_at - self._created_at)
+
+    def record_signal(self) -> None:
+        """The ranks get a stop signal now."""
+        self._signalled_at = time.time()
+
+    def was_requested_before(self, ended_at: float) -> bool:
+        """Whether the stop file appeared before a rank exited. ``ended_at``: in seconds since the epoch."""
+        return self._requested_at is not None and self._requested_at <= ended_at
+
+    def was_signalled_before(self, ended_at: float) -> bool:
+        """The same for the stop signal."""
+        return self._signalled_at is not None and self._signalled_at <= ended_at
 
 
 def prepare_segment(
@@ -165,7 +191,7 @@ def read_previous_highest_step(environ: Mapping[str, str]) -> int:
 class PreviousOutcome(NamedTuple):
     """What the checkpoint directory contains when a host starts."""
 
-    finished_outcome: "Optional[checkpoint.SegmentOutcome]" = None
+    finished_outcome: "Optional[SegmentOutcome]" = None
     """Outcome of the run's newest attempt, if it trained to the end and its ranks exited with 0."""
 
     outcome_stamp: Optional[Tuple[int, int]] = None
@@ -184,11 +210,17 @@ class RanksEnded(NamedTuple):
     train_together: bool
     """The progress lines of one rank speak for all: it is the only one, or the ranks meet at a rendezvous."""
 
+    processes: "Sequence[FinishedProcess]"
+    """In the order of their ranks."""
+
     result_dirs: Sequence[str]
     """The directories of the model and of other outputs."""
 
     may_read_stop_file: Callable[[], bool]
     """Called only where the answer matters: it reads the source."""
+
+    may_read_planned_end: Callable[[], bool]
+    """The same for the variables that have the time of the planned end."""
 
 
 def read_previous_outcome(segment: Segment) -> PreviousOutcome:
@@ -199,7 +231,7 @@ def read_previous_outcome(segment: Segment) -> PreviousOutcome:
     return PreviousOutcome(outcome, _outcome_stamp(segment))
 
 
-def write_finished_outcome(segment: Segment, finished_outcome: "checkpoint.SegmentOutcome") -> None:
+def write_finished_outcome(segment: Segment, finished_outcome: "SegmentOutcome") -> None:
     """Write this attempt's outcome where an earlier attempt has finished the training. Raises OSError."""
     outcome = finished_outcome._replace(job=segment.job, segment=segment.segment, attempt=segment.attempt)
     _write_atomically(os.path.join(segment.checkpoint_dir or "", outcome.path), outcome.to_bytes())
@@ -212,61 +244,117 @@ def write_outcome(
     step_tracker: StepTracker,
     ranks_ended: RanksEnded,
     host: Optional[str] = None,
-) -> "Optional[checkpoint.SegmentOutcome]":
+    independent_ranks: "Optional[IndependentRanks]" = None,
+    *,
+    is_leader: bool = True,
+) -> "Optional[SegmentOutcome]":
     """Write the outcome when all ranks of the host have exited: completed, where the ranks wrote one. Returns
     it; None where no checkpoints are kept. Raises OSError.
 
-    ``host``: None for the leader; the name of another host whose ranks train independently of the leader's.
+    ``host``: its name, where hosts train apart from each other; the host then writes an outcome of its own,
+    and the leader that of the attempt besides.
     """
-    from smlaunch.contract import checkpoint  # takes milliseconds, and most jobs have no checkpoints
+    from smlaunch.contract.outcome import CONTINUE, FINISHED  # takes milliseconds, and most jobs have none
 
     if segment.checkpoint_dir is None:
         return None
-    outcome = _read_own_outcome(segment)
-    highest_step = step_tracker.highest_step
-    # Compared by file, not by job name: an interrupted spot job continues under the same name.
-    if outcome is None or _outcome_stamp(segment) == previous.outcome_stamp:
-        if outcome is not None and outcome.job == segment.job and outcome.reported_step is not None:
-            highest_step = (
-                outcome.reported_step if highest_step is None else max(highest_step, outcome.reported_step)
-            )
-        result = (
-            checkpoint.FINISHED
-            if _has_finished(segment.checkpoint_dir, segment_end, step_tracker, ranks_ended)
-            else checkpoint.CONTINUE
-        )
-        outcome = checkpoint.SegmentOutcome(
-            result, None, segment.run, segment.job, segment.segment, segment.attempt
-        )
+    outcome, is_new = _outcome_of_ranks(segment, segment_end, previous, step_tracker, ranks_ended)
     outcome = outcome._replace(
         ranks_succeeded=ranks_ended.succeeded,
-        reported_step=highest_step,
-        repeats_steps=segment_end.has_passed and highest_step is not None and step_tracker.mostly_repeats,
+        repeats_steps=segment_end.has_passed
+        and outcome.reported_step is not None
+        and step_tracker.mostly_repeats,
     )
-    if host is None:
+    if independent_ranks is not None:
+        job = segment.job or ""
+        if outcome.result == FINISHED and ranks_ended.succeeded:
+            independent_ranks = independent_ranks.after_all_finished(job)
+        elif is_new:
+            independent_ranks = independent_ranks.after(
+                ranks_ended.processes, segment_end, job, ranks_ended.may_read_stop_file
+            )
+        outcome = outcome._replace(
+            result=FINISHED if independent_ranks.all_finished else CONTINUE,
+            independent_ranks=independent_ranks.total,
+        )
+    if host is not None:
+        _write_ranks_of_host(segment.checkpoint_dir, outcome, host, independent_ranks)
+    if is_leader:
+        if independent_ranks is not None:
+            # Ranks that train apart have no step in common.
+            outcome = outcome._replace(reported_step=None, repeats_steps=False)
         _write_atomically(os.path.join(segment.checkpoint_dir, outcome.path), outcome.to_bytes())
-        return outcome
-    unfinished_path = os.path.join(segment.checkpoint_dir, unfinished_host_path(segment.writer, host))
-    if outcome.result == checkpoint.FINISHED:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished_path)  # of the same job, before an interruption
-    else:
-        _write_atomically(unfinished_path, outcome.to_bytes())
     return outcome
 
 
+def _outcome_of_ranks(
+    segment: Segment,
+    segment_end: SegmentEnd,
+    previous: PreviousOutcome,
+    step_tracker: StepTracker,
+    ranks_ended: RanksEnded,
+) -> "Tuple[SegmentOutcome, bool]":
+    """The outcome that the ranks of this host wrote in this attempt, or else a new one, and which it is."""
+    from smlaunch.contract import outcome as outcomes
+
+    outcome = _read_own_outcome(segment)
+    highest_step = step_tracker.highest_step
+    # Compared by file, not by job name: an interrupted spot job continues under the same name.
+    if outcome is not None and _outcome_stamp(segment) != previous.outcome_stamp:
+        return outcome._replace(reported_step=highest_step), False
+    if outcome is not None and outcome.job == segment.job and outcome.reported_step is not None:
+        highest_step = (
+            outcome.reported_step if highest_step is None else max(highest_step, outcome.reported_step)
+        )
+    has_finished = _has_finished(segment.checkpoint_dir, segment_end, step_tracker, ranks_ended)
+    result = outcomes.FINISHED if has_finished else outcomes.CONTINUE
+    return outcomes.SegmentOutcome(
+        result,
+        None,
+        segment.run,
+        segment.job,
+        segment.segment,
+        segment.attempt,
+        reported_step=highest_step,
+    ), True
+
+
+def _write_ranks_of_host(
+    checkpoint_dir: str,
+    outcome: "SegmentOutcome",
+    host: str,
+    independent_ranks: "Optional[IndependentRanks]",
+) -> None:
+    from smlaunch.contract.outcome import RanksOfHost
+
+    ranks_of_host = RanksOfHost(
+        host,
+        outcome.result,
+        outcome.run,
+        outcome.job,
+        outcome.segment,
+        outcome.attempt,
+        outcome.reported_step,
+        outcome.independent_ranks,
+        () if independent_ranks is None else tuple(sorted(independent_ranks.finished.items())),
+    )
+    _write_atomically(os.path.join(checkpoint_dir, ranks_of_host.path), ranks_of_host.to_bytes())
+
+
 def _has_finished(
-    checkpoint_dir: str, segment_end: SegmentEnd, step_tracker: StepTracker, ranks_ended: RanksEnded
+    checkpoint_dir: Optional[str], segment_end: SegmentEnd, step_tracker: StepTracker, ranks_ended: RanksEnded
 ) -> bool:
     """Whether the ranks have trained to the end. Ranks that exit with 0 have, unless they exited because they
     were asked to; a script that does not read the stop file cannot know of that. A rank that got a signal
     may have exited anywhere: it has finished if it reported the last step, left a result, and removed its
-    checkpoints, so that no later segment could resume.
+    checkpoints, so that no later segment could resume. Ranks may also watch the time and exit shortly before
+    the planned end: they have not finished if the last step that they reported is not the last of all.
     """
     if not ranks_ended.succeeded:
         return False
     if not segment_end.stop_requested:
-        return True
+        stopped_midway = segment_end.is_near and ranks_ended.train_together and step_tracker.is_midway
+        return not (stopped_midway and ranks_ended.may_read_planned_end())
     reached_last_step = ranks_ended.train_together and step_tracker.is_complete
     if not ranks_ended.signalled:
         return reached_last_step or not ranks_ended.may_read_stop_file()
@@ -274,37 +362,57 @@ def _has_finished(
     return reached_last_step and has_result and not _has_files(checkpoint_dir)
 
 
-def _read_newest_outcome(segment: Segment) -> "Optional[checkpoint.SegmentOutcome]":
-    """The newest outcome of the run's attempts. Raises SetupError for one that another release wrote."""
-    if segment.checkpoint_dir is None:
-        return None
-    try:
-        names = os.listdir(os.path.join(segment.checkpoint_dir, RESERVED_FOLDER))
-    except OSError:  # usually there is none yet
-        return None
-    from smlaunch.contract import checkpoint
+def read_ranks_of_hosts(segment: Segment) -> "List[RanksOfHost]":
+    """What hosts that train apart wrote in the segments before this one. Raises SetupError for an outcome
+    that another release wrote."""
     from smlaunch.contract.formats import FormatError
-
-    def read(path: str) -> bytes:
-        content = _read_small_file(os.path.join(segment.checkpoint_dir or "", path))
-        if content is None:  # unreadable: skip it
-            raise KeyError(path)
-        return content
+    from smlaunch.contract.outcome import find_ranks_of_hosts
 
     try:
-        return checkpoint.find_newest_outcome(
-            [RESERVED_FOLDER + "/" + name for name in names], read, segment.run
-        )
+        return find_ranks_of_hosts(_reserved_files(segment), partial(_read_reserved, segment), segment.writer)
     except FormatError as error:
         raise SetupError(str(error)) from None
 
 
-def _read_own_outcome(segment: Segment) -> "Optional[checkpoint.SegmentOutcome]":
+def _read_newest_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
+    """The newest outcome of the run's attempts. Raises SetupError for one that another release wrote."""
+    files = _reserved_files(segment)
+    if not files:
+        return None
+    from smlaunch.contract.formats import FormatError
+    from smlaunch.contract.outcome import find_newest_outcome
+
+    try:
+        return find_newest_outcome(files, partial(_read_reserved, segment), segment.run)
+    except FormatError as error:
+        raise SetupError(str(error)) from None
+
+
+def _reserved_files(segment: Segment) -> List[str]:
+    """Paths of smlaunch's own files, below the checkpoint directory."""
+    if segment.checkpoint_dir is None:
+        return []
+    try:
+        file_names = os.listdir(os.path.join(segment.checkpoint_dir, RESERVED_FOLDER))
+    except OSError:  # usually there is none yet
+        return []
+    return [RESERVED_FOLDER + "/" + name for name in file_names]
+
+
+def _read_reserved(segment: Segment, path: str) -> bytes:
+    """Raises KeyError for a file that cannot be read."""
+    content = _read_small_file(os.path.join(segment.checkpoint_dir or "", path))
+    if content is None:
+        raise KeyError(path)
+    return content
+
+
+def _read_own_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
     """The outcome of this attempt."""
-    from smlaunch.contract import checkpoint
+    from smlaunch.contract.outcome import parse_outcome
 
     content = _read_small_file(_own_outcome_path(segment))
-    return None if content is None else checkpoint.parse_outcome(content, _own_outcome_path(segment))
+    return None if content is None else parse_outcome(content, _own_outcome_path(segment))
 
 
 def _own_outcome_path(segment: Segment) -> str:

@@ -15,10 +15,13 @@ class StepTracker:
         """The highest reported step; None before the first one."""
         self.is_complete = False
         """The last line reported the last step of the training."""
+        self.is_midway = False
+        """The last line reported a step before the last one."""
 
     def record_step(self, step: int, total_steps: Optional[int] = None) -> None:
         """``total_steps``: steps of the whole training, None where the line does not give them."""
         self.is_complete = total_steps is not None and 0 < total_steps <= step
+        self.is_midway = total_steps is not None and step < total_steps
         self.highest_step = step if self.highest_step is None else max(step, self.highest_step)
         if step > self._previous_highest:
             self._new_steps += 1

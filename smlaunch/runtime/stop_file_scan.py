@@ -1,4 +1,4 @@
-"""Whether the user's program may read the stop file, by the text of its source."""
+"""Whether the user's program may know of the planned end, by the text of its source."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import stat
 _STOP_FILE_MENTION = re.compile(
     rb"SMLAUNCH_STOP|\bsmlaunch\s*\.\s*train\b|\bfrom\s+smlaunch\b|\bimport\s+smlaunch\b|stop_file"
 )
+_PLANNED_END_MENTION = re.compile(rb"SMLAUNCH_STOP_A(?:T|FTER)\b")
 _MAX_FILES = 10_000
 _MAX_BYTES = 256 << 20
 
@@ -15,6 +16,15 @@ def may_read_stop_file(folder: str) -> bool:
     """True also where it cannot be found out: there is no source, it is too large, or one of its files cannot
     be read. A library of the image that reads the stop file is not noticed.
     """
+    return _mentions(folder, _STOP_FILE_MENTION)
+
+
+def may_read_planned_end(folder: str) -> bool:
+    """The same for the variables that have the time of the planned end."""
+    return _mentions(folder, _PLANNED_END_MENTION)
+
+
+def _mentions(folder: str, mention: "re.Pattern[bytes]") -> bool:
     file_count, remaining = 0, _MAX_BYTES
     for directory, _, names in os.walk(folder):
         for name in names:
@@ -24,7 +34,7 @@ def may_read_stop_file(folder: str) -> bool:
             except OSError:
                 return True
             remaining -= len(content)
-            if file_count > _MAX_FILES or remaining < 0 or _STOP_FILE_MENTION.search(content):
+            if file_count > _MAX_FILES or remaining < 0 or mention.search(content):
                 return True
     return file_count == 0
 

@@ -269,6 +269,7 @@ class Supervisor:
             self._kill_within(self._grace_seconds)
             if self._segment_end is not None:
                 self._segment_end.request_stop()
+                self._segment_end.record_signal()
         for process in self._ranks:
             if process.is_running:
                 spawn.send_signal(process.pid, signal_number)

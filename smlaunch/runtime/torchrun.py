@@ -47,6 +47,8 @@ _ROOT_CAUSE = re.compile(
 
 _SIGNAL_EXCEPTION = re.compile(r"SignalException: Process \d+ got signal: (\d+)\s*$")
 _SHUTDOWN_MARGIN_SECONDS = 5.0
+_REPORT_DELAY_SECONDS = 30.0
+"""Longest time between a rank's exception and torchrun's report of it, on a busy host."""
 
 
 def run(
@@ -135,9 +137,26 @@ def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
         return _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
     signal_exception = _SIGNAL_EXCEPTION.search(launcher.output_tail)
     if launcher.status == 1 and signal_exception is not None:
+        failed_rank = _rank_failed_before_stop(launcher)
+        if failed_rank is not None:
+            return _as_rank_process(launcher, failed_rank, 1)
         # torchrun exits with 1 after a signal, which it has sent on to its ranks.
         return launcher._replace(rank=None, status=-int(signal_exception.group(1)))
     return launcher._replace(rank=None)
+
+
+def _rank_failed_before_stop(launcher: FinishedProcess) -> Optional[int]:
+    """The rank that had failed when torchrun was stopped, before torchrun reported it: peers on other hosts
+    missed the rank, and their hosts may end first. None without a rank whose output ends with an exception.
+    """
+    failures = [
+        (traceback_at, rank)
+        for rank, (output_tail, traceback_at) in launcher.rank_outputs.items()
+        if traceback_at is not None
+        and launcher.failed_at - _REPORT_DELAY_SECONDS < traceback_at < launcher.failed_at
+        and tracebacks.find_cause(output_tail) is not None
+    ]
+    return min(failures)[1] if failures else None
 
 
 def _as_rank_process(launcher: FinishedProcess, rank: int, status: int) -> FinishedProcess:

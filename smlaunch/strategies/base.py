@@ -102,6 +102,9 @@ class Strategy:
     rendezvous: ClassVar[bool]
     """Whether ranks get RANK, WORLD_SIZE, MASTER_ADDR and the rest as torchrun sets them."""
 
+    has_independent_ranks: ClassVar[bool] = False
+    """Ranks train apart from each other: the run has finished when each has, in whichever segment."""
+
     operation: ClassVar[str] = "CreateTrainingJob"
     """API operation that creates the job."""
 
@@ -303,6 +306,7 @@ class Strategy:
             self.launcher or context.launcher,
             self.rank_hosts,
             self.launcher_options(context),
+            self.has_independent_ranks,
         )
         return LaunchSpec(
             ranks=ranks,

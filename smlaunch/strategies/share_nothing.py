@@ -20,6 +20,7 @@ class ShareNothing(Strategy):
     one_process_by_default = True
     joins_hosts = False
     works_on_shards = True
+    has_independent_ranks = True
     options: ClassVar[Mapping[str, str]] = {
         ON_HOST_FAILURE: (
             "fail: the first host that fails ends the job; finish: every part is a separate job and "

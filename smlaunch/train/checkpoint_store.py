@@ -26,8 +26,9 @@ from typing import (
 )
 
 from smlaunch.contract import checkpoint as layout
-from smlaunch.contract.checkpoint import Manifest, SegmentOutcome, Shard
+from smlaunch.contract.checkpoint import Manifest, Shard
 from smlaunch.contract.names import RESERVED_FOLDER, CheckpointWriter
+from smlaunch.contract.outcome import SegmentOutcome, find_newest_outcome
 from smlaunch.train import durable_files
 from smlaunch.train import tree_format as part_file
 from smlaunch.train.retention import RetentionPolicy
@@ -263,10 +264,8 @@ class CheckpointStore:
     def read_outcome(self) -> Optional[SegmentOutcome]:
         """Return the outcome of the run's newest attempt that wrote one; None without one."""
         if self.transport.is_remote:
-            return layout.find_newest_outcome(
-                self.transport.list_files(), self.transport.read_file, self.writer.run
-            )
-        return layout.find_newest_outcome(_local_files(self.directory), self._read_local, self.writer.run)
+            return find_newest_outcome(self.transport.list_files(), self.transport.read_file, self.writer.run)
+        return find_newest_outcome(_local_files(self.directory), self._read_local, self.writer.run)
 
     def _find_manifest(self, step: int) -> Manifest:
         for manifest in self.committed_manifests():

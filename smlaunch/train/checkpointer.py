@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
 from smlaunch.train import components, ddp_buckets
 from smlaunch.train import rank_group as groups

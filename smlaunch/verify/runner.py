@@ -17,8 +17,8 @@ from random import Random
 from typing import Any, Literal
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.checkpoint import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.contract.names import JobName
+from smlaunch.contract.outcome import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.contract.progress import parse_line
 from smlaunch.contract.segment import INTERVAL_VARIABLE
 from smlaunch.errors import TrainingFailed

@@ -22,7 +22,7 @@ SEGMENTS = STEPS // PER_SEGMENT
 
 SCRIPT = f"""\
 import hashlib, os, signal, sys, time
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
 from smlaunch.train.tree_format import encode
 from smlaunch.train.checkpoint_store import CheckpointStore

@@ -130,3 +130,41 @@ def test_hosts_that_train_independently_go_on_until_all_have_finished(home: Path
     steps = [int(step) for step in re.findall(r"algo-2 has trained step (\d+)", done.text)]
     assert steps == sorted(steps) and set(steps) == set(range(1, 41))
     assert len(jobs_of()) > 1
+
+
+CLEANS_UP = """
+import json, os, time
+own = os.environ["SM_CURRENT_HOST"] + "-" + os.environ.get("SMLAUNCH_PROCESS", "0")
+steps = 25 if own.startswith("algo-1") else 45
+path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], f"state-{own}.json")
+step = json.load(open(path)) if os.path.exists(path) else 0
+while step < steps and not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
+    time.sleep(0.25)
+    step += 1
+    with open(path + ".new", "w") as file:
+        json.dump(step, file)
+    os.replace(path + ".new", path)
+    print(f"smlaunch: progress step={step} steps={steps}", flush=True)
+if step == steps:
+    with open(os.path.join(os.environ["SM_MODEL_DIR"], own), "w") as file:
+        file.write(str(step))
+    os.unlink(path)
+    print(f"{own} has finished", flush=True)
+"""
+
+
+def test_hosts_that_remove_their_checkpoints_at_their_ends_need_not_end_together(
+    home: Path, tmp_path: Path
+) -> None:
+    """algo-1 finishes in the second segment, and begins anew in the third: its first end counts."""
+    shard = tmp_path / "data"
+    shard.mkdir()
+    for number in range(4):
+        (shard / f"{number}.csv").write_text(str(number))
+    split = ("--input", f"train={shard},split=key")
+    done = train(tmp_path, CLEANS_UP, "--strategy", "share-nothing", "--hosts", "2", *split)
+    assert done.code == 0, done.text
+    assert "algo-2-0 has finished" in done.text
+    assert "whose archives have their results: plain-s2-a1, plain-s3-a1" in done.err
+    shown = smlaunch("show", "plain", "--local", "--json").json()
+    assert shown["status"] == "Completed"

@@ -23,7 +23,7 @@ kept.mkdir()
 
 TRAIN = """
 import hashlib, json, os, pathlib
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
 from smlaunch.train.tree_format import encode
 from smlaunch.train.checkpoint_store import CheckpointStore

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlaunch.api.request import CREATE_PROCESSING_JOB, name_member, operation_of
-from smlaunch.contract.checkpoint import (
+from smlaunch.contract.names import JobName, parse_job_name
+from smlaunch.contract.outcome import (
     CONTINUE,
     FINISHED,
     OUTCOME_PATH_PREFIX,
     SegmentOutcome,
     find_newest_outcome,
 )
-from smlaunch.contract.names import JobName, parse_job_name
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,

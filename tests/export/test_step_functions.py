@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED
+from smlaunch.contract.outcome import CONTINUE, FINISHED
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE, EXIT_TRAINING_FAILED
 from smlaunch.export.run_template import ORCHESTRATOR_ERRORS
 from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smlaunch.contract import formats
-from smlaunch.contract.checkpoint import (
-    FINISHED,
-    Manifest,
-    SegmentOutcome,
-    Shard,
-    commit_content,
-    parse_manifest,
-    parse_outcome,
-    shard_name,
-)
+from smlaunch.contract.checkpoint import Manifest, Shard, commit_content, parse_manifest, shard_name
 from smlaunch.contract.launch_spec import CheckpointSpec, Concat, LaunchSpec, RankSpec, Ref, ServiceSpec
+from smlaunch.contract.outcome import (
+    CONTINUE,
+    FINISHED,
+    RanksOfHost,
+    SegmentOutcome,
+    parse_outcome,
+    parse_ranks_of_host,
+)
 from smlaunch.contract.shard_lists import ShardList, ShardListIndex
 from smlaunch.data.shard_index import ShardIndex, ShardRecord, encode_index, parse_index
 from smlaunch.local.credentials import Credentials, encode_credentials
@@ -52,7 +51,10 @@ class Golden(NamedTuple):
     value: Any
 
 
-OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False)
+OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False, 4)
+RANKS_OF_HOST = RanksOfHost(
+    "algo-2", CONTINUE, RUN, f"{RUN}-s3-a1", 3, 1, 120, 4, ((0, f"{RUN}-s2-a1"), (1, f"{RUN}-s3-a1"))
+)
 MANIFEST = Manifest(
     120,
     2,
@@ -120,6 +122,7 @@ def documents(folder: Path) -> list[Golden]:
 
     return [
         Golden("outcome.json", OUTCOME.to_bytes(), parse_outcome, OUTCOME),
+        Golden("host-outcome.json", RANKS_OF_HOST.to_bytes(), parse_ranks_of_host, RANKS_OF_HOST),
         Golden("manifest.json", MANIFEST.to_bytes(), parse_manifest, MANIFEST),
         Golden("COMMIT", commit_content(MANIFEST.to_bytes()), json.loads, _commit()),
         Golden("checkpoint.shard", b"".join(encode(TREE).chunks()), _tree, TREE),

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from smlaunch.contract import formats
-from smlaunch.contract.checkpoint import parse_outcome
 from smlaunch.contract.formats import Format, FormatError
+from smlaunch.contract.outcome import parse_outcome
 from smlaunch.local.database import Database, DatabaseSpec
 from smlaunch.local.state_errors import StateDamaged
 from smlaunch.planner.workflow import Workflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import ERROR_NAMES
 from smlaunch.planner.external_execution import (
     QUIET_SECONDS,

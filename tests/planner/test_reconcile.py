@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.contract.names import JobName
+from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,
@@ -267,6 +267,34 @@ class TestChain:
         assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
         late = look(seen(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
         assert submitted(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
+
+    def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
+        stopped = look(
+            seen(ending=Ending.STOPPED),
+            committed_step=10,
+            outcome=said(FINISHED)._replace(ranks_succeeded=True),
+            stop_requested=True,
+        )
+        action = finished(next_action(workflow(), stopped))
+        assert (action.status, action.exit_code) == ("Completed", 0)
+        assert "it had finished when it was stopped" in action.summary
+        torn = replace(stopped, outcome=said(FINISHED))
+        assert finished(next_action(workflow(), torn)).status == "Stopped"
+
+    def test_ranks_that_train_apart_have_no_step_in_common(self) -> None:
+        """The one with the highest step has finished; another goes on below it, which its files show."""
+        apart = CONTINUES._replace(independent_ranks=2)
+        jobs = [
+            old(segment, from_reported_step=100, from_files_digest=digest)
+            for segment, digest in ((2, "a"), (3, "b"), (4, "c"))
+        ]
+        on = look(*jobs, outcome=apart, reported_step=45, repeats_steps=True, files_digest="d")
+        assert submitted(next_action(workflow(), on)).name == JobName(RUN, 5, 1)
+        idle = [replace(job, from_files_digest="a") for job in jobs]
+        end = finished(
+            next_action(workflow(), look(*idle, outcome=apart, reported_step=45, files_digest="a"))
+        )
+        assert end.status == "Failed"
 
     def test_another_runs_outcome_is_not_ours(self) -> None:
         stale = look(

@@ -10,8 +10,9 @@ import pytest
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.contract import checkpoint as protocol
-from smlaunch.contract.checkpoint import CONTINUE, FINISHED, Manifest, SegmentOutcome, Shard
+from smlaunch.contract.checkpoint import Manifest, Shard
 from smlaunch.contract.names import CheckpointWriter, JobName, parse_any_job_name
+from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.checkpoint import CONTINUE, SegmentOutcome, step_directory
+from smlaunch.contract.checkpoint import step_directory
+from smlaunch.contract.outcome import CONTINUE, SegmentOutcome
 from smlaunch.errors import JobError
 from smlaunch.runs.checkpoints import RunCheckpoints
 from smlaunch.train.checkpoint_store import CheckpointStore

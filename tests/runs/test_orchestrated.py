@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.checkpoint import FINISHED, SegmentOutcome
 from smlaunch.contract.names import TAG_FORMAT, TAG_RUN
+from smlaunch.contract.outcome import FINISHED, SegmentOutcome
 from smlaunch.errors import JobError
 from smlaunch.planner.external_execution import OrchestratorExecution
 from smlaunch.runs.external_run import ExternalRun

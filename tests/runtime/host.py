@@ -97,7 +97,8 @@ class Host:
         options = tuple(more.pop("options", ()))
         if launcher == MPI:
             self.runtime.write_bytes(runtime_archive(mpi=True))
-        ranks = RankSpec(tuple(argv), env, per_host, rendezvous, launcher, on, options)
+        independent = more.pop("independent", False)
+        ranks = RankSpec(tuple(argv), env, per_host, rendezvous, launcher, on, options, independent)
         spec = LaunchSpec(ranks, **{"source": SOURCE_ARCHIVE, **more})
         (Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
 

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.checkpoint import (
+from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, RankSpec, Ref
+from smlaunch.contract.names import parse_job_name
+from smlaunch.contract.outcome import (
     CONTINUE,
     FINISHED,
+    RanksOfHost,
     SegmentOutcome,
     find_newest_outcome,
     parse_outcome,
+    parse_ranks_of_host,
 )
-from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, RankSpec
-from smlaunch.contract.names import CheckpointWriter, unfinished_host_path
 from smlaunch.contract.segment import DIRECT, Segment
 from tests.runtime.host import Host, finish
 from tests.runtime.test_signals import ready
@@ -360,7 +362,7 @@ def test_a_host_that_trains_independently_says_that_it_has_not_finished(host: Ma
     assert (result.exit_code, made.failure) == (0, "")
     folder = Path(made.paths.checkpoints)
     (path,) = [found for found in folder.rglob("*") if found.is_file()]
-    assert path.name == f"outcome-{JOB}.{HOSTS[1]}.unfinished"
+    assert path.name == f"outcome-{JOB}.{HOSTS[1]}.json"
     leader = SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=8)
     files = {str(path.relative_to(folder)): path.read_bytes(), leader.path: leader.to_bytes()}
     merged = find_newest_outcome(files, files.__getitem__, "digits")
@@ -369,13 +371,127 @@ def test_a_host_that_trains_independently_says_that_it_has_not_finished(host: Ma
 
 def test_a_host_that_has_finished_after_an_interruption_takes_that_back(host: MakeHost) -> None:
     made = segment_host(host, "", hosts=HOSTS, current=HOSTS[1])
-    unfinished = Path(
-        made.paths.checkpoints, unfinished_host_path(CheckpointWriter("digits", 2, 3), HOSTS[1])
-    )
-    unfinished.parent.mkdir(parents=True)
-    unfinished.write_bytes(SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3).to_bytes())
+    unfinished = RanksOfHost(HOSTS[1], CONTINUE, "digits", JOB, 2, 3)
+    path = Path(made.paths.checkpoints, unfinished.path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(unfinished.to_bytes())
     assert made.run(run="digits", checkpoints=KEPT, rendezvous=False).exit_code == 0
-    assert not unfinished.exists()
+    found = parse_ranks_of_host(path.read_bytes())
+    assert found == unfinished._replace(result=FINISHED)
+
+
+# ---- ranks that train apart ----------------------------------------------------------------------------
+
+APART: dict[str, Any] = {"run": "digits", "checkpoints": KEPT, "rendezvous": False, "independent": True}
+ONE_OF_TWO_FINISHES = """
+import os, sys, time
+if os.environ["PROCESS"] == "0":
+    sys.exit(0)
+while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
+    time.sleep(0.01)
+"""
+
+
+def test_each_rank_that_trains_apart_has_an_end_of_its_own(host: MakeHost) -> None:
+    made = segment_host(
+        host, ONE_OF_TWO_FINISHES, environ={"SMLAUNCH_STOP_AFTER": "1"}, hosts=HOSTS, current=HOSTS[1]
+    )
+    env = {"PROCESS": Ref("local_rank")}
+    assert made.run(per_host=2, env=env, margin_seconds=40.0, **APART).exit_code == 0
+    (path,) = Path(made.paths.checkpoints).rglob("outcome-*")
+    assert parse_ranks_of_host(path.read_bytes()) == RanksOfHost(
+        HOSTS[1], CONTINUE, "digits", JOB, 2, 3, None, 4, ((0, JOB),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "total", "others", "result"),
+    [
+        ("digits-s1-a1", 4, {0, 1}, FINISHED),
+        ("digits-s1-a1", 4, {1}, CONTINUE),
+        ("digits-s2-a2", 4, {0, 1}, CONTINUE),
+        ("digits-s1-a1", 6, {0, 1}, CONTINUE),
+        ("other-s1-a1", 4, {0, 1}, CONTINUE),
+    ],
+    ids=["an earlier segment", "not all", "an attempt that failed", "other shards", "another run"],
+)
+def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
+    host: MakeHost, job: str, total: int, others: set[int], result: str
+) -> None:
+    name = parse_job_name(job)
+    assert name is not None
+    earlier = RanksOfHost(
+        *(HOSTS[1], CONTINUE, name.run, job, name.segment, name.attempt),
+        independent_ranks=total,
+        finished_ranks=tuple((rank, job) for rank in sorted(others)),
+    )
+    made = segment_host(host, "", hosts=HOSTS, current=HOSTS[0])
+    path = Path(made.paths.checkpoints, earlier.path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(earlier.to_bytes())
+    assert made.run(per_host=2, **APART).exit_code == 0
+    outcome = outcome_of(made)
+    assert outcome is not None
+    assert (outcome.result, outcome.independent_ranks) == (result, 4)
+
+
+def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
+    """Whichever segment that was in, but not in an attempt whose segment was tried again."""
+
+    def of_host(host: str, segment: int, attempt: int, *ranks: int) -> RanksOfHost:
+        job = f"digits-s{segment}-a{attempt}"
+        return RanksOfHost(
+            *(host, CONTINUE, "digits", job, segment, attempt),
+            independent_ranks=4,
+            finished_ranks=tuple((rank, job) for rank in ranks),
+        )
+
+    def found(*hosts: RanksOfHost) -> SegmentOutcome | None:
+        leader = SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, True, independent_ranks=4)
+        files = {one.path: one.to_bytes() for one in (leader, *hosts)}
+        return find_newest_outcome(files, files.__getitem__, "digits")
+
+    first, own = of_host("a", 1, 1, 0, 1), of_host("b", 2, 3, 0, 1)
+    outcome = found(first, own)
+    assert outcome is not None
+    assert (outcome.result, outcome.finished_in) == (FINISHED, ("digits-s1-a1", JOB))
+    for hosts in (
+        (first,),
+        (first, of_host("b", 2, 3, 0)),
+        (first, of_host("b", 2, 2, 0, 1)),
+        (of_host("a", 3, 1, 0, 1), own),
+        (first._replace(independent_ranks=6), own),
+    ):
+        outcome = found(*hosts)
+        assert outcome is not None
+        assert outcome.result == CONTINUE
+
+
+@pytest.mark.parametrize(
+    ("mention", "step", "early_seconds", "result"),
+    [
+        ("SMLAUNCH_STOP_AFTER", 20, 0.6, CONTINUE),
+        ("SMLAUNCH_STOP_AT", 20, 0.6, CONTINUE),
+        ("SMLAUNCH_STOP_AT", 45, 0.6, FINISHED),
+        ("SMLAUNCH_STOP_AT", 20, 4.0, FINISHED),
+        ("nothing", 20, 0.6, FINISHED),
+    ],
+    ids=["after", "at", "the last step", "long before the end", "knows nothing of the end"],
+)
+def test_a_script_that_watches_the_time_and_leaves_before_the_planned_end(
+    host: MakeHost, mention: str, step: int, early_seconds: float, result: str
+) -> None:
+    line = f"smlaunch: progress step={step} steps=45"
+    leave = "float(os.environ['SMLAUNCH_STOP' + '_AT']) - time.time()"
+    train = (
+        f"# {mention}\nimport os, time\nprint({line!r}, flush=True)\n"
+        f"time.sleep(max(0, {leave} - {early_seconds}))"
+    )
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "4"})
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 0
+    outcome = outcome_of(made)
+    assert outcome is not None
+    assert outcome.result == result
 
 
 @pytest.mark.timeout(20)

@@ -199,6 +199,21 @@ def test_its_way_to_die_of_a_signal() -> None:
     assert (outcome.exit_code, outcome.first_failure) == (143, None)
 
 
+@pytest.mark.parametrize(
+    ("traceback_at", "rank"),
+    [(99.0, 5), (100.5, None), (50.0, None)],
+    ids=["just before the stop", "after it", "long before: the rank went on"],
+)
+def test_a_rank_that_failed_before_its_agent_was_stopped_has_failed(
+    traceback_at: float, rank: int | None
+) -> None:
+    """The peers' host had ended first, and the platform stopped this one before it reported its rank."""
+    tails = {4: ("at work\n", None), 5: ("Traceback (most recent call last):\nOSError: x\n", traceback_at)}
+    agent = FinishedProcess(4, 1, 100.0, 100.0, "SignalException: Process 7 got signal: 15\n", False, tails)
+    failure = _outcome_by_rank(HostOutcome((agent,), stop_signal=15)).first_failure
+    assert (failure and failure.rank) == rank
+
+
 class TestPeersThatLeave:
     pytestmark = with_torch
 

@@ -15,7 +15,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from smlaunch.contract.checkpoint import FINISHED, SegmentOutcome, step_directory
+from smlaunch.contract.checkpoint import step_directory
+from smlaunch.contract.outcome import FINISHED, SegmentOutcome
 from smlaunch.contract.segment import DIRECT, SYNC, Segment
 from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError
 from smlaunch.train.transports import open_transport

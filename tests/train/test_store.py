@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.checkpoint import CONTINUE, Manifest, SegmentOutcome, step_directory
+from smlaunch.contract.checkpoint import Manifest, step_directory
+from smlaunch.contract.outcome import CONTINUE, SegmentOutcome
 from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError, DiskFullError
 from smlaunch.train.retention import RetentionPolicy
 from smlaunch.train.tree_format import Buffer, encode

@@ -34,15 +34,23 @@ def machines_own(reason: str | None, home: Path) -> str | None:
 
 @dataclass(frozen=True)
 class HostReport:
-    """``ended`` and ``failure_time`` (when the failure file was written) are seconds since the epoch.
-    ``told``: we had asked the host to leave before it ended."""
+    """How one host ended."""
 
     label: str
+    """Its name."""
+
     exit: HostExit
     ended: float
-    was_reported: bool
+    """In seconds since the epoch."""
+
+    was_stopped: bool
+    """The endpoint had asked the host to stop before it ended."""
+
     failure: str = ""
+    """Text of its failure file."""
+
     failure_time: float | None = None
+    """When its failure began, by the time of its failure file: in seconds since the epoch."""
 
     @property
     def failed_at(self) -> float:
@@ -59,7 +67,7 @@ def failure_reason(reports: Sequence[HostReport]) -> str | None:
     failed = [report for report in reports if report.exit.code != 0]
     if not failed:
         return None
-    causes = [report for report in failed if not report.was_reported or report.failure_time is not None]
+    causes = [report for report in failed if not report.was_stopped or report.failure_time is not None]
     first = min(causes or failed, key=lambda report: (report.failed_at, report.label))
     if first.exit.how == "lost":
         return INTERNAL + format_failure(first.label, None, None, first.exit.message)
