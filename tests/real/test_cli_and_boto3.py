@@ -83,7 +83,9 @@ def test_cli_to_completed(cli: Cli, place: Place, tmp_path: Path) -> None:
     described = cli.wait("cli-well")
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Completed", "Completed")
     held = read_log(place, "cli-well")
-    seen = [json.loads(line.split("has ")[1]) for host in held for line in held[host] if "has " in line]
+    seen = [
+        json.loads(line.partition(" has ")[2]) for host in held for line in held[host] if " has [" in line
+    ]
     assert sorted(key for keys in seen for key in keys) == ["a", "b", "c"], "each key is on one host"
     streams = cli(
         *("logs", "describe-log-streams", "--log-group-name", LOG_GROUP),
@@ -105,7 +107,7 @@ def test_cli_to_completed(cli: Cli, place: Place, tmp_path: Path) -> None:
 
 def test_cli_to_stopped(cli: Cli, place: Place) -> None:
     cli.create("cli-stop", "sleep")
-    wait_for(place, "cli-stop", "has ", 2)
+    wait_for(place, "cli-stop", " has [", 2)
     cli("sagemaker", "stop-training-job", "--training-job-name", "cli-stop")
     settle(place, "cli-stop")
     described = cli.wait("cli-stop")
@@ -135,7 +137,7 @@ def test_boto3_waiter_and_every_end(place: Place) -> None:
         stage(place, name)
         asked = request(place, name, end, max_runtime=4 if name == "boto-cap" else 300)
         sagemaker.create_training_job(**asked)
-    wait_for(place, "boto-stop", "has ", 2)
+    wait_for(place, "boto-stop", " has [", 2)
     sagemaker.stop_training_job(TrainingJobName="boto-stop")
     for name in ("boto-well", "boto-stop", "boto-cap"):
         waiter.wait(TrainingJobName=name, WaiterConfig=quick)
