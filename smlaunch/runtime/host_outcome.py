@@ -7,10 +7,10 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from smlaunch.runtime.hang import HANG_EXIT_CODE, Hang
 
-_EXIT_DELAY_SECONDS = 5.0
+EXIT_DELAY_SECONDS = 5.0
 """Longest time between a rank's exception and its exit; its peers may fail in this time."""
 
-_LOST_PEER_STATUS = -signal.SIGABRT
+LOST_PEER_STATUS = -signal.SIGABRT
 """A lost peer ends a rank by an exception or by SIGABRT (NCCL's watchdog), by no other signal."""
 
 
@@ -106,13 +106,13 @@ class HostOutcome(NamedTuple):
         first = min(
             (process for process in failed if not process.was_stopped), key=_failure_time, default=None
         )
-        if first is None or (first.status < 0 and first.status != _LOST_PEER_STATUS):
+        if first is None or (first.status < 0 and first.status != LOST_PEER_STATUS):
             return first
         lingering = [
             process._replace(status=1)
             for process in failed
             if process.was_stopped
-            and first.failed_at - _EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
+            and first.failed_at - EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
         ]
         return min([first, *lingering], key=_failure_time)
 

@@ -21,7 +21,7 @@ from smlaunch.runtime.commands import (
     resolve_environment,
 )
 from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
+from smlaunch.runtime.host_outcome import EXIT_DELAY_SECONDS, LOST_PEER_STATUS, FinishedProcess, HostOutcome
 from smlaunch.runtime.rendezvous import master_address, rendezvous_id, socket_interfaces, thread_limit
 from smlaunch.runtime.supervisor import Supervisor
 
@@ -134,10 +134,16 @@ def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
     """The rank that failed first by torchrun's report; without a report, torchrun itself as no rank."""
     root_cause = _last_match(_ROOT_CAUSE, launcher.output_tail)
     if launcher.status != 0 and root_cause is not None:
-        return _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
+        process = _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
+        if process.status < 0 and process.status != LOST_PEER_STATUS:
+            return process
+        # A rank may take a while to exit after its exception; a peer that exits earlier has torchrun stop it.
+        lingering_rank = _first_rank_to_fail(launcher, process.failed_at, EXIT_DELAY_SECONDS)
+        return process if lingering_rank is None else _as_rank_process(launcher, lingering_rank, 1)
     signal_exception = _SIGNAL_EXCEPTION.search(launcher.output_tail)
     if launcher.status == 1 and signal_exception is not None:
-        failed_rank = _rank_failed_before_stop(launcher)
+        # Peers on other hosts missed a rank, and their hosts ended before torchrun reported it here.
+        failed_rank = _first_rank_to_fail(launcher, launcher.failed_at, _REPORT_DELAY_SECONDS)
         if failed_rank is not None:
             return _as_rank_process(launcher, failed_rank, 1)
         # torchrun exits with 1 after a signal, which it has sent on to its ranks.
@@ -145,15 +151,15 @@ def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
     return launcher._replace(rank=None)
 
 
-def _rank_failed_before_stop(launcher: FinishedProcess) -> Optional[int]:
-    """The rank that had failed when torchrun was stopped, before torchrun reported it: peers on other hosts
-    missed the rank, and their hosts may end first. None without a rank whose output ends with an exception.
+def _first_rank_to_fail(launcher: FinishedProcess, before: float, seconds: float) -> Optional[int]:
+    """The first rank whose output ends with an exception that was raised within ``seconds`` before ``before``
+    (in seconds since the epoch); None without one.
     """
     failures = [
         (traceback_at, rank)
         for rank, (output_tail, traceback_at) in launcher.rank_outputs.items()
         if traceback_at is not None
-        and launcher.failed_at - _REPORT_DELAY_SECONDS < traceback_at < launcher.failed_at
+        and before - seconds < traceback_at < before
         and tracebacks.find_cause(output_tail) is not None
     ]
     return min(failures)[1] if failures else None

@@ -187,6 +187,24 @@ def test_its_report_is_read() -> None:
     assert (failure.rank, failure.status, failure.failed_at) == (4, -11, 50.0)
 
 
+def test_a_rank_that_takes_long_to_exit_after_its_exception_is_the_cause() -> None:
+    """torchrun observes first the peer that missed it, and stops it."""
+    raised = "Traceback (most recent call last):\nOSError: x\n"
+    for status, traceback_at, rank in (
+        (1, 48.0, 5),
+        (-6, 48.0, 5),
+        (1, 40.0, 4),
+        (1, 51.0, 4),
+        (-11, 48.0, 4),
+    ):
+        tails = {4: (raised, 50.0), 5: (raised, traceback_at)}
+        report = REPORT.replace("exitcode  : -11", f"exitcode  : {status}")
+        agent = FinishedProcess(4, 1, 100.0, 100.0, report, False, tails)
+        failure = _outcome_by_rank(HostOutcome((agent,))).first_failure
+        assert failure is not None
+        assert (failure.rank, failure.status) == (rank, status if rank == 4 else 1)
+
+
 def test_without_a_report_it_speaks_for_itself() -> None:
     failure = _outcome_by_rank(of_agent(1, "RuntimeError: no store")).first_failure
     assert failure is not None
