@@ -65,7 +65,7 @@ def read_independent_ranks(
     total = len(cluster.hosts) * ranks_per_host
     if segment.checkpoint_dir is None or total == 1:
         return None
-    from smlaunch.runtime.segment_lifecycle import read_ranks_of_hosts
+    from smlaunch.runtime.outcome_files import read_ranks_of_hosts
 
     finished: Mapping[int, str] = {}
     finished_elsewhere = 0

@@ -43,6 +43,7 @@ from smlaunch.runtime import (
     environment,
     image_setup,
     oom_kills,
+    outcome_files,
     runtime_dir,
     segment_lifecycle,
 )
@@ -75,7 +76,7 @@ class _HostTask(NamedTuple):
     runtime_dir: str
     segment: Segment
     segment_end: segment_lifecycle.SegmentEnd
-    previous_outcome: segment_lifecycle.PreviousOutcome
+    previous_outcome: outcome_files.PreviousOutcome
     hardware: environment.HostHardware
     independent_ranks: "Optional[IndependentRanks]"
     """None where ranks train together."""
@@ -133,11 +134,11 @@ def _run_segment(
     runtime_folder = runtime_dir.make_runtime_dir(paths)
     segment = segment_lifecycle.prepare_segment(spec, paths, runtime_folder, os.environ, started_at)
     segment_end = segment_lifecycle.make_segment_end(segment, spec)
-    previous_outcome = segment_lifecycle.read_previous_outcome(segment)
+    previous_outcome = outcome_files.read_previous_outcome(segment)
     if previous_outcome.finished_outcome is not None:
         if cluster.current_host == cluster.leader:
             try:
-                segment_lifecycle.write_finished_outcome(segment, previous_outcome.finished_outcome)
+                outcome_files.write_finished_outcome(segment, previous_outcome.finished_outcome)
             except OSError as error:
                 _log(
                     "error: {}: the outcome cannot be written: {}".format(
@@ -326,7 +327,7 @@ def _write_outcome(
     """
     segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
     was_signalled = host_outcome.stop_signal is not None
-    ranks_ended = segment_lifecycle.RanksEnded(
+    ranks_ended = outcome_files.RanksEnded(
         ranks_succeeded,
         was_signalled,
         task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
@@ -337,7 +338,7 @@ def _write_outcome(
     )
     has_own_outcome = not task.is_leader or task.independent_ranks is not None
     try:
-        outcome = segment_lifecycle.write_outcome(
+        outcome = outcome_files.write_outcome(
             segment,
             task.segment_end,
             task.previous_outcome,
@@ -367,14 +368,18 @@ def _write_outcome(
 
 
 def _may_read_stop_file(task: _HostTask) -> bool:
-    """Whether the program may read the stop file. True for a program of the image, which
-    cannot be searched.
+    """Whether the program may read the stop file. True for a program of the image, which cannot be
+    searched.
     """
     if task.spec.source is None:
         return True
     from smlaunch.runtime import stop_file_scan
 
-    return stop_file_scan.may_read_stop_file(task.paths.code)
+    ranks = task.spec.ranks
+    texts = [value for name, value in os.environ.items() if not name.startswith("SMLAUNCH_")]
+    texts += [arg for arg in (*ranks.argv, *(value for _, value in ranks.env)) if isinstance(arg, str)]
+    texts.append(str(read_hyperparameters(task.paths.hyperparameters)))
+    return stop_file_scan.may_read_stop_file(task.paths.code, texts)
 
 
 def _may_read_planned_end(task: _HostTask) -> bool:

@@ -5,26 +5,26 @@ script that knows nothing of segments is not disturbed. What the next segment an
 outcome file in the checkpoint directory, which the platform uploads.
 """
 
-import contextlib
 import math
 import os
-import stat
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    FrozenSet,
+    Mapping,
+    Optional,
+    Set,
+)
 
 from smlaunch.contract import segment as names
 from smlaunch.contract.launch_spec import LaunchSpec
-from smlaunch.contract.names import RESERVED_FOLDER, outcome_path, parse_job_name
+from smlaunch.contract.names import RESERVED_FOLDER, parse_job_name
 from smlaunch.contract.paths import Paths
 from smlaunch.contract.segment import Segment
 from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.step_tracker import StepTracker
 
 if TYPE_CHECKING:
-    from smlaunch.contract.outcome import RanksOfHost, SegmentOutcome
-    from smlaunch.runtime.host_outcome import FinishedProcess
-    from smlaunch.runtime.independent_ranks import IndependentRanks
+    pass
 
 _SIGTERM_MARGIN_SHARE = 0.5
 _SIGKILL_MARGIN_SHARE = 0.9
@@ -32,7 +32,7 @@ _SIGKILL_MARGIN_SHARE = 0.9
 before the time limit of the platform.
 """
 
-_MAX_OUTCOME_BYTES = 1 << 20
+_MAX_COMPARED_FILES = 100_000
 
 _PENDING_SUFFIX = "-later"
 """Name of the stop file until the planned end. It exists from the start, since a rename works on a full disk.
@@ -47,8 +47,11 @@ class SegmentEnd:
         stop_file: str,
         planned_at: Optional[float] = None,
         margin_seconds: float = 0.0,
+        checkpoint_dir: Optional[str] = None,
     ) -> None:
         self._stop_file = stop_file
+        self._checkpoint_dir = checkpoint_dir
+        self._checkpoints_at_request: FrozenSet[str] = frozenset()
         self._margin_seconds = margin_seconds
         self._created_at = time.monotonic()
         self.planned_at = planned_at
@@ -85,6 +88,7 @@ class SegmentEnd:
             return
         self.stop_requested = True
         self._requested_at = time.time()
+        self._checkpoints_at_request = own_files(self._checkpoint_dir)
         try:
             os.rename(self._stop_file + _PENDING_SUFFIX, self._stop_file)
         except OSError as error:
@@ -96,6 +100,13 @@ class SegmentEnd:
         if self.planned_at is None:
             return False
         return self.planned_at - time.monotonic() <= 0.25 * (self.planned_at - self._created_at)
+
+    def checkpoints_were_removed(self) -> bool:
+        """Whether the ranks have left nothing to resume from: no file, or fewer files than when the stop was
+        requested and no new one. Other files may lie there, such as a log.
+        """
+        remaining = own_files(self._checkpoint_dir)
+        return not remaining or remaining < self._checkpoints_at_request
 
     def record_signal(self) -> None:
         """The ranks get a stop signal now."""
@@ -160,7 +171,7 @@ def make_segment_end(segment: Segment, spec: LaunchSpec) -> SegmentEnd:
     """The planned end, in the clock of the supervisor's loop."""
     margin_seconds = spec.grace_seconds if spec.margin_seconds is None else spec.margin_seconds
     planned_at = None if segment.stop_at is None else time.monotonic() + segment.stop_at - time.time()
-    return SegmentEnd(segment.stop_file or "", planned_at, margin_seconds)
+    return SegmentEnd(segment.stop_file or "", planned_at, margin_seconds, segment.checkpoint_dir)
 
 
 def read_stop_after(environ: Mapping[str, str]) -> Optional[float]:
@@ -185,286 +196,16 @@ def read_previous_highest_step(environ: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() else -1
 
 
-# ---- outcome ------------------------------------------------------------------------------------
-
-
-class PreviousOutcome(NamedTuple):
-    """What the checkpoint directory contains when a host starts."""
-
-    finished_outcome: "Optional[SegmentOutcome]" = None
-    """Outcome of the run's newest attempt, if it trained to the end and its ranks exited with 0."""
-
-    outcome_stamp: Optional[Tuple[int, int]] = None
-    """Of this attempt's own outcome file, to recognize that the ranks write a new one."""
-
-
-class RanksEnded(NamedTuple):
-    """How the ranks of one host ended."""
-
-    succeeded: bool
-    """All ranks exited with 0."""
-
-    signalled: bool
-    """The SIGTERM of the platform or of the planned end reached them."""
-
-    train_together: bool
-    """The progress lines of one rank speak for all: it is the only one, or the ranks meet at a rendezvous."""
-
-    processes: "Sequence[FinishedProcess]"
-    """In the order of their ranks."""
-
-    result_dirs: Sequence[str]
-    """The directories of the model and of other outputs."""
-
-    may_read_stop_file: Callable[[], bool]
-    """Called only where the answer matters: it reads the source."""
-
-    may_read_planned_end: Callable[[], bool]
-    """The same for the variables that have the time of the planned end."""
-
-
-def read_previous_outcome(segment: Segment) -> PreviousOutcome:
-    """Raises SetupError for an outcome that another release wrote."""
-    outcome = _read_newest_outcome(segment)
-    if outcome is None or not outcome.ranks_succeeded or outcome.result != "finished":
-        return PreviousOutcome(None, _outcome_stamp(segment))
-    return PreviousOutcome(outcome, _outcome_stamp(segment))
-
-
-def write_finished_outcome(segment: Segment, finished_outcome: "SegmentOutcome") -> None:
-    """Write this attempt's outcome where an earlier attempt has finished the training. Raises OSError."""
-    outcome = finished_outcome._replace(job=segment.job, segment=segment.segment, attempt=segment.attempt)
-    _write_atomically(os.path.join(segment.checkpoint_dir or "", outcome.path), outcome.to_bytes())
-
-
-def write_outcome(
-    segment: Segment,
-    segment_end: SegmentEnd,
-    previous: PreviousOutcome,
-    step_tracker: StepTracker,
-    ranks_ended: RanksEnded,
-    host: Optional[str] = None,
-    independent_ranks: "Optional[IndependentRanks]" = None,
-    *,
-    is_leader: bool = True,
-) -> "Optional[SegmentOutcome]":
-    """Write the outcome when all ranks of the host have exited: completed, where the ranks wrote one. Returns
-    it; None where no checkpoints are kept. Raises OSError.
-
-    ``host``: its name, where hosts train apart from each other; the host then writes an outcome of its own,
-    and the leader that of the attempt besides.
-    """
-    from smlaunch.contract.outcome import CONTINUE, FINISHED  # takes milliseconds, and most jobs have none
-
-    if segment.checkpoint_dir is None:
-        return None
-    outcome, is_new = _outcome_of_ranks(segment, segment_end, previous, step_tracker, ranks_ended)
-    outcome = outcome._replace(
-        ranks_succeeded=ranks_ended.succeeded,
-        repeats_steps=segment_end.has_passed
-        and outcome.reported_step is not None
-        and step_tracker.mostly_repeats,
-    )
-    if independent_ranks is not None:
-        job = segment.job or ""
-        if outcome.result == FINISHED and ranks_ended.succeeded:
-            independent_ranks = independent_ranks.after_all_finished(job)
-        elif is_new:
-            independent_ranks = independent_ranks.after(
-                ranks_ended.processes, segment_end, job, ranks_ended.may_read_stop_file
-            )
-        outcome = outcome._replace(
-            result=FINISHED if independent_ranks.all_finished else CONTINUE,
-            independent_ranks=independent_ranks.total,
-        )
-    if host is not None:
-        _write_ranks_of_host(segment.checkpoint_dir, outcome, host, independent_ranks)
-    if is_leader:
-        if independent_ranks is not None:
-            # Ranks that train apart have no step in common.
-            outcome = outcome._replace(reported_step=None, repeats_steps=False)
-        _write_atomically(os.path.join(segment.checkpoint_dir, outcome.path), outcome.to_bytes())
-    return outcome
-
-
-def _outcome_of_ranks(
-    segment: Segment,
-    segment_end: SegmentEnd,
-    previous: PreviousOutcome,
-    step_tracker: StepTracker,
-    ranks_ended: RanksEnded,
-) -> "Tuple[SegmentOutcome, bool]":
-    """The outcome that the ranks of this host wrote in this attempt, or else a new one, and which it is."""
-    from smlaunch.contract import outcome as outcomes
-
-    outcome = _read_own_outcome(segment)
-    highest_step = step_tracker.highest_step
-    # Compared by file, not by job name: an interrupted spot job continues under the same name.
-    if outcome is not None and _outcome_stamp(segment) != previous.outcome_stamp:
-        return outcome._replace(reported_step=highest_step), False
-    if outcome is not None and outcome.job == segment.job and outcome.reported_step is not None:
-        highest_step = (
-            outcome.reported_step if highest_step is None else max(highest_step, outcome.reported_step)
-        )
-    has_finished = _has_finished(segment.checkpoint_dir, segment_end, step_tracker, ranks_ended)
-    result = outcomes.FINISHED if has_finished else outcomes.CONTINUE
-    return outcomes.SegmentOutcome(
-        result,
-        None,
-        segment.run,
-        segment.job,
-        segment.segment,
-        segment.attempt,
-        reported_step=highest_step,
-    ), True
-
-
-def _write_ranks_of_host(
-    checkpoint_dir: str,
-    outcome: "SegmentOutcome",
-    host: str,
-    independent_ranks: "Optional[IndependentRanks]",
-) -> None:
-    from smlaunch.contract.outcome import RanksOfHost
-
-    ranks_of_host = RanksOfHost(
-        host,
-        outcome.result,
-        outcome.run,
-        outcome.job,
-        outcome.segment,
-        outcome.attempt,
-        outcome.reported_step,
-        outcome.independent_ranks,
-        () if independent_ranks is None else tuple(sorted(independent_ranks.finished.items())),
-    )
-    _write_atomically(os.path.join(checkpoint_dir, ranks_of_host.path), ranks_of_host.to_bytes())
-
-
-def _has_finished(
-    checkpoint_dir: Optional[str], segment_end: SegmentEnd, step_tracker: StepTracker, ranks_ended: RanksEnded
-) -> bool:
-    """Whether the ranks have trained to the end. Ranks that exit with 0 have, unless they exited because they
-    were asked to; a script that does not read the stop file cannot know of that. A rank that got a signal
-    may have exited anywhere: it has finished if it reported the last step, left a result, and removed its
-    checkpoints, so that no later segment could resume. Ranks may also watch the time and exit shortly before
-    the planned end: they have not finished if the last step that they reported is not the last of all.
-    """
-    if not ranks_ended.succeeded:
-        return False
-    if not segment_end.stop_requested:
-        stopped_midway = segment_end.is_near and ranks_ended.train_together and step_tracker.is_midway
-        return not (stopped_midway and ranks_ended.may_read_planned_end())
-    reached_last_step = ranks_ended.train_together and step_tracker.is_complete
-    if not ranks_ended.signalled:
-        return reached_last_step or not ranks_ended.may_read_stop_file()
-    has_result = any(_has_files(directory) for directory in ranks_ended.result_dirs)
-    return reached_last_step and has_result and not _has_files(checkpoint_dir)
-
-
-def read_ranks_of_hosts(segment: Segment) -> "List[RanksOfHost]":
-    """What hosts that train apart wrote in the segments before this one. Raises SetupError for an outcome
-    that another release wrote."""
-    from smlaunch.contract.formats import FormatError
-    from smlaunch.contract.outcome import find_ranks_of_hosts
-
-    try:
-        return find_ranks_of_hosts(_reserved_files(segment), partial(_read_reserved, segment), segment.writer)
-    except FormatError as error:
-        raise SetupError(str(error)) from None
-
-
-def _read_newest_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
-    """The newest outcome of the run's attempts. Raises SetupError for one that another release wrote."""
-    files = _reserved_files(segment)
-    if not files:
-        return None
-    from smlaunch.contract.formats import FormatError
-    from smlaunch.contract.outcome import find_newest_outcome
-
-    try:
-        return find_newest_outcome(files, partial(_read_reserved, segment), segment.run)
-    except FormatError as error:
-        raise SetupError(str(error)) from None
-
-
-def _reserved_files(segment: Segment) -> List[str]:
-    """Paths of smlaunch's own files, below the checkpoint directory."""
-    if segment.checkpoint_dir is None:
-        return []
-    try:
-        file_names = os.listdir(os.path.join(segment.checkpoint_dir, RESERVED_FOLDER))
-    except OSError:  # usually there is none yet
-        return []
-    return [RESERVED_FOLDER + "/" + name for name in file_names]
-
-
-def _read_reserved(segment: Segment, path: str) -> bytes:
-    """Raises KeyError for a file that cannot be read."""
-    content = _read_small_file(os.path.join(segment.checkpoint_dir or "", path))
-    if content is None:
-        raise KeyError(path)
-    return content
-
-
-def _read_own_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
-    """The outcome of this attempt."""
-    from smlaunch.contract.outcome import parse_outcome
-
-    content = _read_small_file(_own_outcome_path(segment))
-    return None if content is None else parse_outcome(content, _own_outcome_path(segment))
-
-
-def _own_outcome_path(segment: Segment) -> str:
-    return os.path.join(segment.checkpoint_dir or "", outcome_path(segment.writer))
-
-
-def _has_files(directory: Optional[str]) -> bool:
-    """Whether a directory has an entry of the script's own."""
-    try:
-        return any(name != RESERVED_FOLDER for name in os.listdir(directory or ""))
-    except OSError:
-        return False
-
-
-def _outcome_stamp(segment: Segment) -> Optional[Tuple[int, int]]:
-    """Inode and modification time of this attempt's outcome file."""
-    try:
-        file_status = os.lstat(_own_outcome_path(segment))
-    except OSError:
-        return None
-    return file_status.st_ino, file_status.st_mtime_ns
-
-
-def _read_small_file(path: str) -> Optional[bytes]:
-    """The content of a regular file; None for anything else. The script may have put a FIFO, a link or a
-    file without an end there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        try:
-            is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            content = file.read(_MAX_OUTCOME_BYTES + 1) if is_regular else b""
-        except OSError:
-            return None
-    return content if is_regular and len(content) <= _MAX_OUTCOME_BYTES else None
-
-
-def _write_atomically(path: str, content: bytes) -> None:
-    """Replace the file as a whole: other processes may copy the directory at any time."""
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, ".{}.{}".format(name, os.getpid()))
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # the script may have put a link there
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def own_files(directory: Optional[str]) -> FrozenSet[str]:
+    """Paths of the script's own files in a directory; of a large tree, the first ones."""
+    found: Set[str] = set()
+    for folder, folder_names, file_names in os.walk(directory or ""):
+        if folder == directory and RESERVED_FOLDER in folder_names:
+            folder_names.remove(RESERVED_FOLDER)
+        found.update(os.path.join(folder, name) for name in file_names)
+        if len(found) > _MAX_COMPARED_FILES:
+            break
+    return frozenset(found)
 
 
 def _prepare_stop_file(runtime_dir: str) -> str:

@@ -16,12 +16,18 @@ class StepTracker:
         self.is_complete = False
         """The last line reported the last step of the training."""
         self.is_midway = False
-        """The last line reported a step before the last one."""
+        """The last line reported a step before the last one, whether steps are counted from 1 or from 0."""
+        self.knows_total = False
+        """The last line had the number of steps of the whole training."""
+        self.repeats_whole_training = False
+        """The last step has been reported, by this job and by one before it."""
 
     def record_step(self, step: int, total_steps: Optional[int] = None) -> None:
         """``total_steps``: steps of the whole training, None where the line does not give them."""
         self.is_complete = total_steps is not None and 0 < total_steps <= step
-        self.is_midway = total_steps is not None and step < total_steps
+        self.is_midway = total_steps is not None and step < total_steps - 1
+        self.knows_total = total_steps is not None
+        self.repeats_whole_training = self.is_complete and self._previous_highest >= step
         self.highest_step = step if self.highest_step is None else max(step, self.highest_step)
         if step > self._previous_highest:
             self._new_steps += 1

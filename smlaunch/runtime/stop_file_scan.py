@@ -1,22 +1,25 @@
-"""Whether the user's program may know of the planned end, by the text of its source."""
+"""Whether the user's program may know of the planned end, by its source, arguments and environment."""
 
 import os
 import re
 import stat
+from typing import Iterable
 
 _STOP_FILE_MENTION = re.compile(
-    rb"SMLAUNCH_STOP|\bsmlaunch\s*\.\s*train\b|\bfrom\s+smlaunch\b|\bimport\s+smlaunch\b|stop_file"
+    rb"SMLAUNCH_STOP|SMLAUNCH_[\"']|smlaunch/stop|\bsmlaunch\s*\.\s*train\b|\bfrom\s+smlaunch\b|\bimport\s+smlaunch\b|stop_file"
 )
+_STOP_FILE_IN_TEXT = re.compile(r"SMLAUNCH_STOP|smlaunch/stop")
 _PLANNED_END_MENTION = re.compile(rb"SMLAUNCH_STOP_A(?:T|FTER)\b")
 _MAX_FILES = 10_000
 _MAX_BYTES = 256 << 20
 
 
-def may_read_stop_file(folder: str) -> bool:
+def may_read_stop_file(folder: str, texts: Iterable[str] = ()) -> bool:
     """True also where it cannot be found out: there is no source, it is too large, or one of its files cannot
-    be read. A library of the image that reads the stop file is not noticed.
+    be read. A library of the image that reads the stop file is not noticed. ``texts``: arguments of the
+    program, and values of its environment.
     """
-    return _mentions(folder, _STOP_FILE_MENTION)
+    return any(map(_STOP_FILE_IN_TEXT.search, texts)) or _mentions(folder, _STOP_FILE_MENTION)
 
 
 def may_read_planned_end(folder: str) -> bool:

@@ -23,7 +23,7 @@ from smlaunch.contract.outcome import (
     parse_ranks_of_host,
 )
 from smlaunch.contract.segment import DIRECT, Segment
-from tests.runtime.host import Host, finish
+from tests.runtime.host import SCRIPT, Host, finish
 from tests.runtime.test_signals import ready
 
 MakeHost = Callable[..., Host]
@@ -282,7 +282,11 @@ def test_a_script_that_does_not_read_the_stop_file_and_ends_by_itself_has_finish
 
 
 @pytest.mark.parametrize(
-    "line", ["import smlaunch.train", "from smlaunch import train", "# os.environ['SMLAUNCH_STOP_FILE']"]
+    "line",
+    [
+        *("import smlaunch.train", "from smlaunch import train", "# os.environ['SMLAUNCH_STOP_FILE']"),
+        *("# name.startswith('SMLAUNCH_')", "# /opt/ml/smlaunch/stop"),
+    ],
 )
 def test_a_source_that_mentions_the_stop_file_may_have_left_for_it(host: MakeHost, line: str) -> None:
     outcome = ended_after_the_planned_end(host, ENDS_AFTER_THE_PLANNED_END, source={"lib/helper.py": line})
@@ -328,6 +332,8 @@ signal.pause()
 
 SAVES_MODEL = "open(os.environ['SM_MODEL_DIR'] + '/m', 'w').close()"
 REMOVES = "os.unlink(state)"
+LOGS = "open(os.path.join(os.environ['SMLAUNCH_CHECKPOINTS'], 'train.log'), 'a').close()"
+COUNTS_FROM_0 = "print('smlaunch: progress step=8 steps=9', flush=True)"
 
 
 @pytest.mark.parametrize(
@@ -338,18 +344,69 @@ REMOVES = "os.unlink(state)"
         ([LAST_STEP, REMOVES], CONTINUE),
         ([LAST_STEP, SAVES_MODEL], CONTINUE),
         ([REMOVES, SAVES_MODEL], CONTINUE),
-        (["print('smlaunch: progress step=8 steps=9', flush=True)", REMOVES, SAVES_MODEL], CONTINUE),
+        (["print('smlaunch: progress step=7 steps=9', flush=True)", REMOVES, SAVES_MODEL], CONTINUE),
+        ([COUNTS_FROM_0, REMOVES, SAVES_MODEL], FINISHED),
+        ([COUNTS_FROM_0, SAVES_MODEL], CONTINUE),
+        ([LOGS, LAST_STEP, REMOVES, SAVES_MODEL], FINISHED),
+        ([LAST_STEP, REMOVES, LOGS, SAVES_MODEL], CONTINUE),
     ],
 )
 def test_the_last_step_and_removed_checkpoints_after_a_signal_are_the_end(
     host: MakeHost, end: list[str], result: str
 ) -> None:
-    train = FINISHES_IN_THE_GRACE_PERIOD + "\n".join(end)
+    before, after = (end[:1], end[1:]) if end[0] == LOGS else ([], end)
+    train = "\n".join(
+        ["import os", *before, FINISHES_IN_THE_GRACE_PERIOD, *after],
+    )
     made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
     assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
     outcome = outcome_of(made)
     assert outcome is not None
     assert outcome.result == result
+
+
+def test_a_training_that_was_repeated_to_its_last_step_has_finished(host: MakeHost) -> None:
+    """It leaves a file that it does not resume from, so that it would begin anew in every segment."""
+    train = FINISHES_IN_THE_GRACE_PERIOD + LAST_STEP + SAVES_MODEL
+    for earlier, result in (("9", FINISHED), ("8", CONTINUE)):
+        environ = {"SMLAUNCH_STOP_AFTER": "0.6", "SMLAUNCH_FROM_REPORTED": earlier}
+        made = segment_host(host, train, environ=environ, name=f"after-{earlier}")
+        assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
+        outcome = outcome_of(made)
+        assert outcome is not None
+        assert outcome.result == result
+
+
+ENDS_MIDWAY = """
+import time
+print("smlaunch: progress step=86 steps=150", flush=True)
+time.sleep(1)
+"""
+
+
+def test_a_script_that_leaves_midway_after_the_planned_end_goes_on(host: MakeHost) -> None:
+    """However it learned of the stop file: its last progress line says that there is more to train."""
+    outcome = ended_after_the_planned_end(host, ENDS_MIDWAY)
+    assert outcome is not None
+    assert (outcome.result, outcome.reported_step) == (CONTINUE, 86)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"argv": (*SCRIPT, "--leave-when", "SMLAUNCH_STOP_FILE")},
+        {"env": {"WATCH": "SMLAUNCH_STOP_FILE"}},
+        {"env": {"WATCH": "/opt/ml/smlaunch/stop"}},
+    ],
+    ids=["argument", "environment", "path"],
+)
+def test_the_stop_file_may_be_named_outside_the_source(host: MakeHost, settings: dict[str, Any]) -> None:
+    train = "import time\nprint('no total', flush=True)\ntime.sleep(1)"
+    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"})
+    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0, **settings).exit_code == 0
+    outcome = outcome_of(made)
+    assert outcome is not None
+    assert outcome.result == CONTINUE
 
 
 HOSTS = ["127.0.0.1", "127.0.0.2"]
