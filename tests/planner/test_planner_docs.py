@@ -22,6 +22,6 @@ def test_what_stands_by_hand_is_so() -> None:
 
 
 def test_the_keys_of_the_document() -> None:
-    _, _, section = PAGE.read_text(encoding="utf-8").partition("## As a document")
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("## JSON output")
     rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
     assert re.findall(r"`(\w+)`", "".join(rows)) == list(plan().to_dict())
