@@ -43,7 +43,7 @@ DRIVERS: Mapping[str, str] = {
     "SM_DISTRIBUTED_CONFIG": "Orders for their own driver; ours are in job.json.",
     "SM_DISTRIBUTED_DRIVER_DIR": "As SM_DISTRIBUTED_CONFIG.",
     "SM_HP_NOTHING": "A hyperparameter of null is empty text, as with the toolkit, and not `null`.",
-    "SM_MASTER_ADDR": "The leader of the training group; theirs is always algo-1, whoever trains.",
+    "SM_MASTER_ADDR": "The leader of the training group; theirs is always algo-1.",
     "SM_MASTER_PORT": "The port that is used.",
     "SM_SOURCE_DIR": "Where the source is.",
     "SM_TRAINING_ENV.input_data_dir": "In SM_INPUT_DATA_DIR; SM_TRAINING_ENV has the toolkit's keys.",

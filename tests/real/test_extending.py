@@ -72,7 +72,7 @@ def test_it_is_planned_with_its_reasons_and_checked_among_all_others(installed: 
     refused = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
     assert refused.returncode == 2
     assert "options.cpu_devices: a whole number from 1 is needed, not 0" in refused.stderr
-    assert "options.devices: jax does not know it, did you mean 'cpu_devices'?" in refused.stderr
+    assert "options.devices: jax has no such option, did you mean 'cpu_devices'?" in refused.stderr
 
 
 def test_it_has_a_name_like_ours(installed: Mapping[str, str]) -> None:
