@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.conftest import ROOT
 from tests.export.jobs import CHAIN
-from tests.export.test_airflow import made, text_of
+from tests.export.test_airflow import dag_functions, text_of
 
 PAGE = ROOT / "docs" / "airflow.md"
 
@@ -49,16 +49,16 @@ class _Decorated:
     def __call__(self, *values: Any) -> _Task:
         """What is handed on has to be there first: an arrow too, as Airflow draws it."""
         task = _Task(self.dag, self.kind, self.name)
-        for given in [each for value in values if isinstance(value, list) for each in value]:
-            given >> task
+        for dependency in [each for value in values if isinstance(value, list) for each in value]:
+            dependency >> task
         return task
 
 
-def ordered() -> _Dag:
+def read_dag() -> _Dag:
     """The tasks of an exported chain, as its file orders them."""
     dag = _Dag()
     decorated = {kind: _Decorated(dag, kind, kind) for kind in ("more_to_train", "finished")}
-    space = made(
+    space = dag_functions(
         CHAIN,
         SageMakerTrainingOperator=lambda **words: _Task(dag, "train", words["task_id"]),
         **decorated,
@@ -74,16 +74,16 @@ def _picture(dag: _Dag) -> Iterator[str]:
     for task in dag.tasks:
         before, after = _SHAPES[task.kind]
         yield f'  {task.name}{before}"{task.name}"{after}'
-    yield from (f"  {one} --> {other}" for one, other in dag.arrows)
+    yield from (f"  {upstream} --> {downstream}" for upstream, downstream in dag.arrows)
     yield "```"
 
 
-def written(page: str) -> str:
+def update_page(page: str) -> str:
     """The page with its picture as it is now."""
-    text = "\n".join(_picture(ordered()))
+    text = "\n".join(_picture(read_dag()))
     assert _PICTURE.search(page)
-    return _PICTURE.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+    return _PICTURE.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(update_page(PAGE.read_text()))

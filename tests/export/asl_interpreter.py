@@ -38,9 +38,9 @@ class Execution:
         self.trace: list[str] = []
         self.slept = 0
 
-    def run(self, given: Any) -> Any:
+    def run(self, execution_input: Any) -> Any:
         """The output. Raises Failed as the execution fails."""
-        data, name = given, self.start
+        data, name = execution_input, self.start
         while True:
             self.trace.append(name)
             assert len(self.trace) < MOST_STATES, "the machine does not end"
@@ -73,21 +73,21 @@ class Execution:
     def each(self, state: dict[str, Any], data: Any) -> list[Any]:
         """A Distributed Map's items run in executions of their own, whose names and machine are theirs."""
         results = []
-        read = state.get("ItemReader")
-        if read is None:
+        reader = state.get("ItemReader")
+        if reader is None:
             items = self.value(state["ItemsPath"], data)
         else:
-            items = json.loads(self.call(read["Resource"].split(":::")[1], read["Parameters"])["Body"])
+            items = json.loads(self.call(reader["Resource"].split(":::")[1], reader["Parameters"])["Body"])
         for item in items:
             inner = Execution(state["ItemProcessor"], self.call, "")
             inner.context = {**self.context, "Map": {"Item": {"Value": item}}}
-            given = inner.build(state["ItemSelector"], data)
+            item_input = inner.build(state["ItemSelector"], data)
             if state["ItemProcessor"]["ProcessorConfig"]["Mode"] == "DISTRIBUTED":
                 inner.context = {
                     "Execution": {"Name": f"child-{len(results)}", "Id": f"arn:child-{len(results)}"},
                     "StateMachine": {"Id": f"arn:machine/{state['Label']}"},
                 }
-            results.append(inner.run(given))
+            results.append(inner.run(item_input))
         return results
 
     def task(self, state: dict[str, Any], data: Any) -> tuple[Any, str]:
@@ -100,14 +100,14 @@ class Execution:
                 return self.put(result, state["ResultPath"], data), str(state["Next"])
             except Failed as error:
                 if any(
-                    matches(error.error, one["ErrorEquals"]) and retry < one["MaxAttempts"]
-                    for one in state.get("Retry", [])
+                    matches(error.error, rule["ErrorEquals"]) and retry < rule["MaxAttempts"]
+                    for rule in state.get("Retry", [])
                 ):
                     continue
-                for one in state.get("Catch", []):
-                    if matches(error.error, one["ErrorEquals"]):
-                        told = {"Error": error.error, "Cause": error.cause}
-                        return self.put(told, one["ResultPath"], data), str(one["Next"])
+                for rule in state.get("Catch", []):
+                    if matches(error.error, rule["ErrorEquals"]):
+                        error_output = {"Error": error.error, "Cause": error.cause}
+                        return self.put(error_output, rule["ResultPath"], data), str(rule["Next"])
                 raise
         raise AssertionError("retried without end")
 
@@ -147,56 +147,58 @@ class Execution:
             end = re.match(r"'((?:[^'\\]|\\.)*)'", text)
             assert end, text
             return end.group(1), text[end.end() :]
-        found = re.match(r"States\.(\w+)\(", text)
-        if found is None:
+        match = re.match(r"States\.(\w+)\(", text)
+        if match is None:
             word = re.match(r"[^,()]+", text)
             assert word, text
             rest = text[word.end() :]
             plain = word.group().strip()
             return (self.value(plain, data) if plain.startswith("$") else json.loads(plain)), rest
-        rest, arguments = text[found.end() :], []
+        rest, arguments = text[match.end() :], []
         while True:
             value, rest = self.expression(rest, data)
             arguments.append(value)
             rest = rest.lstrip()
             if rest[0] == ")":
-                return self.function(found.group(1), arguments), rest[1:]
+                return self.function(match.group(1), arguments), rest[1:]
             assert rest[0] == ",", rest
             rest = rest[1:]
 
-    def function(self, name: str, given: list[Any]) -> Any:
-        first = unescaped(given[0]) if isinstance(given[0], str) and name != "Format" else given[0]
+    def function(self, name: str, arguments: list[Any]) -> Any:
+        first = (
+            unescaped(arguments[0]) if isinstance(arguments[0], str) and name != "Format" else arguments[0]
+        )
         if name == "Format":
-            pieces = re.split(r"(?<!\\)\{\}", given[0])
-            assert len(pieces) == len(given), given
-            texts = [item if isinstance(item, str) else json.dumps(item) for item in given[1:]]
+            pieces = re.split(r"(?<!\\)\{\}", arguments[0])
+            assert len(pieces) == len(arguments), arguments
+            texts = [item if isinstance(item, str) else json.dumps(item) for item in arguments[1:]]
             return "".join(unescaped(a) + b for a, b in zip(pieces, [*texts, ""], strict=True))
         if name == "MathAdd":
-            assert all(type(item) is int for item in given), given
-            return given[0] + given[1]
+            assert all(type(item) is int for item in arguments), arguments
+            return arguments[0] + arguments[1]
         if name == "StringToJson":
             try:
                 return json.loads(first)
             except ValueError as error:
                 raise Failed("States.IntrinsicFailure", str(error)) from None
         if name == "JsonMerge":
-            assert given[2] is False
-            return {**given[0], **given[1]}
+            assert arguments[2] is False
+            return {**arguments[0], **arguments[1]}
         if name == "JsonToString":
-            return json.dumps(given[0])
+            return json.dumps(arguments[0])
         if name == "ArrayContains":
-            return given[1] in given[0]
+            return arguments[1] in arguments[0]
         if name == "ArrayGetItem":
-            return given[0][given[1]]
+            return arguments[0][arguments[1]]
         raise AssertionError(f"States.{name} is not known here")
 
     # ---- choices ------------------------------------------------------------------------------------------
 
     def holds(self, rule: dict[str, Any], data: Any) -> bool:
         if "And" in rule:
-            return all(self.holds(one, data) for one in rule["And"])
+            return all(self.holds(part, data) for part in rule["And"])
         if "Or" in rule:
-            return any(self.holds(one, data) for one in rule["Or"])
+            return any(self.holds(part, data) for part in rule["Or"])
         if "Not" in rule:
             return not self.holds(rule["Not"], data)
         ((comparison, wanted),) = ((k, v) for k, v in rule.items() if k not in ("Variable", "Next"))
@@ -218,7 +220,7 @@ def compare(comparison: str, value: Any, wanted: Any) -> bool:
         kinds = {"IsNull": value is None, "IsString": isinstance(value, str), "IsNumeric": number}
         return kinds[comparison] is wanted
     if comparison == "StringMatches":
-        pattern = re.sub(r"[\[\]?]", lambda found: f"[{found.group()}]", wanted)
+        pattern = re.sub(r"[\[\]?]", lambda match: f"[{match.group()}]", wanted)
         return isinstance(value, str) and fnmatch.fnmatchcase(value, pattern)
     if comparison == "StringEquals":
         return isinstance(value, str) and value == wanted
@@ -238,8 +240,8 @@ def lookup(path: str, data: Any) -> Any:
     if chosen:
         head, key, wanted, rest = chosen.groups()
         return [lookup(rest, item) for item in lookup(head, data) if item[key] == wanted]
-    head, found, rest = path.partition("[*]")
-    if found:
+    head, wildcard, rest = path.partition("[*]")
+    if wildcard:
         return [lookup(rest, item) for item in lookup(head, data)]
     for key in path.split(".")[1:]:
         if not isinstance(data, dict) or key not in data:

@@ -25,7 +25,7 @@ DIFFERENT: Mapping[str, Any] = {
 DIRECT: Mapping[str, Any] = {**CHAIN, "checkpoints": {"uri": "s3://mine/ckpt/", "upload": "direct"}}
 CAPPED: Mapping[str, Any] = {**CHAIN, "limits": {**LIMITS, "max_cost": 50}}
 SINGLE: Mapping[str, Any] = {"compute": {"instance_type": "ml.g5.xlarge"}}
-TRIED: Mapping[str, Any] = {
+RETRIED: Mapping[str, Any] = {
     **SINGLE,
     "limits": {"attempts": 3},
     "checkpoints": {"uri": "s3://mine/ckpt/"},

@@ -16,9 +16,9 @@ PREPARE = """
 import json, os, pathlib
 raw = sorted(pathlib.Path(os.environ["SM_CHANNEL_RAW"]).iterdir())
 rows = [int(line) * int(os.environ["FACTOR"]) for file in raw for line in file.read_text().split()]
-kept = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "rows")
-kept.mkdir()
-(kept / "rows.json").write_text(json.dumps(rows))
+folder = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "rows")
+folder.mkdir()
+(folder / "rows.json").write_text(json.dumps(rows))
 """
 
 TRAIN = """
@@ -56,8 +56,8 @@ expected = ""
 for row in rows:
     expected = hashlib.sha256((expected + str(row)).encode()).hexdigest()
 metrics = {"same": float(weights == expected)}
-found = {"metrics": metrics, "weights": weights, "run": os.environ["SMLAUNCH_RUN"]}
-pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "report.json").write_text(json.dumps(found))
+report = {"metrics": metrics, "weights": weights, "run": os.environ["SMLAUNCH_RUN"]}
+pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "report.json").write_text(json.dumps(report))
 """
 
 
@@ -113,7 +113,7 @@ def write(folder: Path, steps: list[dict[str, Any]], name: str = "churn") -> Pat
     return path
 
 
-def by_name(answer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def index_steps(answer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Of ListPipelineExecutionSteps."""
     return {step["StepName"]: step for step in answer["PipelineExecutionSteps"]}
 

@@ -29,13 +29,13 @@ _PICTURE = re.compile(r"(<!-- generated: picture -->\n).*?(<!-- end -->)", re.DO
 
 def definition(page: str) -> str:
     """What the file in the page is exported to."""
-    found = _FILE.search(page)
-    assert found is not None
+    match = _FILE.search(page)
+    assert match is not None
     with tempfile.TemporaryDirectory() as folder:
         for name, job in JOBS.items():
             (Path(folder) / name).write_text(dump_job_yaml(dict(job)))
         file = Path(folder) / "churn.yaml"
-        file.write_text(found[1])
+        file.write_text(match[1])
         return export_file(file)
 
 
@@ -60,12 +60,12 @@ def _picture(text: str) -> Iterator[str]:
     yield "```"
 
 
-def written(page: str) -> str:
+def update_page(page: str) -> str:
     """The page with its generated part as it is now."""
     picture = "\n".join(_picture(definition(page)))
     assert _PICTURE.search(page)
-    return _PICTURE.sub(lambda found: f"{found[1]}{picture}\n{found[2]}", page)
+    return _PICTURE.sub(lambda match: f"{match[1]}{picture}\n{match[2]}", page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(update_page(PAGE.read_text()))

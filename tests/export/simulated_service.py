@@ -1,4 +1,4 @@
-"""A service of jobs whose ends are written down before, driven by a machine or by the driver's function."""
+"""A simulated job service with planned results, driven by a state machine or by the driver's function."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ REASONS = {ending: word for word, ending in ENDING_BY_FAILURE.items()}
 
 @dataclass(frozen=True)
 class Fate:
-    """How a job is to end. ``gain``: steps more than it began with, which it tells of where ``says``."""
+    """How a job ends. ``gain``: steps added by it; its outcome file has them where ``has_outcome``."""
 
     ending: Ending
     gain: int = 10
     result: str = CONTINUE
-    says: bool = True
+    has_outcome: bool = True
     repeats: bool = False
     seconds: int = 3600
     billed: int = 3600
 
 
-OVER = Fate(Ending.COMPLETED, result=FINISHED)
+FINISHED_JOB = Fate(Ending.COMPLETED, result=FINISHED)
 
 
 @dataclass
 class Service:
-    """``refusals``: what creates are answered with first. ``lost``: numbers of creates (from 1) whose answer
-    is lost although the job was made."""
-
     fates: Sequence[Fate]
     job_hash: str
     refusals: list[tuple[str, str]] = field(default_factory=list)
-    lost: frozenset[int] = frozenset()
-    made: list[dict[str, Any]] = field(default_factory=list)
+    """Errors (code and message) of the first creates."""
+
+    lost_answers: frozenset[int] = frozenset()
+    """Numbers of creates, from 1, whose answer is lost although the job was created."""
+
+    requests: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     outcomes: dict[str, bytes] = field(default_factory=dict)
     """By their paths below the checkpoint directory."""
@@ -66,119 +67,119 @@ class Service:
     machine: dict[str, Any] = field(default_factory=dict)
     executions: list[str] = field(default_factory=list)
     objects: Mapping[str, str] = field(default_factory=dict)
-    """What the machine itself reads, by URI."""
+    """Texts that the machine itself reads, by URI."""
 
     written: dict[str, Any] = field(default_factory=dict)
-    """What it wrote."""
+    """Bodies that the machine wrote, by URI."""
 
     may_write: bool = True
     refuses_starts: str = ""
 
     own_files: bool = False
-    """Checkpoints are the script's own, and nobody can tell a step. A job that tells of its end has saved."""
+    """Whether checkpoints are the script's own files, without a step; a job with an outcome saved them."""
 
     saved: int = 0
 
-    reports: bool = False
-    """What is told of is a step in progress lines, and no committed one."""
+    has_progress_lines: bool = False
+    """Whether outcomes have a step reported in progress lines instead of a committed one."""
 
-    keeps: bool = True
-    """Whether anybody keeps checkpoints, and an outcome."""
+    has_checkpoints: bool = True
+    """Whether jobs save checkpoints and an outcome."""
 
     def fate(self, index: int) -> Fate:
-        return self.fates[index] if index < len(self.fates) else OVER
+        return self.fates[index] if index < len(self.fates) else FINISHED_JOB
 
     def create(self, request: Mapping[str, Any]) -> Fate:
-        """The job is over at once."""
-        assert name_of(request) not in map(name_of, self.made)
-        fate = self.fate(len(self.made))
-        self.made.append(dict(request))
-        if fate.says and self.keeps:
+        """Create a job, which ends at once."""
+        assert name_of(request) not in map(name_of, self.requests)
+        fate = self.fate(len(self.requests))
+        self.requests.append(dict(request))
+        if fate.has_outcome and self.has_checkpoints:
             task = parse_job_name(name_of(request))
             assert task is not None
-            said = SegmentOutcome(
+            outcome = SegmentOutcome(
                 fate.result, None, RUN, name_of(request), task.segment, task.attempt, ranks_succeeded=True
             )
-            if self.reports:
-                said = said._replace(reported_step=self.step + fate.gain, repeats_steps=fate.repeats)
+            if self.has_progress_lines:
+                outcome = outcome._replace(reported_step=self.step + fate.gain, repeats_steps=fate.repeats)
             elif not self.own_files:
-                said = said._replace(step=self.step + fate.gain)
-            self.outcomes[said.path] = said.to_bytes()
-            self.step = said.step or said.reported_step or self.step
+                outcome = outcome._replace(step=self.step + fate.gain)
+            self.outcomes[outcome.path] = outcome.to_bytes()
+            self.step = outcome.step or outcome.reported_step or self.step
             self.saved += self.own_files
         return fate
 
     def description(self, name: str) -> dict[str, Any]:
-        for index, request in enumerate(self.made):
+        for index, request in enumerate(self.requests):
             if name_of(request) == name:
-                seen = {**status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
+                status = {**status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
                 return {
                     **request,
-                    **(as_processing(seen) if operation_of(request) == CREATE_PROCESSING_JOB else seen),
+                    **(as_processing(status) if operation_of(request) == CREATE_PROCESSING_JOB else status),
                 }
         raise Failed("SageMaker.SageMakerException", "Requested resource not found. (Service: SageMaker)")
 
-    def __call__(self, integration: str, given: dict[str, Any]) -> Any:
-        self.calls.append((integration, given))
+    def __call__(self, integration: str, parameters: dict[str, Any]) -> Any:
+        self.calls.append((integration, parameters))
         if integration.startswith("sagemaker:create"):
-            return self._create(given)
+            return self._create(parameters)
         if integration.startswith("aws-sdk:sagemaker:describe"):
-            return self.description(name_of(given))
+            return self.description(name_of(parameters))
         if integration == "aws-sdk:sagemaker:listTags":
             digest = "another" if self.foreign else self.job_hash
             return {"Tags": [{"Key": "x", "Value": "y"}, {"Key": "smlaunch:job", "Value": digest}]}
         if integration == "aws-sdk:s3:getObject":
-            path = given["Key"][given["Key"].index(OUTCOME_PATH_PREFIX) :]
+            path = parameters["Key"][parameters["Key"].index(OUTCOME_PATH_PREFIX) :]
             if path not in self.outcomes:
                 raise Failed("S3.NoSuchKeyException", "The specified key does not exist.")
             return {"Body": self.outcomes[path].decode()}
         if integration == "s3:getObject":
-            return {"Body": self.objects[f"s3://{given['Bucket']}/{given['Key']}"]}
+            return {"Body": self.objects[f"s3://{parameters['Bucket']}/{parameters['Key']}"]}
         if integration == "states:startExecution.sync:2":
-            return self._go_on(given)
+            return self._start_execution(parameters)
         if integration == "aws-sdk:s3:putObject":
             if not self.may_write:
                 raise Failed("S3.S3Exception", "Access Denied (Service: S3, Status Code: 403)")
-            self.written[f"s3://{given['Bucket']}/{given['Key']}"] = given["Body"]
+            self.written[f"s3://{parameters['Bucket']}/{parameters['Key']}"] = parameters["Body"]
             return {}
         assert integration == "aws-sdk:s3:deleteObject"
-        del self.outcomes[given["Key"][given["Key"].index(OUTCOME_PATH_PREFIX) :]]
+        del self.outcomes[parameters["Key"][parameters["Key"].index(OUTCOME_PATH_PREFIX) :]]
         return {}
 
-    def _go_on(self, given: dict[str, Any]) -> Any:
+    def _start_execution(self, parameters: dict[str, Any]) -> Any:
         if self.refuses_starts:
             raise Failed("StepFunctions.AccessDeniedException", self.refuses_starts)
-        assert given["StateMachineArn"] == "arn:machine"
-        assert given["Name"] not in self.executions
-        self.executions.append(given["Name"])
+        assert parameters["StateMachineArn"] == "arn:machine"
+        assert parameters["Name"] not in self.executions
+        self.executions.append(parameters["Name"])
         try:
-            return {"Output": Execution(self.machine, self, given["Name"]).run(given["Input"])}
+            return {"Output": Execution(self.machine, self, parameters["Name"]).run(parameters["Input"])}
         except Failed as error:
-            told = {"Error": error.error, "Cause": error.cause, "Status": "FAILED"}
-            raise Failed("States.TaskFailed", json.dumps(told)) from None
+            output = {"Error": error.error, "Cause": error.cause, "Status": "FAILED"}
+            raise Failed("States.TaskFailed", json.dumps(output)) from None
 
-    def _create(self, given: dict[str, Any]) -> Any:
-        if name_of(given) in map(name_of, self.made):
+    def _create(self, parameters: dict[str, Any]) -> Any:
+        if name_of(parameters) in map(name_of, self.requests):
             raise Failed("SageMaker.ResourceInUseException", "Training job names must be unique")
         if self.refusals:
             raise Failed(*self.refusals.pop(0))
-        fate = self.create(given)
-        if len(self.made) in self.lost:
+        fate = self.create(parameters)
+        if len(self.requests) in self.lost_answers:
             raise Failed("SageMaker.SdkClientException", "Unable to execute HTTP request: Read timed out")
         if fate.ending is not Ending.COMPLETED:
-            raise Failed("States.TaskFailed", json.dumps(self.description(name_of(given))))
-        return self.description(name_of(given))
+            raise Failed("States.TaskFailed", json.dumps(self.description(name_of(parameters))))
+        return self.description(name_of(parameters))
 
 
 def name_of(request: Mapping[str, Any]) -> str:
     return str(request[name_member(request)])
 
 
-def as_processing(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a processing job has of that."""
+def as_processing(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that a processing job has too, under their names there."""
     words = {"TrainingJobStatus": "ProcessingJobStatus", "TrainingJobArn": "ProcessingJobArn"}
-    found = {words.get(key, key): seen[key] for key in (*words, "FailureReason") if key in seen}
-    return {**found, "ExitMessage": "ValueError: row 1"} if "FailureReason" in seen else found
+    members = {words.get(key, key): status[key] for key in (*words, "FailureReason") if key in status}
+    return {**members, "ExitMessage": "ValueError: row 1"} if "FailureReason" in status else members
 
 
 def status_of(fate: Fate) -> dict[str, Any]:
@@ -199,16 +200,17 @@ def status_of(fate: Fate) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Played:
-    """``asked``: of each job, in order, what may differ. ``error``: None for a run that completed."""
+class RunResult:
+    """``requests``: the varying members of each job's request, in order. ``error``: None for a run that
+    completed."""
 
-    asked: tuple[tuple[Any, ...], ...]
+    requests: tuple[tuple[Any, ...], ...]
     error: str | None
     cause: str = ""
     output: Any = None
 
 
-def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
+def varying_members(request: Mapping[str, Any]) -> tuple[Any, ...]:
     environment = request.get("Environment", {})
     return (
         name_of(request),
@@ -221,29 +223,29 @@ def what_differs(request: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def by_machine(definition: dict[str, Any], service: Service) -> Played:
+def run_machine(definition: dict[str, Any], service: Service) -> RunResult:
     service.machine = definition
     service.executions.append(RUN)
     try:
         output = Execution(definition, service, RUN).run({})
     except Failed as error:
-        return Played(tuple(map(what_differs, service.made)), error.error, error.cause)
-    return Played(tuple(map(what_differs, service.made)), None, output=output)
+        return RunResult(tuple(map(varying_members, service.requests)), error.error, error.cause)
+    return RunResult(tuple(map(varying_members, service.requests)), None, output=output)
 
 
-def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -> Played:
-    """``planning.reconcile.decide``, whose looks at checkpoints find what the outcome told of."""
-    seen: list[ObservedJob] = []
+def run_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -> RunResult:
+    """Drive the run by ``planner.reconcile.next_action``; checkpoints are those of the newest outcome."""
+    jobs: list[ObservedJob] = []
     while True:
-        said = find_newest_outcome(service.outcomes, service.outcomes.__getitem__, RUN)
+        outcome = find_newest_outcome(service.outcomes, service.outcomes.__getitem__, RUN)
         files = str(service.saved) if service.saved else ""
-        newest = None if not seen else str(JobName(RUN, seen[-1].segment, seen[-1].attempt))
-        own = said if said is not None and said.job == newest else None
+        newest = None if not jobs else str(JobName(RUN, jobs[-1].segment, jobs[-1].attempt))
+        own = outcome if outcome is not None and outcome.job == newest else None
         observed = ObservedRun(
             NOW,
-            seen,
-            0 if service.reports else service.step,
-            said,
+            jobs,
+            0 if service.has_progress_lines else service.step,
+            outcome,
             None if own is None else own.reported_step,
             own is not None and own.repeats_steps,
             files,
@@ -251,7 +253,7 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
         action = next_action(workflow, observed)
         if isinstance(action, Finish):
             error = errors[action.exit_code] if action.exit_code else None
-            return Played(tuple(map(what_differs, service.made)), error, action.summary)
+            return RunResult(tuple(map(varying_members, service.requests)), error, action.summary)
         assert isinstance(action, Submit)
         if action.clears_outcome:
             del service.outcomes[action.clears_outcome]
@@ -259,7 +261,7 @@ def by_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -
         name = parse_job_name(name_of(action.request))
         environment = action.request.get("Environment", {})
         assert name is not None
-        seen.append(
+        jobs.append(
             ObservedJob(
                 name.segment,
                 name.attempt,

@@ -76,14 +76,14 @@ def _policies() -> Iterator[str]:
     yield from (f"| `{action}` | {when} |" for action, when in RARE_ACTIONS.items())
 
 
-def written(page: str) -> str:
+def update_page(page: str) -> str:
     """The page with its generated parts as they are now."""
     for name, text in parts().items():
         marked = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         assert marked.search(page), name
-        page = marked.sub(lambda found, text=text: f"{found.group(1)}{text}\n{found.group(2)}", page)  # type: ignore[misc]
+        page = marked.sub(lambda match, text=text: f"{match.group(1)}{text}\n{match.group(2)}", page)  # type: ignore[misc]
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(update_page(PAGE.read_text()))

@@ -22,10 +22,10 @@ def text_of(job: Any, name: str = "digits") -> str:
     return text
 
 
-def made(job: Any, **names: object) -> dict[str, Any]:
+def dag_functions(job: Any, **names: object) -> dict[str, Any]:
     """What the file's own functions return. Without Airflow: everything that needs it is left out."""
     tree = ast.parse(text_of(job))
-    kept = [
+    nodes = [
         node
         for node in tree.body
         if isinstance(node, ast.Assign)
@@ -33,7 +33,7 @@ def made(job: Any, **names: object) -> dict[str, Any]:
     ]
     operators = {"SageMakerTrainingOperator": dict, "SageMakerProcessingOperator": dict}
     space: dict[str, Any] = {"timedelta": dict, "find_spec": find_spec, **operators, **names}
-    body = ast.Module([ast.parse("from __future__ import annotations").body[0], *kept], [])
+    body = ast.Module([ast.parse("from __future__ import annotations").body[0], *nodes], [])
     exec(compile(body, "digits.py", "exec"), space)
     return space
 
@@ -58,7 +58,7 @@ def test_it_is_python_of_readable_width(job: Any) -> None:
 
 
 def test_the_waiter_is_patient_for_as_long_as_a_job_may_take() -> None:
-    space = made(CHAIN)
+    space = dag_functions(CHAIN)
     operator = space["train"](1, space["config_1"](1, 86400, 86100))
     assert operator["max_attempts"] * operator["check_interval"] >= 86400 + WAIT_SLACK_SECONDS
     assert operator["check_interval"] == CHECK_INTERVAL_SECONDS
@@ -68,7 +68,7 @@ def test_the_waiter_is_patient_for_as_long_as_a_job_may_take() -> None:
 
 def test_what_has_no_one_instance_type_is_not_asked_for_its_count() -> None:
     job = {"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g5.2xlarge"]}}
-    space = made(job)
+    space = dag_functions(job)
     config = space["config_1"](1, 3600, None)
     assert "InstanceType" not in config["ResourceConfig"]
     assert space["train"](1, config)["print_log"] is False
@@ -77,7 +77,7 @@ def test_what_has_no_one_instance_type_is_not_asked_for_its_count() -> None:
 def test_a_processing_job_has_its_own_operator() -> None:
     text = text_of(PROCESSING)
     assert "SageMakerProcessingOperator" in text and "Training" not in text
-    space = made(PROCESSING)
+    space = dag_functions(PROCESSING)
     config = space["config_1"](1, 3600, None)
     assert config["ProcessingJobName"] == f"{space['RUN']}-s1-a{space['ATTEMPT']}"
     assert config["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600}
@@ -88,7 +88,7 @@ def test_a_processing_job_has_its_own_operator() -> None:
 
 @pytest.mark.parametrize(("job", "kind"), [(SINGLE, "Training"), (PROCESSING, "Processing")])
 def test_a_stopped_job_is_not_a_completed_one(job: Any, kind: str) -> None:
-    space = made(job, AirflowException=ValueError)
+    space = dag_functions(job, AirflowException=ValueError)
     answer = {f"{kind}JobName": "digits-s1-a1", f"{kind}JobStatus": "Completed"}
     space["check_completed"](None, {kind: answer})
     with pytest.raises(ValueError, match="digits-s1-a1: Stopped"):
@@ -131,7 +131,7 @@ def test_no_try_begins_while_the_job_of_any_before_it_may_run(
             }
 
     names = {"ClientError": Refused, "SageMakerHook": Hook}
-    space = made(CHAIN, **names, AirflowException=ValueError, AirflowFailException=ValueError)
+    space = dag_functions(CHAIN, **names, AirflowException=ValueError, AirflowFailException=ValueError)
     operator = SimpleNamespace(config={"TrainingJobName": "run-s1-a3"}, retries=2)
     context = {"ti": SimpleNamespace(try_number=3, max_tries=2), "task": operator}
     if raised is None:
@@ -143,9 +143,11 @@ def test_no_try_begins_while_the_job_of_any_before_it_may_run(
 
 def test_a_text_that_looks_like_jinja_comes_out_as_it_was() -> None:
     odd = {"a": "{{ ti }}", "b": "{% raw %}", "c": '{# "x" \\ #}', "d": "plain"}
-    found = made({**SINGLE, "hyperparameters": odd})["config_1"](1, 3600, None)["HyperParameters"]
-    assert found.pop("d") == "plain"
-    for key, value in found.items():
+    hyperparameters = dag_functions({**SINGLE, "hyperparameters": odd})["config_1"](1, 3600, None)[
+        "HyperParameters"
+    ]
+    assert hyperparameters.pop("d") == "plain"
+    for key, value in hyperparameters.items():
         assert value.startswith("{{ ") and value.endswith(" }}") and "{" not in value[2:]
         assert ast.literal_eval(value[3:-3]) == odd[key], "a text in quotes, to Jinja as to Python"
 
@@ -171,7 +173,7 @@ def test_a_name_that_no_run_could_have() -> None:
 
 
 def test_the_picture_on_the_page() -> None:
-    from tests.export.airflow_page import PAGE, written  # it takes what stands above
+    from tests.export.airflow_page import PAGE, update_page  # it takes what stands above
 
     page = PAGE.read_text()
-    assert written(page) == page, "python -m tests.export.airflow_page writes it anew"
+    assert update_page(page) == page, "python -m tests.export.airflow_page writes it anew"

@@ -33,16 +33,16 @@ from tests.export.jobs import (
     DIRECT,
     LIMITS,
     PROCESSING,
+    RETRIED,
     SINGLE,
     SPOT,
-    TRIED,
     plan_of,
 )
 
 GOLDEN = Path(__file__).parent / "pipeline.json"
 
 
-def written(job: Mapping[str, Any]) -> str:
+def definition_text(job: Mapping[str, Any]) -> str:
     return export_pipeline(plan_of(job))[DEFINITION_FILE]
 
 
@@ -54,16 +54,16 @@ def steps_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:
-    assert written(CHAIN) == written(CHAIN) == GOLDEN.read_text()
+    assert definition_text(CHAIN) == definition_text(CHAIN) == GOLDEN.read_text()
 
 
 @pytest.mark.parametrize("job", [CHAIN, DIRECT, SINGLE])
 def test_the_endpoint_finds_nothing_wrong_with_it(job: Mapping[str, Any]) -> None:
-    assert endpoint_reader.read(written(job)).steps["Segment-1"].retries
+    assert endpoint_reader.read(definition_text(job)).steps["Segment-1"].retries
 
 
 def test_a_chain_is_unrolled_to_its_last_second() -> None:
-    steps = list(steps_of(json.loads(written(CHAIN))))
+    steps = list(steps_of(json.loads(definition_text(CHAIN))))
     assert [step["Name"] for step in steps] == [
         *("Segment-1", "Finished-1", "Segment-2", "Finished-2", "Segment-3", "Finished-3"),
         "Limit",
@@ -82,7 +82,7 @@ def test_a_chain_is_unrolled_to_its_last_second() -> None:
 
 
 def test_a_run_of_one_job_is_one_step_without_a_question() -> None:
-    (step,) = json.loads(written(SINGLE))["Steps"]
+    (step,) = json.loads(definition_text(SINGLE))["Steps"]
     assert "MetricDefinitions" not in step["Arguments"]["AlgorithmSpecification"]
     assert [policy["ExceptionType"][0] for policy in step["RetryPolicies"]] == [
         "Step.SERVICE_FAULT",
@@ -91,11 +91,11 @@ def test_a_run_of_one_job_is_one_step_without_a_question() -> None:
 
 
 def test_a_processing_job_is_a_processing_step() -> None:
-    (step,) = json.loads(written(PROCESSING))["Steps"]
+    (step,) = json.loads(definition_text(PROCESSING))["Steps"]
     assert step["Type"] == "Processing" and "ProcessingJobName" not in step["Arguments"]
     (output,) = step["Arguments"]["ProcessingOutputConfig"]["Outputs"]
     assert {"Get": "Execution.PipelineExecutionId"} in output["S3Output"]["S3Uri"]["Std:Join"]["Values"]
-    assert endpoint_reader.read(written(PROCESSING)).steps["Segment-1"].type == "Processing"
+    assert endpoint_reader.read(definition_text(PROCESSING)).steps["Segment-1"].type == "Processing"
 
 
 @pytest.mark.parametrize(
@@ -104,33 +104,33 @@ def test_a_processing_job_is_a_processing_step() -> None:
         (SPOT, "compute.on_demand_fallback"),
         (DIFFERENT, "segments"),
         (CAPPED, "limits.max_cost"),
-        (TRIED, "limits.attempts"),
+        (RETRIED, "limits.attempts"),
         ({**CHAIN, "limits": {**LIMITS, "max_runtime": "150h", "segment": "1h"}}, "limits.segment"),
     ],
 )
 def test_what_a_pipeline_has_no_word_for_is_refused_by_name(job: Mapping[str, Any], field: str) -> None:
     with pytest.raises(JobError) as raised:
-        written(job)
+        definition_text(job)
     assert [problem.path for problem in raised.value.problems] == [field]
 
 
 def test_what_no_flow_can_do_hides_nothing_else() -> None:
     odd = {"name.$": 1}
     with pytest.raises(JobError) as raised:
-        written({**TRIED, "hyperparameters": odd})
+        definition_text({**RETRIED, "hyperparameters": odd})
     paths = [problem.path for problem in raised.value.problems]
     assert paths == ["hyperparameters.name.$", "limits.attempts"]
 
 
 SCRIPT = """
 import os, pathlib, time
-kept = pathlib.Path(os.environ["SMLAUNCH_CHECKPOINTS"], "count")
-count = int(kept.read_text()) + 1 if kept.exists() else 1
+count_file = pathlib.Path(os.environ["SMLAUNCH_CHECKPOINTS"], "count")
+count = int(count_file.read_text()) + 1 if count_file.exists() else 1
 print("segment", os.environ["SMLAUNCH_SEGMENT"], "of", os.environ["SMLAUNCH_RUN"], "begins with", count)
 if count < 3:
     while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
         time.sleep(0.05)
-kept.write_text(str(count))
+count_file.write_text(str(count))
 """
 FAULTS = FaultPlan(faults=(HostLost(after=0.5, jobs="pipelines-*-Segment-2-a*"),))
 """The second segment's first try loses its host."""
@@ -192,21 +192,21 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
     }
     run = execution.rpartition("/")[2]
     jobs = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")["TrainingJobSummaries"]
-    found = []
+    job_tags = []
     for one in jobs:
         tags = sagemaker.list_tags(ResourceArn=one["TrainingJobArn"])["Tags"]
         named = {tag["Key"]: tag["Value"] for tag in tags}
-        found.append((named[TAG_RUN], named[TAG_SEGMENT], named[TAG_ATTEMPT]))
+        job_tags.append((named[TAG_RUN], named[TAG_SEGMENT], named[TAG_ATTEMPT]))
         described = sagemaker.describe_training_job(TrainingJobName=one["TrainingJobName"])
         assert FINISHED_METRIC in {metric["MetricName"] for metric in described["FinalMetricDataList"]}
-    assert found == [(run, str(segment), "1") for segment in (1, 2, 2, 3)]
+    assert job_tags == [(run, str(segment), "1") for segment in (1, 2, 2, 3)]
     assert [one["TrainingJobStatus"] for one in jobs] == ["Completed", "Failed", "Completed", "Completed"]
-    kept = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
+    s3 = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
         "s3", endpoint_url=endpoint.url
     )
     prefix = described["CheckpointConfig"]["S3Uri"].removeprefix(f"s3://{endpoint.bucket}/")
     assert f"/{run}/" in prefix
-    count = kept.get_object(Bucket=endpoint.bucket, Key=f"{prefix.rstrip('/')}/count")["Body"].read()
+    count = s3.get_object(Bucket=endpoint.bucket, Key=f"{prefix.rstrip('/')}/count")["Body"].read()
     assert count == b"3", "each segment went on from the one before, also the one that was tried again"
 
 
@@ -214,9 +214,9 @@ def test_the_command_writes_it_and_refuses_a_name(home: Path, tmp_path: Path) ->
     (tmp_path / "train.py").write_text("print('trains')\n")
     words = ["export", "pipeline", "train.py", "--local", "--no-stage", "--instance-type", "ml.m5.large"]
     command = [sys.executable, "-m", "smlaunch.cli.main", *words]
-    done = subprocess.run([*command, "--out", "flow"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"flow/{DEFINITION_FILE}\n"
+    result = subprocess.run([*command, "--out", "flow"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"flow/{DEFINITION_FILE}\n"
     assert json.loads((tmp_path / "flow" / DEFINITION_FILE).read_text())["Steps"][0]["Name"] == "Segment-1"
     named = subprocess.run([*command, "--name", "mine"], cwd=tmp_path, capture_output=True, text=True)
     assert (named.returncode, named.stdout) == (2, "")

@@ -21,13 +21,13 @@ from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.settings import Settings
 from smlaunch.runs.deploy_pipelines import deploy_pipeline
 from smlaunch.runs.stage import stage
-from tests.export.pipeline_jobs import RAW, by_name, report, steps, weights_of, write
+from tests.export.pipeline_jobs import RAW, index_steps, report, steps, weights_of, write
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)
 CHAIN = ("train-Segment-1", "train-Segment-2", "train-Segment-3")
 
 
-class Ground:
+class PipelineHarness:
     def __init__(self, info: EndpointInfo, folder: Path) -> None:
         self.info = info
         self.folder = folder
@@ -47,20 +47,20 @@ class Ground:
         return files[DEFINITION_FILE]
 
     def deploy(self, **changes: Any) -> str:
-        made = deploy_pipeline(self.target, "churn", self.definition(**changes), self.info.role_arn)
-        return made.change
+        deployment = deploy_pipeline(self.target, "churn", self.definition(**changes), self.info.role_arn)
+        return deployment.change
 
     def execute(self) -> tuple[str, dict[str, dict[str, Any]]]:
         """How an execution ended, and its steps by their names."""
-        begun = self.sagemaker.start_pipeline_execution(PipelineName="churn")["PipelineExecutionArn"]
+        execution = self.sagemaker.start_pipeline_execution(PipelineName="churn")["PipelineExecutionArn"]
         deadline = time.monotonic() + 120
         status = "Executing"
         while status == "Executing" and time.monotonic() < deadline:
             time.sleep(0.1)
-            told = self.sagemaker.describe_pipeline_execution(PipelineExecutionArn=begun)
-            status = told["PipelineExecutionStatus"]
-        listed = self.sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=begun, MaxResults=100)
-        return status, by_name(listed)
+            description = self.sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)
+            status = description["PipelineExecutionStatus"]
+        listed = self.sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=execution, MaxResults=100)
+        return status, index_steps(listed)
 
     def output(self, step: dict[str, Any]) -> str:
         """The prefix a processing job wrote to."""
@@ -85,67 +85,67 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineHarness]:
     folder = tmp_path_factory.mktemp("pipeline")
     with Endpoint(folder / "home", isolation="plain", settings=SETTINGS) as info:
-        yield Ground(info, folder)
+        yield PipelineHarness(info, folder)
 
 
-def test_what_one_job_leaves_comes_to_the_next(ground: Ground) -> None:
+def test_what_one_job_leaves_comes_to_the_next(harness: PipelineHarness) -> None:
     """Then again: the first job's result is taken from the first execution, and the second trains anew."""
-    assert ground.deploy() == "created"
-    status, first = ground.execute()
+    assert harness.deploy() == "created"
+    status, first = harness.execute()
     assert status == "Succeeded", first
     assert {name for name in first if "Segment" in name} == set(CHAIN)
     assert first["train-Finished-3"]["Metadata"]["Condition"]["Outcome"] == "True"
     assert "train-Segment-4" not in first and "train-Limit" not in first
-    done = report(ground.read(ground.output(first["evaluate-At-3"]) + "report.json"))
-    assert done["weights"] == weights_of(2) and done["metrics"] == {"same": 1.0}
-    assert done["run"].endswith("-evaluate")
-    chain = [ground.training(first[name]) for name in CHAIN]
+    evaluation = report(harness.read(harness.output(first["evaluate-At-3"]) + "report.json"))
+    assert evaluation["weights"] == weights_of(2) and evaluation["metrics"] == {"same": 1.0}
+    assert evaluation["run"].endswith("-evaluate")
+    first_chain = [harness.training(first[name]) for name in CHAIN]
     # Only the last has printed it; the others have a value that does not meet what is required.
-    told = [{row["MetricName"]: row["Value"] for row in job["FinalMetricDataList"]} for job in chain]
-    assert [row["smlaunch:share_seen"] for row in told] == pytest.approx([-0.01, -0.01, 1])
-    assert [row["smlaunch:finished"] for row in told] == [0, 0, 1]
-    kept = {job["CheckpointConfig"]["S3Uri"] for job in chain}
-    assert len(kept) == 1 and "-train/checkpoints" in kept.pop()
+    metrics = [{row["MetricName"]: row["Value"] for row in job["FinalMetricDataList"]} for job in first_chain]
+    assert [row["smlaunch:share_seen"] for row in metrics] == pytest.approx([-0.01, -0.01, 1])
+    assert [row["smlaunch:finished"] for row in metrics] == [0, 0, 1]
+    checkpoint_uris = {job["CheckpointConfig"]["S3Uri"] for job in first_chain}
+    assert len(checkpoint_uris) == 1 and "-train/checkpoints" in checkpoint_uris.pop()
 
-    assert ground.deploy() == "unchanged"
-    status, second = ground.execute()
+    assert harness.deploy() == "unchanged"
+    status, second = harness.execute()
     assert status == "Succeeded", second
     assert second["prepare"]["CacheHitResult"]["SourcePipelineExecutionArn"]
-    assert ground.output(second["prepare"]) == ground.output(first["prepare"])
+    assert harness.output(second["prepare"]) == harness.output(first["prepare"])
     assert {name for name in second if "Segment" in name} == set(CHAIN)
-    again = [ground.training(second[name]) for name in CHAIN]
-    assert again[0]["CheckpointConfig"] != chain[0]["CheckpointConfig"]
-    assert again[0]["TrainingJobArn"] != chain[0]["TrainingJobArn"]
+    second_chain = [harness.training(second[name]) for name in CHAIN]
+    assert second_chain[0]["CheckpointConfig"] != first_chain[0]["CheckpointConfig"]
+    assert second_chain[0]["TrainingJobArn"] != first_chain[0]["TrainingJobArn"]
 
 
 def test_another_job_is_not_the_cached_one_and_a_requirement_that_does_not_hold_ends_it(
-    ground: Ground,
+    harness: PipelineHarness,
 ) -> None:
-    ground.deploy()
-    assert ground.deploy(factor=3, least=2) == "updated"
-    status, found = ground.execute()
+    harness.deploy()
+    assert harness.deploy(factor=3, least=2) == "updated"
+    status, steps_by_name = harness.execute()
     assert status == "Failed"
-    assert "CacheHitResult" not in found["prepare"]
-    rows = json.loads(ground.read(ground.output(found["prepare"]) + "rows/rows.json"))
+    assert "CacheHitResult" not in steps_by_name["prepare"]
+    rows = json.loads(harness.read(harness.output(steps_by_name["prepare"]) + "rows/rows.json"))
     assert rows == [3 * int(number) for number in RAW.split()]
-    assert found["train-Unmet-1-At-3"]["Metadata"]["Condition"]["Outcome"] == "True"
-    unmet = found["train-Fail-1-At-3"]["Metadata"]["Fail"]["ErrorMessage"]
+    assert steps_by_name["train-Unmet-1-At-3"]["Metadata"]["Condition"]["Outcome"] == "True"
+    unmet = steps_by_name["train-Fail-1-At-3"]["Metadata"]["Fail"]["ErrorMessage"]
     assert unmet == "step train: share_seen >= 2 is required, and does not hold"
-    assert not [name for name in found if name.startswith("evaluate")]
+    assert not [name for name in steps_by_name if name.startswith("evaluate")]
 
 
-def test_a_pipeline_of_others_is_left_alone(ground: Ground) -> None:
+def test_a_pipeline_of_others_is_left_alone(harness: PipelineHarness) -> None:
     foreign = json.dumps(
         {
             "Version": "2020-12-01",
             "Steps": [{"Name": "No", "Type": "Fail", "Arguments": {"ErrorMessage": ""}}],
         }
     )
-    role = ground.info.role_arn
-    ground.sagemaker.create_pipeline(PipelineName="theirs", PipelineDefinition=foreign, RoleArn=role)
+    role = harness.info.role_arn
+    harness.sagemaker.create_pipeline(PipelineName="theirs", PipelineDefinition=foreign, RoleArn=role)
     with pytest.raises(JobError, match="was not exported by smlaunch"):
-        deploy_pipeline(ground.target, "theirs", ground.definition(), role)
-    assert ground.sagemaker.describe_pipeline(PipelineName="theirs")["PipelineDefinition"] == foreign
+        deploy_pipeline(harness.target, "theirs", harness.definition(), role)
+    assert harness.sagemaker.describe_pipeline(PipelineName="theirs")["PipelineDefinition"] == foreign

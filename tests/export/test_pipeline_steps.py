@@ -59,7 +59,7 @@ def read(folder: Path, steps: list[dict[str, Any]], **more: Any) -> PipelineFile
     return read_pipeline_file(path)
 
 
-def planned(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
+def plan_for(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
     facts = {
         channel: InputFacts(source.placeholder_uri, "s3", is_pending=True)
         for channel, source in pending.items()
@@ -67,7 +67,7 @@ def planned(job: Job, name: str, pending: Mapping[str, Any]) -> Plan:
     return make_plan(job, fixtures.with_inputs(fixtures.region(script=SCRIPT), facts), f"{name}-staged")
 
 
-def exported(folder: Path, steps: list[dict[str, Any]]) -> str:
+def export_text(folder: Path, steps: list[dict[str, Any]]) -> str:
     return export(read(folder, steps))
 
 
@@ -75,36 +75,36 @@ def export_file(path: Path) -> str:
     return export(read_pipeline_file(path))
 
 
-def export(found: PipelineFile) -> str:
+def export(file: PipelineFile) -> str:
     """As in a region, whatever its steps are to leave."""
-    plans = [(one, planned(one.job, one.name, one.inputs)) for one in found.steps]
-    return export_steps(plans, "churn", other_problems=found.problems)[DEFINITION_FILE]
+    plans = [(step, plan_for(step.job, step.name, step.inputs)) for step in file.steps]
+    return export_steps(plans, "churn", other_problems=file.problems)[DEFINITION_FILE]
 
 
-def refused(folder: Path, steps: list[dict[str, Any]]) -> dict[str, str]:
+def export_problems(folder: Path, steps: list[dict[str, Any]]) -> dict[str, str]:
     with pytest.raises(JobError) as raised:
-        exported(folder, steps)
+        export_text(folder, steps)
     return {problem.path: problem.message for problem in raised.value.problems}
 
 
-def every(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def walk_steps(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for one in steps:
         yield one
         for branch in ("IfSteps", "ElseSteps"):
-            yield from every(one["Arguments"].get(branch, []))
+            yield from walk_steps(one["Arguments"].get(branch, []))
 
 
-def written(folder: Path, steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def exported_steps(folder: Path, steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The steps by their names, after the endpoint has looked at them."""
-    text = exported(folder, steps)
+    text = export_text(folder, steps)
     endpoint_reader.read(text)
-    found = list(every(json.loads(text)["Steps"]))
-    assert len({one["Name"] for one in found}) == len(found)
-    return {one["Name"]: one for one in found}
+    steps_list = list(walk_steps(json.loads(text)["Steps"]))
+    assert len({each["Name"] for each in steps_list}) == len(steps_list)
+    return {each["Name"]: each for each in steps_list}
 
 
-def address(of: Mapping[str, Any], channel: str) -> Any:
-    arguments = of["Arguments"]
+def input_uri(step: Mapping[str, Any], channel: str) -> Any:
+    arguments = step["Arguments"]
     for one in arguments.get("InputDataConfig", ()):
         if one["ChannelName"] == channel:
             return one["DataSource"]["S3DataSource"]["S3Uri"]
@@ -117,12 +117,12 @@ def address(of: Mapping[str, Any], channel: str) -> Any:
 
 
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
-    assert exported(tmp_path, churn()) == exported(tmp_path, churn())
+    assert export_text(tmp_path, churn()) == export_text(tmp_path, churn())
 
 
 def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: Path) -> None:
-    found = written(tmp_path, churn())
-    assert sorted(found) == sorted(
+    steps_by_name = exported_steps(tmp_path, churn())
+    assert sorted(steps_by_name) == sorted(
         [
             "prepare",
             *(f"train-Segment-{number}" for number in (1, 2, 3)),
@@ -136,18 +136,20 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
     )
     for number in (1, 2, 3):
         model = {"Get": f"Steps.train-Segment-{number}.ModelArtifacts.S3ModelArtifacts"}
-        assert address(found[f"evaluate-At-{number}"], "model") == model
-        last, met = found[f"train-Met-At-{number}"]["Arguments"]["Conditions"]
-        assert last == found[f"train-Finished-{number}"]["Arguments"]["Conditions"][0]
+        assert input_uri(steps_by_name[f"evaluate-At-{number}"], "model") == model
+        last, met = steps_by_name[f"train-Met-At-{number}"]["Arguments"]["Conditions"]
+        assert last == steps_by_name[f"train-Finished-{number}"]["Arguments"]["Conditions"][0]
         name = "smlaunch:held_out_accuracy"
         metric = {"Get": f"Steps.train-Segment-{number}.FinalMetricDataList['{name}'].Value"}
         assert met == {"Type": "GreaterThanOrEqualTo", "LeftValue": metric, "RightValue": 0.97}
         unmet = {**met, "Type": "LessThan"}
-        assert found[f"train-Unmet-1-At-{number}"]["Arguments"]["Conditions"] == [last, unmet]
-    left = {"Get": "Steps.prepare.ProcessingOutputConfig.Outputs['output'].S3Output.S3Uri"}
-    assert address(found["train-Segment-1"], "train") == left
-    assert address(found["evaluate-At-2"], "data") == {"Std:Join": {"On": "", "Values": [left, "held/out/"]}}
-    metrics = found["train-Segment-2"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
+        assert steps_by_name[f"train-Unmet-1-At-{number}"]["Arguments"]["Conditions"] == [last, unmet]
+    uri = {"Get": "Steps.prepare.ProcessingOutputConfig.Outputs['output'].S3Output.S3Uri"}
+    assert input_uri(steps_by_name["train-Segment-1"], "train") == uri
+    assert input_uri(steps_by_name["evaluate-At-2"], "data") == {
+        "Std:Join": {"On": "", "Values": [uri, "held/out/"]}
+    }
+    metrics = steps_by_name["train-Segment-2"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
     assert [metric["Name"] for metric in metrics] == [
         pipeline_steps.FINISHED_METRIC,
         "smlaunch:held_out_accuracy",
@@ -155,17 +157,18 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
 
 
 def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
-    found = written(tmp_path, churn())
+    steps_by_name = exported_steps(tmp_path, churn())
     runs = {
         name: one["Arguments"]["Environment"]["SMLAUNCH_RUN"]
-        for name, one in found.items()
+        for name, one in steps_by_name.items()
         if one["Type"] in ("Training", "Processing")
     }
     assert runs["train-Segment-3"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-train"]}}
     assert runs["evaluate-At-1"] == {"Std:Join": {"On": "", "Values": [EXECUTION, "-evaluate"]}}
     assert 12 + 1 + MAX_STEP_NAME_LENGTH == MAX_RUN_ID_LENGTH
     staged = {
-        name: address(found[name], "smlaunch") for name in ("prepare", "train-Segment-1", "evaluate-At-1")
+        name: input_uri(steps_by_name[name], "smlaunch")
+        for name in ("prepare", "train-Segment-1", "evaluate-At-1")
     }
     assert len(set(staged.values())) == 3
 
@@ -176,23 +179,23 @@ def test_a_cached_step_holds_nothing_of_the_execution_and_is_called_after_its_co
         step("split", WORK, inputs={"data": "prepare"}, cache="90m"),
         step("other", {**WORK, "args": ["--x"]}, cache="12h", after=["prepare"]),
     ]
-    found = written(tmp_path, steps)
+    steps_by_name = exported_steps(tmp_path, steps)
     for name in ("prepare", "split", "other"):
-        assert "Execution." not in json.dumps(found[name])
-    assert found["prepare"]["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
-    assert found["split"]["CacheConfig"]["ExpireAfter"] == "PT90M"
-    assert found["other"]["DependsOn"] == ["prepare"]
-    run = found["split"]["Arguments"]["Environment"]["SMLAUNCH_RUN"]
-    (output,) = found["split"]["Arguments"]["ProcessingOutputConfig"]["Outputs"]
+        assert "Execution." not in json.dumps(steps_by_name[name])
+    assert steps_by_name["prepare"]["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    assert steps_by_name["split"]["CacheConfig"]["ExpireAfter"] == "PT90M"
+    assert steps_by_name["other"]["DependsOn"] == ["prepare"]
+    run = steps_by_name["split"]["Arguments"]["Environment"]["SMLAUNCH_RUN"]
+    (output,) = steps_by_name["split"]["Arguments"]["ProcessingOutputConfig"]["Outputs"]
     assert f"/smlaunch/{run}/output/" in output["S3Output"]["S3Uri"]
     steps[0]["job"]["environment"] = {"FACTOR": "3"}
-    changed = written(tmp_path, steps)
+    changed = exported_steps(tmp_path, steps)
     runs = {
         name: (
-            found[name]["Arguments"]["Environment"]["SMLAUNCH_RUN"],
+            steps_by_name[name]["Arguments"]["Environment"]["SMLAUNCH_RUN"],
             changed[name]["Arguments"]["Environment"]["SMLAUNCH_RUN"],
         )
-        for name in found
+        for name in steps_by_name
     }
     assert runs["prepare"][0] != runs["prepare"][1]
     assert runs["split"][0] != runs["split"][1], "what it reads is another one"
@@ -201,20 +204,20 @@ def test_a_cached_step_holds_nothing_of_the_execution_and_is_called_after_its_co
 
 def test_what_a_processing_job_found_can_be_required(tmp_path: Path) -> None:
     job = step("look", WORK, require=["report.json:metrics.accuracy >= 0.9", "report.json:rows[0] == 3"])
-    found = written(tmp_path, [job, step("use", WORK, inputs={"data": "look"})])
-    assert found["look"]["PropertyFiles"] == [
+    steps_by_name = exported_steps(tmp_path, [job, step("use", WORK, inputs={"data": "look"})])
+    assert steps_by_name["look"]["PropertyFiles"] == [
         {"PropertyFileName": "file-1", "OutputName": "output", "FilePath": "report.json"}
     ]
-    met = found["look-Met"]["Arguments"]
+    met = steps_by_name["look-Met"]["Arguments"]
     accuracy, rows = met["Conditions"]
     assert accuracy["LeftValue"]["Std:JsonGet"] == {
         "PropertyFile": {"Get": "Steps.look.PropertyFiles.file-1"},
         "Path": "metrics.accuracy",
     }
     assert rows["Type"] == "Equals" and [one["Name"] for one in met["IfSteps"]] == ["use"]
-    (not_three,) = found["look-Unmet-2"]["Arguments"]["Conditions"]
+    (not_three,) = steps_by_name["look-Unmet-2"]["Arguments"]["Conditions"]
     assert [one["Type"] for one in not_three["Conditions"]] == ["LessThan", "GreaterThan"]
-    message = found["look-Fail-2"]["Arguments"]["ErrorMessage"]
+    message = steps_by_name["look-Fail-2"]["Arguments"]["ErrorMessage"]
     assert message == "step look: report.json:rows[0] == 3 is required, and does not hold"
 
 
@@ -230,28 +233,28 @@ def test_what_a_processing_job_found_can_be_required(tmp_path: Path) -> None:
 )
 def test_every_operator_is_the_services(tmp_path: Path, operator: str, kind: str) -> None:
     steps = [step("train", TRAIN, require=[f"loss{operator}-1e-3"]), step("use", WORK, after="train")]
-    (condition,) = written(tmp_path, steps)["train-Met"]["Arguments"]["Conditions"]
+    (condition,) = exported_steps(tmp_path, steps)["train-Met"]["Arguments"]["Conditions"]
     assert (condition["Type"], condition["RightValue"]) == (kind, -0.001)
 
 
 def test_steps_that_need_nothing_of_each_other_stand_side_by_side(tmp_path: Path) -> None:
-    text = exported(tmp_path, [step("one", WORK), step("train", LONG), step("two", WORK, after="one")])
+    text = export_text(tmp_path, [step("one", WORK), step("train", LONG), step("two", WORK, after="one")])
     names = [one["Name"] for one in json.loads(text)["Steps"]]
     assert names == ["one", "train-Segment-1", *(f"train-Finished-{number}" for number in (1, 2, 3)), "two"]
 
 
 def test_what_has_no_room_is_written_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readable = exported(tmp_path, churn())
+    readable = export_text(tmp_path, churn())
     monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(readable) - 1)
-    short = exported(tmp_path, churn())
+    short = export_text(tmp_path, churn())
     assert json.loads(short) == json.loads(readable) and len(short) < len(readable)
     monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(short) - 1)
-    assert "characters" in refused(tmp_path, churn())["steps"]
+    assert "characters" in export_problems(tmp_path, churn())["steps"]
 
 
 def test_a_metric_is_found_in_what_a_script_prints(tmp_path: Path) -> None:
-    found = written(tmp_path, [step("train", TRAIN, require=["acc.top-1 > 0"])])
-    (metric,) = found["train"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
+    steps_by_name = exported_steps(tmp_path, [step("train", TRAIN, require=["acc.top-1 > 0"])])
+    (metric,) = steps_by_name["train"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
     assert metric["Name"] == "acc.top-1"
     for line, value in {
         "smlaunch: metric acc.top-1=0.5": "0.5",
@@ -270,9 +273,9 @@ def test_a_built_in_algorithm_has_metrics_of_its_own(tmp_path: Path) -> None:
         "hyperparameters": {"num_round": 10, "objective": "reg:squarederror"},
         "inputs": {"train": {"uri": "s3://mine/train/", "content_type": "text/csv"}},
     }
-    found = written(tmp_path, [step("train", job, require=["validation:rmse < 1"])])
-    assert "MetricDefinitions" not in found["train"]["Arguments"]["AlgorithmSpecification"]
-    (condition,) = found["train-Unmet-1"]["Arguments"]["Conditions"]
+    steps_by_name = exported_steps(tmp_path, [step("train", job, require=["validation:rmse < 1"])])
+    assert "MetricDefinitions" not in steps_by_name["train"]["Arguments"]["AlgorithmSpecification"]
+    (condition,) = steps_by_name["train-Unmet-1"]["Arguments"]["Conditions"]
     assert condition["LeftValue"]["Get"] == "Steps.train.FinalMetricDataList['validation:rmse'].Value"
 
 
@@ -308,8 +311,8 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
         step("e", WORK, after=["d"], cache=5),
         "f",
     ]
-    found = read(tmp_path, steps, pipeline="-", more=1)
-    assert {problem.path for problem in found.problems} == {
+    file = read(tmp_path, steps, pipeline="-", more=1)
+    assert {problem.path for problem in file.problems} == {
         *("pipeline", "more", "steps"),
         *("steps[0].name", "steps[0].speed"),
         *("steps[1].job.compute.hosts", "steps[1].inputs.y"),
@@ -320,9 +323,9 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
         *("steps[5].inputs.x.split", "steps[5].inputs.y", "steps[5].inputs.z"),
         *("steps[6].cache", "steps[7]"),
     }
-    told = {problem.path: problem.message for problem in found.problems}
-    assert told["steps"] == "d needs e needs d: no step can need itself"
-    assert "broken.yaml:1" in told["steps[2].job"]
+    messages = {problem.path: problem.message for problem in file.problems}
+    assert messages["steps"] == "d needs e needs d: no step can need itself"
+    assert "broken.yaml:1" in messages["steps[2].job"]
 
 
 CACHED = {"cache": "1d"}
@@ -369,14 +372,16 @@ CACHED = {"cache": "1d"}
 def test_what_a_pipeline_cannot_do_is_refused_by_its_place(
     tmp_path: Path, steps: list[dict[str, Any]], path: str, words: str
 ) -> None:
-    found = refused(tmp_path, steps)
-    assert list(found) == [path] and words in found[path]
+    problems = export_problems(tmp_path, steps)
+    assert list(problems) == [path] and words in problems[path]
 
 
 def test_each_requirement_is_told_by_its_own_place(tmp_path: Path) -> None:
     """``=>`` was once read as ``>``, of a value whose name ends in ``=``."""
-    found = refused(tmp_path, [step("a", WORK, require=["r.json:x => 1", "r.json:x >= 1", "x >= 1"])])
-    assert list(found) == ["steps[0].require[0]", "steps[0].require[2]"]
+    problems = export_problems(
+        tmp_path, [step("a", WORK, require=["r.json:x => 1", "r.json:x >= 1", "x >= 1"])]
+    )
+    assert list(problems) == ["steps[0].require[0]", "steps[0].require[2]"]
 
 
 def test_what_stands_behind_several_requirements_waits_for_all_of_them(tmp_path: Path) -> None:
@@ -387,13 +392,13 @@ def test_what_stands_behind_several_requirements_waits_for_all_of_them(tmp_path:
         step("c", WORK, inputs={"one": "a", "two": "b", "three": "data"}),
         step("d", WORK, after=["c"]),
     ]
-    found = written(tmp_path, steps)
-    together = found["c-Ready"]["Arguments"]
+    steps_by_name = exported_steps(tmp_path, steps)
+    together = steps_by_name["c-Ready"]["Arguments"]
     assert [one["Name"] for one in together["IfSteps"]] == ["c", "d"]
-    asked = [one["LeftValue"]["Get"] for one in together["Conditions"]]
-    assert asked == [f"Steps.{one}.FinalMetricDataList['{two}'].Value" for one, two in ("ax", "by")]
-    assert found["b"]["DependsOn"] == ["data"] and found["d"]["DependsOn"] == ["c"]
-    assert "DependsOn" not in found["c"], "it stands behind the requirements"
+    values = [one["LeftValue"]["Get"] for one in together["Conditions"]]
+    assert values == [f"Steps.{one}.FinalMetricDataList['{two}'].Value" for one, two in ("ax", "by")]
+    assert steps_by_name["b"]["DependsOn"] == ["data"] and steps_by_name["d"]["DependsOn"] == ["c"]
+    assert "DependsOn" not in steps_by_name["c"], "it stands behind the requirements"
 
 
 def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
@@ -403,7 +408,7 @@ def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
         step("again", LONG, after=["evaluate"], require=["x > 0"]),
         step("last", WORK, after="again"),
     ]
-    for one in json.loads(exported(tmp_path, steps))["Steps"]:
+    for one in json.loads(export_text(tmp_path, steps))["Steps"]:
         branches = one["Arguments"].get("IfSteps", []) + one["Arguments"].get("ElseSteps", [])
         assert all(inner["Type"] != "Condition" for inner in branches)
         assert one["Type"] != "Condition" or "DependsOn" not in one
@@ -411,9 +416,9 @@ def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
 
 def test_a_names_room_is_that_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "a" * MAX_STEP_NAME_LENGTH
-    assert len(max(written(tmp_path, [step(name, LONG, require=["x > 0"])]), key=len)) <= 64
+    assert len(max(exported_steps(tmp_path, [step(name, LONG, require=["x > 0"])]), key=len)) <= 64
     monkeypatch.setattr("smlaunch.export.pipeline.MAX_NAME_LENGTH", 30)
-    assert "30 characters" in refused(tmp_path, [step(name, LONG)])["steps[0].name"]
+    assert "30 characters" in export_problems(tmp_path, [step(name, LONG)])["steps[0].name"]
 
 
 def test_the_bounds_are_the_services_where_they_are_known() -> None:
@@ -435,10 +440,10 @@ def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:
 
 
 def test_the_page_has_the_picture_of_its_own_file() -> None:
-    from tests.export.pipeline_page import PAGE, written
+    from tests.export.pipeline_page import PAGE, update_page
 
     page = PAGE.read_text()
-    assert written(page) == page, "python -m tests.export.pipeline_page writes it anew"
+    assert update_page(page) == page, "python -m tests.export.pipeline_page writes it anew"
 
 
 def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
@@ -450,5 +455,5 @@ def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
     assert is_pipeline_file(tmp_path / "pipeline.yaml")
     (tmp_path / "empty.yaml").write_text("pipeline: churn\n")
     assert is_pipeline_file(tmp_path / "empty.yaml")
-    (told,) = read_pipeline_file(tmp_path / "empty.yaml").problems
-    assert told.path == "steps" and "at least one step" in told.message
+    (problem,) = read_pipeline_file(tmp_path / "empty.yaml").problems
+    assert problem.path == "steps" and "at least one step" in problem.message

@@ -17,7 +17,7 @@ from smlaunch.planner.workflow import Workflow, request_for, variant_for
 from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_of
 
 
-def renamed(workflow: Workflow, run: str) -> Workflow:
+def rename_run(workflow: Workflow, run: str) -> Workflow:
     """The same workflow had it been planned under the execution's name."""
 
     def swap(value: Any) -> Any:
@@ -41,20 +41,20 @@ PLANS = {"chain": plan_of(CHAIN), "spot": plan_of(SPOT), "different": plan_of(DI
     segment=st.integers(1, 900),
     attempt=st.integers(1, 90),
     step=st.integers(0, 10**6),
-    left=st.integers(1, 60 * 3600),
+    seconds_left=st.integers(1, 60 * 3600),
     on_demand=st.booleans(),
 )
 def test_a_filled_template_is_the_drivers_request(
-    job: str, segment: int, attempt: int, step: int, left: int, on_demand: bool
+    job: str, segment: int, attempt: int, step: int, seconds_left: int, on_demand: bool
 ) -> None:
     plan = PLANS[job]
     flow = build_run_template(plan)
-    workflow = renamed(plan.workflow, "nightly")
+    workflow = rename_run(plan.workflow, "nightly")
     variant = variant_for(workflow, segment, step)
     stage = flow.variants[workflow.variants.index(variant)]
-    if left < stage.min_seconds or (segment, attempt) == (1, 1):
+    if seconds_left < stage.min_seconds or (segment, attempt) == (1, 1):
         return
-    limit = min(left, stage.max_runtime_seconds)
+    limit = min(seconds_left, stage.max_runtime_seconds)
     spot = False if on_demand and stage.on_demand_request else None
     template = stage.on_demand_request if spot is False else stage.request
     assert template is not None
@@ -68,16 +68,19 @@ def test_a_filled_template_is_the_drivers_request(
         JobVariable.STOP_AFTER: stage.stop_after(limit) or 0,
         JobVariable.DRIVER: "execution",
     }
-    made = fill_template(template, values)
+    filled_request = fill_template(template, values)
     expected = request_for(
-        workflow, segment, attempt, step=step, reported_step=step + 1, spot=spot, seconds_left=left
+        workflow, segment, attempt, step=step, reported_step=step + 1, spot=spot, seconds_left=seconds_left
     )
     # An orchestrator's request says itself whose run it is: job.json serves them all.
-    assert made["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
-    assert made["Environment"].pop(variables.DRIVER_VARIABLE) == "execution"
-    assert made["Environment"].pop(variables.CHECKPOINTS_URI_VARIABLE) == made["CheckpointConfig"]["S3Uri"]
-    assert made == expected
-    assert made["TrainingJobName"] == str(JobName("nightly", segment, attempt))
+    assert filled_request["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
+    assert filled_request["Environment"].pop(variables.DRIVER_VARIABLE) == "execution"
+    assert (
+        filled_request["Environment"].pop(variables.CHECKPOINTS_URI_VARIABLE)
+        == filled_request["CheckpointConfig"]["S3Uri"]
+    )
+    assert filled_request == expected
+    assert filled_request["TrainingJobName"] == str(JobName("nightly", segment, attempt))
 
 
 def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
@@ -105,16 +108,16 @@ def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: st
         JobVariable.ATTEMPT: 2,
     }
     values[JobVariable.COMMITTED_STEP] = 0
-    made = fill_template(flow.variants[0].request, values)
-    assert made["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
-    assert made["Environment"].pop(variables.DRIVER_VARIABLE) == "1"
+    filled_request = fill_template(flow.variants[0].request, values)
+    assert filled_request["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
+    assert filled_request["Environment"].pop(variables.DRIVER_VARIABLE) == "1"
     expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
-    place = made["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
+    place = filled_request["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
     assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
-    wanted = request_for(expected, 1, 2, step=0)
-    for request in (made, wanted):
+    expected_request = request_for(expected, 1, 2, step=0)
+    for request in (filled_request, expected_request):
         del request["ProcessingInputs"]  # staged once, for all runs
-    assert made == wanted
+    assert filled_request == expected_request
 
 
 def test_what_is_staged_once_keeps_its_place() -> None:

@@ -30,7 +30,7 @@ from smlaunch.planner.workflow import Ending, classify_ending
 from tests.conftest import ROOT
 from tests.export.asl_interpreter import Execution
 from tests.export.jobs import CHAIN, PROCESSING, plan_of
-from tests.export.step_functions_page import PAGE, written
+from tests.export.step_functions_page import PAGE, update_page
 from tests.export.test_step_functions import JOBS, MACHINES, PLANS, definition_of
 
 GOLDEN = ROOT / "tests" / "export" / "chain.asl.json"
@@ -77,10 +77,10 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
     for status, secondaries in statuses.items():
         for secondary in secondaries:
             for reason in reasons:
-                seen = {f"{kind}JobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
-                holds = [end for end, rule in rules if execution.holds(rule, {"seen": {"job": seen}})]
-                found = holds[0] if holds else other_failure()
-                assert found is classify_ending(status, secondary, reason), seen
+                members = {f"{kind}JobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
+                holds = [end for end, rule in rules if execution.holds(rule, {"seen": {"job": members}})]
+                ending = holds[0] if holds else other_failure()
+                assert ending is classify_ending(status, secondary, reason), members
     targets = [rule["Next"] for rule in MACHINES[job]["States"]["How did it end?"]["Choices"]]
     assert len(targets) == len(rules)
     by_time = {Ending.TIME, Ending.WAIT_EXCEEDED} if kind == "Processing" else set()
@@ -95,18 +95,18 @@ def events_of(state: dict[str, Any]) -> int:
 
 def longest(states: dict[str, Any], start: str, stops: frozenset[str]) -> int:
     """Of all ways that visit no state twice, until one of ``stops``."""
-    known: dict[str, int] = {}
-    under_way: set[str] = set()
+    lengths: dict[str, int] = {}
+    visiting: set[str] = set()
 
     def walk(name: str) -> int:
-        if name in stops or name in under_way:
+        if name in stops or name in visiting:
             return 0
-        if name not in known:
-            under_way.add(name)
+        if name not in lengths:
+            visiting.add(name)
             after = [walk(following) for following in next_states(states[name])]
-            under_way.discard(name)
-            known[name] = events_of(states[name]) + max(after, default=0)
-        return known[name]
+            visiting.discard(name)
+            lengths[name] = events_of(states[name]) + max(after, default=0)
+        return lengths[name]
 
     return walk(start)
 
@@ -129,12 +129,12 @@ def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
         for_outcome = looks * once
     ways_out = frozenset({history, "While it runs", "Wait for the outcome"})
     assert longest(states, entry, ways_out) + 2 + for_outcome <= EVENTS_PER_JOB
-    waits = frozenset({history})
-    made = frozenset({"Was it made?", "Has it ended?", *ways_out})
-    once = longest(states, "Wait for the service", waits) + 2 + longest(states, entry, made) + 2
+    wait_stops = frozenset({history})
+    create_stops = frozenset({"Was it made?", "Has it ended?", *ways_out})
+    once = longest(states, "Wait for the service", wait_stops) + 2 + longest(states, entry, create_stops) + 2
     assert once <= EVENTS_PER_WAIT
-    look = frozenset({"Hand over", "Has it ended?", "Was it made?"})
-    assert longest(states, "While it runs", look) + 2 <= EVENTS_PER_LOOK
+    look_stops = frozenset({"Hand over", "Has it ended?", "Was it made?"})
+    assert longest(states, "While it runs", look_stops) + 2 <= EVENTS_PER_LOOK
     # It is looked at between two jobs only, and a whole one may be made after it.
     assert HANDOVER_EVENTS + 2 * EVENTS_PER_JOB < HISTORY_LIMIT
 
@@ -149,14 +149,18 @@ def test_an_execution_whose_history_is_full_hands_over_and_ends_as_the_next_one(
         "events": {"n": 20_000, "hop": 2},
     }
     task = machine["States"]["Hand over"]
-    given = first.build(task["Parameters"], full)
-    assert given["Name"] == "nightly-part-2"
-    assert given["StateMachineArn"] == "arn:machine"
+    handover = first.build(task["Parameters"], full)
+    assert handover["Name"] == "nightly-part-2"
+    assert handover["StateMachineArn"] == "arn:machine"
     second = Execution(machine, lambda *_: None, "nightly-part-2")
-    assert second.holds(machine["States"]["Begin"]["Choices"][0], given["Input"])
-    taken = second.build(machine["States"]["Take over"]["Parameters"], given["Input"])
-    assert (taken["run"], taken["at"], taken["left"]) == ("nightly", {"segment": 40}, {"training": 9})
-    assert taken["events"] == {"n": 0, "hop": 3}
+    assert second.holds(machine["States"]["Begin"]["Choices"][0], handover["Input"])
+    next_input = second.build(machine["States"]["Take over"]["Parameters"], handover["Input"])
+    assert (next_input["run"], next_input["at"], next_input["left"]) == (
+        "nightly",
+        {"segment": 40},
+        {"training": 9},
+    )
+    assert next_input["events"] == {"n": 0, "hop": 3}
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:
@@ -169,7 +173,7 @@ def test_the_golden_file() -> None:
 
 
 def test_the_page_is_of_today() -> None:
-    assert PAGE.read_text() == written(PAGE.read_text())
+    assert PAGE.read_text() == update_page(PAGE.read_text())
 
 
 def test_a_fixed_name_is_every_executions_run() -> None:

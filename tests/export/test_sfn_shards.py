@@ -15,7 +15,7 @@ from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, MAX_SHARD
 from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions, with_items_upload
 from smlaunch.planner.plan import Plan
 from smlaunch.planner.workflow import Ending
-from tests.export.simulated_service import RUN, Fate, Played, Service, by_machine
+from tests.export.simulated_service import RUN, Fate, RunResult, Service, run_machine
 from tests.planner.fixtures import plan
 from tests.planner.test_sharding import SKEWED, facts, job, world
 
@@ -33,61 +33,71 @@ ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/shards/items.
 RESULTS = f"s3://sagemaker-us-east-1-123456789012/smlaunch/{RUN}/shards/results/"
 
 
-def played(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> tuple[Service, Played]:
-    service = Service(fates, PLAN.job_hash, keeps=False, objects={ITEMS_URI: MANY[ITEMS_FILE]}, **more)
-    return service, by_machine(machine, service)
+def run_parts(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> tuple[Service, RunResult]:
+    service = Service(
+        fates, PLAN.job_hash, has_checkpoints=False, objects={ITEMS_URI: MANY[ITEMS_FILE]}, **more
+    )
+    return service, run_machine(machine, service)
 
 
 @BOTH
 def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> None:
-    service, run = played(machine=machine)
+    service, run = run_parts(machine=machine)
     assert run.error is None
     assert service.executions == [RUN, *(f"{RUN}-p{number}" for number in range(1, 5))]
-    for part, made in zip(PLAN.shard_plans, service.made, strict=True):
+    for part, request in zip(PLAN.shard_plans, service.requests, strict=True):
         wanted = part.planned_jobs[0].request
-        assert made["TrainingJobName"] == wanted["TrainingJobName"].replace("digits", RUN)
-        assert made["InputDataConfig"] == wanted["InputDataConfig"]
-        assert made["Environment"]["SMLAUNCH_RUN"] == made["TrainingJobName"].removesuffix("-s1-a1")
+        assert request["TrainingJobName"] == wanted["TrainingJobName"].replace("digits", RUN)
+        assert request["InputDataConfig"] == wanted["InputDataConfig"]
+        assert request["Environment"]["SMLAUNCH_RUN"] == request["TrainingJobName"].removesuffix("-s1-a1")
 
 
 @BOTH
 def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(machine: dict[str, Any]) -> None:
-    once = Fate(Ending.ALGORITHM, says=False)
-    service, run = played(once, machine=machine)
-    assert [made["TrainingJobName"] for made in service.made][:2] == [f"{RUN}-p1-s1-a1", f"{RUN}-p1-s1-a2"]
+    once = Fate(Ending.ALGORITHM, has_outcome=False)
+    service, run = run_parts(once, machine=machine)
+    assert [request["TrainingJobName"] for request in service.requests][:2] == [
+        f"{RUN}-p1-s1-a1",
+        f"{RUN}-p1-s1-a2",
+    ]
     assert run.error is None
-    service, run = played(*[once] * 3, machine=machine)
+    service, run = run_parts(*[once] * 3, machine=machine)
     assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
-    assert service.made[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
+    assert service.requests[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
 
 
 @BOTH
 def test_parts_that_may_not_begin_say_so(machine: dict[str, Any]) -> None:
-    said = "User: arn:x is not authorized to perform: states:StartExecution"
-    service, run = played(machine=machine, refuses_starts=said)
-    assert (service.made, run.error) == ([], ORCHESTRATOR_ERRORS[EXIT_REFUSED])
-    assert said in (run.cause if machine is MACHINE else service.written[f"{RESULTS}4.json"]["cause"])
+    cause = "User: arn:x is not authorized to perform: states:StartExecution"
+    service, run = run_parts(machine=machine, refuses_starts=cause)
+    assert (service.requests, run.error) == ([], ORCHESTRATOR_ERRORS[EXIT_REFUSED])
+    assert cause in (run.cause if machine is MACHINE else service.written[f"{RESULTS}4.json"]["cause"])
 
 
 def test_parts_that_are_processing_jobs_go_the_same_way() -> None:
-    made = plan({**job(), "strategy": "processing"}, world(facts(SKEWED)))
-    service = Service([], made.job_hash, keeps=False)
-    run = by_machine(json.loads(export_step_functions(made, "parts")[DEFINITION_FILE]), service)
+    processing_plan = plan({**job(), "strategy": "processing"}, world(facts(SKEWED)))
+    service = Service([], processing_plan.job_hash, has_checkpoints=False)
+    run = run_machine(json.loads(export_step_functions(processing_plan, "parts")[DEFINITION_FILE]), service)
     assert run.error is None
-    for part, asked, told in zip(made.shard_plans, service.made, run.output, strict=True):
+    for part, request, result in zip(processing_plan.shard_plans, service.requests, run.output, strict=True):
         wanted = part.planned_jobs[0].request
-        assert asked["ProcessingJobName"] == wanted["ProcessingJobName"].replace("digits", RUN)
-        assert asked["ProcessingInputs"] == wanted["ProcessingInputs"]
-        place = wanted["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"].replace("digits", RUN)
-        assert asked["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"] == place
-        assert told["result"]["output"] == place
+        assert request["ProcessingJobName"] == wanted["ProcessingJobName"].replace("digits", RUN)
+        assert request["ProcessingInputs"] == wanted["ProcessingInputs"]
+        output_uri = wanted["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"].replace(
+            "digits", RUN
+        )
+        assert request["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"] == output_uri
+        assert result["result"]["output"] == output_uri
 
 
 def test_what_a_machine_of_parts_cannot_do_is_refused_by_name() -> None:
-    own_place = plan({**job(), "checkpoints": {"uri": "s3://mine/ckpt/"}}, world(facts(SKEWED)))
-    for made, run, field in ((own_place, None, "checkpoints.uri"), (PLAN, "digits", "name")):
+    plan_with_checkpoints = plan({**job(), "checkpoints": {"uri": "s3://mine/ckpt/"}}, world(facts(SKEWED)))
+    for sharded_plan, run, field in (
+        (plan_with_checkpoints, None, "checkpoints.uri"),
+        (PLAN, "digits", "name"),
+    ):
         with pytest.raises(JobError) as refused:
-            export_step_functions(made, "parts", run=run)
+            export_step_functions(sharded_plan, "parts", run=run)
         assert [problem.path for problem in refused.value.problems] == [field]
 
 
@@ -128,7 +138,7 @@ def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
     assert with_items_upload(PLAN, inline) == PLAN
 
 
-def of_parts(count: int) -> Plan:
+def plan_of_parts(count: int) -> Plan:
     """As many as that, of which each is the first one but for its name."""
     first = PLAN.shard_plans[0]
     parts = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
@@ -136,10 +146,10 @@ def of_parts(count: int) -> Plan:
 
 
 def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition() -> None:
-    assert ITEMS_FILE not in export_step_functions(of_parts(MAX_INLINE_SHARDS), "parts")
-    files = export_step_functions(of_parts(MAX_INLINE_SHARDS + 1), "parts")
+    assert ITEMS_FILE not in export_step_functions(plan_of_parts(MAX_INLINE_SHARDS), "parts")
+    files = export_step_functions(plan_of_parts(MAX_INLINE_SHARDS + 1), "parts")
     assert len(json.loads(files[ITEMS_FILE])) == MAX_INLINE_SHARDS + 1
-    flow = build_run_template(of_parts(1))
+    flow = build_run_template(plan_of_parts(1))
     with pytest.raises(JobError) as refused:
         merge_shards(replace(flow, shards=flow.shards * (MAX_SHARDS + 1)))
     assert [problem.path for problem in refused.value.problems] == ["compute.hosts"]
@@ -147,31 +157,31 @@ def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition()
 
 def test_what_is_told_of_many_parts_is_short() -> None:
     """A state's output has room for 256 KiB, and a Cause for 32 KiB."""
-    told = {"part": MAX_SHARDS, "error": max(ORCHESTRATOR_ERRORS.values(), key=len)}
+    part_output = {"part": MAX_SHARDS, "error": max(ORCHESTRATOR_ERRORS.values(), key=len)}
     inner = DISTRIBUTED["States"]["Every part"]["ItemProcessor"]["States"]
-    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(told)
+    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(part_output)
     numbers = json.dumps(list(range(1, MAX_SHARDS + 1)))
-    assert (len(json.dumps(told)) + 2) * MAX_SHARDS + len(numbers) < 250 << 10
+    assert (len(json.dumps(part_output)) + 2) * MAX_SHARDS + len(numbers) < 250 << 10
     assert len(numbers) < 30 << 10
 
 
 def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() -> None:
-    place = RESULTS
-    service, run = played(machine=DISTRIBUTED)
-    assert run.output["results"] == place
+    results_uri = RESULTS
+    service, run = run_parts(machine=DISTRIBUTED)
+    assert run.output["results"] == results_uri
     assert run.output["parts"] == [{"part": number, "error": ""} for number in range(1, 5)]
-    assert list(service.written) == [f"{place}{number}.json" for number in range(1, 5)]
-    for number, told in enumerate(service.written.values(), 1):
-        assert (told["execution"], told["error"]) == (f"{RUN}-p{number}", "")
-        assert told["result"]["job"] == f"{RUN}-p{number}-s1-a1"
-    service, run = played(*[Fate(Ending.ALGORITHM, says=False)] * 3, machine=DISTRIBUTED)
+    assert list(service.written) == [f"{results_uri}{number}.json" for number in range(1, 5)]
+    for number, result in enumerate(service.written.values(), 1):
+        assert (result["execution"], result["error"]) == (f"{RUN}-p{number}", "")
+        assert result["result"]["job"] == f"{RUN}-p{number}-s1-a1"
+    service, run = run_parts(*[Fate(Ending.ALGORITHM, has_outcome=False)] * 3, machine=DISTRIBUTED)
     assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
-    assert run.cause == f"the parts [1] failed so; why each did stands in {place}<number>.json"
-    _, run = played(machine=DISTRIBUTED, may_write=False)
+    assert run.cause == f"the parts [1] failed so; why each did stands in {results_uri}<number>.json"
+    _, run = run_parts(machine=DISTRIBUTED, may_write=False)
     assert run.error is None
-    told = service.written[f"{place}1.json"]
-    assert told["error"] == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
-    assert "AlgorithmError" in told["cause"]
+    result = service.written[f"{results_uri}1.json"]
+    assert result["error"] == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
+    assert "AlgorithmError" in result["cause"]
 
 
 def test_what_a_distributed_map_calls_is_allowed() -> None:

@@ -23,12 +23,20 @@ from tests.export.jobs import (
     DIFFERENT,
     DIRECT,
     PROCESSING,
+    RETRIED,
     SINGLE,
     SPOT,
-    TRIED,
     plan_of,
 )
-from tests.export.simulated_service import OVER, RUN, Fate, Played, Service, by_driver, by_machine
+from tests.export.simulated_service import (
+    FINISHED_JOB,
+    RUN,
+    Fate,
+    RunResult,
+    Service,
+    run_driver,
+    run_machine,
+)
 
 JOBS = {
     "chain": CHAIN,
@@ -36,15 +44,15 @@ JOBS = {
     "different": DIFFERENT,
     "direct": DIRECT,
     "capped": CAPPED,
-    "tried": TRIED,
+    "tried": RETRIED,
     "single": SINGLE,
     "processing": {**PROCESSING, "limits": {"attempts": 3}},
 }
 PLANS = {name: plan_of(job) for name, job in JOBS.items()}
 
 
-def definition_of(plan: Plan, **wishes: Any) -> dict[str, Any]:
-    definition: dict[str, Any] = json.loads(export_step_functions(plan, "train", **wishes)[DEFINITION_FILE])
+def definition_of(plan: Plan, **options: Any) -> dict[str, Any]:
+    definition: dict[str, Any] = json.loads(export_step_functions(plan, "train", **options)[DEFINITION_FILE])
     return definition
 
 
@@ -58,33 +66,33 @@ def service(job: str, *fates: Fate, **more: Any) -> Service:
         by_time = (Ending.TIME, Ending.WAIT_EXCEEDED)
         fates = tuple(replace(one, ending=Ending.STOPPED) if one.ending in by_time else one for one in fates)
     keeps = workflow.checkpoints is not None and not workflow.is_single_job
-    return Service(fates, workflow.job_hash, keeps=keeps, **more)
+    return Service(fates, workflow.job_hash, has_checkpoints=keeps, **more)
 
 
-def machine_plays(job: str, *fates: Fate, **more: Any) -> Played:
-    return by_machine(MACHINES[job], service(job, *fates, **more))
+def machine_result(job: str, *fates: Fate, **more: Any) -> RunResult:
+    return run_machine(MACHINES[job], service(job, *fates, **more))
 
 
-def driver_plays(job: str, *fates: Fate) -> Played:
-    return by_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ORCHESTRATOR_ERRORS)
+def driver_result(job: str, *fates: Fate) -> RunResult:
+    return run_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ORCHESTRATOR_ERRORS)
 
 
 # ---- the same as the driver -----------------------------------------------------------------------------
 
 FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.DISK_FULL)]
 TIMES = st.integers(0, 90_000)
-WENT = st.builds(
+SUCCESSFUL_FATES = st.builds(
     Fate,
     st.sampled_from([Ending.COMPLETED, Ending.TIME]),
     gain=st.sampled_from([0, 10, 60]),
-    says=st.booleans(),
+    has_outcome=st.booleans(),
     seconds=TIMES,
     billed=TIMES,
 )
-FAILED = st.builds(
+FAILED_FATES = st.builds(
     Fate,
     st.sampled_from(FAILURES),
-    says=st.sampled_from([False, False, False, True]),
+    has_outcome=st.sampled_from([False, False, False, True]),
     result=st.sampled_from([CONTINUE, FINISHED]),
     seconds=TIMES,
     billed=TIMES,
@@ -93,44 +101,44 @@ FAILED = st.builds(
 
 @pytest.mark.parametrize("job", JOBS)
 @settings(max_examples=60, deadline=None)
-@given(fates=st.lists(WENT | FAILED, max_size=12))
+@given(fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12))
 def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str, fates: list[Fate]) -> None:
-    by_asl, by_hand = machine_plays(job, *fates), driver_plays(job, *fates)
-    assert by_asl.asked == by_hand.asked
-    assert by_asl.error == by_hand.error
+    machine_run, driver_run = machine_result(job, *fates), driver_result(job, *fates)
+    assert machine_run.requests == driver_run.requests
+    assert machine_run.error == driver_run.error
 
 
 @settings(max_examples=60, deadline=None)
-@given(fates=st.lists(WENT | FAILED, max_size=12))
+@given(fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12))
 def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: list[Fate]) -> None:
     """It reports no step. The driver compares its files; a machine cannot, and takes a planned end for
     progress, but no failure."""
-    fates = [replace(fate, says=fate.says and fate.ending not in FAILURES) for fate in fates]
-    by_asl = by_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
+    fates = [replace(fate, has_outcome=fate.has_outcome and fate.ending not in FAILURES) for fate in fates]
+    machine_run = run_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
-    by_hand = by_driver(workflow, service("chain", *fates, own_files=True), ORCHESTRATOR_ERRORS)
-    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+    driver_run = run_driver(workflow, service("chain", *fates, own_files=True), ORCHESTRATOR_ERRORS)
+    assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    fates=st.lists(WENT | FAILED, max_size=12),
+    fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12),
     repeats=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
     fates: list[Fate], repeats: list[bool]
 ) -> None:
     fates = [replace(fate, repeats=again) for fate, again in zip(fates, repeats, strict=False)]
-    by_asl = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
+    machine_run = run_machine(MACHINES["chain"], service("chain", *fates, has_progress_lines=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
-    by_hand = by_driver(workflow, service("chain", *fates, reports=True), ORCHESTRATOR_ERRORS)
-    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
+    driver_run = run_driver(workflow, service("chain", *fates, has_progress_lines=True), ORCHESTRATOR_ERRORS)
+    assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
 
 
 def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
     fates = [Fate(Ending.COMPLETED, gain=63), *[Fate(Ending.COMPLETED, gain=0)] * 9]
-    ended = by_machine(MACHINES["chain"], service("chain", *fates, reports=True))
-    assert len(ended.asked) == 4
+    ended = run_machine(MACHINES["chain"], service("chain", *fates, has_progress_lines=True))
+    assert len(ended.requests) == 4
     assert ended.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
     assert f"3 jobs until {RUN}-s2-a3 came no further" in ended.cause
     assert "the highest step reported 63" in ended.cause
@@ -139,32 +147,32 @@ def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
 @pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.DISK_FULL])
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
-    told = ending in (Ending.COMPLETED, Ending.TIME)
-    fate = Fate(ending, says=told)
-    by_asl, by_hand = machine_plays(job, fate), driver_plays(job, fate)
-    assert (by_asl.asked, by_asl.error) == (by_hand.asked, by_hand.error)
-    always = machine_plays(job, *[replace(fate, gain=0)] * 40)
-    assert always.error is None or always.error in ORCHESTRATOR_ERRORS.values()
+    has_outcome = ending in (Ending.COMPLETED, Ending.TIME)
+    fate = Fate(ending, has_outcome=has_outcome)
+    machine_run, driver_run = machine_result(job, fate), driver_result(job, fate)
+    assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
+    repeated = machine_result(job, *[replace(fate, gain=0)] * 40)
+    assert repeated.error is None or repeated.error in ORCHESTRATOR_ERRORS.values()
 
 
 def test_what_a_processing_job_says_of_its_end() -> None:
-    done = machine_plays("processing", OVER).output
-    assert done["output"].endswith(f"/smlaunch/{RUN}/output/{RUN}-s1-a1/output/")
-    assert (done["job"], "model_artifacts" in done) == (f"{RUN}-s1-a1", False)
-    failed = machine_plays("processing", *[Fate(Ending.ALGORITHM)] * 3)
+    output = machine_result("processing", FINISHED_JOB).output
+    assert output["output"].endswith(f"/smlaunch/{RUN}/output/{RUN}-s1-a1/output/")
+    assert (output["job"], "model_artifacts" in output) == (f"{RUN}-s1-a1", False)
+    failed = machine_result("processing", *[Fate(Ending.ALGORITHM)] * 3)
     assert failed.cause == "AlgorithmError: because; exit message: ValueError: row 1"
-    stopped = machine_plays("processing", Fate(Ending.STOPPED))
+    stopped = machine_result("processing", Fate(Ending.STOPPED))
     assert "by somebody or at its limits.max_runtime" in stopped.cause
 
 
 def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
     for ending in FAILURES:
-        asl = machine_plays("chain", *[Fate(ending, says=False)] * 3)
-        driver = driver_plays("chain", *[Fate(ending, says=False)] * 3)
+        asl = machine_result("chain", *[Fate(ending, has_outcome=False)] * 3)
+        driver = driver_result("chain", *[Fate(ending, has_outcome=False)] * 3)
         assert asl.cause.split(";")[0] == driver.cause.split(";")[0]
         assert asl.error == ORCHESTRATOR_ERRORS[ENDING_RULES[ending].exit_code]
-    alone = machine_plays("single", Fate(Ending.ALGORITHM, says=False))
-    assert alone.cause == driver_plays("single", Fate(Ending.ALGORITHM, says=False)).cause
+    alone = machine_result("single", Fate(Ending.ALGORITHM, has_outcome=False))
+    assert alone.cause == driver_result("single", Fate(Ending.ALGORITHM, has_outcome=False)).cause
 
 
 # ---- what the service may answer ------------------------------------------------------------------------
@@ -172,29 +180,31 @@ def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
 
 def test_a_throttled_create_is_sent_again_under_the_same_name() -> None:
     throttled = [("SageMaker.ThrottlingException", "Rate exceeded")] * 5
-    played = machine_plays("chain", OVER, refusals=throttled)
-    assert [one[0] for one in played.asked] == [f"{RUN}-s1-a1"]
-    assert played.error is None
+    result = machine_result("chain", FINISHED_JOB, refusals=throttled)
+    assert [one[0] for one in result.requests] == [f"{RUN}-s1-a1"]
+    assert result.error is None
     retry = MACHINES["chain"]["States"]["Train"]["Retry"][0]
     assert retry["MaxAttempts"] == CREATE_BACKOFF.max_retries
 
 
 def test_a_throttled_create_that_comes_under_a_common_name_is_waited_for_too() -> None:
-    told = "Rate exceeded (Service: AmazonSageMaker; Status Code: 400; Error Code: ThrottlingException)"
-    played = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)] * 3)
-    assert (len(played.asked), played.error) == (1, None)
+    message = "Rate exceeded (Service: AmazonSageMaker; Status Code: 400; Error Code: ThrottlingException)"
+    result = machine_result(
+        "chain", FINISHED_JOB, refusals=[("SageMaker.AmazonSageMakerException", message)] * 3
+    )
+    assert (len(result.requests), result.error) == (1, None)
 
 
 def test_a_create_whose_answer_was_lost_is_no_second_job() -> None:
-    fates = [Fate(Ending.COMPLETED), Fate(Ending.SERVICE, says=False), OVER]
-    lost = machine_plays("chain", *fates, lost=frozenset({1, 2, 3}))
-    assert lost == machine_plays("chain", *fates)
+    fates = [Fate(Ending.COMPLETED), Fate(Ending.SERVICE, has_outcome=False), FINISHED_JOB]
+    lost = machine_result("chain", *fates, lost_answers=frozenset({1, 2, 3}))
+    assert lost == machine_result("chain", *fates)
 
 
 def test_a_name_that_another_job_has_is_never_taken_for_ours() -> None:
-    played = machine_plays("chain", OVER, lost=frozenset({1}), foreign=True)
-    assert played.error == ORCHESTRATOR_ERRORS[EXIT_BAD_JOB]
-    assert "made of another job" in played.cause
+    result = machine_result("chain", FINISHED_JOB, lost_answers=frozenset({1}), foreign=True)
+    assert result.error == ORCHESTRATOR_ERRORS[EXIT_BAD_JOB]
+    assert "made of another job" in result.cause
 
 
 QUOTA = (
@@ -205,40 +215,42 @@ QUOTA = (
 
 def test_a_quota_that_others_hold_is_waited_for_and_one_that_is_too_small_is_not() -> None:
     error = "SageMaker.ResourceLimitExceededException"
-    held = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 7)
-    assert (len(held.asked), held.error) == (1, None)
-    small = machine_plays("chain", OVER, refusals=[(error, QUOTA.format(0, 0))])
-    assert (small.asked, small.error, small.cause) == (
+    result = machine_result("chain", FINISHED_JOB, refusals=[(error, QUOTA.format(1, 1))] * 7)
+    assert (len(result.requests), result.error) == (1, None)
+    small = machine_result("chain", FINISHED_JOB, refusals=[(error, QUOTA.format(0, 0))])
+    assert (small.requests, small.error, small.cause) == (
         (),
         ORCHESTRATOR_ERRORS[EXIT_REFUSED],
         QUOTA.format(0, 0),
     )
-    world = service("chain", OVER, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
-    for_ever = by_machine(MACHINES["chain"], world)
+    simulation = service("chain", FINISHED_JOB, refusals=[(error, QUOTA.format(1, 1))] * 10_000)
+    for_ever = run_machine(MACHINES["chain"], simulation)
     assert for_ever.error == ORCHESTRATOR_ERRORS[EXIT_SERVICE]
-    assert world.executions == [RUN, f"{RUN}-part-1", f"{RUN}-part-2", f"{RUN}-part-3"]
+    assert simulation.executions == [RUN, f"{RUN}-part-1", f"{RUN}-part-2", f"{RUN}-part-3"]
 
 
 def test_a_chain_that_is_longer_than_a_history_goes_on_in_another_execution() -> None:
     many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
-    world = service("chain", *many)
-    played = by_machine(MACHINES["chain"], world)
-    assert [one[0] for one in played.asked] == [f"{RUN}-s{number}-a1" for number in range(1, 82)]
-    assert (played.error, world.executions) == (None, [RUN, f"{RUN}-part-1", f"{RUN}-part-2"])
-    assert played.asked == driver_plays("chain", *many).asked
+    simulation = service("chain", *many)
+    result = run_machine(MACHINES["chain"], simulation)
+    assert [one[0] for one in result.requests] == [f"{RUN}-s{number}-a1" for number in range(1, 82)]
+    assert (result.error, simulation.executions) == (None, [RUN, f"{RUN}-part-1", f"{RUN}-part-2"])
+    assert result.requests == driver_result("chain", *many).requests
 
 
 def test_a_chain_that_may_not_hand_over_says_so() -> None:
     many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
-    said = "User: arn:x is not authorized to perform: states:StartExecution"
-    refused = machine_plays("chain", *many, refuses_starts=said)
-    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_REFUSED], said)
+    message = "User: arn:x is not authorized to perform: states:StartExecution"
+    refused = machine_result("chain", *many, refuses_starts=message)
+    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_REFUSED], message)
 
 
 def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
-    told = "1 validation error detected: Value 'ml.nothing' ..."
-    refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", told)])
-    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_BAD_JOB], told)
+    message = "1 validation error detected: Value 'ml.nothing' ..."
+    refused = machine_result(
+        "chain", FINISHED_JOB, refusals=[("SageMaker.AmazonSageMakerException", message)]
+    )
+    assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_BAD_JOB], message)
     denied = "User: arn is not authorized to perform: sagemaker:CreateTrainingJob"
-    refused = machine_plays("chain", OVER, refusals=[("SageMaker.AmazonSageMakerException", denied)])
+    refused = machine_result("chain", FINISHED_JOB, refusals=[("SageMaker.AmazonSageMakerException", denied)])
     assert refused.error == ORCHESTRATOR_ERRORS[EXIT_REFUSED]

@@ -12,7 +12,7 @@ from tests.runtime.host import Host
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Callable[..., Host]:
+def make_host(tmp_path: Path) -> Callable[..., Host]:
     def make(train: str = "", name: str = "ml", **settings: Any) -> Host:
         return Host(tmp_path / name, train, **settings)
 

@@ -34,10 +34,10 @@ HOST = "127.0.0.1"
 @pytest.fixture
 def agent() -> Iterator[ExecAgent]:
     environ = {b"PATH": os.environb[b"PATH"], b"OWN": b"this host's"}
-    made = ExecAgent(KEY, HOST, HOST, 0, environ)
-    made.start()
-    yield made
-    made.close()
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, environ)
+    exec_agent.start()
+    yield exec_agent
+    exec_agent.close()
 
 
 def run(agent: ExecAgent, line: str, key: bytes = KEY) -> PeerConnection:
@@ -51,13 +51,13 @@ def frames(wire: PeerConnection) -> list[Frame]:
     return found
 
 
-def joined(found: list[Frame], kind: bytes) -> bytes:
-    return b"".join(frame.payload for frame in found if frame.kind == kind)
+def join_payloads(received: list[Frame], kind: bytes) -> bytes:
+    return b"".join(frame.payload for frame in received if frame.kind == kind)
 
 
-def eventually(is_so: Callable[[], bool]) -> bool:
+def eventually(condition: Callable[[], bool]) -> bool:
     end = time.monotonic() + 20
-    while not is_so():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
@@ -69,20 +69,20 @@ def eventually(is_so: Callable[[], bool]) -> bool:
     [("true", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("no-such-program-here", 127)],
 )
 def test_the_status_is_the_commands(agent: ExecAgent, line: str, status: int) -> None:
-    assert joined(frames(run(agent, line)), EXIT_STATUS) == str(status).encode()
+    assert join_payloads(frames(run(agent, line)), EXIT_STATUS) == str(status).encode()
 
 
 def test_output_and_error_output_come_apart_and_whole(agent: ExecAgent) -> None:
     found = frames(run(agent, 'head -c 300000 /dev/zero; echo "$OWN" >&2; cat'))
-    assert joined(found, STDOUT) == bytes(300000)
-    assert joined(found, STDERR).decode() == "this host's\n"
-    assert joined(found, EXIT_STATUS) == b"0"
+    assert join_payloads(found, STDOUT) == bytes(300000)
+    assert join_payloads(found, STDERR).decode() == "this host's\n"
+    assert join_payloads(found, EXIT_STATUS) == b"0"
 
 
 def test_what_it_leaves_behind_does_not_hold_up_the_answer(agent: ExecAgent, tmp_path: Path) -> None:
     """A child in the same group that keeps the pipes open is killed with the group."""
     found = frames(run(agent, f"sleep 300 & echo $! > {tmp_path}/pid; exit 3"))
-    assert joined(found, EXIT_STATUS) == b"3"
+    assert join_payloads(found, EXIT_STATUS) == b"3"
     assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
@@ -100,7 +100,7 @@ def test_the_group_dies_with_the_agent(agent: ExecAgent, tmp_path: Path) -> None
     wire = run(agent, f"echo $$ > {tmp_path}/pid; echo here; sleep 300")
     assert wire.receive() is not None
     agent.close()
-    assert joined(frames(wire), EXIT_STATUS) == b"137"
+    assert join_payloads(frames(wire), EXIT_STATUS) == b"137"
     with pytest.raises(PeerError):
         run(agent, "true")
 
@@ -113,14 +113,14 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides() -> None:
     def others(wire: PeerConnection, request: dict[str, Any]) -> None:
         served.put(idle_seconds(wire))
 
-    made = ExecAgent(KEY, HOST, HOST, 0, {}, others)
-    made.start()
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, others)
+    exec_agent.start()
     try:
-        wire = connect_to_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
+        wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
         assert idle_seconds(wire) == served.get(timeout=20) == 15
         wire.close()
     finally:
-        made.close()
+        exec_agent.close()
 
 
 def idle_seconds(wire: PeerConnection) -> int:
@@ -144,9 +144,9 @@ def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None
     with pytest.raises(PeerError, match=r"127\.0\.0\.1 does not know this job's secret"):
         run(agent, f"touch {tmp_path}/done", key=bytes(32))
     # And one that does not care who answers.
-    with connected(agent) as raw:
+    with connect(agent) as raw:
         raw.sendall(secret.make_nonce())
-        nonce_b = exactly(raw, 64)[:32]
+        nonce_b = receive_exactly(raw, 64)[:32]
         body = b'{"do": "run", "host": "127.0.0.1", "line": "touch done"}'
         forged = secret.compute_proof(bytes(32), TO_AGENT.name, "a", bytes(32), nonce_b, body)
         raw.sendall(len(body).to_bytes(4, "big") + body + forged)
@@ -157,31 +157,31 @@ def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None
 def test_what_was_said_before_is_not_taken_again(agent: ExecAgent, tmp_path: Path) -> None:
     """A man in the middle notes everything of a true request, and says it all once more."""
     server = socket.create_server((HOST, 0))
-    said: list[bytes] = []
+    sent_bytes: list[bytes] = []
 
-    def between() -> None:
-        client, _ = server.accept()
-        with client, connected(agent) as behind:
-            said.append(exactly(client, 32))
-            behind.sendall(said[0])
-            client.sendall(exactly(behind, 64))
-            size = exactly(client, 4)
-            said.append(size + exactly(client, int.from_bytes(size, "big") + 32))
-            behind.sendall(said[1])
-            while block := behind.recv(4096):
-                client.sendall(block)
+    def relay() -> None:
+        downstream, _ = server.accept()
+        with downstream, connect(agent) as upstream:
+            sent_bytes.append(receive_exactly(downstream, 32))
+            upstream.sendall(sent_bytes[0])
+            downstream.sendall(receive_exactly(upstream, 64))
+            size = receive_exactly(downstream, 4)
+            sent_bytes.append(size + receive_exactly(downstream, int.from_bytes(size, "big") + 32))
+            upstream.sendall(sent_bytes[1])
+            while block := upstream.recv(4096):
+                downstream.sendall(block)
 
-    thread = threading.Thread(target=between)
+    thread = threading.Thread(target=relay)
     thread.start()
     request = {"do": "run", "line": f"echo ran >> {tmp_path}/count"}
     wire = connect_to_agent(HOST, server.getsockname()[1], KEY, request, 5)
-    assert joined(frames(wire), EXIT_STATUS) == b"0"
+    assert join_payloads(frames(wire), EXIT_STATUS) == b"0"
     thread.join()
     server.close()
-    with connected(agent) as raw:
-        raw.sendall(said[0])
-        exactly(raw, 64)
-        raw.sendall(said[1])
+    with connect(agent) as raw:
+        raw.sendall(sent_bytes[0])
+        receive_exactly(raw, 64)
+        raw.sendall(sent_bytes[1])
         assert raw.recv(1) == b""
     assert (tmp_path / "count").read_text() == "ran\n"
 
@@ -191,16 +191,16 @@ def test_a_request_that_was_changed_or_is_for_another_host(
     agent: ExecAgent, tmp_path: Path, change: str
 ) -> None:
     if change == "host":
-        with connected(agent) as raw:
+        with connect(agent) as raw:
             wire = connect_handshake(
                 raw, KEY, TO_AGENT, {"do": "run", "host": "algo-7", "line": "touch done"}, HOST
             )
             assert wire.receive() is None
     else:
-        with connected(agent) as raw:
+        with connect(agent) as raw:
             nonce_a = secret.make_nonce()
             raw.sendall(nonce_a)
-            nonce_b = exactly(raw, 64)[:32]
+            nonce_b = receive_exactly(raw, 64)[:32]
             body = b'{"do": "run", "host": "127.0.0.1", "line": "true"}'
             signed = secret.compute_proof(KEY, TO_AGENT.name, "a", nonce_a, nonce_b, body)
             other = body.replace(b"true", b"touch done")
@@ -210,17 +210,17 @@ def test_a_request_that_was_changed_or_is_for_another_host(
 
 
 def test_strangers_do_not_keep_others_waiting(agent: ExecAgent) -> None:
-    silent = [connected(agent) for _ in range(20)]
-    assert joined(frames(run(agent, "true")), EXIT_STATUS) == b"0"
+    silent = [connect(agent) for _ in range(20)]
+    assert join_payloads(frames(run(agent, "true")), EXIT_STATUS) == b"0"
     for stranger in silent:
         stranger.close()
 
 
-def connected(agent: ExecAgent) -> socket.socket:
+def connect(agent: ExecAgent) -> socket.socket:
     return socket.create_connection((HOST, agent.port), timeout=20)
 
 
-def exactly(raw: socket.socket, size: int) -> bytes:
+def receive_exactly(raw: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         piece = raw.recv(size - len(data))
@@ -230,15 +230,15 @@ def exactly(raw: socket.socket, size: int) -> bytes:
 
 
 def test_other_requests_go_to_who_understands_them() -> None:
-    heard: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def others(wire: PeerConnection, request: dict[str, Any]) -> None:
-        heard.append(request)
+        requests.append(request)
         wire.send_message(["yes"])
 
-    made = ExecAgent(KEY, HOST, HOST, 0, {}, others)
-    made.start()
-    wire = connect_to_agent(HOST, made.port, KEY, {"do": "follow"}, 5)
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, others)
+    exec_agent.start()
+    wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
     assert [frame.parse_json() for frame in frames(wire)] == [["yes"]]
-    made.close()
-    assert heard == [{"do": "follow", "host": HOST}]
+    exec_agent.close()
+    assert requests == [{"do": "follow", "host": HOST}]

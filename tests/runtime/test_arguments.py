@@ -90,14 +90,14 @@ NAMES = (
     *("PATH", "UPPER", "0", "x\ny", "a/b", "é", "🦀", "a:b", "sm_x", "x" * 256),
 )
 
-TELL = """
+PRINT_ARGUMENTS = """
 import json, os, sys
 hps = {k: v for k, v in os.environ.items() if k.startswith("SM_HP_")}
 print(json.dumps({"argv": sys.argv[1:], "hps": json.loads(os.environ["SM_HPS"]), "variables": hps}))
 """
 
 
-def wire(value: Any) -> str:
+def encode_value(value: Any) -> str:
     """How the client sends a value: text as it is, unless it would be read as something that is no number."""
     if not isinstance(value, str):
         return json.dumps(value)
@@ -108,28 +108,32 @@ def wire(value: Any) -> str:
     return value if isinstance(read, (int, float)) and not isinstance(read, bool) else json.dumps(value)
 
 
-def test_every_hostile_value_arrives_exactly(host: MakeHost) -> None:
-    sent = {f"k{index:03d}": wire(value) for index, value in enumerate(HOSTILE)}
-    told = host(TELL, hyperparameters=sent).run().documents()[0]
-    values = dict(zip(told["argv"][::2], told["argv"][1::2], strict=True))
+def test_every_hostile_value_arrives_exactly(make_host: MakeHost) -> None:
+    sent = {f"k{index:03d}": encode_value(value) for index, value in enumerate(HOSTILE)}
+    output = make_host(PRINT_ARGUMENTS, hyperparameters=sent).run().documents()[0]
+    values = dict(zip(output["argv"][::2], output["argv"][1::2], strict=True))
     assert values == {f"--k{index:03d}": value for index, value in enumerate(HOSTILE)}
     assert len(HOSTILE) >= 40
 
 
-def test_every_hostile_name_arrives_exactly(host: MakeHost) -> None:
-    told = host(TELL, hyperparameters=dict.fromkeys(NAMES, "v")).run().documents()[0]
+def test_every_hostile_name_arrives_exactly(make_host: MakeHost) -> None:
+    output = make_host(PRINT_ARGUMENTS, hyperparameters=dict.fromkeys(NAMES, "v")).run().documents()[0]
     options = sorted(NAMES)
-    assert told["argv"][::2] == ["--" + name if len(name) > 1 else "-" + name for name in options]
-    assert set(told["hps"]) == set(NAMES)
+    assert output["argv"][::2] == ["--" + name if len(name) > 1 else "-" + name for name in options]
+    assert set(output["hps"]) == set(NAMES)
     # What cannot be a variable's name is left out of the variables, and only there.
     names = {*NAMES, *(name.replace("-", "_") for name in NAMES)}
-    assert set(told["variables"]) == {"SM_HP_" + name.upper() for name in names if "=" not in name}
+    assert set(output["variables"]) == {"SM_HP_" + name.upper() for name in names if "=" not in name}
 
 
-def test_a_dash_becomes_an_underscore_too_unless_that_is_another_name(host: MakeHost) -> None:
+def test_a_dash_becomes_an_underscore_too_unless_that_is_another_name(make_host: MakeHost) -> None:
     """The toolkit keeps the dash, SDK v3's drivers do not, and a shell can only read the latter."""
-    told = host(TELL, hyperparameters={"a-b": "dash", "a_b": "line", "c-d": "dash"}).run().documents()[0]
-    assert told["variables"] == {
+    output = (
+        make_host(PRINT_ARGUMENTS, hyperparameters={"a-b": "dash", "a_b": "line", "c-d": "dash"})
+        .run()
+        .documents()[0]
+    )
+    assert output["variables"] == {
         "SM_HP_A-B": "dash",
         "SM_HP_A_B": "line",
         "SM_HP_C-D": "dash",
@@ -137,28 +141,28 @@ def test_a_dash_becomes_an_underscore_too_unless_that_is_another_name(host: Make
     }
 
 
-def test_every_hostile_value_arrives_through_the_environment(host: MakeHost) -> None:
+def test_every_hostile_value_arrives_through_the_environment(make_host: MakeHost) -> None:
     sent = {f"MINE_{index}": value for index, value in enumerate(HOSTILE)}
     train = (
         "import json, os\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('MINE_')}))"
     )
-    assert host(train, environ=sent).run().documents()[0] == sent
+    assert make_host(train, environ=sent).run().documents()[0] == sent
 
 
-def test_bytes_that_are_no_utf8_come_out_as_they_went_in(host: MakeHost) -> None:
+def test_bytes_that_are_no_utf8_come_out_as_they_went_in(make_host: MakeHost) -> None:
     train = "import os\nprint(os.environb[b'ODD'].hex())"
-    assert host(train, environ={"ODD": b"\xff\xfe\x80".decode("utf-8", "surrogateescape")}).run().lines == [
-        "[0] fffe80"
-    ]
+    assert make_host(
+        train, environ={"ODD": b"\xff\xfe\x80".decode("utf-8", "surrogateescape")}
+    ).run().lines == ["[0] fffe80"]
 
 
 @pytest.mark.parametrize("value", ["a\0b", "half \ud83e pair"])
-def test_what_no_argument_can_carry_is_refused_by_name(host: MakeHost, value: str) -> None:
-    made = host(TELL, hyperparameters={"fine": "1", "name-of-it": value})
-    result = made.run()
+def test_what_no_argument_can_carry_is_refused_by_name(make_host: MakeHost, value: str) -> None:
+    host = make_host(PRINT_ARGUMENTS, hyperparameters={"fine": "1", "name-of-it": value})
+    result = host.run()
     assert result.exit_code == 2
     assert "hyperparameter 'name-of-it'" in result.stderr
-    assert "name-of-it" in made.failure
+    assert "name-of-it" in host.failure
 
 
 @pytest.mark.parametrize(
@@ -197,5 +201,7 @@ def test_control_words_of_the_toolkit_are_not_arguments() -> None:
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.text(max_size=30), max_size=5))
 def test_any_text_is_read_back_as_it_was(values: dict[str, str]) -> None:
     own = {key: value for key, value in values.items() if not key.startswith(("sagemaker_", "_tuning"))}
-    words = hyperparameters.decode_hyperparameters({key: wire(value) for key, value in own.items()}).to_args()
+    words = hyperparameters.decode_hyperparameters(
+        {key: encode_value(value) for key, value in own.items()}
+    ).to_args()
     assert words[1::2] == [own[key] for key in sorted(own)]

@@ -18,10 +18,10 @@ from tests.runtime.host import Host
 from tests.runtime.test_ranks import VERSIONS, python_of
 
 PACKAGE = Path(__file__).parents[2] / "smlaunch"
-OF_MPI = "smlaunch/runtime/mpi/"
+MPI_PACKAGE = "smlaunch/runtime/mpi/"
 
 
-def sources(mpi: bool) -> set[str]:
+def archived_sources(mpi: bool) -> set[str]:
     names = zipfile.ZipFile(io.BytesIO(build_runtime_archive(mpi))).namelist()
     found = {name for name in names if name.endswith(".py")}
     assert sorted(names) == sorted([*found, *(name + "c" for name in found)]), "each one compiled too, once"
@@ -36,8 +36,8 @@ def test_the_same_bytes_from_another_process(mpi: bool) -> None:
     )
     here = hashlib.sha256(build_runtime_archive(mpi)).hexdigest()
     for options in (("-B",), ("-X", "pycache_prefix=/dev/null/none")):
-        done = subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True)
-        assert done.stdout.strip() == here, done.stderr
+        result = subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True)
+        assert result.stdout.strip() == here, result.stderr
 
 
 def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -> None:
@@ -47,9 +47,9 @@ def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -
         for room in rooms
         for path in (PACKAGE / room).rglob("*.py")
     } | {"__main__.py", "smlaunch/__init__.py"}
-    assert sources(mpi=True) == all_files
-    assert all_files - sources(mpi=False) == {
-        OF_MPI + name + ".py"
+    assert archived_sources(mpi=True) == all_files
+    assert all_files - archived_sources(mpi=False) == {
+        MPI_PACKAGE + name + ".py"
         for name in (
             *("__init__", "exec_agent", "follower", "host", "leader", "local_ranks"),
             *("mpirun", "mpirun_args", "rank_wrapper", "report", "rsh"),
@@ -66,18 +66,18 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
     files = {name.replace(".", "/") for name in found if name.startswith("smlaunch.")}
-    every = {f"{name}.py" for name in files} | {f"{name}/__init__.py" for name in files}
-    return {name for name in every if (PACKAGE.parent / name).exists()}
+    candidates = {f"{name}.py" for name in files} | {f"{name}/__init__.py" for name in files}
+    return {name for name in candidates if (PACKAGE.parent / name).exists()}
 
 
-def reached(begin: set[str], without: str) -> set[str]:
+def reachable_files(begin: set[str], without: str) -> set[str]:
     """What is imported sooner or later, but for what only ``without`` leads to."""
-    known, new = set(begin), set(begin)
+    reachable, new = set(begin), set(begin)
     while new:
-        new = {name for path in new for name in imports_of(PACKAGE.parent / path)} - known
+        new = {name for path in new for name in imports_of(PACKAGE.parent / path)} - reachable
         new = {name for name in new if not name.startswith(without)}
-        known |= new
-    return known
+        reachable |= new
+    return reachable
 
 
 def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
@@ -89,8 +89,8 @@ def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
     }
     assert len(programs) == 4
     begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable.py", *programs}
-    others = {name for name in sources(mpi=False) if name.startswith("smlaunch/runtime/")}
-    unreached = others - reached(begin, OF_MPI) - {"smlaunch/runtime/__init__.py"}
+    others = {name for name in archived_sources(mpi=False) if name.startswith("smlaunch/runtime/")}
+    unreached = others - reachable_files(begin, MPI_PACKAGE) - {"smlaunch/runtime/__init__.py"}
     assert unreached == set()
 
 
@@ -117,24 +117,24 @@ def test_every_module_of_the_runtime_is_imported_by_a_bare_python(
     archive = tmp_path / "runtime.pyz"
     archive.write_bytes(build_runtime_archive(mpi))
     words = [python, "-I", "-S", "-c", IMPORT_ALL, str(archive)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    count, of_train = json.loads(done.stdout)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    count, of_train = json.loads(result.stdout)
     assert (count > 40, of_train) == (True, [])
 
 
 def test_a_job_of_another_kind_starts_without_what_is_mpi_s(tmp_path: Path) -> None:
     """Two ranks of two hosts' world; with the launcher mpi, the same zip has nothing to start them with."""
-    made = Host(tmp_path / "host", "import os; print(os.environ['WORLD_SIZE'])")
-    ran = made.run(per_host=2)
-    assert (ran.exit_code, sorted(ran.lines)) == (0, ["[0] 2", "[1] 2"]), ran.stderr
-    with zipfile.ZipFile(made.runtime) as archive:
-        assert [name for name in archive.namelist() if name.startswith(OF_MPI)] == []
-    made.specify(launcher="mpi")
-    made.runtime.write_bytes(build_runtime_archive(mpi=False))
-    ran = made.run()
-    assert ran.exit_code == 70
-    assert "No module named 'smlaunch.runtime.mpi'" in made.failure
+    host = Host(tmp_path / "host", "import os; print(os.environ['WORLD_SIZE'])")
+    result = host.run(per_host=2)
+    assert (result.exit_code, sorted(result.lines)) == (0, ["[0] 2", "[1] 2"]), result.stderr
+    with zipfile.ZipFile(host.runtime) as archive:
+        assert [name for name in archive.namelist() if name.startswith(MPI_PACKAGE)] == []
+    host.specify(launcher="mpi")
+    host.runtime.write_bytes(build_runtime_archive(mpi=False))
+    result = host.run()
+    assert result.exit_code == 70
+    assert "No module named 'smlaunch.runtime.mpi'" in host.failure
 
 
 def test_no_path_of_this_machine_is_in_it() -> None:

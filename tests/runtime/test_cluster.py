@@ -77,7 +77,7 @@ def test_any_names_can_be_sorted(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
@@ -87,26 +87,26 @@ def test_any_names_can_be_sorted(names: list[str]) -> None:
         ('{"current_host": "algo-1", "hosts": "algo-1"}', "a list of names is needed"),
     ],
 )
-def test_a_broken_file_is_named(host: MakeHost, document: str, said: str) -> None:
-    made = host()
-    with open(made.paths.resource_config, "w") as file:
+def test_a_broken_file_is_named(make_host: MakeHost, document: str, message: str) -> None:
+    host = make_host()
+    with open(host.paths.resource_config, "w") as file:
         file.write(document)
-    result = made.run()
+    result = host.run()
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "resourceconfig.json" in result.stderr
-    assert said in made.failure
+    assert message in host.failure
 
 
-def test_no_platform_at_all_is_told_as_such(host: MakeHost, tmp_path: Any) -> None:
-    made = host(environ={"SMLAUNCH_ML_ROOT": str(tmp_path / "nowhere")})
-    result = made.run()
+def test_no_platform_at_all_is_told_as_such(make_host: MakeHost, tmp_path: Any) -> None:
+    host = make_host(environ={"SMLAUNCH_ML_ROOT": str(tmp_path / "nowhere")})
+    result = host.run()
     assert result.exit_code == 2
     assert "resourceconfig.json: No such file" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-MEETS = """
+MEET_PEERS = """
 import json, os, socket
 env = os.environ
 world, rank = int(env["WORLD_SIZE"]), int(env["RANK"])
@@ -127,7 +127,7 @@ else:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_each_group_meets_on_its_own(host: MakeHost, order: tuple[int, ...]) -> None:
+def test_each_group_meets_on_its_own(make_host: MakeHost, order: tuple[int, ...]) -> None:
     """Three hosts in two groups, told in any order; the second group has no first host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
@@ -135,14 +135,14 @@ def test_each_group_meets_on_its_own(host: MakeHost, order: tuple[int, ...]) -> 
     shuffled = [names[index] for index in order]
     config = {"instance_groups": groups(cpu=names[:1], gpu=[name for name in shuffled if name != names[0]])}
     hosts = [
-        host(MEETS, name=f"host-{name}", hosts=shuffled, current=name, resource_config=config)
+        make_host(MEET_PEERS, name=f"host-{name}", hosts=shuffled, current=name, resource_config=config)
         for name in names
     ]
-    started = [made.start(per_host=2, port=port) for made in hosts]
+    started = [host.start(per_host=2, port=port) for host in hosts]
     results = [finish(process) for process in started]
     assert [result.exit_code for result in results] == [0, 0, 0], [result.stderr for result in results]
-    told = [json.loads(line.partition("] ")[2]) for result in results for line in result.lines]
-    assert sorted(told, key=lambda document: str(document["group"])) == [
+    documents = [json.loads(line.partition("] ")[2]) for result in results for line in result.lines]
+    assert sorted(documents, key=lambda document: str(document["group"])) == [
         {"met": [0, 1], "group": "cpu"},
         {"met": [0, 1, 2, 3], "group": "gpu"},
     ]

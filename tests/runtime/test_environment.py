@@ -10,14 +10,14 @@ from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
 
-TELL = "import json, os\nprint(json.dumps(dict(os.environ)))"
+PRINT_ENVIRONMENT = "import json, os\nprint(json.dumps(dict(os.environ)))"
 GROUPS = [
     {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
     {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-3", "algo-2"]},
 ]
 
 
-def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
+def test_every_variable_of_the_toolkit(make_host: MakeHost) -> None:
     """And the names that only SDK v3's drivers have; tests/real compares with both, really run. Meant to
     differ are: numbers among the arguments keep their text, and the leader is the first in natural order.
     """
@@ -37,8 +37,8 @@ def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
         "sagemaker_mpi_enabled": "true",
         "sagemaker_program": "ignored.py",
     }
-    made = host(
-        TELL,
+    host = make_host(
+        PRINT_ENVIRONMENT,
         hosts=["algo-1", "algo-2", "algo-3"],
         current="algo-2",
         resource_config=resource_config,
@@ -46,10 +46,10 @@ def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
         channels=["train", "my-val"],
         environ={"TRAINING_JOB_NAME": "job-7", "AWS_REGION": "eu-west-1", "CUDA_VISIBLE_DEVICES": ""},
     )
-    told = json.loads(made.run(rendezvous=False).stdout)
-    root = str(made.root)
+    environment = json.loads(host.run(rendezvous=False).stdout)
+    root = str(host.root)
     channel = '{"S3DistributionType":"FullyReplicated","TrainingInputMode":"File"}'
-    gpus, neurons = told["SM_NUM_GPUS"], told["SM_NUM_NEURONS"]
+    gpus, neurons = environment["SM_NUM_GPUS"], environment["SM_NUM_NEURONS"]
     expected = {
         "SM_CHANNELS": '["my-val","train"]',
         "SM_CHANNEL_MY-VAL": f"{root}/input/data/my-val",
@@ -112,9 +112,11 @@ def test_every_variable_of_the_toolkit(host: MakeHost) -> None:
         .replace('", "', '","'),
         "SM_USER_ENTRY_POINT": "train.py",
     }
-    training_env = json.loads(told.pop("SM_TRAINING_ENV"))
-    assert {name: value for name, value in told.items() if name.startswith("SM_")} == expected
-    assert {name: told[name] for name in ("CURRENT_HOST", "SAGEMAKER_JOB_NAME", "SAGEMAKER_REGION")} == {
+    training_env = json.loads(environment.pop("SM_TRAINING_ENV"))
+    assert {name: value for name, value in environment.items() if name.startswith("SM_")} == expected
+    assert {
+        name: environment[name] for name in ("CURRENT_HOST", "SAGEMAKER_JOB_NAME", "SAGEMAKER_REGION")
+    } == {
         "CURRENT_HOST": "algo-2",
         "SAGEMAKER_JOB_NAME": "job-7",
         "SAGEMAKER_REGION": "eu-west-1",
@@ -167,10 +169,10 @@ TRAINING_ENV_KEYS = {
 """The public properties of the toolkit's Environment."""
 
 
-def test_without_groups_the_hosts_train_together(host: MakeHost) -> None:
-    told = json.loads(host(TELL).run(rendezvous=True).stdout.split("] ", 1)[1])
-    assert told["SM_CURRENT_INSTANCE_GROUP"] == "homogeneousCluster"
-    assert told["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["homogeneousCluster"]'
-    assert told["SM_INSTANCE_GROUPS"] == "[]"
-    assert told["SM_CHANNELS"] == "[]"
-    assert "SM_TOPOLOGY" not in told
+def test_without_groups_the_hosts_train_together(make_host: MakeHost) -> None:
+    environment = json.loads(make_host(PRINT_ENVIRONMENT).run(rendezvous=True).stdout.split("] ", 1)[1])
+    assert environment["SM_CURRENT_INSTANCE_GROUP"] == "homogeneousCluster"
+    assert environment["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["homogeneousCluster"]'
+    assert environment["SM_INSTANCE_GROUPS"] == "[]"
+    assert environment["SM_CHANNELS"] == "[]"
+    assert "SM_TOPOLOGY" not in environment

@@ -67,11 +67,11 @@ def test_it_goes_before_what_is_there(compat: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["x86_64", "Open"])
 def test_the_kernel_module_says_its_version(compat: Path, kind: str) -> None:
-    said = {
+    contents = {
         "x86_64": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:19:40 UTC 2025\n",
         "Open": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n",
     }
-    Path(image_setup._DRIVER_FILE).write_text(said[kind])
+    Path(image_setup._DRIVER_FILE).write_text(contents[kind])
     assert image_setup._driver_version() == "580.65.06"
     assert image_setup.cuda_variables({}) == {}
 
@@ -106,7 +106,7 @@ exec unshare --pid --fork --kill-child --mount-proc "$@"
 
 @pytest.mark.root
 @pytest.mark.parametrize("writable", [True, False])
-def test_the_containers_own_name_resolves(host: MakeHost, tmp_path: Path, writable: bool) -> None:
+def test_the_containers_own_name_resolves(make_host: MakeHost, tmp_path: Path, writable: bool) -> None:
     """With a private /etc/hosts that knows algo-1 only, as first process, at /opt/ml itself."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.9.9 algo-1")
@@ -119,7 +119,7 @@ def test_the_containers_own_name_resolves(host: MakeHost, tmp_path: Path, writab
     )
     train = "import socket\nprint(socket.gethostname(), socket.gethostbyname(socket.gethostname()))"
     wrapper = ("unshare", "--mount", "--uts", "sh", "-c", script, str(hosts), str(tmp_path))
-    result = host(train, wrapper=wrapper).run()
+    result = make_host(train, wrapper=wrapper).run()
     if writable:
         assert result.lines == ["[0] container-4711 127.0.9.9"], result.stderr
         assert hosts.read_text().endswith("\n127.0.9.9\tcontainer-4711\n")

@@ -15,7 +15,7 @@ from tests.runtime.test_requirements import SHARED, make_wheel
 
 MakeHost = Callable[..., Host]
 
-ASK = """
+PRINT_PATHS = """
 import json, smlaunch.train, smlaunch.contract.checkpoint
 from smlaunch.contract.segment import Segment
 print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
@@ -24,14 +24,14 @@ print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
 BARE = (Ref("python"), "-s", "-S", Ref("source", suffix="/train.py"))
 
 
-def asked(made: Host, **spec: object) -> list[str]:
-    result = made.run(**spec)
+def imported_paths(host: Host, **spec: object) -> list[str]:
+    result = host.run(**spec)
     assert result.exit_code == 0, result.stderr + result.stdout
     # Compiled code in the zip is of this Python's version only.
     return [place.replace(".pyc", ".py") for place in result.documents()[0]]
 
 
-def modules_of(*rooms: str) -> dict[str, str]:
+def package_files(*rooms: str) -> dict[str, str]:
     """An installed smlaunch: enough of it for what ASK imports."""
     files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "contract", *rooms)}
     return {
@@ -41,42 +41,42 @@ def modules_of(*rooms: str) -> dict[str, str]:
     }
 
 
-def installed_at(folder: Path, *rooms: str) -> Path:
+def install_at(folder: Path, *rooms: str) -> Path:
     """A directory that holds one, as site-packages do."""
-    for name, text in modules_of(*rooms).items():
+    for name, text in package_files(*rooms).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_python_without_smlaunch_imports_it_from_the_zip(host: MakeHost, version: str) -> None:
+def test_a_python_without_smlaunch_imports_it_from_the_zip(make_host: MakeHost, version: str) -> None:
     python = python_of(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
-    made = host(ASK, python=python)
-    top, train = asked(made, argv=BARE)
-    assert top == f"{made.root}/smlaunch/importable/smlaunch/__init__.py"
-    assert train.startswith(f"{made.runtime}/smlaunch/train/__init__.py")
+    host = make_host(PRINT_PATHS, python=python)
+    top, train = imported_paths(host, argv=BARE)
+    assert top == f"{host.root}/smlaunch/importable/smlaunch/__init__.py"
+    assert train.startswith(f"{host.runtime}/smlaunch/train/__init__.py")
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.11"])
-def test_an_installed_smlaunch_is_the_one(host: MakeHost, tmp_path: Path, version: str) -> None:
+def test_an_installed_smlaunch_is_the_one(make_host: MakeHost, tmp_path: Path, version: str) -> None:
     """Installed is what comes after PYTHONPATH; a rank's own start adds it, as ``site`` does."""
     python = python_of(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
-    site = installed_at(tmp_path / "site-packages", "train")
-    made = host(f"import sys\nsys.path.append({str(site)!r})\n{ASK}", python=python)
-    assert asked(made, argv=BARE) == [
+    site = install_at(tmp_path / "site-packages", "train")
+    host = make_host(f"import sys\nsys.path.append({str(site)!r})\n{PRINT_PATHS}", python=python)
+    assert imported_paths(host, argv=BARE) == [
         str(site / "smlaunch" / "__init__.py"),
         str(site / "smlaunch" / "train" / "__init__.py"),
     ]
 
 
-def test_one_that_is_installed_as_editable_is_the_one(host: MakeHost, tmp_path: Path) -> None:
+def test_one_that_is_installed_as_editable_is_the_one(make_host: MakeHost, tmp_path: Path) -> None:
     """By a finder on sys.meta_path, as setuptools does it."""
-    site = installed_at(tmp_path / "checkout", "train")
+    site = install_at(tmp_path / "checkout", "train")
     finder = (
         "import sys, importlib.machinery\n"
         "class Finder:\n"
@@ -85,23 +85,25 @@ def test_one_that_is_installed_as_editable_is_the_one(host: MakeHost, tmp_path: 
         f"        return importlib.machinery.PathFinder.find_spec(name, [{str(site)!r}])\n"
         "sys.meta_path.append(Finder)\n"
     )
-    assert asked(host(finder + ASK), argv=BARE)[0] == str(site / "smlaunch" / "__init__.py")
+    assert imported_paths(make_host(finder + PRINT_PATHS), argv=BARE)[0] == str(
+        site / "smlaunch" / "__init__.py"
+    )
 
 
-def test_an_older_one_without_train_gives_way(host: MakeHost, tmp_path: Path) -> None:
-    site = installed_at(tmp_path / "site-packages")
-    made = host(f"import sys\nsys.path.append({str(site)!r})\n{ASK}")
-    assert asked(made, argv=BARE)[0] == f"{made.root}/smlaunch/importable/smlaunch/__init__.py"
+def test_an_older_one_without_train_gives_way(make_host: MakeHost, tmp_path: Path) -> None:
+    site = install_at(tmp_path / "site-packages")
+    host = make_host(f"import sys\nsys.path.append({str(site)!r})\n{PRINT_PATHS}")
+    assert imported_paths(host, argv=BARE)[0] == f"{host.root}/smlaunch/importable/smlaunch/__init__.py"
 
 
-def test_one_in_the_source_comes_first(host: MakeHost) -> None:
-    made = host(ASK, source=modules_of("train"))
-    assert asked(made)[0] == f"{made.paths.code}/smlaunch/__init__.py"
+def test_one_in_the_source_comes_first(make_host: MakeHost) -> None:
+    host = make_host(PRINT_PATHS, source=package_files("train"))
+    assert imported_paths(host)[0] == f"{host.paths.code}/smlaunch/__init__.py"
 
 
-def test_another_python_that_the_program_starts_sees_its_own(host: MakeHost, tmp_path: Path) -> None:
+def test_another_python_that_the_program_starts_sees_its_own(make_host: MakeHost, tmp_path: Path) -> None:
     """The runtime cannot know which Python a shell script will start."""
-    site = installed_at(tmp_path / "site-packages", "train")
+    site = install_at(tmp_path / "site-packages", "train")
     (tmp_path / "bin").mkdir()
     other = tmp_path / "bin" / "other-python"
     other.write_text(
@@ -109,12 +111,12 @@ def test_another_python_that_the_program_starts_sees_its_own(host: MakeHost, tmp
         f'"import sys; sys.path.append(\'{site}\'); exec(open(sys.argv[1]).read())" "$@"\n'
     )
     other.chmod(0o755)
-    made = host(ASK, source={"go.sh": f"exec {other} train.py\n"})
-    places = asked(made, argv=("bash", Ref("source", suffix="/go.sh")), rendezvous=False)
+    host = make_host(PRINT_PATHS, source={"go.sh": f"exec {other} train.py\n"})
+    places = imported_paths(host, argv=("bash", Ref("source", suffix="/go.sh")), rendezvous=False)
     assert places[0] == str(site / "smlaunch" / "__init__.py")
 
 
-def test_workers_that_a_rank_spawns_find_it_too(host: MakeHost) -> None:
+def test_workers_that_a_rank_spawns_find_it_too(make_host: MakeHost) -> None:
     train = (
         "import json, multiprocessing\n"
         "def place(_):\n"
@@ -124,14 +126,16 @@ def test_workers_that_a_rank_spawns_find_it_too(host: MakeHost) -> None:
         "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
         "        print(json.dumps(pool.map(place, [0])))\n"
     )
-    made = host(train)
-    assert asked(made, argv=BARE)[0].startswith(f"{made.runtime}/smlaunch/train/")
+    host = make_host(train)
+    assert imported_paths(host, argv=BARE)[0].startswith(f"{host.runtime}/smlaunch/train/")
 
 
-def test_what_requirements_bring_is_the_one(host: MakeHost) -> None:
-    made = host(ASK, channels=["wheelhouse"], source={"requirements.txt": "smlaunch==1.0\n"}, environ=SHARED)
-    make_wheel(made.paths.channel_dir("wheelhouse"), modules_of("train"), "smlaunch")
+def test_what_requirements_bring_is_the_one(make_host: MakeHost) -> None:
+    host = make_host(
+        PRINT_PATHS, channels=["wheelhouse"], source={"requirements.txt": "smlaunch==1.0\n"}, environ=SHARED
+    )
+    make_wheel(host.paths.channel_dir("wheelhouse"), package_files("train"), "smlaunch")
     program = "import smlaunch.train; print(smlaunch.train.__file__)"
-    result = made.run(requirements="requirements.txt", argv=(Ref("python"), "-c", program))
+    result = host.run(requirements="requirements.txt", argv=(Ref("python"), "-c", program))
     assert result.exit_code == 0, result.stderr + result.stdout
-    assert result.lines[-1].startswith(f"[0] {made.paths.venv_overlay}/lib/")
+    assert result.lines[-1].startswith(f"[0] {host.paths.venv_overlay}/lib/")

@@ -45,7 +45,7 @@ HEAD = {"name": "head", "argv": ["serve"]}
 
 
 @pytest.mark.parametrize(
-    ("services", "said"),
+    ("services", "message"),
     [
         ({"head": 1}, "services: a list is needed"),
         ([{**HEAD, "name": ""}], r"services\[0\]: an object with a name is needed"),
@@ -57,9 +57,9 @@ HEAD = {"name": "head", "argv": ["serve"]}
         ([{**HEAD, "argv": [{"ref": "host", "offset": 1}]}], r"services\[0\].argv\[0\]: no offset"),
     ],
 )
-def test_services_that_are_none(services: Any, said: str) -> None:
+def test_services_that_are_none(services: Any, message: str) -> None:
     document = {**json.loads(SPEC.to_json()), "services": services}
-    with pytest.raises(LaunchSpecError, match=said):
+    with pytest.raises(LaunchSpecError, match=message):
         LaunchSpec.from_json(json.dumps(document))
 
 
@@ -72,15 +72,15 @@ def test_services_go_with_the_runtimes_own_ranks(launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"on": "others"}, "ranks.on: one of all, leader, not 'others'"),
         ({"rendezvous": True}, "ranks.on: ranks on the leader alone join no others"),
         ({"argv": [{"join": [{"join": ["a"]}]}]}, r"ranks.argv\[0\]: neither text nor a known reference"),
     ],
 )
-def test_ranks_that_are_none(change: dict[str, Any], said: str) -> None:
+def test_ranks_that_are_none(change: dict[str, Any], message: str) -> None:
     document = json.loads(SPEC.to_json())
     document["ranks"].update(change)
-    with pytest.raises(LaunchSpecError, match=said):
+    with pytest.raises(LaunchSpecError, match=message):
         LaunchSpec.from_json(json.dumps(document))

@@ -59,9 +59,9 @@ def test_the_first_that_failed_by_itself() -> None:
     assert other_host.first_failure is not None and other_host.first_failure.rank == 3
 
 
-@pytest.mark.parametrize(("said", "tail"), [(OPEN_MPI_4, ""), (OPEN_MPI_5, ""), ("", MPICH)])
+@pytest.mark.parametrize(("launcher_output", "tail"), [(OPEN_MPI_4, ""), (OPEN_MPI_5, ""), ("", MPICH)])
 @pytest.mark.parametrize("itself", [True, False])
-def test_who_aborts_is_the_cause(said: str, tail: str, itself: bool) -> None:
+def test_who_aborts_is_the_cause(launcher_output: str, tail: str, itself: bool) -> None:
     """Also where the launcher kills it before it can leave by itself, and others leave by themselves."""
     last = rank_exit(3, 5, 100.1, tail) if itself else rank_exit(3, -9, 101, tail, stopped=True)
     rank_exits = [
@@ -70,7 +70,7 @@ def test_who_aborts_is_the_cause(said: str, tail: str, itself: bool) -> None:
         rank_exit(2, None, 101),
         last,
     ]
-    outcome = outcome_of(compose_report(rank_exits, 5, said, 102.0))
+    outcome = outcome_of(compose_report(rank_exits, 5, launcher_output, 102.0))
     assert reason(outcome) == "rank 3 on algo-2 exited with code 5: MPI_Abort was called with 5"
     assert outcome.exit_code == 5
 
@@ -95,8 +95,8 @@ prterun has exited due to process rank 1 with PID 12 on node algo-1 calling
 """
 
 
-@pytest.mark.parametrize(("status", "said"), [(7, SOCKET_CLOSED), (-9, SOCKET_CLOSED), (-11, "")])
-def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, said: str) -> None:
+@pytest.mark.parametrize(("status", "launcher_output"), [(7, SOCKET_CLOSED), (-9, SOCKET_CLOSED), (-11, "")])
+def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, launcher_output: str) -> None:
     rank_exits = [
         rank_exit(0, -15, 102, stopped=True),
         rank_exit(1, 14, 100),
@@ -104,7 +104,7 @@ def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, said: 
         rank_exit(3, status, 100.2),
     ]
     rank_exits[2] = rank_exits[2]._replace(was_stopped=True)
-    outcome = outcome_of(compose_report(rank_exits, 14, said, 103.0))
+    outcome = outcome_of(compose_report(rank_exits, 14, launcher_output, 103.0))
     assert reason(outcome).startswith("rank 3 on algo-2 ")
     assert outcome.exit_code == (status if status > 0 else 128 - status)
 
@@ -155,11 +155,11 @@ def test_a_host_that_was_lost() -> None:
 
 def test_a_hang_of_another_host() -> None:
     """Ranks elsewhere may fail for want of those that were ended for it."""
-    gone = LostHost("algo-2", "its ranks hung, and were ended", is_hung=True)
+    lost_host = LostHost("algo-2", "its ranks hung, and were ended", is_hung=True)
     outcome = outcome_of(
         MpiReport.from_document(
             compose_report(
-                [rank_exit(0, 14, 100), rank_exit(3, -6, 101, TRACE)], 14, "", 102.0, gone
+                [rank_exit(0, 14, 100), rank_exit(3, -6, 101, TRACE)], 14, "", 102.0, lost_host
             ).to_document()
         )
     )

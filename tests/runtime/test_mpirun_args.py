@@ -31,9 +31,9 @@ VERSIONS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "kind"), VERSIONS)
-def test_which_mpi_it_is(said: str, kind: str | None) -> None:
-    assert detect_mpi(said) == kind
+@pytest.mark.parametrize(("version_text", "kind"), VERSIONS)
+def test_which_mpi_it_is(version_text: str, kind: str | None) -> None:
+    assert detect_mpi(version_text) == kind
 
 
 TWO = MpiWorld(("algo-1", "algo-2"), 2, "/tmp/rsh")
@@ -92,14 +92,14 @@ def test_the_words(kind: str, world: MpiWorld) -> None:
 
 
 def test_the_users_words_come_last_and_stay_words() -> None:
-    own = ["--map-by", "ppr:1:node", "-x", "NAME=a b; $HOME"]
-    made = build_command(HYDRA, "mpiexec", TWO, own)
-    assert made[-4:] == own
-    assert made[:-4] == build_command(HYDRA, "mpiexec", TWO, [])
+    user_args = ["--map-by", "ppr:1:node", "-x", "NAME=a b; $HOME"]
+    command = build_command(HYDRA, "mpiexec", TWO, user_args)
+    assert command[-4:] == user_args
+    assert command[:-4] == build_command(HYDRA, "mpiexec", TWO, [])
 
 
 @pytest.mark.parametrize(
-    ("kind", "own", "gone"),
+    ("kind", "user_args", "replaced_args"),
     [
         (OPEN_MPI_4, ["--bind-to", "core"], ("--bind-to", "none")),
         (OPEN_MPI_4, ["-bind-to", "core"], ("--bind-to", "none")),
@@ -108,11 +108,16 @@ def test_the_users_words_come_last_and_stay_words() -> None:
         (OPEN_MPI_4, ["--oversubscribe"], ()),
     ],
 )
-def test_what_the_user_says_is_not_said_twice(kind: str, own: list[str], gone: tuple[str, ...]) -> None:
+def test_what_the_user_says_is_not_said_twice(
+    kind: str, user_args: list[str], replaced_args: tuple[str, ...]
+) -> None:
     """Open MPI 4 refuses a parameter that is given two values."""
-    plain, made = build_command(kind, "mpirun", ENDPOINT, []), build_command(kind, "mpirun", ENDPOINT, own)
-    assert made.count(own[0]) >= 1
-    assert sorted([*plain, *own]) == sorted([*made, *(gone or own)])
+    default_command, command = (
+        build_command(kind, "mpirun", ENDPOINT, []),
+        build_command(kind, "mpirun", ENDPOINT, user_args),
+    )
+    assert command.count(user_args[0]) >= 1
+    assert sorted([*default_command, *user_args]) == sorted([*command, *(replaced_args or user_args)])
 
 
 def test_an_mpi_beside_the_python_is_found_where_the_path_has_none_of_it() -> None:

@@ -20,18 +20,20 @@ OWN_HOSTS_FILE = (
     "subprocess.run(['mount', '--bind', sys.argv[1], '/etc/hosts'], check=True)\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
-TELL = "import os, socket\nprint(os.environ['MASTER_ADDR'], socket.gethostbyname(os.environ['MASTER_ADDR']))"
+PRINT_LEADER_ADDRESS = (
+    "import os, socket\nprint(os.environ['MASTER_ADDR'], socket.gethostbyname(os.environ['MASTER_ADDR']))"
+)
 
 
 @pytest.mark.root
-def test_a_name_that_comes_late_is_waited_for(host: MakeHost, tmp_path: Path) -> None:
+def test_a_name_that_comes_late_is_waited_for(make_host: MakeHost, tmp_path: Path) -> None:
     hosts_file = tmp_path / "hosts"
     hosts_file.write_text("127.0.0.1 localhost\n")
     wrapper = ("unshare", "--mount", sys.executable, "-c", OWN_HOSTS_FILE, str(hosts_file))
     names = ["late-1.invalid", "late-2.invalid"]
-    made = host(TELL, hosts=names, current=names[1], wrapper=wrapper)
-    with made.start() as process:
-        unpacked = Path(made.paths.code) / "train.py"
+    host = make_host(PRINT_LEADER_ADDRESS, hosts=names, current=names[1], wrapper=wrapper)
+    with host.start() as process:
+        unpacked = Path(host.paths.code) / "train.py"
         never = threading.Event()
         while not unpacked.exists():
             never.wait(0.01)
@@ -52,12 +54,12 @@ def test_a_name_that_is_none_is_named() -> None:
         NameLookup("a" * 70 + ".x", timeout_seconds=0.1).wait()
 
 
-def test_one_host_asks_for_no_name(host: MakeHost) -> None:
+def test_one_host_asks_for_no_name(make_host: MakeHost) -> None:
     names = ["nobody.invalid"]
-    result = host(TELL, hosts=names, current=names[0]).run()
+    result = make_host(PRINT_LEADER_ADDRESS, hosts=names, current=names[0]).run()
     assert result.stdout == "[0] 127.0.0.1 127.0.0.1\n"
 
 
-def test_hosts_that_find_their_peers_themselves_ask_for_no_name(host: MakeHost) -> None:
+def test_hosts_that_find_their_peers_themselves_ask_for_no_name(make_host: MakeHost) -> None:
     names = ["nobody-1.invalid", "nobody-2.invalid"]
-    assert host("print('here')", hosts=names, current=names[1]).run(rendezvous=False).stdout == "here\n"
+    assert make_host("print('here')", hosts=names, current=names[1]).run(rendezvous=False).stdout == "here\n"

@@ -29,7 +29,7 @@ from smlaunch.runtime.errors import SetupError
 from tests.runtime.host import runtime_archive
 
 
-def host(root: Path, script: str, **job: Any) -> ProcessingPaths:
+def write_host_files(root: Path, script: str, **job: Any) -> ProcessingPaths:
     """The files of a host called localhost, which has a channel ``train`` and an input elsewhere."""
     paths = ProcessingPaths(str(root))
     for name in (RUNTIME_CHANNEL, SOURCE_CHANNEL, "train"):
@@ -73,10 +73,10 @@ import json, os, sys
 names = ("SM_CHANNEL_TRAIN", "SM_CHANNELS", "SM_OUTPUT_DATA_DIR", "SM_HOSTS", "SM_NETWORK_INTERFACE_NAME")
 print(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]))
 """
-    paths = host(tmp_path, script)
-    done = run(paths)
-    assert done.returncode == 0, done.stderr
-    words, variables = json.loads(done.stdout.split("] ", 1)[-1])
+    paths = write_host_files(tmp_path, script)
+    result = run(paths)
+    assert result.returncode == 0, result.stderr
+    words, variables = json.loads(result.stdout.split("] ", 1)[-1])
     assert words == ["--n", "3"]
     assert variables == {
         "SM_CHANNEL_TRAIN": f"{tmp_path}/processing/input/train",
@@ -88,9 +88,9 @@ print(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]))
 
 
 def test_a_failure_is_told_in_the_exit_message(tmp_path: Path) -> None:
-    paths = host(tmp_path, "raise ValueError('no such column')")
-    done = run(paths)
-    assert done.returncode == 1
+    paths = write_host_files(tmp_path, "raise ValueError('no such column')")
+    result = run(paths)
+    assert result.returncode == 1
     message = Path(paths.message).read_text()
     assert "ValueError: no such column" in message
     assert not Path(Paths(str(tmp_path)).failure_file).exists()
@@ -100,17 +100,17 @@ def test_a_training_job_s_host_is_none(tmp_path: Path) -> None:
     paths = Paths(str(tmp_path))
     environ = {ROOT_VARIABLE: str(tmp_path)}
     assert type(Paths.from_environment(environ)) is Paths
-    mine = ProcessingPaths(str(tmp_path))
-    for folder in (paths.config, mine.config):
+    processing_paths = ProcessingPaths(str(tmp_path))
+    for folder in (paths.config, processing_paths.config):
         Path(folder).mkdir(parents=True)
-    Path(mine.resource_config).write_text("{}")
+    Path(processing_paths.resource_config).write_text("{}")
     assert type(Paths.from_environment(environ)) is ProcessingPaths
     Path(paths.resource_config).write_text("{}")
     assert type(Paths.from_environment(environ)) is Paths
 
 
 def test_a_request_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    paths = host(tmp_path, "")
+    paths = write_host_files(tmp_path, "")
     Path(paths.job_config).write_text("[]")
     with pytest.raises(SetupError, match=r"processingjobconfig\.json"):
         processing.read_job(paths)

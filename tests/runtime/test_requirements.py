@@ -19,7 +19,7 @@ from tests.runtime.test_ranks import python_of
 MakeHost = Callable[..., Host]
 
 SHARED = {"SMLAUNCH_SHARED_PYTHON": "1", "PIP_NO_INPUT": "1", "PIP_CONFIG_FILE": "/dev/null"}
-TELL = "import planted, sys\nprint(planted.VALUE, sys.prefix)"
+PRINT_PLANTED = "import planted, sys\nprint(planted.VALUE, sys.prefix)"
 
 
 def make_wheel(folder: str, modules: Mapping[str, str], name: str = "planted") -> None:
@@ -41,36 +41,38 @@ def make_wheel(folder: str, modules: Mapping[str, str], name: str = "planted") -
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.11", "3.13"])
-def test_a_wheelhouse_needs_no_network(host: MakeHost, version: str) -> None:
+def test_a_wheelhouse_needs_no_network(make_host: MakeHost, version: str) -> None:
     python = python_of(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
-    made = host(
-        TELL,
+    host = make_host(
+        PRINT_PLANTED,
         python=python,
         channels=["wheelhouse"],
         source={"deps/requirements.txt": "planted==1.0\n"},
         environ=SHARED,
     )
-    make_wheel(made.paths.channel_dir("wheelhouse"), {"planted.py": "VALUE = 42\n"})
-    result = made.run(per_host=2, requirements="deps/requirements.txt")
+    make_wheel(host.paths.channel_dir("wheelhouse"), {"planted.py": "VALUE = 42\n"})
+    result = host.run(per_host=2, requirements="deps/requirements.txt")
     assert result.exit_code == 0, result.stdout + result.stderr
-    said = [line for line in result.lines if line.startswith("[")]
-    assert sorted(said) == [f"[{rank}] 42 {made.paths.venv_overlay}" for rank in (0, 1)]
+    rank_lines = [line for line in result.lines if line.startswith("[")]
+    assert sorted(rank_lines) == [f"[{rank}] 42 {host.paths.venv_overlay}" for rank in (0, 1)]
     assert "Successfully installed planted-1.0" in result.stdout
     assert not any(Path(sys.prefix).rglob("planted*"))
 
 
-def test_what_cannot_be_installed_is_said(host: MakeHost) -> None:
-    made = host(channels=["wheelhouse"], source={"requirements.txt": "nowhere-to-be-found\n"}, environ=SHARED)
-    result = made.run(requirements="requirements.txt")
+def test_what_cannot_be_installed_is_said(make_host: MakeHost) -> None:
+    host = make_host(
+        channels=["wheelhouse"], source={"requirements.txt": "nowhere-to-be-found\n"}, environ=SHARED
+    )
+    result = host.run(requirements="requirements.txt")
     assert result.exit_code == 2
     assert "requirements.txt: the requirements could not be installed: " in result.stderr
-    assert "nowhere-to-be-found" in made.failure
+    assert "nowhere-to-be-found" in host.failure
 
 
-def test_a_missing_requirements_file_is_said(host: MakeHost) -> None:
-    result = host().run(requirements="req.txt")
+def test_a_missing_requirements_file_is_said(make_host: MakeHost) -> None:
+    result = make_host().run(requirements="req.txt")
     assert (result.exit_code, "req.txt: the requirements file is not in the source" in result.stderr) == (
         2,
         True,
@@ -81,5 +83,5 @@ def test_the_overlay_sees_all_that_is_below(tmp_path: Path) -> None:
     """Also what is installed in the virtual environment it is made from, editable installs included."""
     python = requirements.make_overlay_venv(sys.executable, str(tmp_path / "python"))
     program = "import sys, smlaunch, pytest; print(sys.prefix)"
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.strip() == str(tmp_path / "python")
+    result = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert result.stdout.strip() == str(tmp_path / "python")

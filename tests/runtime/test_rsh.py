@@ -42,10 +42,10 @@ def test_no_host_or_no_command(words: list[str]) -> None:
 
 @pytest.fixture
 def agent() -> Iterator[ExecAgent]:
-    made = ExecAgent(KEY, HOST, HOST, 0, {b"PATH": os.environb[b"PATH"]})
-    made.start()
-    yield made
-    made.close()
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {b"PATH": os.environb[b"PATH"]})
+    exec_agent.start()
+    yield exec_agent
+    exec_agent.close()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def rsh(
-    archive: Path, port: int, *words: str, key: bytes = KEY, patience: float = 5
+    archive: Path, port: int, *words: str, key: bytes = KEY, timeout_seconds: float = 5
 ) -> subprocess.CompletedProcess[str]:
     secret = archive.with_name("secret")
     secret.write_text(key.hex())
@@ -64,34 +64,34 @@ def rsh(
         *module_command("mpi.rsh", sys.executable, str(archive)),
         str(port),
         str(secret),
-        str(patience),
+        str(timeout_seconds),
     ]
     return subprocess.run([*command, *words], capture_output=True, text=True, timeout=60, env={})
 
 
 def test_it_is_as_if_the_command_ran_here(agent: ExecAgent, archive: Path) -> None:
-    done = rsh(archive, agent.port, "-x", HOST, "echo", '"$((40 + 2))";', "echo no >&2;", "exit", "9")
-    assert (done.returncode, done.stdout, done.stderr) == (9, "42\n", "no\n")
+    result = rsh(archive, agent.port, "-x", HOST, "echo", '"$((40 + 2))";', "echo no >&2;", "exit", "9")
+    assert (result.returncode, result.stdout, result.stderr) == (9, "42\n", "no\n")
     assert rsh(archive, agent.port, HOST, "kill -9 $$").returncode == 137
 
 
 def test_the_wrong_key(agent: ExecAgent, archive: Path, tmp_path: Path) -> None:
-    done = rsh(archive, agent.port, HOST, f"touch {tmp_path}/ran", key=bytes(32))
-    assert (done.returncode, done.stdout) == (255, "")
-    assert done.stderr == f"smlaunch: {HOST}: {HOST} does not know this job's secret\n"
+    result = rsh(archive, agent.port, HOST, f"touch {tmp_path}/ran", key=bytes(32))
+    assert (result.returncode, result.stdout) == (255, "")
+    assert result.stderr == f"smlaunch: {HOST}: {HOST} does not know this job's secret\n"
     assert not (tmp_path / "ran").exists()
 
 
 def test_nobody_there(archive: Path) -> None:
     import socket
 
-    with socket.create_server((HOST, 0)) as taken:
-        port = taken.getsockname()[1]
-    done = rsh(archive, port, HOST, "true", patience=0.1)
-    assert done.returncode == 255
-    assert "no runtime of this job answers there" in done.stderr
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+    result = rsh(archive, port, HOST, "true", timeout_seconds=0.1)
+    assert result.returncode == 255
+    assert "no runtime of this job answers there" in result.stderr
 
 
 def test_no_command(archive: Path) -> None:
-    done = rsh(archive, 1, HOST)
-    assert (done.returncode, done.stderr) == (255, "smlaunch: a host and a command are needed\n")
+    result = rsh(archive, 1, HOST)
+    assert (result.returncode, result.stderr) == (255, "smlaunch: a host and a command are needed\n")

@@ -15,7 +15,7 @@ from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
 
-EATS = """
+ALLOCATE_MEMORY = """
 import os, signal
 if os.environ["RANK"] == "1":
     eaten = [bytearray(os.urandom(1) * (8 << 20)) for _ in range(100)]
@@ -59,20 +59,20 @@ def _remove(folder: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_rank_that_the_kernel_kills_for_its_memory(host: MakeHost, group: Path) -> None:
+def test_a_rank_that_the_kernel_kills_for_its_memory(make_host: MakeHost, group: Path) -> None:
     join = f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
-    made = host(EATS, wrapper=("sh", "-c", join))
-    assert made.run(per_host=2).exit_code == 137
-    assert made.failure == ("rank 1 on algo-1 was killed by SIGKILL: out of memory: the kernel killed it"), (
+    host = make_host(ALLOCATE_MEMORY, wrapper=("sh", "-c", join))
+    assert host.run(per_host=2).exit_code == 137
+    assert host.failure == ("rank 1 on algo-1 was killed by SIGKILL: out of memory: the kernel killed it"), (
         oom_kills._cgroup_counter_paths()
     )
 
 
-def test_a_rank_that_is_refused_memory(host: MakeHost) -> None:
+def test_a_rank_that_is_refused_memory(make_host: MakeHost) -> None:
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)\n"
-    made = host(limit + EATS)
-    assert made.run(per_host=2).exit_code == 1
-    failure = parse_failure(made.failure)
+    host = make_host(limit + ALLOCATE_MEMORY)
+    assert host.run(per_host=2).exit_code == 1
+    failure = parse_failure(host.failure)
     assert failure[:4] == ("MemoryError", "algo-1", 1, 1)
 
 
@@ -97,7 +97,7 @@ def test_a_neighbours_misfortune_is_not_ours(tmp_path: Path, monkeypatch: pytest
 
 
 ON_A_SMALL_DISK = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
-FILLS = """
+FILL_DISK = """
 import os
 if os.environ["RANK"] == "1":
     with open(os.path.join(os.environ["%s"], "weights"), "wb") as file:
@@ -108,24 +108,24 @@ signal.pause()
 
 
 @pytest.mark.root
-def test_a_disk_that_is_full(host: MakeHost, tmp_path: Path) -> None:
+def test_a_disk_that_is_full(make_host: MakeHost, tmp_path: Path) -> None:
     small = tmp_path / "ml" / "model"
-    made = host(
-        FILLS % "SM_MODEL_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
+    host = make_host(
+        FILL_DISK % "SM_MODEL_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
     )
-    assert made.run(per_host=2).exit_code == 1
-    failure = parse_failure(made.failure)
+    assert host.run(per_host=2).exit_code == 1
+    failure = parse_failure(host.failure)
     assert failure[:4] == ("OSError: [Errno 28] No space left on device", "algo-1", 1, 1)
 
 
 @pytest.mark.root
-def test_a_full_disk_that_has_no_room_for_the_reason_either(host: MakeHost, tmp_path: Path) -> None:
+def test_a_full_disk_that_has_no_room_for_the_reason_either(make_host: MakeHost, tmp_path: Path) -> None:
     """The exit code still tells, and so does the log."""
     small = tmp_path / "ml" / "output"
-    made = host(
-        FILLS % "SM_OUTPUT_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
+    host = make_host(
+        FILL_DISK % "SM_OUTPUT_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))
     )
-    result = made.run(per_host=2)
+    result = host.run(per_host=2)
     assert result.exit_code == 1
     assert "rank 1 on algo-1 exited with code 1: OSError: [Errno 28] No space left on device" in result.stderr
-    assert f"{made.paths.failure_file}: No space left on device" in result.stderr
+    assert f"{host.paths.failure_file}: No space left on device" in result.stderr

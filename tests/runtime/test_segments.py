@@ -28,11 +28,11 @@ from tests.runtime.test_signals import ready
 
 MakeHost = Callable[..., Host]
 
-KEPT = CheckpointSpec("/opt/ml/checkpoints/", "s3://b/run/checkpoints/", keep=5, interval_seconds=90.0)
+CHECKPOINTS = CheckpointSpec("/opt/ml/checkpoints/", "s3://b/run/checkpoints/", keep=5, interval_seconds=90.0)
 JOB = "digits-s2-a3"
-OWN = "smlaunch/outcome-digits-s2-a3.json"
-TELL = "import json, os\nprint(json.dumps(dict(os.environ)))"
-WAITS = """
+OUTCOME_FILE = "smlaunch/outcome-digits-s2-a3.json"
+PRINT_ENVIRONMENT = "import json, os\nprint(json.dumps(dict(os.environ)))"
+WAITS_FOR_STOP_FILE = """
 import os, sys, time
 print("ready", flush=True)
 end = time.monotonic() + 30
@@ -52,18 +52,18 @@ while True:
 """
 
 
-def segment_host(host: MakeHost, train: str, job: str = JOB, **settings: Any) -> Host:
+def segment_host(make_host: MakeHost, train: str, job: str = JOB, **settings: Any) -> Host:
     environ = {"TRAINING_JOB_NAME": job, **settings.pop("environ", {})}
-    return host(train, environ=environ, **settings)
+    return make_host(train, environ=environ, **settings)
 
 
-def outcome_of(made: Host, own: str = OWN) -> SegmentOutcome | None:
-    path = Path(made.paths.checkpoints) / own
+def outcome_of(host: Host, file_name: str = OUTCOME_FILE) -> SegmentOutcome | None:
+    path = Path(host.paths.checkpoints) / file_name
     return parse_outcome(path.read_bytes()) if path.exists() else None
 
 
-def leave_behind(made: Host, outcome: SegmentOutcome) -> None:
-    path = Path(made.paths.checkpoints) / outcome.path
+def leave_behind(host: Host, outcome: SegmentOutcome) -> None:
+    path = Path(host.paths.checkpoints) / outcome.path
     path.parent.mkdir(parents=True)
     path.write_bytes(outcome.to_bytes())
 
@@ -71,12 +71,14 @@ def leave_behind(made: Host, outcome: SegmentOutcome) -> None:
 # ---- what ranks are told -------------------------------------------------------------------------------
 
 
-def test_every_rank_is_told_of_its_segment(host: MakeHost) -> None:
-    made = segment_host(host, TELL, environ={"SMLAUNCH_STOP_AFTER": "3600", "SMLAUNCH_UNTIL_STEP": "500"})
+def test_every_rank_is_told_of_its_segment(make_host: MakeHost) -> None:
+    host = segment_host(
+        make_host, PRINT_ENVIRONMENT, environ={"SMLAUNCH_STOP_AFTER": "3600", "SMLAUNCH_UNTIL_STEP": "500"}
+    )
     before = time.time()
-    told = made.run(per_host=2, run="digits", checkpoints=KEPT, deterministic=True).documents()
-    assert len(told) == 2
-    for environment in told:
+    environments = host.run(per_host=2, run="digits", checkpoints=CHECKPOINTS, deterministic=True).documents()
+    assert len(environments) == 2
+    for environment in environments:
         segment = Segment.from_environment(environment)
         assert segment.stop_at is not None
         assert before + 3600 <= segment.stop_at <= time.time() + 3600
@@ -85,61 +87,66 @@ def test_every_rank_is_told_of_its_segment(host: MakeHost) -> None:
             job=JOB,
             segment=2,
             attempt=3,
-            checkpoint_dir=made.paths.checkpoints,
+            checkpoint_dir=host.paths.checkpoints,
             checkpoints_uri="s3://b/run/checkpoints/",
             keep_steps=5,
             interval_seconds=90.0,
-            stop_file=f"{made.root}/smlaunch/stop",
+            stop_file=f"{host.root}/smlaunch/stop",
             stop_at=segment.stop_at,
             until_step=500,
             deterministic=True,
         )
-    assert Path(made.paths.checkpoints).is_dir()
+    assert Path(host.paths.checkpoints).is_dir()
 
 
-def test_the_requests_run_counts_more_than_job_json(host: MakeHost) -> None:
+def test_the_requests_run_counts_more_than_job_json(make_host: MakeHost) -> None:
     """One job.json serves every run that an orchestrator starts with it."""
     own = {"SMLAUNCH_RUN": "nightly", "SMLAUNCH_CHECKPOINTS_URI": "s3://b/nightly/checkpoints/"}
-    made = segment_host(host, TELL, "nightly-s2-a3", environ=own)
-    (told,) = made.run(run="digits", checkpoints=KEPT).documents()
-    segment = Segment.from_environment(told)
+    host = segment_host(make_host, PRINT_ENVIRONMENT, "nightly-s2-a3", environ=own)
+    (environment,) = host.run(run="digits", checkpoints=CHECKPOINTS).documents()
+    segment = Segment.from_environment(environment)
     assert (segment.run, segment.segment, segment.attempt) == ("nightly", 2, 3)
     assert segment.checkpoints_uri == "s3://b/nightly/checkpoints/"
 
 
-def test_a_run_that_was_only_inherited_is_another_ones(host: MakeHost) -> None:
+def test_a_run_that_was_only_inherited_is_another_ones(make_host: MakeHost) -> None:
     """A rank may launch a run on its own machine: its host sees the variables of the outer job too."""
     outer = {"SMLAUNCH_RUN": "outer", "SMLAUNCH_CHECKPOINTS_URI": "s3://b/outer/checkpoints/"}
-    made = segment_host(host, TELL, environ=outer)
-    (told,) = made.run(run="digits", checkpoints=KEPT).documents()
-    segment = Segment.from_environment(told)
-    assert (segment.run, segment.segment, segment.checkpoints_uri) == ("digits", 2, KEPT.uri)
+    host = segment_host(make_host, PRINT_ENVIRONMENT, environ=outer)
+    (environment,) = host.run(run="digits", checkpoints=CHECKPOINTS).documents()
+    segment = Segment.from_environment(environment)
+    assert (segment.run, segment.segment, segment.checkpoints_uri) == ("digits", 2, CHECKPOINTS.uri)
 
 
-def test_a_job_that_keeps_nothing_is_told_so(host: MakeHost) -> None:
-    told = host(TELL).run().documents()[0]
-    assert Segment.from_environment(told) == Segment(stop_file=told["SMLAUNCH_STOP_FILE"])
+def test_a_job_that_keeps_nothing_is_told_so(make_host: MakeHost) -> None:
+    environment = make_host(PRINT_ENVIRONMENT).run().documents()[0]
+    assert Segment.from_environment(environment) == Segment(stop_file=environment["SMLAUNCH_STOP_FILE"])
 
 
-def test_a_service_that_makes_its_own_names_says_the_segment_itself(host: MakeHost) -> None:
-    made = segment_host(
-        host, TELL, job="pipelines-x1y2", environ={"SMLAUNCH_SEGMENT": "4", "SMLAUNCH_ATTEMPT": "2"}
+def test_a_service_that_makes_its_own_names_says_the_segment_itself(make_host: MakeHost) -> None:
+    host = segment_host(
+        make_host,
+        PRINT_ENVIRONMENT,
+        job="pipelines-x1y2",
+        environ={"SMLAUNCH_SEGMENT": "4", "SMLAUNCH_ATTEMPT": "2"},
     )
-    segment = Segment.from_environment(made.run(run="digits", checkpoints=KEPT).documents()[0])
+    segment = Segment.from_environment(host.run(run="digits", checkpoints=CHECKPOINTS).documents()[0])
     assert (segment.run, segment.job) == ("digits", "pipelines-x1y2")
     assert (segment.segment, segment.attempt) == (4, 2)
 
 
 @pytest.mark.parametrize("variable", ["SMLAUNCH_STOP_AFTER", "SMLAUNCH_UNTIL_STEP"])
-def test_a_variable_that_is_no_number_is_refused_by_name(host: MakeHost, variable: str) -> None:
-    result = host(TELL, environ={variable: "soon"}).run()
+def test_a_variable_that_is_no_number_is_refused_by_name(make_host: MakeHost, variable: str) -> None:
+    result = make_host(PRINT_ENVIRONMENT, environ={variable: "soon"}).run()
     assert result.exit_code == 2
     assert f"{variable}: a number" in result.stderr
 
 
 def test_the_order_survives_its_journey() -> None:
-    kept = CheckpointSpec("/opt/ml/checkpoints", "s3://b/p/", DIRECT, 4, 60.0, 86400.0)
-    spec = LaunchSpec(RankSpec(("true",)), run="r", checkpoints=kept, margin_seconds=30.0, deterministic=True)
+    checkpoints = CheckpointSpec("/opt/ml/checkpoints", "s3://b/p/", DIRECT, 4, 60.0, 86400.0)
+    spec = LaunchSpec(
+        RankSpec(("true",)), run="r", checkpoints=checkpoints, margin_seconds=30.0, deterministic=True
+    )
     assert LaunchSpec.from_json(spec.to_json()) == spec
     older = {"version": "1.0", "ranks": {"argv": ["true"]}}
     assert LaunchSpec.from_json(json.dumps(older)).checkpoints is None
@@ -150,21 +157,21 @@ def test_the_order_survives_its_journey() -> None:
 # ---- the planned end -----------------------------------------------------------------------------------
 
 
-def test_at_the_planned_end_ranks_leave_by_themselves(host: MakeHost) -> None:
-    made = segment_host(host, WAITS, environ={"SMLAUNCH_STOP_AFTER": "1"})
-    result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=40.0)
-    assert (result.exit_code, made.failure) == (0, "")
+def test_at_the_planned_end_ranks_leave_by_themselves(make_host: MakeHost) -> None:
+    host = segment_host(make_host, WAITS_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    result = host.run(per_host=2, run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0)
+    assert (result.exit_code, host.failure) == (0, "")
     assert sorted(result.lines)[:2] == ["[0] asked", "[0] ready"]
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
     assert "segment 2 of run digits: continue" in result.stderr
 
 
-def test_ranks_that_stay_after_the_planned_end_are_stopped(host: MakeHost) -> None:
-    made = segment_host(host, IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
-    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0)
+def test_ranks_that_stay_after_the_planned_end_are_stopped(make_host: MakeHost) -> None:
+    host = segment_host(make_host, IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0)
     assert result.exit_code == 0
     assert "[0] file True" in result.lines
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
 STAYS = {
@@ -183,77 +190,89 @@ REPORTS = "print('smlaunch: progress step=7 steps=9', flush=True)\n"
 
 @pytest.mark.parametrize("stays", STAYS)
 def test_a_script_that_knows_nothing_of_segments_has_not_failed_at_the_planned_end(
-    host: MakeHost, stays: str
+    make_host: MakeHost, stays: str
 ) -> None:
-    made = segment_host(host, IMPORTS + REPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.6"})
-    result = made.run(per_host=2, run="digits", checkpoints=KEPT, margin_seconds=1.0)
-    assert (result.exit_code, made.failure) == (0, "")
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
+    host = segment_host(make_host, IMPORTS + REPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    result = host.run(per_host=2, run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0)
+    assert (result.exit_code, host.failure) == (0, "")
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
     assert result.stderr.count("the segment is at its planned end, and its ranks have been stopped") == 1
 
 
 @pytest.mark.parametrize("stays", STAYS)
-def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(host: MakeHost, stays: str) -> None:
+def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(make_host: MakeHost, stays: str) -> None:
     """Exit code 0 alone would say that the training is done."""
-    made = segment_host(host, IMPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.3"})
-    result = made.run(run="digits", margin_seconds=0.6, grace_seconds=50.0)
+    host = segment_host(make_host, IMPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.3"})
+    result = host.run(run="digits", margin_seconds=0.6, grace_seconds=50.0)
     assert result.exit_code != 0
-    assert made.failure
+    assert host.failure
 
 
-def test_ranks_that_have_finished_and_do_not_leave_have_failed(host: MakeHost) -> None:
+def test_ranks_that_have_finished_and_do_not_leave_have_failed(make_host: MakeHost) -> None:
     """What they do at their very end, such as saving the model, is not done."""
-    said = SegmentOutcome(FINISHED, 120, "digits", JOB, 2, 3)
+    outcome = SegmentOutcome(FINISHED, 120, "digits", JOB, 2, 3)
     train = (
         IMPORTS
         + f"""
 os.mkdir(os.environ["SMLAUNCH_CHECKPOINTS"] + "/smlaunch")
-with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r}), "wb") as file:
-    file.write({said.to_bytes()!r})
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OUTCOME_FILE!r}), "wb") as file:
+    file.write({outcome.to_bytes()!r})
 signal.pause()
 """
     )
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=0.4).exit_code == 143
-    assert "after the planned end of their segment" in made.failure
-    assert outcome_of(made) == said
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=0.4).exit_code == 143
+    assert "after the planned end of their segment" in host.failure
+    assert outcome_of(host) == outcome
 
 
-def test_a_rank_that_fails_after_the_planned_end_before_anybody_stops_it_has_failed(host: MakeHost) -> None:
-    made = segment_host(host, WAITS + "sys.exit('no room')", environ={"SMLAUNCH_STOP_AFTER": "0.3"})
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 1
-    assert "no room" in made.failure
+def test_a_rank_that_fails_after_the_planned_end_before_anybody_stops_it_has_failed(
+    make_host: MakeHost,
+) -> None:
+    host = segment_host(
+        make_host, WAITS_FOR_STOP_FILE + "sys.exit('no room')", environ={"SMLAUNCH_STOP_AFTER": "0.3"}
+    )
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0).exit_code == 1
+    assert "no room" in host.failure
 
 
-def test_on_one_of_several_hosts_it_may_miss_a_rank_that_was_stopped_a_moment_before(host: MakeHost) -> None:
+def test_on_one_of_several_hosts_it_may_miss_a_rank_that_was_stopped_a_moment_before(
+    make_host: MakeHost,
+) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     late = {"SMLAUNCH_STOP_AFTER": "0.3"}
-    made = segment_host(host, WAITS + "sys.exit('lost a peer')", environ=late, hosts=hosts, current=hosts[1])
-    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0, rendezvous=False)
-    assert (result.exit_code, made.failure) == (0, "")
+    host = segment_host(
+        make_host,
+        WAITS_FOR_STOP_FILE + "sys.exit('lost a peer')",
+        environ=late,
+        hosts=hosts,
+        current=hosts[1],
+    )
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0, rendezvous=False)
+    assert (result.exit_code, host.failure) == (0, "")
 
 
-def test_the_stop_file_is_there_before_the_signal(host: MakeHost) -> None:
-    made = segment_host(host, IGNORES_THE_FILE)
-    with made.start(per_host=2, run="digits", checkpoints=KEPT) as process:
+def test_the_stop_file_is_there_before_the_signal(make_host: MakeHost) -> None:
+    host = segment_host(make_host, IGNORES_THE_FILE)
+    with host.start(per_host=2, run="digits", checkpoints=CHECKPOINTS) as process:
         ready(process, 2)
         process.send_signal(signal.SIGTERM)
         result = finish(process)
     assert sorted(result.lines) == ["[0] file True", "[1] file True"]
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
-def test_a_stop_file_of_an_attempt_before_does_not_count(host: MakeHost) -> None:
-    made = segment_host(host, "import os\nprint(os.path.exists(os.environ['SMLAUNCH_STOP_FILE']))")
-    (made.root / "smlaunch").mkdir()
-    (made.root / "smlaunch" / "stop").touch()
-    assert made.run().lines == ["[0] False"]
+def test_a_stop_file_of_an_attempt_before_does_not_count(make_host: MakeHost) -> None:
+    host = segment_host(make_host, "import os\nprint(os.path.exists(os.environ['SMLAUNCH_STOP_FILE']))")
+    (host.root / "smlaunch").mkdir()
+    (host.root / "smlaunch" / "stop").touch()
+    assert host.run().lines == ["[0] False"]
 
 
-def test_where_nothing_may_be_written_there_is_a_stop_file_all_the_same(host: MakeHost) -> None:
-    made = segment_host(host, WAITS, environ={"SMLAUNCH_STOP_AFTER": "1"})
-    (made.root / "smlaunch").write_text("in the way")
-    result = made.run(margin_seconds=40.0)
+def test_where_nothing_may_be_written_there_is_a_stop_file_all_the_same(make_host: MakeHost) -> None:
+    host = segment_host(make_host, WAITS_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    (host.root / "smlaunch").write_text("in the way")
+    result = host.run(margin_seconds=40.0)
     assert "[0] asked" in result.lines
 
 
@@ -267,15 +286,17 @@ time.sleep(1)
 """
 
 
-def ended_after_the_planned_end(host: MakeHost, train: str, **settings: Any) -> SegmentOutcome | None:
+def ended_after_the_planned_end(make_host: MakeHost, train: str, **settings: Any) -> SegmentOutcome | None:
     """Outcome of ranks that leave with 0 between the planned end and its signal."""
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, **settings)
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 0
-    return outcome_of(made)
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, **settings)
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0).exit_code == 0
+    return outcome_of(host)
 
 
-def test_a_script_that_does_not_read_the_stop_file_and_ends_by_itself_has_finished(host: MakeHost) -> None:
-    outcome = ended_after_the_planned_end(host, ENDS_AFTER_THE_PLANNED_END)
+def test_a_script_that_does_not_read_the_stop_file_and_ends_by_itself_has_finished(
+    make_host: MakeHost,
+) -> None:
+    outcome = ended_after_the_planned_end(make_host, ENDS_AFTER_THE_PLANNED_END)
     assert outcome == SegmentOutcome(
         FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=25
     )
@@ -288,34 +309,36 @@ def test_a_script_that_does_not_read_the_stop_file_and_ends_by_itself_has_finish
         *("# name.startswith('SMLAUNCH_')", "# /opt/ml/smlaunch/stop"),
     ],
 )
-def test_a_source_that_mentions_the_stop_file_may_have_left_for_it(host: MakeHost, line: str) -> None:
-    outcome = ended_after_the_planned_end(host, ENDS_AFTER_THE_PLANNED_END, source={"lib/helper.py": line})
+def test_a_source_that_mentions_the_stop_file_may_have_left_for_it(make_host: MakeHost, line: str) -> None:
+    outcome = ended_after_the_planned_end(
+        make_host, ENDS_AFTER_THE_PLANNED_END, source={"lib/helper.py": line}
+    )
     assert outcome is not None
     assert outcome.result == CONTINUE
 
 
-def test_the_last_step_of_all_is_the_end_unless_there_was_a_signal(host: MakeHost) -> None:
+def test_the_last_step_of_all_is_the_end_unless_there_was_a_signal(make_host: MakeHost) -> None:
     """A signal may end a script in the middle of saving its model, or of its validation after an epoch."""
     last = ENDS_AFTER_THE_PLANNED_END + "print('smlaunch: progress step=26 steps=26', flush=True)\n"
-    outcome = ended_after_the_planned_end(host, "# SMLAUNCH_STOP_FILE\n" + last)
+    outcome = ended_after_the_planned_end(make_host, "# SMLAUNCH_STOP_FILE\n" + last)
     assert outcome is not None
     assert (outcome.result, outcome.reported_step) == (FINISHED, 26)
-    made = segment_host(
-        host, LAST_STEP + IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, name="signalled"
+    host = segment_host(
+        make_host, LAST_STEP + IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, name="signalled"
     )
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
-    outcome = outcome_of(made)
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0).exit_code == 0
+    outcome = outcome_of(host)
     assert outcome is not None
     assert (outcome.result, outcome.reported_step) == (CONTINUE, 9)
 
 
-def test_the_last_step_of_one_independent_rank_says_nothing_of_the_others(host: MakeHost) -> None:
+def test_the_last_step_of_one_independent_rank_says_nothing_of_the_others(make_host: MakeHost) -> None:
     train = "# SMLAUNCH_STOP_FILE\n" + ENDS_AFTER_THE_PLANNED_END + LAST_STEP
     for rendezvous, result in ((True, FINISHED), (False, CONTINUE)):
-        made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, name=f"ml-{rendezvous}")
+        host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, name=f"ml-{rendezvous}")
         settings = {"per_host": 2, "rendezvous": rendezvous, "margin_seconds": 40.0}
-        assert made.run(run="digits", checkpoints=KEPT, **settings).exit_code == 0
-        outcome = outcome_of(made)
+        assert host.run(run="digits", checkpoints=CHECKPOINTS, **settings).exit_code == 0
+        outcome = outcome_of(host)
         assert outcome is not None
         assert outcome.result == result
 
@@ -352,27 +375,27 @@ COUNTS_FROM_0 = "print('smlaunch: progress step=8 steps=9', flush=True)"
     ],
 )
 def test_the_last_step_and_removed_checkpoints_after_a_signal_are_the_end(
-    host: MakeHost, end: list[str], result: str
+    make_host: MakeHost, end: list[str], result: str
 ) -> None:
     before, after = (end[:1], end[1:]) if end[0] == LOGS else ([], end)
     train = "\n".join(
         ["import os", *before, FINISHES_IN_THE_GRACE_PERIOD, *after],
     )
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
-    outcome = outcome_of(made)
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0).exit_code == 0
+    outcome = outcome_of(host)
     assert outcome is not None
     assert outcome.result == result
 
 
-def test_a_training_that_was_repeated_to_its_last_step_has_finished(host: MakeHost) -> None:
+def test_a_training_that_was_repeated_to_its_last_step_has_finished(make_host: MakeHost) -> None:
     """It leaves a file that it does not resume from, so that it would begin anew in every segment."""
     train = FINISHES_IN_THE_GRACE_PERIOD + LAST_STEP + SAVES_MODEL
     for earlier, result in (("9", FINISHED), ("8", CONTINUE)):
         environ = {"SMLAUNCH_STOP_AFTER": "0.6", "SMLAUNCH_FROM_REPORTED": earlier}
-        made = segment_host(host, train, environ=environ, name=f"after-{earlier}")
-        assert made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0).exit_code == 0
-        outcome = outcome_of(made)
+        host = segment_host(make_host, train, environ=environ, name=f"after-{earlier}")
+        assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0).exit_code == 0
+        outcome = outcome_of(host)
         assert outcome is not None
         assert outcome.result == result
 
@@ -384,9 +407,9 @@ time.sleep(1)
 """
 
 
-def test_a_script_that_leaves_midway_after_the_planned_end_goes_on(host: MakeHost) -> None:
+def test_a_script_that_leaves_midway_after_the_planned_end_goes_on(make_host: MakeHost) -> None:
     """However it learned of the stop file: its last progress line says that there is more to train."""
-    outcome = ended_after_the_planned_end(host, ENDS_MIDWAY)
+    outcome = ended_after_the_planned_end(make_host, ENDS_MIDWAY)
     assert outcome is not None
     assert (outcome.result, outcome.reported_step) == (CONTINUE, 86)
 
@@ -400,11 +423,11 @@ def test_a_script_that_leaves_midway_after_the_planned_end_goes_on(host: MakeHos
     ],
     ids=["argument", "environment", "path"],
 )
-def test_the_stop_file_may_be_named_outside_the_source(host: MakeHost, settings: dict[str, Any]) -> None:
+def test_the_stop_file_may_be_named_outside_the_source(make_host: MakeHost, settings: dict[str, Any]) -> None:
     train = "import time\nprint('no total', flush=True)\ntime.sleep(1)"
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"})
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0, **settings).exit_code == 0
-    outcome = outcome_of(made)
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"})
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0, **settings).exit_code == 0
+    outcome = outcome_of(host)
     assert outcome is not None
     assert outcome.result == CONTINUE
 
@@ -412,13 +435,15 @@ def test_the_stop_file_may_be_named_outside_the_source(host: MakeHost, settings:
 HOSTS = ["127.0.0.1", "127.0.0.2"]
 
 
-def test_a_host_that_trains_independently_says_that_it_has_not_finished(host: MakeHost) -> None:
+def test_a_host_that_trains_independently_says_that_it_has_not_finished(make_host: MakeHost) -> None:
     waits = "import signal\nprint('smlaunch: progress step=25 steps=40', flush=True)\nsignal.pause()"
-    made = segment_host(host, waits, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, hosts=HOSTS, current=HOSTS[1])
-    result = made.run(run="digits", checkpoints=KEPT, margin_seconds=1.0, rendezvous=False)
-    assert (result.exit_code, made.failure) == (0, "")
-    folder = Path(made.paths.checkpoints)
-    (path,) = [found for found in folder.rglob("*") if found.is_file()]
+    host = segment_host(
+        make_host, waits, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, hosts=HOSTS, current=HOSTS[1]
+    )
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0, rendezvous=False)
+    assert (result.exit_code, host.failure) == (0, "")
+    folder = Path(host.paths.checkpoints)
+    (path,) = [each for each in folder.rglob("*") if each.is_file()]
     assert path.name == f"outcome-{JOB}.{HOSTS[1]}.json"
     leader = SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=8)
     files = {str(path.relative_to(folder)): path.read_bytes(), leader.path: leader.to_bytes()}
@@ -426,20 +451,25 @@ def test_a_host_that_trains_independently_says_that_it_has_not_finished(host: Ma
     assert merged == leader._replace(result=CONTINUE, reported_step=25)
 
 
-def test_a_host_that_has_finished_after_an_interruption_takes_that_back(host: MakeHost) -> None:
-    made = segment_host(host, "", hosts=HOSTS, current=HOSTS[1])
+def test_a_host_that_has_finished_after_an_interruption_takes_that_back(make_host: MakeHost) -> None:
+    host = segment_host(make_host, "", hosts=HOSTS, current=HOSTS[1])
     unfinished = RanksOfHost(HOSTS[1], CONTINUE, "digits", JOB, 2, 3)
-    path = Path(made.paths.checkpoints, unfinished.path)
+    path = Path(host.paths.checkpoints, unfinished.path)
     path.parent.mkdir(parents=True)
     path.write_bytes(unfinished.to_bytes())
-    assert made.run(run="digits", checkpoints=KEPT, rendezvous=False).exit_code == 0
-    found = parse_ranks_of_host(path.read_bytes())
-    assert found == unfinished._replace(result=FINISHED)
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, rendezvous=False).exit_code == 0
+    ranks = parse_ranks_of_host(path.read_bytes())
+    assert ranks == unfinished._replace(result=FINISHED)
 
 
 # ---- ranks that train apart ----------------------------------------------------------------------------
 
-APART: dict[str, Any] = {"run": "digits", "checkpoints": KEPT, "rendezvous": False, "independent": True}
+INDEPENDENT: dict[str, Any] = {
+    "run": "digits",
+    "checkpoints": CHECKPOINTS,
+    "rendezvous": False,
+    "independent": True,
+}
 ONE_OF_TWO_FINISHES = """
 import os, sys, time
 if os.environ["PROCESS"] == "0":
@@ -449,13 +479,13 @@ while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
 """
 
 
-def test_each_rank_that_trains_apart_has_an_end_of_its_own(host: MakeHost) -> None:
-    made = segment_host(
-        host, ONE_OF_TWO_FINISHES, environ={"SMLAUNCH_STOP_AFTER": "1"}, hosts=HOSTS, current=HOSTS[1]
+def test_each_rank_that_trains_apart_has_an_end_of_its_own(make_host: MakeHost) -> None:
+    host = segment_host(
+        make_host, ONE_OF_TWO_FINISHES, environ={"SMLAUNCH_STOP_AFTER": "1"}, hosts=HOSTS, current=HOSTS[1]
     )
     env = {"PROCESS": Ref("local_rank")}
-    assert made.run(per_host=2, env=env, margin_seconds=40.0, **APART).exit_code == 0
-    (path,) = Path(made.paths.checkpoints).rglob("outcome-*")
+    assert host.run(per_host=2, env=env, margin_seconds=40.0, **INDEPENDENT).exit_code == 0
+    (path,) = Path(host.paths.checkpoints).rglob("outcome-*")
     assert parse_ranks_of_host(path.read_bytes()) == RanksOfHost(
         HOSTS[1], CONTINUE, "digits", JOB, 2, 3, None, 4, ((0, JOB),)
     )
@@ -473,7 +503,7 @@ def test_each_rank_that_trains_apart_has_an_end_of_its_own(host: MakeHost) -> No
     ids=["an earlier segment", "not all", "an attempt that failed", "other shards", "another run"],
 )
 def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
-    host: MakeHost, job: str, total: int, others: set[int], result: str
+    make_host: MakeHost, job: str, total: int, others: set[int], result: str
 ) -> None:
     name = parse_job_name(job)
     assert name is not None
@@ -482,12 +512,12 @@ def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
         independent_ranks=total,
         finished_ranks=tuple((rank, job) for rank in sorted(others)),
     )
-    made = segment_host(host, "", hosts=HOSTS, current=HOSTS[0])
-    path = Path(made.paths.checkpoints, earlier.path)
+    host = segment_host(make_host, "", hosts=HOSTS, current=HOSTS[0])
+    path = Path(host.paths.checkpoints, earlier.path)
     path.parent.mkdir(parents=True)
     path.write_bytes(earlier.to_bytes())
-    assert made.run(per_host=2, **APART).exit_code == 0
-    outcome = outcome_of(made)
+    assert host.run(per_host=2, **INDEPENDENT).exit_code == 0
+    outcome = outcome_of(host)
     assert outcome is not None
     assert (outcome.result, outcome.independent_ranks) == (result, 4)
 
@@ -503,13 +533,13 @@ def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
             finished_ranks=tuple((rank, job) for rank in ranks),
         )
 
-    def found(*hosts: RanksOfHost) -> SegmentOutcome | None:
+    def newest_outcome(*hosts: RanksOfHost) -> SegmentOutcome | None:
         leader = SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, True, independent_ranks=4)
-        files = {one.path: one.to_bytes() for one in (leader, *hosts)}
+        files = {outcome.path: outcome.to_bytes() for outcome in (leader, *hosts)}
         return find_newest_outcome(files, files.__getitem__, "digits")
 
     first, own = of_host("a", 1, 1, 0, 1), of_host("b", 2, 3, 0, 1)
-    outcome = found(first, own)
+    outcome = newest_outcome(first, own)
     assert outcome is not None
     assert (outcome.result, outcome.finished_in) == (FINISHED, ("digits-s1-a1", JOB))
     for hosts in (
@@ -519,7 +549,7 @@ def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
         (of_host("a", 3, 1, 0, 1), own),
         (first._replace(independent_ranks=6), own),
     ):
-        outcome = found(*hosts)
+        outcome = newest_outcome(*hosts)
         assert outcome is not None
         assert outcome.result == CONTINUE
 
@@ -536,7 +566,7 @@ def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
     ids=["after", "at", "the last step", "long before the end", "knows nothing of the end"],
 )
 def test_a_script_that_watches_the_time_and_leaves_before_the_planned_end(
-    host: MakeHost, mention: str, step: int, early_seconds: float, result: str
+    make_host: MakeHost, mention: str, step: int, early_seconds: float, result: str
 ) -> None:
     line = f"smlaunch: progress step={step} steps=45"
     leave = "float(os.environ['SMLAUNCH_STOP' + '_AT']) - time.time()"
@@ -544,9 +574,9 @@ def test_a_script_that_watches_the_time_and_leaves_before_the_planned_end(
         f"# {mention}\nimport os, time\nprint({line!r}, flush=True)\n"
         f"time.sleep(max(0, {leave} - {early_seconds}))"
     )
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "4"})
-    assert made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0).exit_code == 0
-    outcome = outcome_of(made)
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "4"})
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0).exit_code == 0
+    outcome = outcome_of(host)
     assert outcome is not None
     assert outcome.result == result
 
@@ -555,53 +585,53 @@ def test_a_script_that_watches_the_time_and_leaves_before_the_planned_end(
 @pytest.mark.parametrize(
     "make", ["os.mkfifo(path)", "os.symlink('/dev/zero', path)", "os.truncate(path, 1 << 40)"]
 )
-def test_a_hostile_file_in_place_of_the_outcome_is_replaced(host: MakeHost, make: str) -> None:
+def test_a_hostile_file_in_place_of_the_outcome_is_replaced(make_host: MakeHost, make: str) -> None:
     train = f"""
 import os
-path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r})
+path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OUTCOME_FILE!r})
 os.mkdir(os.path.dirname(path))
 if "truncate" in {make!r}:
     open(path, "w").close()
 {make}
 """
-    made = segment_host(host, train)
-    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+    host = segment_host(make_host, train)
+    assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 0
+    assert outcome_of(host) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
-def test_a_script_that_says_nothing_has_finished(host: MakeHost) -> None:
-    made = segment_host(host, "")
-    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+def test_a_script_that_says_nothing_has_finished(make_host: MakeHost) -> None:
+    host = segment_host(make_host, "")
+    assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 0
+    assert outcome_of(host) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
-def test_what_the_ranks_have_said_stands(host: MakeHost) -> None:
-    said = SegmentOutcome(CONTINUE, 120, "digits", JOB, 2, 3)
+def test_what_the_ranks_have_said_stands(make_host: MakeHost) -> None:
+    outcome = SegmentOutcome(CONTINUE, 120, "digits", JOB, 2, 3)
     train = f"""
 import os
 os.mkdir(os.environ["SMLAUNCH_CHECKPOINTS"] + "/smlaunch")
-with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OWN!r}), "wb") as file:
-    file.write({said.to_bytes()!r})
+with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OUTCOME_FILE!r}), "wb") as file:
+    file.write({outcome.to_bytes()!r})
 """
-    made = segment_host(host, train)
-    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == said._replace(ranks_succeeded=True)
+    host = segment_host(make_host, train)
+    assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 0
+    assert outcome_of(host) == outcome._replace(ranks_succeeded=True)
 
 
-def test_a_failure_says_how_far_it_had_come(host: MakeHost) -> None:
-    made = segment_host(host, REPORTS + "raise SystemExit(3)")
-    assert made.run(run="digits", checkpoints=KEPT).exit_code == 3
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
+def test_a_failure_says_how_far_it_had_come(make_host: MakeHost) -> None:
+    host = segment_host(make_host, REPORTS + "raise SystemExit(3)")
+    assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 3
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
 
 
-def test_a_stop_by_the_platform_says_how_far_it_had_come(host: MakeHost) -> None:
+def test_a_stop_by_the_platform_says_how_far_it_had_come(make_host: MakeHost) -> None:
     """At MaxRuntime under load, or by a spot notice."""
-    made = segment_host(host, "import signal\n" + REPORTS + "print('ready', flush=True)\nsignal.pause()")
-    with made.start(run="digits", checkpoints=KEPT) as process:
+    host = segment_host(make_host, "import signal\n" + REPORTS + "print('ready', flush=True)\nsignal.pause()")
+    with host.start(run="digits", checkpoints=CHECKPOINTS) as process:
         ready(process, 1)
         process.send_signal(signal.SIGTERM)
         assert finish(process).exit_code == 143
-    assert outcome_of(made) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
+    assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
 
 
 @pytest.mark.parametrize(
@@ -617,17 +647,17 @@ def test_a_stop_by_the_platform_says_how_far_it_had_come(host: MakeHost) -> None
         (["smlaunch: progress step=99999999999999999999", "x" * 300_000 + "smlaunch: progress step=2"], None),
     ],
 )
-def test_what_counts_as_a_reported_step(host: MakeHost, lines: list[str], reported: int | None) -> None:
+def test_what_counts_as_a_reported_step(make_host: MakeHost, lines: list[str], reported: int | None) -> None:
     train = f"import sys\nsys.stdout.write({chr(10).join(lines)!r})"
-    made = segment_host(host, train, environ={"SMLAUNCH_STOP_AFTER": "60"})
-    result = made.run(run="digits", checkpoints=KEPT)
-    outcome = outcome_of(made)
+    host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "60"})
+    result = host.run(run="digits", checkpoints=CHECKPOINTS)
+    outcome = outcome_of(host)
     assert outcome is not None and outcome.reported_step == reported
     silent = "smlaunch: progress not known: the script reports no step\n"
     assert result.stderr.count(silent) == (reported is None)
 
 
-def test_a_line_that_comes_in_pieces_is_one(host: MakeHost) -> None:
+def test_a_line_that_comes_in_pieces_is_one(make_host: MakeHost) -> None:
     """So is one without an end: a rank may be killed in it."""
     train = """
 import os, time
@@ -635,9 +665,9 @@ for piece in ("a line\\nsmlau", "nch: prog", "ress step=5", "1\\nsmlaunch: progr
     os.write(1, piece.encode())
     time.sleep(0.02)
 """
-    made = segment_host(host, train)
-    made.run(run="digits", checkpoints=KEPT)
-    assert outcome_of(made) == SegmentOutcome(
+    host = segment_host(make_host, train)
+    host.run(run="digits", checkpoints=CHECKPOINTS)
+    assert outcome_of(host) == SegmentOutcome(
         FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=52
     )
 
@@ -646,45 +676,45 @@ for piece in ("a line\\nsmlau", "nch: prog", "ress step=5", "1\\nsmlaunch: progr
     ("begins", "ends", "repeats"), [(1, 64, True), (60, 126, False), (1, 200, False), (10, 63, True)]
 )
 def test_a_script_that_begins_anew_is_told_from_one_that_goes_on(
-    host: MakeHost, begins: int, ends: int, repeats: bool
+    make_host: MakeHost, begins: int, ends: int, repeats: bool
 ) -> None:
     loop = (
         f"for step in range({begins}, {ends} + 1): print('smlaunch: progress step=%d' % step, flush=True)\n"
     )
     late = {"SMLAUNCH_STOP_AFTER": "1", "SMLAUNCH_FROM_REPORTED": "63"}
-    made = segment_host(host, loop + WAITS, environ=late)
-    made.run(run="digits", checkpoints=KEPT, margin_seconds=40.0)
+    host = segment_host(make_host, loop + WAITS_FOR_STOP_FILE, environ=late)
+    host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0)
     expected = SegmentOutcome(
         CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=ends, repeats_steps=repeats
     )
-    assert outcome_of(made) == expected
+    assert outcome_of(host) == expected
 
 
-def test_a_job_that_was_interrupted_has_reported_what_it_had_before(host: MakeHost) -> None:
+def test_a_job_that_was_interrupted_has_reported_what_it_had_before(make_host: MakeHost) -> None:
     """Spot capacity that comes back goes on under the same name, from the newest checkpoint."""
-    made = segment_host(host, REPORTS)
-    leave_behind(made, SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=40))
-    assert made.run(run="digits", checkpoints=KEPT).exit_code == 0
-    assert outcome_of(made) == SegmentOutcome(
+    host = segment_host(make_host, REPORTS)
+    leave_behind(host, SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=40))
+    assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 0
+    assert outcome_of(host) == SegmentOutcome(
         FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=40
     )
 
 
-def test_only_the_leader_says_it(host: MakeHost) -> None:
+def test_only_the_leader_says_it(make_host: MakeHost) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
-    made = segment_host(host, "", hosts=hosts, current=hosts[1])
-    assert made.run(run="digits", checkpoints=KEPT, rendezvous=False).exit_code == 0
-    assert outcome_of(made) is None
+    host = segment_host(make_host, "", hosts=hosts, current=hosts[1])
+    assert host.run(run="digits", checkpoints=CHECKPOINTS, rendezvous=False).exit_code == 0
+    assert outcome_of(host) is None
 
 
-def test_a_run_that_is_finished_ends_at_once(host: MakeHost) -> None:
-    made = segment_host(host, "print('trains')")
+def test_a_run_that_is_finished_ends_at_once(make_host: MakeHost) -> None:
+    host = segment_host(make_host, "print('trains')")
     before = SegmentOutcome(FINISHED, 900, "digits", "digits-s1-a1", ranks_succeeded=True)
-    leave_behind(made, before)
-    result = made.run(run="digits", checkpoints=KEPT)
+    leave_behind(host, before)
+    result = host.run(run="digits", checkpoints=CHECKPOINTS)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "smlaunch: run digits has trained to its end before: nothing is left to do\n"
-    assert outcome_of(made) == before._replace(job=JOB, segment=2, attempt=3)
+    assert outcome_of(host) == before._replace(job=JOB, segment=2, attempt=3)
 
 
 @pytest.mark.parametrize(
@@ -704,17 +734,17 @@ def test_a_run_that_is_finished_ends_at_once(host: MakeHost) -> None:
         ),
     ],
 )
-def test_whatever_else_lies_there_lets_it_train(host: MakeHost, outcome: SegmentOutcome) -> None:
+def test_whatever_else_lies_there_lets_it_train(make_host: MakeHost, outcome: SegmentOutcome) -> None:
     """Model not saved: ranks said that they had finished, and the host was gone before they had left."""
-    made = segment_host(host, "print('trains')")
-    leave_behind(made, outcome)
-    result = made.run(run="digits", checkpoints=KEPT)
+    host = segment_host(make_host, "print('trains')")
+    leave_behind(host, outcome)
+    result = host.run(run="digits", checkpoints=CHECKPOINTS)
     assert result.lines == ["[0] trains"]
-    assert outcome_of(made) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
+    assert outcome_of(host) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
-def test_an_outcome_that_cannot_be_written_is_no_failure_of_the_training(host: MakeHost) -> None:
+def test_an_outcome_that_cannot_be_written_is_no_failure_of_the_training(make_host: MakeHost) -> None:
     train = "import os\nd = os.environ['SMLAUNCH_CHECKPOINTS']\nos.rmdir(d)\nopen(d, 'w').close()"
-    result = segment_host(host, train).run(run="digits", checkpoints=KEPT)
+    result = segment_host(make_host, train).run(run="digits", checkpoints=CHECKPOINTS)
     assert result.exit_code == 0
     assert "the outcome cannot be written" in result.stderr

@@ -18,7 +18,7 @@ from tests.runtime.host import Host, Result, finish
 
 MakeHost = Callable[..., Host]
 
-LISTENS = """
+LISTEN = """
 import os, signal, socket, sys, time
 time.sleep(float(sys.argv[2]))
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -48,46 +48,48 @@ def port() -> Iterator[int]:
     reserved.release()
 
 
-def listening(name: str = "table", ready: bool = True, after: str = "0", **more: object) -> ServiceSpec:
+def listening_service(
+    name: str = "table", ready: bool = True, after: str = "0", **more: object
+) -> ServiceSpec:
     argv = (PYTHON, SERVICE, Ref("port", offset=4), after)
     return ServiceSpec(name, argv, ready_address=READY if ready else None, **more)  # type: ignore[arg-type]
 
 
-def program(text: str, name: str = "table") -> ServiceSpec:
+def program_service(text: str, name: str = "table") -> ServiceSpec:
     return ServiceSpec(name, (PYTHON, "-c", text))
 
 
-def made_of(host: MakeHost, train: str) -> Host:
-    return host(train, source={"service.py": LISTENS})
+def make_service_host(make_host: MakeHost, train: str) -> Host:
+    return make_host(train, source={"service.py": LISTEN})
 
 
-def test_it_is_ready_before_the_ranks_and_told_to_end_after_them(host: MakeHost, port: int) -> None:
+def test_it_is_ready_before_the_ranks_and_told_to_end_after_them(make_host: MakeHost, port: int) -> None:
     train = """
 import os, socket
 socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4)).close()
 print("rank", flush=True)
 """
-    made = made_of(host, train)
-    result = made.run(services=(listening(after="0.3"),), per_host=2, port=port)
-    assert (result.exit_code, made.failure) == (0, ""), result.stderr
+    host = make_service_host(make_host, train)
+    result = host.run(services=(listening_service(after="0.3"),), per_host=2, port=port)
+    assert (result.exit_code, host.failure) == (0, ""), result.stderr
     assert result.lines[0] == "[table] listens"
     assert sorted(result.lines[1:3]) == ["[0] rank", "[1] rank"]
     assert result.lines[3:] == ["[table] told to end"]
 
 
-def test_they_start_in_their_order(host: MakeHost, port: int) -> None:
+def test_they_start_in_their_order(make_host: MakeHost, port: int) -> None:
     second = Concat(("127.0.0.1:", Ref("port", offset=5)))
     argv = (PYTHON, SERVICE, Ref("port", offset=5), "0")
-    made = made_of(host, "print('rank')")
-    services = (listening(after="0.3"), ServiceSpec("two", argv, ready_address=second))
-    result = made.run(services=services, port=port)
+    host = make_service_host(make_host, "print('rank')")
+    services = (listening_service(after="0.3"), ServiceSpec("two", argv, ready_address=second))
+    result = host.run(services=services, port=port)
     assert result.exit_code == 0
     assert result.lines[:3] == ["[table] listens", "[two] listens", "[0] rank"]
 
 
-def test_words_of_a_service(host: MakeHost) -> None:
-    tell = "import json, os, sys, time; print(json.dumps([sys.argv[1:], os.environ['TOLD']]), flush=True); "
-    tell += "[open('up-%d' % number, 'w').close() for number in range(2)]; "
+def test_words_of_a_service(make_host: MakeHost) -> None:
+    script = "import json, os, sys, time; print(json.dumps([sys.argv[1:], os.environ['TOLD']]), flush=True); "
+    script += "[open('up-%d' % number, 'w').close() for number in range(2)]; "
     words: tuple[Arg, ...] = (
         Ref("port", offset=9),
         Ref("own_port", prefix="p", suffix="q", offset=9),
@@ -99,22 +101,22 @@ def test_words_of_a_service(host: MakeHost) -> None:
         Ref("hyperparameters"),
     )
     hosts = ["127.0.0.2", "127.0.0.1"]
-    made = host(AWAITS_TWO, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
+    host = make_host(AWAITS_TWO, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
     service = ServiceSpec(
-        "teller", (PYTHON, "-c", tell + "time.sleep(60)", *words), (("TOLD", Concat(("x=", Ref("host")))),)
+        "teller", (PYTHON, "-c", script + "time.sleep(60)", *words), (("TOLD", Concat(("x=", Ref("host")))),)
     )
-    result = made.run(services=(service,), port=29500, rendezvous=False)
+    result = host.run(services=(service,), port=29500, rendezvous=False)
     assert result.exit_code == 0, result.stderr
-    argv, told = json.loads(result.lines[0].removeprefix("[teller] "))
+    argv, variable = json.loads(result.lines[0].removeprefix("[teller] "))
     assert argv == [
         *("29509", "p29510q", "<127.0.0.1>,<127.0.0.2>", '"127.0.0.1:29510","127.0.0.2:29511"'),
         *("127.0.0.1/1 $HOME", "127.0.0.1", "127.0.0.2", "--lr", "0.10"),
     ]
-    assert told == "x=127.0.0.2"
+    assert variable == "x=127.0.0.2"
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "said"),
+    ("how", "code", "message"),
     [
         ("raise SystemExit(7)", 7, "service table on algo-1 exited with code 7"),
         ("raise ValueError('boom')", 1, "service table on algo-1 exited with code 1: ValueError: boom"),
@@ -122,16 +124,18 @@ def test_words_of_a_service(host: MakeHost) -> None:
         ("pass", 1, "service table on algo-1 exited with code 0: it was to run as long as the ranks do"),
     ],
 )
-def test_one_that_ends_by_itself_ends_the_ranks(host: MakeHost, how: str, code: int, said: str) -> None:
-    made = host("import signal; signal.pause()")
-    result = made.run(services=(program(f"import os, time; time.sleep(0.2)\n{how}"),), per_host=2)
+def test_one_that_ends_by_itself_ends_the_ranks(
+    make_host: MakeHost, how: str, code: int, message: str
+) -> None:
+    host = make_host("import signal; signal.pause()")
+    result = host.run(services=(program_service(f"import os, time; time.sleep(0.2)\n{how}"),), per_host=2)
     assert result.exit_code == code
-    assert made.failure.startswith(said)
-    assert parse_failure(made.failure).service == "table"
-    assert parse_failure(made.failure).rank is None
+    assert host.failure.startswith(message)
+    assert parse_failure(host.failure).service == "table"
+    assert parse_failure(host.failure).rank is None
 
 
-def test_a_rank_that_misses_it_is_not_the_one_that_failed(host: MakeHost, port: int) -> None:
+def test_a_rank_that_misses_it_is_not_the_one_that_failed(make_host: MakeHost, port: int) -> None:
     """They notice, and leave with a traceback of their own. Not within the millisecond: the kernel closes the
     sockets of a killed process before its parent can hear of it, and who is quicker still is named."""
     train = """
@@ -141,52 +145,52 @@ if not peer.recv(1):
     time.sleep(0.1)
     raise ConnectionError("the table is gone")
 """
-    dies = LISTENS.replace(
+    dies = LISTEN.replace(
         "while True:",
         "kept = [server.accept() for _ in range(2)]  # the runtime's, and the rank's\n"
         "os.kill(os.getpid(), 9)\nwhile True:",
     )
     for attempt in range(5):
-        made = host(train, name=f"ml-{attempt}", source={"service.py": dies})
-        result = made.run(services=(listening(),), port=port)
+        host = make_host(train, name=f"ml-{attempt}", source={"service.py": dies})
+        result = host.run(services=(listening_service(),), port=port)
         assert result.exit_code == 137, result.stdout
-        assert made.failure.startswith("service table on algo-1 was killed by SIGKILL"), result.stdout
+        assert host.failure.startswith("service table on algo-1 was killed by SIGKILL"), result.stdout
 
 
-def test_a_rank_that_fails_first_is_the_one_named(host: MakeHost, port: int) -> None:
-    made = made_of(host, "raise SystemExit(9)")
-    result = made.run(services=(listening(),), port=port)
-    assert (result.exit_code, made.failure) == (9, "rank 0 on algo-1 exited with code 9")
+def test_a_rank_that_fails_first_is_the_one_named(make_host: MakeHost, port: int) -> None:
+    host = make_service_host(make_host, "raise SystemExit(9)")
+    result = host.run(services=(listening_service(),), port=port)
+    assert (result.exit_code, host.failure) == (9, "rank 0 on algo-1 exited with code 9")
     assert "[table] told to end" in result.lines
 
 
-def test_one_that_never_gets_ready(host: MakeHost, port: int) -> None:
-    made = made_of(host, "print('rank')")
-    service = listening(after="60", ready_seconds=0.5)
-    result = made.run(services=(service,), port=port)
+def test_one_that_never_gets_ready(make_host: MakeHost, port: int) -> None:
+    host = make_service_host(make_host, "print('rank')")
+    service = listening_service(after="60", ready_seconds=0.5)
+    result = host.run(services=(service,), port=port)
     assert result.exit_code == 1
     assert "rank" not in result.stdout
-    told = f"service table on algo-1 failed: was not ready within 0.5 s: 127.0.0.1:{port + 4} accepts no"
-    assert made.failure.startswith(told)
+    expected = f"service table on algo-1 failed: was not ready within 0.5 s: 127.0.0.1:{port + 4} accepts no"
+    assert host.failure.startswith(expected)
 
 
-def test_one_that_fails_before_it_is_ready(host: MakeHost, port: int) -> None:
-    service = program("raise SystemExit(3)")._replace(ready_address=READY)
-    made = host("print('rank')")
-    result = made.run(services=(service,), port=port)
-    assert (result.exit_code, made.failure) == (3, "service table on algo-1 exited with code 3")
+def test_one_that_fails_before_it_is_ready(make_host: MakeHost, port: int) -> None:
+    service = program_service("raise SystemExit(3)")._replace(ready_address=READY)
+    host = make_host("print('rank')")
+    result = host.run(services=(service,), port=port)
+    assert (result.exit_code, host.failure) == (3, "service table on algo-1 exited with code 3")
     assert "rank" not in result.stdout
 
 
-def test_one_that_cannot_be_started(host: MakeHost) -> None:
-    made = host("print('rank')")
-    result = made.run(services=(ServiceSpec("table", ("/nowhere/table",)),))
+def test_one_that_cannot_be_started(make_host: MakeHost) -> None:
+    host = make_host("print('rank')")
+    result = host.run(services=(ServiceSpec("table", ("/nowhere/table",)),))
     assert result.exit_code == 2
-    assert "/nowhere/table: no such program on this host" in made.failure
+    assert "/nowhere/table: no such program on this host" in host.failure
 
 
-def test_one_that_does_not_end_is_killed_with_what_it_started(host: MakeHost) -> None:
-    deaf = """
+def test_one_that_does_not_end_is_killed_with_what_it_started(make_host: MakeHost) -> None:
+    ignores_sigterm = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
@@ -195,16 +199,16 @@ os.write(1, b"%d\\n" % os.getpid())
 open("up-%d" % os.getpid(), "w").close()
 time.sleep(120)
 """
-    made = host(AWAITS_TWO)
-    result = made.run(services=(program(deaf),))
-    assert (result.exit_code, made.failure, len(result.lines)) == (0, "", 2)
+    host = make_host(AWAITS_TWO)
+    result = host.run(services=(program_service(ignores_sigterm),))
+    assert (result.exit_code, host.failure, len(result.lines)) == (0, "", 2)
     for line in result.lines:
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[1]), 0)
 
 
 class TestStop:
-    def test_it_outlives_the_ranks_that_are_stopped(self, host: MakeHost, port: int) -> None:
+    def test_it_outlives_the_ranks_that_are_stopped(self, make_host: MakeHost, port: int) -> None:
         train = """
 import os, signal, socket, sys
 def leave(number, frame):
@@ -216,27 +220,29 @@ print("ready", flush=True)
 while True:
     signal.pause()
 """
-        made = made_of(host, train)
-        with made.start(services=(listening(),), port=port) as process:
+        host = make_service_host(make_host, train)
+        with host.start(services=(listening_service(),), port=port) as process:
             await_line(process.stdout, "[0] ready")
             process.terminate()
             result = finish(process)
-        assert (result.exit_code, made.failure) == (0, "")
+        assert (result.exit_code, host.failure) == (0, "")
         assert result.lines == ["[0] left with the table there", "[table] told to end"]
 
-    def test_before_a_service_is_ready(self, host: MakeHost, port: int) -> None:
-        silent = program("import time; print('up', flush=True); time.sleep(60)")._replace(ready_address=READY)
-        made = host("print('rank')")
+    def test_before_a_service_is_ready(self, make_host: MakeHost, port: int) -> None:
+        service = program_service("import time; print('up', flush=True); time.sleep(60)")._replace(
+            ready_address=READY
+        )
+        host = make_host("print('rank')")
         began = time.monotonic()
-        with made.start(services=(silent,), port=port) as process:
+        with host.start(services=(service,), port=port) as process:
             await_line(process.stdout, "[table] up")
             process.send_signal(signal.SIGINT)
             result = finish(process)
-        assert (result.exit_code, made.failure) == (130, "")
+        assert (result.exit_code, host.failure) == (130, "")
         assert "rank" not in result.stdout
         assert time.monotonic() - began < 30  # the service has 300 s to get ready
 
-    def test_a_service_that_dies_of_the_stop_is_no_failure(self, host: MakeHost) -> None:
+    def test_a_service_that_dies_of_the_stop_is_no_failure(self, make_host: MakeHost) -> None:
         train = """
 import signal, sys, time
 def leave(number, frame):
@@ -248,9 +254,9 @@ print("ready", flush=True)
 while True:
     signal.pause()
 """
-        made = host(train)
-        with made.start(
-            services=(program("import time; print('up', flush=True); time.sleep(60)"),)
+        host = make_host(train)
+        with host.start(
+            services=(program_service("import time; print('up', flush=True); time.sleep(60)"),)
         ) as process:
             lines = {process.stdout.readline().strip() for _ in range(2)}  # type: ignore[union-attr]
             assert lines == {"[0] ready", "[table] up"}
@@ -260,55 +266,57 @@ while True:
             service = next(pid for pid in children if "time.sleep(60)" in cmdline(pid))
             os.kill(int(service), signal.SIGKILL)
             result = finish(process)
-        assert (result.exit_code, made.failure) == (0, "")
+        assert (result.exit_code, host.failure) == (0, "")
 
 
-def test_a_hang_is_seen_though_the_service_works_and_talks(host: MakeHost) -> None:
-    busy = program(
+def test_a_hang_is_seen_though_the_service_works_and_talks(make_host: MakeHost) -> None:
+    service = program_service(
         "import time\nwhile True:\n    print('busy', sum(range(100000)), flush=True); time.sleep(0.01)"
     )
-    made = host("import signal\ndef waits(): signal.pause()\nwaits()")
-    result = made.run(services=(busy,), hang_seconds=2.0)
+    host = make_host("import signal\ndef waits(): signal.pause()\nwaits()")
+    result = host.run(services=(service,), hang_seconds=2.0)
     assert result.exit_code == 124
-    assert parse_failure(made.failure).cause == "hang: no output and no CPU use for 2 s by rank 0"
+    assert parse_failure(host.failure).cause == "hang: no output and no CPU use for 2 s by rank 0"
 
 
-def test_after_the_planned_end_it_is_ended_with_the_ranks(host: MakeHost, port: int) -> None:
+def test_after_the_planned_end_it_is_ended_with_the_ranks(make_host: MakeHost, port: int) -> None:
     train = """
 import os, time
 while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
     time.sleep(0.02)
 print("left", flush=True)
 """
-    made = host(train, source={"service.py": LISTENS}, environ={"SMLAUNCH_STOP_AFTER": "1"})
-    result = made.run(services=(listening(),), port=port)
-    assert (result.exit_code, made.failure) == (0, "")
+    host = make_host(train, source={"service.py": LISTEN}, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    result = host.run(services=(listening_service(),), port=port)
+    assert (result.exit_code, host.failure) == (0, "")
     assert result.lines == ["[table] listens", "[0] left", "[table] told to end"]
 
 
-def test_where_it_runs(host: MakeHost, port: int) -> None:
+def test_where_it_runs(make_host: MakeHost, port: int) -> None:
     """One on the leader is waited for by all; the one on the others starts after it."""
-    hosts = ["127.0.0.1", "127.0.0.2"]
-    place = Concat(("127.0.0.1:", Ref("port", offset=6)))
+    names = ["127.0.0.1", "127.0.0.2"]
+    address = Concat(("127.0.0.1:", Ref("port", offset=6)))
     argv = (PYTHON, SERVICE, Ref("port", offset=6), "0")
     services = (
-        listening(name="head", after="0.3", runs_on=LEADER),
-        ServiceSpec("worker", argv, runs_on=OTHERS, ready_address=place),
+        listening_service(name="head", after="0.3", runs_on=LEADER),
+        ServiceSpec("worker", argv, runs_on=OTHERS, ready_address=address),
     )
     # The leader's rank stays until the other host's has come, which it does when its worker listens.
-    trains = (f"import socket; socket.create_server(('127.0.0.1', {port} + 7)).accept()", COMES)
-    made = [
-        host(train, source={"service.py": LISTENS}, name=name, hosts=hosts, current=name)
-        for name, train in zip(hosts, trains, strict=True)
+    trains = (f"import socket; socket.create_server(('127.0.0.1', {port} + 7)).accept()", CONNECT_TO_LEADER)
+    hosts = [
+        make_host(train, source={"service.py": LISTEN}, name=name, hosts=names, current=name)
+        for name, train in zip(names, trains, strict=True)
     ]
-    started = [one.start(services=services, port=port, env={"PORT": Ref("port", offset=7)}) for one in made]
+    started = [
+        host.start(services=services, port=port, env={"PORT": Ref("port", offset=7)}) for host in hosts
+    ]
     leader, follower = (finish(process) for process in started)
     assert (leader.exit_code, follower.exit_code) == (0, 0), leader.stderr + follower.stderr
     assert leader.lines == ["[head] listens", "[head] told to end"]
     assert follower.lines == ["[worker] listens", "[worker] told to end"]
 
 
-COMES = """
+CONNECT_TO_LEADER = """
 import os, socket, time
 while True:
     try:
@@ -331,9 +339,9 @@ def cmdline(pid: str) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def test_a_job_without_services_loads_nothing_of_theirs(host: MakeHost) -> None:
+def test_a_job_without_services_loads_nothing_of_theirs(make_host: MakeHost) -> None:
     """What an ordinary job does not need must not lengthen its start."""
-    result: Result = host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
+    result: Result = make_host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
     loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
     assert "smlaunch.runtime.supervisor" in loaded
     for name in ("services", "control_channel", "peer_connection", "secret"):

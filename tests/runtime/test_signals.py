@@ -55,48 +55,50 @@ def runtime_of(process: subprocess.Popen[str], wrapped: bool) -> int:
     "wrapper", [pytest.param((), id="process"), pytest.param(AS_PID_1, id="pid1", marks=pytest.mark.root)]
 )
 class TestStop:
-    def test_each_rank_is_told_and_may_leave_in_peace(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
-        made = host(HANDLES, wrapper=wrapper)
-        with made.start(per_host=2) as process:
+    def test_each_rank_is_told_and_may_leave_in_peace(
+        self, make_host: MakeHost, wrapper: tuple[str, ...]
+    ) -> None:
+        host = make_host(HANDLES, wrapper=wrapper)
+        with host.start(per_host=2) as process:
             ready(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
-        assert (result.exit_code, made.failure) == (0, "")
-        assert {"left-by-0", "left-by-1"} <= set(os.listdir(made.paths.code))
+        assert (result.exit_code, host.failure) == (0, "")
+        assert {"left-by-0", "left-by-1"} <= set(os.listdir(host.paths.code))
 
-    def test_ranks_that_die_of_it_are_no_failure(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
-        made = host(OBEYS, wrapper=wrapper)
-        with made.start(per_host=2) as process:
+    def test_ranks_that_die_of_it_are_no_failure(self, make_host: MakeHost, wrapper: tuple[str, ...]) -> None:
+        host = make_host(OBEYS, wrapper=wrapper)
+        with host.start(per_host=2) as process:
             ready(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
-        assert (result.exit_code, made.failure) == (143, "")
+        assert (result.exit_code, host.failure) == (143, "")
 
     def test_the_deaf_are_killed_when_the_grace_is_over(
-        self, host: MakeHost, wrapper: tuple[str, ...]
+        self, make_host: MakeHost, wrapper: tuple[str, ...]
     ) -> None:
-        made = host(IGNORES, wrapper=wrapper)
-        with made.start(per_host=2, grace_seconds=0.3) as process:
+        host = make_host(IGNORES, wrapper=wrapper)
+        with host.start(per_host=2, grace_seconds=0.3) as process:
             ready(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
         assert result.exit_code == 137
 
-    def test_before_there_are_ranks(self, host: MakeHost, wrapper: tuple[str, ...]) -> None:
+    def test_before_there_are_ranks(self, make_host: MakeHost, wrapper: tuple[str, ...]) -> None:
         """A leader whose name never resolves keeps the host waiting; the stop must not have to."""
         hosts = ["nobody-1.invalid", "nobody-2.invalid"]
-        made = host(OBEYS, hosts=hosts, current=hosts[1], wrapper=wrapper)
-        with made.start(per_host=2) as process:
-            unpacked = Path(made.paths.code) / "train.py"
+        host = make_host(OBEYS, hosts=hosts, current=hosts[1], wrapper=wrapper)
+        with host.start(per_host=2) as process:
+            unpacked = Path(host.paths.code) / "train.py"
             while not unpacked.exists():
                 time.sleep(0.01)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
-        assert (result.exit_code, result.stdout, made.failure) == (143, "", "")
+        assert (result.exit_code, result.stdout, host.failure) == (143, "", "")
 
 
 @pytest.mark.root
-def test_a_stop_that_came_before_the_first_instruction_is_not_lost(host: MakeHost) -> None:
+def test_a_stop_that_came_before_the_first_instruction_is_not_lost(make_host: MakeHost) -> None:
     """PID 1 drops what it has no handler for, but not what is blocked; the runtime unblocks it in time."""
     starter = (
         "import os, signal, sys\n"
@@ -104,12 +106,14 @@ def test_a_stop_that_came_before_the_first_instruction_is_not_lost(host: MakeHos
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
-    made = host(OBEYS)
-    result = host(name="other", wrapper=(*AS_PID_1, made.python, "-c", starter), train=OBEYS).run(per_host=2)
+    host = make_host(OBEYS)
+    result = make_host(name="other", wrapper=(*AS_PID_1, host.python, "-c", starter), train=OBEYS).run(
+        per_host=2
+    )
     assert (result.exit_code, result.stdout) == (143, "")
 
 
-def test_loader_workers_do_not_die_before_their_rank(host: MakeHost) -> None:
+def test_loader_workers_do_not_die_before_their_rank(make_host: MakeHost) -> None:
     """SIGTERM goes to the rank alone; its children, in the same group, go on until it lets them go."""
     train = """
 import os, signal, subprocess, sys
@@ -121,7 +125,7 @@ signal.signal(signal.SIGTERM, leave)
 print("ready", worker.pid, flush=True)
 signal.pause()
 """
-    with host(train).start() as process:
+    with make_host(train).start() as process:
         worker = int(ready(process, 1)[0].split()[-1])
         process.terminate()
         result = finish(process)
@@ -129,51 +133,51 @@ signal.pause()
     assert not Path(f"/proc/{worker}").exists(), "what a rank leaves behind must not outlive the host"
 
 
-def test_other_signals_are_passed_on(host: MakeHost) -> None:
+def test_other_signals_are_passed_on(make_host: MakeHost) -> None:
     train = """
 import signal, sys
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
 print("ready", flush=True)
 signal.pause()
 """
-    with host(train).start() as process:
+    with make_host(train).start() as process:
         ready(process, 1)
         process.send_signal(signal.SIGUSR1)
         assert finish(process).exit_code == 7
 
 
-def test_a_rank_that_fails_on_its_way_out_is_a_failure(host: MakeHost) -> None:
+def test_a_rank_that_fails_on_its_way_out_is_a_failure(make_host: MakeHost) -> None:
     train = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 print(flush=True)
 signal.pause()
 """
-    made = host(train)
-    with made.start() as process:
+    host = make_host(train)
+    with host.start() as process:
         ready(process, 1)
         process.terminate()
         result = finish(process)
     assert result.exit_code == 5
-    assert made.failure.startswith("rank 0 on algo-1 exited with code 5")
+    assert host.failure.startswith("rank 0 on algo-1 exited with code 5")
 
 
-def test_ctrl_c_on_a_terminal_stops_too(host: MakeHost) -> None:
-    with host("import signal\nprint(flush=True)\nsignal.pause()").start(per_host=2) as process:
+def test_ctrl_c_on_a_terminal_stops_too(make_host: MakeHost) -> None:
+    with make_host("import signal\nprint(flush=True)\nsignal.pause()").start(per_host=2) as process:
         ready(process, 2)
         process.send_signal(signal.SIGINT)
         assert finish(process).exit_code == 130
 
 
-def test_a_stop_while_requirements_are_installed(host: MakeHost, tmp_path: Path) -> None:
+def test_a_stop_while_requirements_are_installed(make_host: MakeHost, tmp_path: Path) -> None:
     """pip reads its requirements from a pipe that nobody writes to: it installs for ever."""
-    made = host(OBEYS, environ={"SMLAUNCH_SHARED_PYTHON": "1"})
-    Path(made.paths.code).mkdir()
-    fifo = Path(made.paths.code) / "requirements.txt"
+    host = make_host(OBEYS, environ={"SMLAUNCH_SHARED_PYTHON": "1"})
+    Path(host.paths.code).mkdir()
+    fifo = Path(host.paths.code) / "requirements.txt"
     os.mkfifo(fifo)
     # The runtime itself asks for a file; it is pip that follows the include.
-    (Path(made.paths.code) / "all.txt").write_text("-r requirements.txt\n")
-    with made.start(per_host=1, requirements="all.txt", grace_seconds=5.0) as process, fifo.open("w"):
+    (Path(host.paths.code) / "all.txt").write_text("-r requirements.txt\n")
+    with host.start(per_host=1, requirements="all.txt", grace_seconds=5.0) as process, fifo.open("w"):
         process.terminate()
         result = finish(process)
     assert result.exit_code == 143
@@ -184,13 +188,13 @@ def test_a_stop_while_requirements_are_installed(host: MakeHost, tmp_path: Path)
     "wrapper", [pytest.param((), id="process"), pytest.param(AS_PID_1, id="pid1", marks=pytest.mark.root)]
 )
 def test_an_orphan_that_never_stops_writing_does_not_keep_the_host(
-    host: MakeHost, wrapper: tuple[str, ...]
+    make_host: MakeHost, wrapper: tuple[str, ...]
 ) -> None:
     train = "import subprocess\nsubprocess.run(['sh', '-c', 'setsid yes & exec true'], check=True)\n"
-    assert host(train, wrapper=wrapper).run().exit_code == 0
+    assert make_host(train, wrapper=wrapper).run().exit_code == 0
 
 
-def test_orphans_are_found_wherever_they_went(host: MakeHost) -> None:
+def test_orphans_are_found_wherever_they_went(make_host: MakeHost) -> None:
     """A daemon of its own session, with its parent gone, is no longer in any group the runtime started."""
     train = """
 import subprocess
@@ -200,14 +204,14 @@ daemon = subprocess.run(
 )
 print(daemon.stdout.strip())
 """
-    result = host(train).run()
+    result = make_host(train).run()
     daemon = int(result.stdout.split()[-1])
     assert result.exit_code == 0
     assert not Path(f"/proc/{daemon}").exists()
 
 
 @pytest.mark.root
-def test_pid_1_reaps_orphans_that_are_nobodys(host: MakeHost) -> None:
+def test_pid_1_reaps_orphans_that_are_nobodys(make_host: MakeHost) -> None:
     train = """
 import os, subprocess, time
 for _ in range(5):
@@ -226,10 +230,10 @@ while zombies() and time.monotonic() < end:
     time.sleep(0.01)
 print("zombies", zombies())
 """
-    assert host(train, wrapper=AS_PID_1).run().lines == ["[0] zombies []"]
+    assert make_host(train, wrapper=AS_PID_1).run().lines == ["[0] zombies []"]
 
 
-def test_a_reader_that_has_stopped_reading_does_not_delay_a_stop(host: MakeHost) -> None:
+def test_a_reader_that_has_stopped_reading_does_not_delay_a_stop(make_host: MakeHost) -> None:
     train = """
 import os, signal
 def leave(number, frame):
@@ -239,15 +243,15 @@ signal.signal(signal.SIGTERM, leave)
 while True:
     os.write(1, b"x" * 99 + b"\\n")
 """
-    made = host(train)
-    with made.start() as process:
+    host = make_host(train)
+    with host.start() as process:
         ready(process, 1)  # from now on nobody reads; every pipe on the way fills up
         process.terminate()
-        told = Path(made.paths.code) / "told"
+        marker = Path(host.paths.code) / "told"
         end = time.monotonic() + 20
-        while not told.exists() and time.monotonic() < end:
+        while not marker.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        assert told.exists()
+        assert marker.exists()
         assert finish(process).exit_code == 0
 
 
@@ -268,7 +272,7 @@ def test_a_stop_that_is_raised_into_a_callback_is_not_lost() -> None:
         signals._handle(signal.SIGTERM, None)
 
     reference = weakref.ref(thing, stop)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda told: dropped.append(told.exc_type)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: dropped.append(unraisable.exc_type)
     try:
         del thing
     finally:

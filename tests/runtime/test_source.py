@@ -99,9 +99,9 @@ def test_a_link_in_the_way_is_replaced_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "flipped", "missing"])
-def test_a_damaged_archive_is_one_clear_line(host: MakeHost, damage: str) -> None:
-    made = host("x = 1\n" * 2000 + "".join(f"# {number}\n" for number in range(3000)))
-    path = Path(made.paths.channel_dir(SOURCE_CHANNEL)) / SOURCE_ARCHIVE
+def test_a_damaged_archive_is_one_clear_line(make_host: MakeHost, damage: str) -> None:
+    host = make_host("x = 1\n" * 2000 + "".join(f"# {number}\n" for number in range(3000)))
+    path = Path(host.paths.channel_dir(SOURCE_CHANNEL)) / SOURCE_ARCHIVE
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
@@ -116,20 +116,20 @@ def test_a_damaged_archive_is_one_clear_line(host: MakeHost, damage: str) -> Non
                 "flipped": flipped + content[middle + 64 :],
             }[damage]
         )
-    result = made.run()
+    result = host.run()
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert SOURCE_ARCHIVE in result.stderr
-    assert SOURCE_ARCHIVE in made.failure
+    assert SOURCE_ARCHIVE in host.failure
 
 
-def test_a_missing_entry_script_is_named_with_what_is_there(host: MakeHost) -> None:
-    made = host(source={"model.py": "", "data/x.csv": ""})
-    result = made.run(argv=("python3", Ref("source", suffix="/trian.py")))
+def test_a_missing_entry_script_is_named_with_what_is_there(make_host: MakeHost) -> None:
+    host = make_host(source={"model.py": "", "data/x.csv": ""})
+    result = host.run(argv=("python3", Ref("source", suffix="/trian.py")))
     assert result.exit_code == 2
     assert "trian.py is not in the source, which holds data, model.py, train.py" in result.stderr
     assert result.stdout == ""
-    assert made.failure.startswith("algo-1 failed: trian.py is not in the source")
+    assert host.failure.startswith("algo-1 failed: trian.py is not in the source")
 
 
 def test_an_archive_that_is_not_the_one_that_was_sent_is_not_touched(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.runtime.host import Host
 MakeHost = Callable[..., Host]
 
 
-def passed_on(pieces: list[bytes], prefix: bytes) -> bytes:
+def pass_through(pieces: list[bytes], prefix: bytes) -> bytes:
     """What comes out when a process writes these pieces, each read on its own."""
     out_read, out_write = os.pipe()
     in_read, in_write = os.pipe()
@@ -42,12 +42,12 @@ def test_lines_are_whole_however_they_are_cut(pieces: list[bytes]) -> None:
     lines = text.split(b"\n")
     last = lines.pop()
     expected = [b"[7] " + line + b"\n" for line in lines] + ([b"[7] " + last + b"\n"] if last else [])
-    assert passed_on(pieces, b"[7] ") == b"".join(expected)
+    assert pass_through(pieces, b"[7] ") == b"".join(expected)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8))
 def test_without_a_prefix_bytes_go_through_untouched(pieces: list[bytes]) -> None:
-    assert passed_on(pieces, b"") == b"".join(pieces)
+    assert pass_through(pieces, b"") == b"".join(pieces)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.integers(1, 40))
@@ -65,7 +65,7 @@ def test_a_traceback_is_noticed_however_it_is_cut(before: list[bytes], cut: int)
         stream.close()
 
 
-def test_eight_ranks_at_once_tear_no_line(host: MakeHost) -> None:
+def test_eight_ranks_at_once_tear_no_line(make_host: MakeHost) -> None:
     """Each rank writes its lines in pieces of random size, as buffered programs do."""
     train = """
 import os, random
@@ -76,31 +76,31 @@ while data:
     size = choose.choice((1, 7, 100, 5000, 70000))
     data = data[os.write(1, data[:size]):]
 """
-    result = host(train).run(per_host=8)
-    seen: dict[str, list[int]] = collections.defaultdict(list)
+    result = make_host(train).run(per_host=8)
+    numbers: dict[str, list[int]] = collections.defaultdict(list)
     for line in result.lines:
         prefix, _, rest = line.partition("] ")
         rank, number, filler = rest.split(":")
         assert prefix == "[" + rank
         assert filler == "y" * (int(number) % 97)
-        seen[rank].append(int(number))
-    assert seen == {str(rank): list(range(5000)) for rank in range(8)}
+        numbers[rank].append(int(number))
+    assert numbers == {str(rank): list(range(5000)) for rank in range(8)}
 
 
-def test_stdout_and_stderr_of_a_rank_keep_their_order(host: MakeHost) -> None:
+def test_stdout_and_stderr_of_a_rank_keep_their_order(make_host: MakeHost) -> None:
     train = "import sys\nfor n in range(50):\n    print(n, file=(sys.stdout, sys.stderr)[n % 2])\n"
-    assert host(train).run().lines == [f"[0] {number}" for number in range(50)]
+    assert make_host(train).run().lines == [f"[0] {number}" for number in range(50)]
 
 
-def test_a_line_without_an_end_is_cut_not_kept_for_ever(host: MakeHost) -> None:
-    result = host("import os\nfor _ in range(100): os.write(1, b'x' * 10000)").run()
+def test_a_line_without_an_end_is_cut_not_kept_for_ever(make_host: MakeHost) -> None:
+    result = make_host("import os\nfor _ in range(100): os.write(1, b'x' * 10000)").run()
     assert sum(line.count("x") for line in result.lines) == 1_000_000
     assert 1 < len(result.lines) < 10
 
 
-def test_what_a_process_says_without_a_newline_is_seen_at_once(host: MakeHost) -> None:
+def test_what_a_process_says_without_a_newline_is_seen_at_once(make_host: MakeHost) -> None:
     """One process has the output for itself: nothing is held back for the sake of whole lines."""
-    with host("import signal\nprint('loading...', end='')\nsignal.pause()").start(
+    with make_host("import signal\nprint('loading...', end='')\nsignal.pause()").start(
         rendezvous=False
     ) as process:
         assert process.stdout is not None
@@ -113,18 +113,18 @@ def test_output_in_any_sizes_arrives_whole() -> None:
     blocks = [bytes([n % 251]) * choose.choice((1, 100, 4096, 4097, 9000)) for n in range(300)]
     read_end, write_end = os.pipe()
     output = HostOutput(write_end)
-    got = bytearray()
+    received = bytearray()
     for block in blocks:
         output.append(block)
         output.write_available()
         while output.is_full:
-            got += os.read(read_end, 1 << 16)
+            received += os.read(read_end, 1 << 16)
             output.write_available()
     while output.has_pending:
         output.write_available()
-        got += os.read(read_end, 1 << 16)
+        received += os.read(read_end, 1 << 16)
     output.close()
     os.close(write_end)
     with os.fdopen(read_end, "rb") as file:
-        got += file.read()
-    assert bytes(got) == b"".join(blocks)
+        received += file.read()
+    assert bytes(received) == b"".join(blocks)

@@ -25,17 +25,17 @@ with_torch = [
 ]
 PEERS = ["127.0.0.1", "127.0.0.2"]
 
-TELL = """
+PRINT_ENVIRONMENT = """
 import json, os, sys
 print(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}), flush=True)
 """
 
 
-def run_both(host: MakeHost, train: str, port: int, **spec: object) -> list[tuple[Host, Result]]:
-    hosts = [host(train, name=f"host-{name}", hosts=PEERS, current=name) for name in PEERS]
+def run_both(make_host: MakeHost, train: str, port: int, **spec: object) -> list[tuple[Host, Result]]:
+    hosts = [make_host(train, name=f"host-{name}", hosts=PEERS, current=name) for name in PEERS]
     spec = {"per_host": 2, "launcher": "torchrun", "port": port, **spec}
-    started = [made.start(**spec) for made in hosts]
-    return [(made, finish(process)) for made, process in zip(hosts, started, strict=True)]
+    started = [host.start(**spec) for host in hosts]
+    return [(host, finish(process)) for host, process in zip(hosts, started, strict=True)]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def port() -> int:
 class TestReal:
     pytestmark = with_torch
 
-    def test_ranks_of_two_hosts_meet(self, host: MakeHost, port: int) -> None:
+    def test_ranks_of_two_hosts_meet(self, make_host: MakeHost, port: int) -> None:
         train = """
 import json, os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -59,13 +59,13 @@ print(json.dumps({"total": total.item(), "argv": sys.argv[1:], "env": dict(os.en
 dist.destroy_process_group()
 """
         words = (Ref("python"), Ref("source", suffix="/train.py"), "a b; $HOME", "é\n")
-        results = run_both(host, train, port, argv=words)
-        told = []
-        for made, result in results:
-            assert (result.exit_code, made.failure) == (0, ""), result.stderr + result.stdout
-            told += [line for line in result.lines if not line.startswith("[torchrun]")]
-        documents = [json.loads(line.split("] ", 1)[1]) for line in sorted(told)]
-        assert [line[:4] for line in sorted(told)] == ["[0] ", "[1] ", "[2] ", "[3] "]
+        results = run_both(make_host, train, port, argv=words)
+        lines = []
+        for host, result in results:
+            assert (result.exit_code, host.failure) == (0, ""), result.stderr + result.stdout
+            lines += [line for line in result.lines if not line.startswith("[torchrun]")]
+        documents = [json.loads(line.split("] ", 1)[1]) for line in sorted(lines)]
+        assert [line[:4] for line in sorted(lines)] == ["[0] ", "[1] ", "[2] ", "[3] "]
         assert [document["total"] for document in documents] == [10.0] * 4
         assert [document["argv"] for document in documents] == [["a b; $HOME", "é\n"]] * 4
         env = documents[3]["env"]
@@ -73,21 +73,21 @@ dist.destroy_process_group()
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (PEERS[0], str(port))
         assert env["SM_CURRENT_HOST"] == PEERS[1]
 
-    def test_a_program_may_start_it(self, host: MakeHost, port: int) -> None:
+    def test_a_program_may_start_it(self, make_host: MakeHost, port: int) -> None:
         """As neuron_parallel_compile does: it is given torchrun's whole line, and its end counts."""
         around = """
 import os, subprocess, sys
 print("around", os.path.basename(sys.argv[1]), *sys.argv[2:4], flush=True)
 sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "AROUND": "yes"}).returncode + 3)
 """
-        made = host('import os; print(os.environ["AROUND"], os.environ["RANK"])')
-        result = made.run(per_host=2, launcher="torchrun", port=port, options=(sys.executable, "-c", around))
+        host = make_host('import os; print(os.environ["AROUND"], os.environ["RANK"])')
+        result = host.run(per_host=2, launcher="torchrun", port=port, options=(sys.executable, "-c", around))
         assert f"[torchrun] around {Path(sys.executable).name} -m torch.distributed.run" in result.lines
         assert sorted(line for line in result.lines if "yes" in line) == ["[0] yes 0", "[1] yes 1"]
         assert result.exit_code == 3
 
     @pytest.mark.parametrize(
-        ("how", "code", "said"),
+        ("how", "code", "message"),
         [
             ("raise ValueError('boom')", 1, "exited with code 1: ValueError: boom\nTraceback"),
             ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
@@ -95,7 +95,7 @@ sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "AROUND": "yes"}).retur
         ],
     )
     def test_the_rank_that_failed_is_named(
-        self, host: MakeHost, port: int, how: str, code: int, said: str
+        self, make_host: MakeHost, port: int, how: str, code: int, message: str
     ) -> None:
         train = f"""
 import os, signal, sys
@@ -103,12 +103,12 @@ if os.environ["RANK"] == "1":
     {how}
 signal.pause()
 """
-        made = host(train)
-        result = made.run(per_host=2, launcher="torchrun", port=port)
+        host = make_host(train)
+        result = host.run(per_host=2, launcher="torchrun", port=port)
         assert result.exit_code == code, result.stdout
-        assert made.failure.startswith(f"rank 1 on algo-1 {said}")
+        assert host.failure.startswith(f"rank 1 on algo-1 {message}")
 
-    def test_a_stop_reaches_the_ranks(self, host: MakeHost, port: int) -> None:
+    def test_a_stop_reaches_the_ranks(self, make_host: MakeHost, port: int) -> None:
         train = """
 import os, signal, sys
 def leave(number, frame):
@@ -118,37 +118,37 @@ signal.signal(signal.SIGTERM, leave)
 print("ready", flush=True)
 signal.pause()
 """
-        made = host(train)
-        with made.start(per_host=2, launcher="torchrun", port=port) as process:
+        host = make_host(train)
+        with host.start(per_host=2, launcher="torchrun", port=port) as process:
             assert process.stdout is not None
-            seen = 0
-            while seen < 2:
-                seen += "ready" in process.stdout.readline()
+            ready_count = 0
+            while ready_count < 2:
+                ready_count += "ready" in process.stdout.readline()
             process.terminate()
             result = finish(process)
-        assert (result.exit_code, made.failure) == (143, "")
+        assert (result.exit_code, host.failure) == (143, "")
         assert sorted(line for line in result.lines if "told" in line) == ["[0] told", "[1] told"]
 
-    def test_a_hang_shows_the_stacks_of_its_ranks(self, host: MakeHost, port: int) -> None:
-        made = host("import signal\ndef waits(): signal.pause()\nwaits()")
-        result = made.run(per_host=2, launcher="torchrun", port=port, hang_seconds=6.0)
+    def test_a_hang_shows_the_stacks_of_its_ranks(self, make_host: MakeHost, port: int) -> None:
+        host = make_host("import signal\ndef waits(): signal.pause()\nwaits()")
+        result = host.run(per_host=2, launcher="torchrun", port=port, hang_seconds=6.0)
         assert result.exit_code == 124
-        failure = parse_failure(made.failure)
+        failure = parse_failure(host.failure)
         assert failure.cause == "hang: no output and no CPU use for 6 s by ranks 0 and 1"
         assert "in waits" in failure.traceback
 
 
-def test_words_that_differ_by_rank_are_refused(host: MakeHost) -> None:
-    made = host(TELL)
-    result = made.run(argv=("echo", Ref("local_rank")), launcher="torchrun")
+def test_words_that_differ_by_rank_are_refused(make_host: MakeHost) -> None:
+    host = make_host(PRINT_ENVIRONMENT)
+    result = host.run(argv=("echo", Ref("local_rank")), launcher="torchrun")
     assert result.exit_code == 2
     assert "'local_rank' is not known before torchrun starts its ranks" in result.stderr
 
 
-def test_no_torch_is_told(host: MakeHost) -> None:
-    made = host(TELL, source={"torch.py": ""})
-    assert made.run(launcher="torchrun").exit_code == 1
-    assert "No module named" in made.failure
+def test_no_torch_is_told(make_host: MakeHost) -> None:
+    host = make_host(PRINT_ENVIRONMENT, source={"torch.py": ""})
+    assert host.run(launcher="torchrun").exit_code == 1
+    assert "No module named" in host.failure
 
 
 REPORT = """
@@ -176,13 +176,13 @@ Root Cause (first observed failure):
 """
 
 
-def of_agent(status: int, tail: str) -> HostOutcome:
+def agent_outcome(status: int, tail: str) -> HostOutcome:
     tails = {4: ("Traceback (most recent call last):\nOSError: x\n", 50.0), 5: ("", None)}
     return HostOutcome((FinishedProcess(4, status, 100.0, 100.0, tail, False, tails),))
 
 
 def test_its_report_is_read() -> None:
-    failure = _outcome_by_rank(of_agent(1, REPORT)).first_failure
+    failure = _outcome_by_rank(agent_outcome(1, REPORT)).first_failure
     assert failure is not None
     assert (failure.rank, failure.status, failure.failed_at) == (4, -11, 50.0)
 
@@ -206,14 +206,14 @@ def test_a_rank_that_takes_long_to_exit_after_its_exception_is_the_cause() -> No
 
 
 def test_without_a_report_it_speaks_for_itself() -> None:
-    failure = _outcome_by_rank(of_agent(1, "RuntimeError: no store")).first_failure
+    failure = _outcome_by_rank(agent_outcome(1, "RuntimeError: no store")).first_failure
     assert failure is not None
     assert (failure.rank, failure.status, failure.output_tail) == (None, 1, "RuntimeError: no store")
 
 
 def test_its_way_to_die_of_a_signal() -> None:
     tail = "...api.SignalException: Process 7 got signal: 15\n"
-    outcome = _outcome_by_rank(of_agent(1, tail))._replace(stop_signal=15)
+    outcome = _outcome_by_rank(agent_outcome(1, tail))._replace(stop_signal=15)
     assert (outcome.exit_code, outcome.first_failure) == (143, None)
 
 
@@ -237,7 +237,7 @@ class TestPeersThatLeave:
 
     @pytest.mark.parametrize("launcher", ["runtime", "torchrun"])
     def test_a_rank_that_leaves_with_0_while_others_wait_for_it(
-        self, host: MakeHost, port: int, launcher: str
+        self, make_host: MakeHost, port: int, launcher: str
     ) -> None:
         """Its peers fail within a moment; the cause says for want of whom, where the launcher knows."""
         train = """
@@ -248,14 +248,14 @@ if dist.get_rank() == 1:
     os._exit(0)
 dist.all_reduce(torch.ones(1))
 """
-        made = host(train)
-        result = made.run(per_host=2, launcher=launcher, port=port)
+        host = make_host(train)
+        result = host.run(per_host=2, launcher=launcher, port=port)
         assert result.exit_code == 1, result.stdout
-        first = made.failure.partition("\n")[0]
+        first = host.failure.partition("\n")[0]
         assert first.startswith("rank 0 on algo-1 exited with code 1: ")
         if launcher == "runtime":
             assert first.endswith("; rank 1 had left with exit code 0")
-        assert "in <module>" in made.failure
+        assert "in <module>" in host.failure
 
 
 class TestThroughTheCommand:
@@ -287,18 +287,20 @@ dist.destroy_process_group()
             "environment": {} if fails is None else {"FAILS": fails},
         }
         (folder / "job.yaml").write_text(json.dumps(job))
-        ran = smlaunch("run", folder / "job.yaml", "--local", "--json")
-        (done,) = ran.json()["jobs"]
+        result = smlaunch("run", folder / "job.yaml", "--local", "--json")
+        (training_job,) = result.json()["jobs"]
         if fails is None:
-            assert (ran.code, done["status"]) == (0, "Completed"), ran.text
-            assert {f"[{rank}] total 10.0 on algo-{1 + rank // 2}" for rank in range(4)} <= told_in(ran.err)
+            assert (result.code, training_job["status"]) == (0, "Completed"), result.text
+            assert {f"[{rank}] total 10.0 on algo-{1 + rank // 2}" for rank in range(4)} <= log_lines(
+                result.err
+            )
         else:
-            assert ran.code == 1, ran.text
-            failure = done["failure"]
+            assert result.code == 1, result.text
+            failure = training_job["failure"]
             assert (failure["cause"], failure["host"]) == ("ValueError: planted", "algo-2")
             assert (failure["rank"], failure["exit_code"]) == (2, 1)
 
 
-def told_in(text: str) -> set[str]:
+def log_lines(text: str) -> set[str]:
     """Lines of the hosts' logs, without the host's name."""
     return {line.partition(" ")[2] for line in text.splitlines()}

@@ -11,8 +11,10 @@ from smlaunch.runtime import tracebacks
 
 
 def output_of(program: str, python: str = sys.executable, *options: str) -> str:
-    done = subprocess.run([python, *options, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.stdout.decode("utf-8", "replace")
+    result = subprocess.run(
+        [python, *options, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return result.stdout.decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(
