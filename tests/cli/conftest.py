@@ -40,21 +40,21 @@ class Shell:
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
-        ours = ("AWS_", "SMLAUNCH_")
+        private_prefixes = ("AWS_", "SMLAUNCH_")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            **{name: value for name, value in os.environ.items() if not name.startswith(private_prefixes)},
             "SMLAUNCH_HOME": str(home),
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def __call__(self, *words: str | Path) -> Outcome:
-        done = warm.run([*map(str, words)], env=self.environment, cwd=self.folder, timeout=60)
-        return Outcome(done.returncode, done.stdout, done.stderr)
+    def __call__(self, *arguments: str | Path) -> Outcome:
+        result = warm.run([*map(str, arguments)], env=self.environment, cwd=self.folder, timeout=60)
+        return Outcome(result.returncode, result.stdout, result.stderr)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, *words],
+            [*COMMAND, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,7 +72,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 @pytest.fixture(scope="package")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def endpoint_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """With one endpoint for all tests of this folder."""
     folder = tmp_path_factory.mktemp("background")
     (folder / "train.py").write_text(SCRIPT)
@@ -83,11 +83,11 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     assert shell("local", "stop").code == 0
 
 
-def interrupt(process: subprocess.Popen[str], until: str) -> None:
+def interrupt(process: subprocess.Popen[str], awaited_text: str) -> None:
     """Ctrl-C once the process has printed ``until``."""
     assert process.stdout is not None
     for line in process.stdout:
-        if until in line:
+        if awaited_text in line:
             process.send_signal(signal.SIGINT)
             return
-    raise AssertionError(f"it ended without printing {until!r}: {process.communicate()[1]}")
+    raise AssertionError(f"it ended without printing {awaited_text!r}: {process.communicate()[1]}")

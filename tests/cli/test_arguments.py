@@ -21,19 +21,19 @@ from tests.cli.conftest import Shell
 HEAVY = ("boto3", "botocore", "pydantic", "rich", "yaml", "asyncio")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["local", "--help"], ["--version"]])
-def test_help_loads_nothing_heavy(words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["local", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom smlaunch.cli.main import run_command\n"
-        f"assert run_command({words!r}) == 0\n"
+        f"assert run_command({arguments!r}) == 0\n"
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\nassert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["rnu"], "error: command 'rnu' is unknown, did you mean 'run'?"),
         (["train.py"], "to run it: smlaunch run train.py"),
@@ -50,11 +50,11 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
     ],
 )
 def test_mistakes_end_with_2_and_a_next_step(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(words) == 2
+    assert run_command(arguments) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert message in captured.err
     assert captured.out == ""
 
 
@@ -64,8 +64,8 @@ def test_all_mistakes_of_file_and_command_line_at_once(
     """What cannot be read, and what can be read and cannot work: the script is not there."""
     job = tmp_path / "job.yaml"
     job.write_text("entry: train.py\nstrategy: dpp\ncompute: {host: 2}\nlimits: {max_runtime: 10}\n")
-    words = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]
-    assert run_command(words) == 2
+    arguments = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]
+    assert run_command(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "error: 7 problems"
     read = ("--hp:", "--input:", "strategy:", "compute.host:", "compute.hosts:", "limits.max_runtime:")
@@ -74,35 +74,35 @@ def test_all_mistakes_of_file_and_command_line_at_once(
 
 
 def test_a_region_that_is_not_named_anywhere(shell: Shell) -> None:
-    done = shell("run", "train.py")
-    assert done.code == 3
-    assert done.err.startswith("error: no AWS region is set: give --region")
-    assert "--local" in done.err
+    result = shell("run", "train.py")
+    assert result.code == 3
+    assert result.err.startswith("error: no AWS region is set: give --region")
+    assert "--local" in result.err
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
 def test_completion_scripts(name: str, shell: Shell) -> None:
     script = shell("completion", name)
     assert script.code == 0 and "_SMLAUNCH_COMPLETE" in script.out
-    asked = Shell(shell.folder, shell.folder)
-    asked.environment |= {"_SMLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "smlaunch lo"}
-    asked.environment["COMP_CWORD"] = "1"
-    words = asked().out
-    assert "logs" in words and "local" in words and "run" not in words
+    completion_shell = Shell(shell.folder, shell.folder)
+    completion_shell.environment |= {"_SMLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "smlaunch lo"}
+    completion_shell.environment["COMP_CWORD"] = "1"
+    suggestions = completion_shell().out
+    assert "logs" in suggestions and "local" in suggestions and "run" not in suggestions
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "expected_values"),
     [
         (("plan", "--strategy", "d"), ["ddp", "deepspeed"]),
         (("plan", "--algorithm", "x"), ["xgboost"]),
         (("init", "s"), ["share-nothing", "sklearn", "smddp", "smp", "spark"]),
     ],
 )
-def test_names_are_completed(line: tuple[str, ...], words: list[str]) -> None:
+def test_names_are_completed(line: tuple[str, ...], expected_values: list[str]) -> None:
     *before, incomplete = line
     completions = ShellComplete(cli, {}, "smlaunch", "").get_completions(before, incomplete)
-    assert [completion.value for completion in completions] == words
+    assert [completion.value for completion in completions] == expected_values
 
 
 def test_inputs_of_the_command_line() -> None:
@@ -134,12 +134,12 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_a_dry_run_and_a_plan_leave_nothing_behind(shell: Shell) -> None:
-    dry = shell("run", "train.py", "--local", "--dry-run", "--hosts", "2", "--hp", "lr=0.10")
-    assert dry.code == 0, dry.err
-    request = json.loads(dry.out)
+    dry_run = shell("run", "train.py", "--local", "--dry-run", "--hosts", "2", "--hp", "lr=0.10")
+    assert dry_run.code == 0, dry_run.err
+    request = json.loads(dry_run.out)
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert request["HyperParameters"]["lr"] == "0.10"
-    planned = shell("plan", "train.py", "--local", "--json")
-    assert planned.code == 0, planned.err
-    assert {"strategy", "reasons", "warnings", "requests", "cost"} <= set(json.loads(planned.out))
+    plan_result = shell("plan", "train.py", "--local", "--json")
+    assert plan_result.code == 0, plan_result.err
+    assert {"strategy", "reasons", "warnings", "requests", "cost"} <= set(json.loads(plan_result.out))
     assert not Path(shell.environment["SMLAUNCH_HOME"]).exists()

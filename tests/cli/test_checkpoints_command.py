@@ -54,28 +54,30 @@ checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", upload: dir
 """
 
 
-def test_hosts_that_carry_their_own_parts(standing: Shell) -> None:
+def test_hosts_that_carry_their_own_parts(endpoint_shell: Shell) -> None:
     """Two hosts, one after the other two more: each downloads its own part and no other."""
-    (standing.folder / "carries.py").write_text(CARRIES)
-    (standing.folder / "carries.yaml").write_text(JOB)
+    (endpoint_shell.folder / "carries.py").write_text(CARRIES)
+    (endpoint_shell.folder / "carries.yaml").write_text(JOB)
     for name, began in (("carried-1", "None []"), ("carried-2", "2 ['rank-0000{}']")):
-        done = standing("run", "carries.yaml", "--local", "--name", name)
-        assert done.code == 0, done.err
-        said = sorted(line.partition("rank ")[2] for line in done.out.splitlines() if "began with" in line)
-        assert said == [f"{rank} began with {began.format(rank)}" for rank in range(2)]
+        result = endpoint_shell("run", "carries.yaml", "--local", "--name", name)
+        assert result.code == 0, result.err
+        first_lines = sorted(
+            line.partition("rank ")[2] for line in result.out.splitlines() if "began with" in line
+        )
+        assert first_lines == [f"{rank} began with {began.format(rank)}" for rank in range(2)]
     uri = "s3://sagemaker-us-east-1-000000000000/carried/"
-    verified = standing("checkpoints", "verify", uri, "--local")
-    assert verified.out.splitlines() == [f"step {step}: verified" for step in (4, 3, 2, 1)]
+    verification = endpoint_shell("checkpoints", "verify", uri, "--local")
+    assert verification.out.splitlines() == [f"step {step}: verified" for step in (4, 3, 2, 1)]
 
 
-def test_list_and_verify(standing: Shell) -> None:
-    script = standing.folder / "saves.py"
+def test_list_and_verify(endpoint_shell: Shell) -> None:
+    script = endpoint_shell.folder / "saves.py"
     script.write_text(SAVES)
     uri = "s3://keeps/ckpt/"
-    done = standing("run", script, "--local", "--name", "keeps", "--checkpoints", uri, "--json")
-    assert done.code == 0, done.err
-    listed = standing("checkpoints", "ls", "keeps", "--local")
-    head, *rows = [re.split(r"\s{2,}", line) for line in listed.out.splitlines()]
+    result = endpoint_shell("run", script, "--local", "--name", "keeps", "--checkpoints", uri, "--json")
+    assert result.code == 0, result.err
+    listing = endpoint_shell("checkpoints", "ls", "keeps", "--local")
+    head, *rows = [re.split(r"\s{2,}", line) for line in listing.out.splitlines()]
     assert head == ["STEP", "RANKS", "SIZE", "SAMPLES", "JOB", "STATE"]
     assert [(row[0], row[-1]) for row in rows] == [
         ("30", "not committed"),
@@ -83,32 +85,32 @@ def test_list_and_verify(standing: Shell) -> None:
         ("10", "complete"),
     ]
     assert rows[1][1] == "1" and rows[1][3:5] == ["40", "keeps-s1-a1"]
-    assert "keeps-s1-a1: finished" in listed.err
-    assert standing("checkpoints", "verify", "keeps", "--local").out.splitlines() == [
+    assert "keeps-s1-a1: finished" in listing.err
+    assert endpoint_shell("checkpoints", "verify", "keeps", "--local").out.splitlines() == [
         "step 20: verified",
         "step 10: verified",
     ]
 
-    home = Path(standing.environment["SMLAUNCH_HOME"])
+    home = Path(endpoint_shell.environment["SMLAUNCH_HOME"])
     (part,) = (home / "s3" / "keeps" / "ckpt").glob("smlaunch/step-000000000020/rank-*")
     part.write_bytes(b"x" + part.read_bytes()[1:])
-    assert standing("checkpoints", "verify", uri, "--local", "--step", "10").code == 0
-    spoilt = standing("checkpoints", "verify", uri, "--local", "--json")
-    assert spoilt.code == 1
-    found = {row["step"]: row for row in json.loads(spoilt.out)["checkpoints"]}
+    assert endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "10").code == 0
+    failed_verification = endpoint_shell("checkpoints", "verify", uri, "--local", "--json")
+    assert failed_verification.code == 1
+    found = {row["step"]: row for row in json.loads(failed_verification.out)["checkpoints"]}
     assert found[10]["whole"] and not found[20]["whole"]
     assert found[20]["problems"] == [f"{part.name}: its content is not what the manifest says"]
-    uncommitted = standing("checkpoints", "verify", uri, "--local", "--step", "30")
+    uncommitted = endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "30")
     assert (uncommitted.code, uncommitted.out) == (0, "step 30: not committed\n")
 
-    document = json.loads(standing("checkpoints", "ls", uri, "--local", "--json").out)
+    document = json.loads(endpoint_shell("checkpoints", "ls", uri, "--local", "--json").out)
     assert [row["step"] for row in document["checkpoints"]] == [30, 20, 10]
     assert document["outcome"]["result"] == "finished"
 
 
-def test_what_cannot_be_found(standing: Shell) -> None:
-    missing = standing("checkpoints", "verify", "s3://nowhere/here", "--local", "--step", "3")
+def test_what_cannot_be_found(endpoint_shell: Shell) -> None:
+    missing = endpoint_shell("checkpoints", "verify", "s3://nowhere/here", "--local", "--step", "3")
     assert missing.code == 2 and "3 is not below s3://nowhere/here/; steps there: none" in missing.err
-    empty = standing("checkpoints", "ls", "s3://nowhere/here", "--local")
+    empty = endpoint_shell("checkpoints", "ls", "s3://nowhere/here", "--local")
     assert (empty.code, empty.out) == (0, "") and "no checkpoints below" in empty.err
-    assert standing("checkpoints", "ls", "no-such-run", "--local").code == 2
+    assert endpoint_shell("checkpoints", "ls", "no-such-run", "--local").code == 2

@@ -15,16 +15,16 @@ def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str]) -> Non
     echo(ODD)
     print_message(ODD)
     print_labeled("failed: ", ODD, bold=True)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (PLAIN, f"{PLAIN}failed: {PLAIN}")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (PLAIN, f"{PLAIN}failed: {PLAIN}")
 
 
-def test_a_jobs_failure_does_not_reach_the_terminal(standing: Shell) -> None:
-    script = standing.folder / "odd.py"
+def test_a_jobs_failure_does_not_reach_the_terminal(endpoint_shell: Shell) -> None:
+    script = endpoint_shell.folder / "odd.py"
     script.write_text("print('own \\x07', flush=True)\nraise RuntimeError('A\\x1b]0;title\\x07B')\n")
-    done = standing("run", script.name, "--local", "--name", "odd")
-    assert (done.code, "own \x07" in done.out) == (1, True)
-    assert "failed: algo-1 exited with code 1: RuntimeError: A\\x1b]0;title\\x07B" in done.err
-    for words in (("show", "odd"), ("wait", "odd"), ("ls",)):
-        shown = standing(*words, "--local")
-        assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}, words
+    result = endpoint_shell("run", script.name, "--local", "--name", "odd")
+    assert (result.code, "own \x07" in result.out) == (1, True)
+    assert "failed: algo-1 exited with code 1: RuntimeError: A\\x1b]0;title\\x07B" in result.err
+    for arguments in (("show", "odd"), ("wait", "odd"), ("ls",)):
+        result = endpoint_shell(*arguments, "--local")
+        assert not {"\x1b", "\x07"} & {*result.out, *result.err}, arguments

@@ -13,18 +13,18 @@ print("smlaunch: metric data_wait_share={}".format(share), flush=True)
 """
 
 
-def test_the_end_of_a_run_and_show_say_that_it_is_input_bound(standing: Shell) -> None:
-    (standing.folder / "waits.py").write_text(SCRIPT)
-    (standing.folder / "x").mkdir()
-    (standing.folder / "x" / "a.txt").write_text("a")
+def test_the_end_of_a_run_and_show_say_that_it_is_input_bound(endpoint_shell: Shell) -> None:
+    (endpoint_shell.folder / "waits.py").write_text(SCRIPT)
+    (endpoint_shell.folder / "x").mkdir()
+    (endpoint_shell.folder / "x" / "a.txt").write_text("a")
     ranks = ("--strategy", "ddp", "--processes-per-host", "2")
-    options = (*ranks, "--local", "--input", f"train={standing.folder / 'x'},mode=FastFile")
-    done = standing("run", "waits.py", "--name", "waits", *options)
-    assert done.code == 0, done.err
-    shown = standing("show", "waits", "--local").out
-    for said in (done.out, shown):
-        lines = said.splitlines()
-        at = lines.index("input bound: 43% of step time")
-        assert lines[at + 1].startswith("  train comes from S3 in every epoch")
-    told = json.loads(standing("show", "waits", "--local", "--json").out)["data_wait"]
-    assert (told["share"], told["input_bound"]) == (0.43, True)
+    options = (*ranks, "--local", "--input", f"train={endpoint_shell.folder / 'x'},mode=FastFile")
+    result = endpoint_shell("run", "waits.py", "--name", "waits", *options)
+    assert result.code == 0, result.err
+    details = endpoint_shell("show", "waits", "--local").out
+    for text in (result.out, details):
+        lines = text.splitlines()
+        first_line = lines.index("input bound: 43% of step time")
+        assert lines[first_line + 1].startswith("  train comes from S3 in every epoch")
+    data_wait = json.loads(endpoint_shell("show", "waits", "--local", "--json").out)["data_wait"]
+    assert (data_wait["share"], data_wait["input_bound"]) == (0.43, True)

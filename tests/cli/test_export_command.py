@@ -26,9 +26,9 @@ def test_the_definition_is_printed_and_the_same_every_time(shell: Shell) -> None
 
 def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None:
     write_script(shell)
-    made = shell(*WORDS, "--out", "machine", "--embed", "task", "--called", "mine", "--json")
-    assert made.code == 0, made.err
-    document = json.loads(made.out)
+    result = shell(*WORDS, "--out", "machine", "--embed", "task", "--called", "mine", "--json")
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
     assert document["staged"] and document["run"] is None
     assert sorted(Path(file).name for file in document["files"]) == [
         "permissions.json",
@@ -41,9 +41,9 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
         channel["DataSource"]["S3DataSource"]["S3Uri"]
         for channel in definition["States"]["Train"]["Parameters"]["InputDataConfig"]
     ]
-    for place in places:
-        folder = shell.folder.parent / "home" / "s3" / place.removeprefix("s3://")
-        assert any(folder.iterdir()), place
+    for uri in places:
+        folder = shell.folder.parent / "home" / "s3" / uri.removeprefix("s3://")
+        assert any(folder.iterdir()), uri
     before = (shell.folder / "machine" / "state-machine.asl.json").read_bytes()
     dag = ("export", "airflow", *WORDS[2:], "--out", "machine", "--no-stage")
     assert shell(*dag).code == 0  # in the same folder, which is the source's too
@@ -55,9 +55,9 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_uploaded(shell: Shell) -> None:
     write_script(shell)
-    refused = shell(*WORDS, "--out", "train.py/machine")
-    assert (refused.code, refused.out) == (2, "")
-    assert "--out: train.py/machine cannot be written: Not a directory" in refused.err
+    refusal = shell(*WORDS, "--out", "train.py/machine")
+    assert (refusal.code, refusal.out) == (2, "")
+    assert "--out: train.py/machine cannot be written: Not a directory" in refusal.err
     assert not list((shell.folder.parent / "home").glob("s3/*/smlaunch/**/*.json"))
 
 
@@ -74,19 +74,19 @@ def test_an_interrupted_export_leaves_the_files_as_they_were(tmp_path: Path) -> 
 
 def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
     write_script(shell)
-    refused = shell(*WORDS, "--hp", "lr.$=1", "--no-stage")
-    assert (refused.code, refused.out) == (2, "")
-    assert "hyperparameters.lr.$:" in refused.err
+    refusal = shell(*WORDS, "--hp", "lr.$=1", "--no-stage")
+    assert (refusal.code, refusal.out) == (2, "")
+    assert "hyperparameters.lr.$:" in refusal.err
 
 
 def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(
-    standing: Shell, tmp_path: Path
+    endpoint_shell: Shell, tmp_path: Path
 ) -> None:
     # In a folder of its own: other tests run the train.py of that one's.
-    user = Shell(tmp_path, Path(standing.environment["SMLAUNCH_HOME"]))
+    user = Shell(tmp_path, Path(endpoint_shell.environment["SMLAUNCH_HOME"]))
     write_script(user)
     role = "arn:aws:iam::000000000000:role/machine"
-    for words, said in (
+    for arguments, message in (
         (("--deploy",), "--deploy: the state machine needs a role"),
         (("--machine-role", role), "--machine-role: is used with --deploy only"),
         (("--deploy", "--machine-role", "machine"), "--machine-role: 'machine' is not a role's ARN"),
@@ -99,13 +99,13 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(
             "--called: 'a b' is not a valid state machine name",
         ),
     ):
-        refused = user(*WORDS, *words)
-        assert (refused.code, refused.out) == (2, "")
-        assert said in refused.err
+        refusal = user(*WORDS, *arguments)
+        assert (refusal.code, refusal.out) == (2, "")
+        assert message in refusal.err
 
 
 def test_nothing_is_deployed_to_an_endpoint_that_ends_with_the_command(shell: Shell) -> None:
     write_script(shell)
-    refused = shell(*WORDS, "--deploy", "--machine-role", "arn:aws:iam::000000000000:role/machine")
-    assert (refused.code, refused.out) == (2, "")
-    assert "smlaunch local start" in refused.err
+    refusal = shell(*WORDS, "--deploy", "--machine-role", "arn:aws:iam::000000000000:role/machine")
+    assert (refusal.code, refusal.out) == (2, "")
+    assert "smlaunch local start" in refusal.err

@@ -62,6 +62,6 @@ def test_all_commands_are_looked_at() -> None:
 
 def test_a_command_that_runs_on_collects_its_cycles() -> None:
     commands = leaves(cli)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *commands], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr.count("left ") == len(commands)
+    result = subprocess.run([sys.executable, "-c", PROGRAM, *commands], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert result.stderr.count("left ") == len(commands)

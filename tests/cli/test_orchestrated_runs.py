@@ -17,43 +17,51 @@ def execution_of(sagemaker: Any, name: str, definition: str) -> str:
     return str(sagemaker.start_pipeline_execution(PipelineName=name)["PipelineExecutionArn"])
 
 
-def test_a_pipelines_run_is_looked_at_and_stopped_like_any_other(standing: Shell) -> None:
-    script = write_script(standing.folder / "chain")
+def test_a_pipelines_run_is_looked_at_and_stopped_like_any_other(endpoint_shell: Shell) -> None:
+    script = write_script(endpoint_shell.folder / "chain")
     limits = ("--max-runtime", "10m", "--segment", "60s", "--env", "TEST_PAUSE=0.01")
-    written = standing("export", "pipeline", script, "--local", "--strategy", "custom", *limits)
-    assert written.code == 0, written.err
-    variables = json.loads(standing("local", "env", "--json").out)
+    export = endpoint_shell("export", "pipeline", script, "--local", "--strategy", "custom", *limits)
+    assert export.code == 0, export.err
+    variables = json.loads(endpoint_shell("local", "env", "--json").out)
     sagemaker = boto3.Session(
         variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"], region_name="us-east-1"
     ).client("sagemaker", endpoint_url=variables["AWS_ENDPOINT_URL"])
-    assert '"TEST_PAUSE": "0.01"' in written.out
-    slow = written.out.replace('"TEST_PAUSE": "0.01"', '"TEST_PAUSE": "1"')
-    left, stopped = (
+    assert '"TEST_PAUSE": "0.01"' in export.out
+    slow = export.out.replace('"TEST_PAUSE": "0.01"', '"TEST_PAUSE": "1"')
+    completed_execution, stopped_execution = (
         execution_of(sagemaker, name, definition)
-        for name, definition in (("quick", written.out), ("slow", slow))
+        for name, definition in (("quick", export.out), ("slow", slow))
     )
-    for execution in (left, stopped):
-        while "has made no job yet" in standing("show", execution, "--local").err:
+    for execution in (completed_execution, stopped_execution):
+        while "has made no job yet" in endpoint_shell("show", execution, "--local").err:
             pass
-    waiting = standing.start("logs", "-f", left, "--local")
-    done = standing("stop", stopped, "--local")
-    assert done.code == 0 and done.err.rstrip().endswith(f"--pipeline-execution-arn {stopped}")
-    log, told = waiting.communicate(timeout=60)
-    assert (waiting.returncode, log.count("begins at step")) == (0, SEGMENTS), told
+    waiting = endpoint_shell.start("logs", "-f", completed_execution, "--local")
+    result = endpoint_shell("stop", stopped_execution, "--local")
+    assert result.code == 0 and result.err.rstrip().endswith(f"--pipeline-execution-arn {stopped_execution}")
+    log, messages = waiting.communicate(timeout=60)
+    assert (waiting.returncode, log.count("begins at step")) == (0, SEGMENTS), messages
 
-    run = left.rpartition("/")[2]
-    shown = json.loads(standing("show", run, "--local", "--json").out)
-    assert (shown["status"], shown["exit_code"], shown["step"], len(shown["jobs"])) == ("Completed", 0, 50, 5)
-    assert shown["driver"] == left and shown["metrics"] == {}
-    assert f"/{run}/" in shown["checkpoints"] and f"/{run}/" in shown["model_artifacts"]
-    listed = {
-        row["run"]: row["status"] for row in json.loads(standing("ls", "--local", "--json").out)["runs"]
+    run = completed_execution.rpartition("/")[2]
+    details = json.loads(endpoint_shell("show", run, "--local", "--json").out)
+    assert (details["status"], details["exit_code"], details["step"], len(details["jobs"])) == (
+        "Completed",
+        0,
+        50,
+        5,
+    )
+    assert details["driver"] == completed_execution and details["metrics"] == {}
+    assert f"/{run}/" in details["checkpoints"] and f"/{run}/" in details["model_artifacts"]
+    status_by_run = {
+        row["run"]: row["status"] for row in json.loads(endpoint_shell("ls", "--local", "--json").out)["runs"]
     }
-    assert listed[run] == "Completed"
-    kept = json.loads(standing("checkpoints", "ls", run, "--local", "--json").out)
-    assert kept["checkpoints"][0]["step"] == 50
-    assert standing("wait", stopped, "--local").code == 5
-    resumed = standing("resume", run, "--local")
-    assert resumed.code == 2 and f"was driven by the pipeline's execution {left}" in resumed.err
-    nobody = standing("show", run[::-1] + "x", "--local")
-    assert nobody.code == 2 and "`smlaunch ls` shows the runs there" in nobody.err
+    assert status_by_run[run] == "Completed"
+    checkpoints = json.loads(endpoint_shell("checkpoints", "ls", run, "--local", "--json").out)
+    assert checkpoints["checkpoints"][0]["step"] == 50
+    assert endpoint_shell("wait", stopped_execution, "--local").code == 5
+    resume_result = endpoint_shell("resume", run, "--local")
+    assert (
+        resume_result.code == 2
+        and f"was driven by the pipeline's execution {completed_execution}" in resume_result.err
+    )
+    missing_run = endpoint_shell("show", run[::-1] + "x", "--local")
+    assert missing_run.code == 2 and "`smlaunch ls` shows the runs there" in missing_run.err

@@ -22,35 +22,37 @@ def test_the_command_chooses_what_was_expected(shell: Shell, name: str) -> None:
     expected = workload["expected"]
     (shell.folder / workload["job"]["entry"]).write_text(workload["script"], encoding="utf-8")
     (shell.folder / "job.yaml").write_text(yaml.safe_dump(workload["job"]), encoding="utf-8")
-    done = shell("plan", "job.yaml", "--local", "--json")
-    assert done.code == 0, done.err
-    made = json.loads(done.out)
-    assert (made["strategy"], made["hosts"]) == (expected["strategy"], expected["hosts"])
-    assert [made["instance_type"]] == expected["instance_types"]
-    (chosen,) = (row for row in made["candidates"] if row["chosen"])
+    result = shell("plan", "job.yaml", "--local", "--json")
+    assert result.code == 0, result.err
+    plan_document = json.loads(result.out)
+    assert (plan_document["strategy"], plan_document["hosts"]) == (expected["strategy"], expected["hosts"])
+    assert [plan_document["instance_type"]] == expected["instance_types"]
+    (chosen,) = (row for row in plan_document["candidates"] if row["chosen"])
     assert chosen["feasible"]
     assert chosen["processes_per_host"] == expected["processes_per_host"]
-    rejected = {(row["rule"], row["instance_type"]) for row in made["candidates"] if not row["feasible"]}
+    rejected = {
+        (row["rule"], row["instance_type"]) for row in plan_document["candidates"] if not row["feasible"]
+    }
     assert set(expected["rejected"].items()) <= rejected
 
 
 def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:
     (shell.folder / "train.py").write_text("import torch\n", encoding="utf-8")
-    done = shell("plan", "train.py", "--local")
-    assert "Machines compared" not in done.out
+    result = shell("plan", "train.py", "--local")
+    assert "Machines compared" not in result.out
     (shell.folder / "job.yaml").write_text(
         "entry: train.py\nworkload: {time_on_one: 10h}\n", encoding="utf-8"
     )
-    done = shell("plan", "job.yaml", "--local")
-    assert done.code == 0, done.err
-    assert "  * 1 x ml.g5.xlarge " in done.out
-    assert "\x1b" not in done.out
+    result = shell("plan", "job.yaml", "--local")
+    assert result.code == 0, result.err
+    assert "  * 1 x ml.g5.xlarge " in result.out
+    assert "\x1b" not in result.out
 
 
 def test_a_package_that_is_not_there_is_told_before_the_job_fails_of_it(shell: Shell) -> None:
     (shell.folder / "train.py").write_text("import no_such_package\n", encoding="utf-8")
-    done = shell("plan", "train.py", "--local")
-    assert "! train.py imports no_such_package, which the hosts' Python does not" in done.out
+    result = shell("plan", "train.py", "--local")
+    assert "! train.py imports no_such_package, which the hosts' Python does not" in result.out
     (shell.folder / "requirements.txt").write_text("no-such-package\n", encoding="utf-8")
     (shell.folder / "job.yaml").write_text(
         "entry: train.py\nrequirements: requirements.txt\n", encoding="utf-8"

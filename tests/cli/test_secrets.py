@@ -34,13 +34,13 @@ def test_a_run_leaves_secrets_at_home_unless_they_are_asked_for(shell: Shell) ->
     (shell.folder / ".env").write_text("PASSWORD=hunter2")
     (shell.folder / "deploy.key").write_text(KEY)
     home = Path(shell.environment["SMLAUNCH_HOME"])
-    ran = shell("run", "train.py", "--local", "--strategy", "custom")
-    assert ran.code == 0, ran.err
-    assert ran.err.count("deploy.key") == 1
+    result = shell("run", "train.py", "--local", "--strategy", "custom")
+    assert result.code == 0, result.err
+    assert result.err.count("deploy.key") == 1
     assert archives(home) == [["train.py"]]
-    ran = shell("run", "train.py", "--local", "--strategy", "custom", "--include-secrets")
-    assert ran.code == 0, ran.err
-    assert "deploy.key" not in ran.err
+    result = shell("run", "train.py", "--local", "--strategy", "custom", "--include-secrets")
+    assert result.code == 0, result.err
+    assert "deploy.key" not in result.err
     assert [".env", "deploy.key", "train.py"] in archives(home)
 
 
@@ -48,8 +48,8 @@ def test_the_state_in_the_source_folder_is_in_no_archive(shell: Shell) -> None:
     home = shell.folder / "state"
     shell.environment["SMLAUNCH_HOME"] = str(home)
     for _ in range(2):
-        ran = shell("run", "train.py", "--local", "--strategy", "custom", "--input", "train=.")
-        assert ran.code == 0, ran.err
+        result = shell("run", "train.py", "--local", "--strategy", "custom", "--input", "train=.")
+        assert result.code == 0, result.err
     assert archives(home) == [["train.py"]]
     data = [path.name for path in home.rglob("*") if "/inputs/" in str(path) and path.is_file()]
     assert not [name for name in data if "sqlite" in name]
@@ -64,7 +64,7 @@ def test_a_home_folder_is_refused_in_every_way_of_naming_it(
     (home / "work").mkdir()
     (home / "work" / "train.py").write_text("")
     (home / "work" / "job.yaml").write_text("entry: train.py\nsource: ..\n")
-    for words in (
+    for arguments in (
         ("train.py",),
         ("~/train.py",),
         ("job.yaml",),
@@ -73,9 +73,9 @@ def test_a_home_folder_is_refused_in_every_way_of_naming_it(
         ("work/job.yaml",),
     ):
         for command in ("run", "plan"):
-            ran = shell(command, *words, "--local")
-            assert ran.code == 2, ran
-            assert "home folder" in ran.err
+            result = shell(command, *arguments, "--local")
+            assert result.code == 2, result
+            assert "home folder" in result.err
     assert shell("plan", "work/train.py", "--local").code == 0
     monkeypatch.setenv("HOME", str(home))
     with pytest.raises(JobError, match="is a home folder"):
@@ -84,9 +84,9 @@ def test_a_home_folder_is_refused_in_every_way_of_naming_it(
 
 def test_an_entry_that_holds_a_key_is_refused_with_the_ways_out(shell: Shell) -> None:
     (shell.folder / "train.py").write_text(f'KEY = """{KEY}"""\n')
-    ran = shell("plan", "train.py", "--local")
-    assert ran.code == 2
-    assert "train.py may hold secrets (a private key); --include-secrets" in ran.err
+    result = shell("plan", "train.py", "--local")
+    assert result.code == 2
+    assert "train.py may hold secrets (a private key); --include-secrets" in result.err
     assert shell("plan", "train.py", "--local", "--include-secrets").code == 0
     (shell.folder / "job.yaml").write_text("entry: train.py\ninclude_secrets: true\n")
     assert shell("plan", "job.yaml", "--local").code == 0
@@ -103,7 +103,7 @@ def test_the_warning_is_in_the_plan_and_its_document(shell: Shell) -> None:
 
 HF = "hf_" + "aBcD" * 9
 HIDDEN = ("hunter2", "s3same", "open5", "pl4in", HF, "w0rds", "t4g")
-SHOWN = ("512", "tokenizer.json", "me", "0.25")
+VISIBLE_VALUES = ("512", "tokenizer.json", "me", "0.25")
 
 JOB = f"""\
 entry: train.py
@@ -122,16 +122,16 @@ def leaks(text: str) -> list[str]:
 
 def test_nothing_that_is_shown_holds_a_secret(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text(JOB)
-    for words in (
+    for arguments in (
         ("run", "job.yaml", "--local", "--dry-run"),
         ("plan", "job.yaml", "--local"),
         ("plan", "job.yaml", "--local", "--json"),
     ):
-        ran = shell(*words)
-        assert ran.code == 0, ran.err
-        assert leaks(ran.out + ran.err) == [], words
-        assert [value for value in SHOWN if value not in ran.out] == [], words
-        assert "****" in ran.out
+        result = shell(*arguments)
+        assert result.code == 0, result.err
+        assert leaks(result.out + result.err) == [], arguments
+        assert [value for value in VISIBLE_VALUES if value not in result.out] == [], arguments
+        assert "****" in result.out
     request = json.loads(shell("run", "job.yaml", "--local", "--dry-run").out)
     assert request["Environment"]["DATABASE"] == "postgres://me:****@db/x"
     assert request["HyperParameters"]["max_tokens"] == "512"
@@ -140,13 +140,20 @@ def test_nothing_that_is_shown_holds_a_secret(shell: Shell) -> None:
 def test_a_plan_in_python_shows_no_secret_and_sends_them_all(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text(JOB)
     job = Job.from_file(shell.folder / "job.yaml").model_copy(update={"role": ROLE})
-    made = plan(job, fake_target())
+    job_plan = plan(job, fake_target())
     assert (
-        leaks(str(made) + made._repr_html_() + repr(made) + json.dumps(made.to_dict()) + repr(job) + str(job))
+        leaks(
+            str(job_plan)
+            + job_plan._repr_html_()
+            + repr(job_plan)
+            + json.dumps(job_plan.to_dict())
+            + repr(job)
+            + str(job)
+        )
         == []
     )
-    sent = json.dumps(made.requests) + "".join(upload.content or "" for upload in made.uploads)
-    assert leaks(sent) == list(HIDDEN)
+    sent_text = json.dumps(job_plan.requests) + "".join(upload.content or "" for upload in job_plan.uploads)
+    assert leaks(sent_text) == list(HIDDEN)
     assert leaks(job.to_yaml()) == list(HIDDEN)
 
 
@@ -155,15 +162,17 @@ def test_the_script_gets_the_true_values(shell: Shell) -> None:
         "import os, sys\nprint('got', os.environ['DB_PASSWORD'], os.environ['NOTE'], *sys.argv[1:])\n"
     )
     (shell.folder / "job.yaml").write_text(JOB)
-    ran = shell("run", "job.yaml", "--local")
-    assert ran.code == 0, ran.err
-    assert leaks(ran.err) == []
-    got = next(line for line in ran.out.splitlines() if line.startswith("got"))
-    assert [secret for secret in ("hunter2", HF, "s3same", "w0rds", "open5") if secret not in got] == []
+    result = shell("run", "job.yaml", "--local")
+    assert result.code == 0, result.err
+    assert leaks(result.err) == []
+    script_line = next(line for line in result.out.splitlines() if line.startswith("got"))
+    assert [
+        secret for secret in ("hunter2", HF, "s3same", "w0rds", "open5") if secret not in script_line
+    ] == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("--env", "DB_PASSWORD:hunter2"),
         ("--env", f"NOTE {HF}"),
@@ -174,31 +183,33 @@ def test_the_script_gets_the_true_values(shell: Shell) -> None:
         ("--image", HF, "--hosts", "0"),
     ],
 )
-def test_mistakes_are_told_without_the_secret(shell: Shell, words: tuple[str, ...]) -> None:
-    ran = shell("run", "train.py", "--local", *words)
-    assert ran.code == 2
-    assert leaks(ran.out + ran.err) == []
-    assert ran.err
+def test_mistakes_are_told_without_the_secret(shell: Shell, arguments: tuple[str, ...]) -> None:
+    result = shell("run", "train.py", "--local", *arguments)
+    assert result.code == 2
+    assert leaks(result.out + result.err) == []
+    assert result.err
 
 
 def test_a_mistake_in_a_job_file_is_told_without_the_secret(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text("entry: train.py\nenvironment: {DB_PASSWORD: 12.75, LR: 0.5}\n")
-    ran = shell("plan", "job.yaml", "--local")
-    assert ran.code == 2
-    assert "environment.DB_PASSWORD: text is needed, not" in ran.err
-    assert "12.75" not in ran.err
-    assert "environment.LR: text is needed, not 0.5" in ran.err
+    result = shell("plan", "job.yaml", "--local")
+    assert result.code == 2
+    assert "environment.DB_PASSWORD: text is needed, not" in result.err
+    assert "12.75" not in result.err
+    assert "environment.LR: text is needed, not 0.5" in result.err
 
 
-def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
-    (standing.folder / "secrets").mkdir()
-    (standing.folder / "secrets" / "train.py").write_text("")
-    (standing.folder / "secrets" / "job.yaml").write_text(JOB)
+def test_an_export_holds_the_secrets_and_says_so(endpoint_shell: Shell) -> None:
+    (endpoint_shell.folder / "secrets").mkdir()
+    (endpoint_shell.folder / "secrets" / "train.py").write_text("")
+    (endpoint_shell.folder / "secrets" / "job.yaml").write_text(JOB)
     for kind in ("step-functions", "airflow", "pipeline"):
-        ran = standing("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
-        assert ran.code == 0, ran.err
-        assert leaks(ran.err) == []
-        warning = next(line for line in ran.err.splitlines() if "the export contains the values of" in line)
+        result = endpoint_shell("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
+        assert result.code == 0, result.err
+        assert leaks(result.err) == []
+        warning = next(
+            line for line in result.err.splitlines() if "the export contains the values of" in line
+        )
         for field in (
             "environment.DB_PASSWORD",
             "environment.NOTE",
@@ -208,8 +219,10 @@ def test_an_export_holds_the_secrets_and_says_so(standing: Shell) -> None:
         ):
             assert field in warning
         assert "TOKENIZER" not in warning
-        written = "".join(path.read_text() for path in (standing.folder / f"out-{kind}").iterdir())
-        assert "hunter2" in written
+        exported_text = "".join(
+            path.read_text() for path in (endpoint_shell.folder / f"out-{kind}").iterdir()
+        )
+        assert "hunter2" in exported_text
 
 
 @pytest.mark.parametrize(
@@ -225,11 +238,11 @@ def test_a_run_that_fails_for_a_file_that_was_left_out_says_so(
     (shell.folder / "train.py").write_text(script)
     (shell.folder / name).parent.mkdir(exist_ok=True)
     (shell.folder / name).write_text(content)
-    ran = shell("run", "train.py", "--local", "--strategy", "custom", "--name", "lacks-one")
-    assert ran.code == 1
+    result = shell("run", "train.py", "--local", "--strategy", "custom", "--name", "lacks-one")
+    assert result.code == 1
     sentence = f"{name} was not sent: it may hold secrets"
-    assert sentence in ran.err[ran.err.index("failed: ") :]
-    assert f"!{name} in .smlaunchignore" in ran.err
+    assert sentence in result.err[result.err.index("failed: ") :]
+    assert f"!{name} in .smlaunchignore" in result.err
     assert sentence in shell("show", "lacks-one", "--local").out
     assert json.loads(shell("show", "lacks-one", "--local", "--json").out)["hint"].startswith(sentence)
 
@@ -241,8 +254,8 @@ def test_what_is_left_out_is_named_in_full_in_json(shell: Shell) -> None:
     (shell.folder / "data").mkdir()
     (shell.folder / "data" / "id_rsa").write_text(KEY)
     (shell.folder / "data" / "a.txt").write_text("x")
-    asked = ("plan", "train.py", "--local", "--strategy", "custom", "--input", "train=data")
-    document = json.loads(shell(*asked, "--json").out)
+    arguments = ("plan", "train.py", "--local", "--strategy", "custom", "--input", "train=data")
+    document = json.loads(shell(*arguments, "--json").out)
     rows = [(row["field"], row["file"]) for row in document["left_out"]]
     assert rows == [
         ("inputs.train", "id_rsa"),
@@ -250,14 +263,16 @@ def test_what_is_left_out_is_named_in_full_in_json(shell: Shell) -> None:
         ("source", "data/id_rsa"),
     ]
     assert all("--include-secrets" in row["because"] for row in document["left_out"])
-    assert "and 11 more (plan --json names all of them, in left_out)" in " ".join(shell(*asked).out.split())
+    assert "and 11 more (plan --json names all of them, in left_out)" in " ".join(
+        shell(*arguments).out.split()
+    )
 
 
 def test_requirements_that_are_left_out_are_told_with_the_reason(shell: Shell) -> None:
     (shell.folder / "requirements.env").write_text("API_TOKEN=abc\n")
-    ran = shell("plan", "train.py", "--local", "--requirements", "requirements.env")
-    assert ran.code == 2
-    assert "requirements: requirements.env may hold secrets (variables); --include-secrets" in ran.err
+    result = shell("plan", "train.py", "--local", "--requirements", "requirements.env")
+    assert result.code == 2
+    assert "requirements: requirements.env may hold secrets (variables); --include-secrets" in result.err
 
 
 @pytest.mark.parametrize(
@@ -279,6 +294,6 @@ def test_an_error_in_a_notebook_shows_no_secret(tmp_path: Path, wrong: dict[str,
 
 def test_an_address_with_keys_in_it_shows_neither(shell: Shell) -> None:
     uri = "s3://AKIA2OGYBAH6QGPTLSNQ:ZZERRbcdefghijklmnopqrstuvwxyz123456789AB@bucket/x"
-    ran = shell("plan", "train.py", "--local", "--input", f"train={uri}")
-    assert ran.code == 2
-    assert "ZZ" not in ran.err + ran.out
+    result = shell("plan", "train.py", "--local", "--input", f"train={uri}")
+    assert result.code == 2
+    assert "ZZ" not in result.err + result.out

@@ -9,18 +9,18 @@ from threading import Lock
 
 from smlaunch.data.parallel_listing import KeyPage
 
-AT = "2026-11-21T12:34:56.000Z"
+MODIFIED_AT = "2026-11-21T12:34:56.000Z"
 
 
 class MemoryPager:
     """``asked`` is told the number of every request first, and may raise."""
 
     def __init__(
-        self, keys: Iterable[str], size: int = 1000, asked: Callable[[int], None] = lambda number: None
+        self, keys: Iterable[str], size: int = 1000, on_request: Callable[[int], None] = lambda number: None
     ) -> None:
         self.keys = sorted(keys)
         self.size = size
-        self.asked = asked
+        self.asked = on_request
         self.requests = 0
         self._lock = Lock()
 
@@ -32,5 +32,7 @@ class MemoryPager:
         start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, start_after))
         window = self.keys[start : start + self.size + 1]
         keys = list(takewhile(lambda key: key.startswith(prefix), window))
-        more, keys = len(keys) > self.size, keys[: self.size]
-        return KeyPage(keys, [len(key) for key in keys], ["etag"] * len(keys), [AT] * len(keys), more)
+        is_truncated, keys = len(keys) > self.size, keys[: self.size]
+        return KeyPage(
+            keys, [len(key) for key in keys], ["etag"] * len(keys), [MODIFIED_AT] * len(keys), is_truncated
+        )

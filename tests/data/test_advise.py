@@ -28,11 +28,11 @@ def inventory(path: Path, objects: list[tuple[str, int]]) -> Path:
 def test_counting_by_the_column_is_counting_one_by_one(tmp_path: Path) -> None:
     objects = [(f"d/{number:04}.{'csv' if number % 3 else 'jpg'}", number**3 * 7) for number in range(900)]
     objects.append(("d/line\nbreak ünd.JSONL.gz", 2**40))
-    found = summarize_inventory(Inventory(inventory(tmp_path / "keys.parquet", objects)))
+    stats = summarize_inventory(Inventory(inventory(tmp_path / "keys.parquet", objects)))
     count = DatasetCounter()
     for key, size in objects:
         count.add(key, size)
-    assert found == count.stats()
+    assert stats == count.stats()
 
 
 def test_advice_on_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,8 +49,8 @@ def test_advice_on_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[st
     document = json.loads(capsys.readouterr().out)
     assert (document["source"], document["take"], document["pack_first"]) == ("s3://b/d/", "memory", True)
     assert {row["kind"] for row in document["assumed"]} == {"documented", "measured", "assumed"}
-    taken = next(way for way in document["ways"] if way["verdict"] == "take")
-    assert 0 < taken["seconds"]["before"][0] < taken["seconds"]["before"][1]
+    recommended_way = next(way for way in document["ways"] if way["verdict"] == "take")
+    assert 0 < recommended_way["seconds"]["before"][0] < recommended_way["seconds"]["before"][1]
 
 
 def test_advice_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,14 +64,14 @@ def test_advice_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("options", "message"),
     [
         (["--instance-type", "ml.g5.xlage"], "did you mean 'ml.g5.xlarge'"),
         ([], "has no files"),
     ],
 )
 def test_what_cannot_be_advised_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert run_command(["data", "advise", str(tmp_path), *more]) == 2
-    assert said in capsys.readouterr().err
+    assert run_command(["data", "advise", str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err

@@ -49,12 +49,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         file.write(table_of([]))
         assert not path.exists(), "it appears whole or not at all"
         file.write(table_of(keys[3:]))
-    found = Inventory(path)
-    assert (found.bucket, found.prefix, found.version) == ("bucket", "some/prefix", "1.0")
-    assert found.object_count == len(keys)
-    assert found.total_bytes == 5 + 2**40 + len(keys) - 3
-    assert [key for batch in found.batches() for key in batch.column("key").to_pylist()] == keys
-    assert found.column("size").dtype == np.int64
+    inventory_read = Inventory(path)
+    assert (inventory_read.bucket, inventory_read.prefix, inventory_read.version) == (
+        "bucket",
+        "some/prefix",
+        "1.0",
+    )
+    assert inventory_read.object_count == len(keys)
+    assert inventory_read.total_bytes == 5 + 2**40 + len(keys) - 3
+    assert [key for batch in inventory_read.batches() for key in batch.column("key").to_pylist()] == keys
+    assert inventory_read.column("size").dtype == np.int64
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
@@ -77,14 +81,14 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path, tables: list[list[str
             for keys in tables:
                 file.write(table_of(keys))
     assert path.read_text() == "what was there"
-    assert [left.name for left in tmp_path.iterdir()] == ["keys.parquet"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["keys.parquet"]
 
 
-@pytest.mark.parametrize("room", [0, 1000, 100_000])
-def test_a_disk_without_room_is_told(tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize("max_file_bytes", [0, 1000, 100_000])
+def test_a_disk_without_room_is_told(tmp_path: Path, max_file_bytes: int) -> None:
     keys = [f"{number * 2654435761 % 2**32:08x}" for number in range(50_000)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, limits[1]))
     try:
         with (
             pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
@@ -148,8 +152,8 @@ def test_a_folder(tmp_path: Path) -> None:
     (folder / "link").symlink_to("/etc/passwd")
     (folder / "loop").symlink_to(folder)
     os.mkfifo(folder / "pipe")
-    found = list_folder(folder, tmp_path / "keys.parquet")
-    assert found.skipped == 3
+    listed_folder = list_folder(folder, tmp_path / "keys.parquet")
+    assert listed_folder.skipped == 3
     inventory = Inventory(tmp_path / "keys.parquet")
     rows = [row for batch in inventory.batches(("key", "size", "modified")) for row in batch.to_pylist()]
     assert [row["key"] for row in rows] == [".hidden/x y", "a", "b/1.jpg", "b/2.jpg", "new\nline", "é☃"]
@@ -170,10 +174,10 @@ sys.modules["pyarrow"] = None
 from smlaunch.cli.main import run_command
 sys.exit(run_command(["data", "inventory", ".", "--out", "keys.parquet"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 2
     message = "error: this needs pyarrow, which is not installed: pip install 'smlaunch[data]'\n"
-    assert done.stderr == message
+    assert result.stderr == message
 
 
 def test_other_commands_do_not_load_the_extra() -> None:
@@ -184,5 +188,5 @@ from smlaunch.cli.main import run_command
 assert run_command(["--help"]) == 0 and run_command(["data", "--help"]) == 0
 print([name for name in ("numpy", "pyarrow", "obstore") if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stderr == "[]\n"

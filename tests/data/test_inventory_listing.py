@@ -28,7 +28,7 @@ from smlaunch.data.parallel_listing import KeyPage, ListingProgress, list_prefix
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.runs.target import Target
-from tests.data.pagers import AT, MemoryPager
+from tests.data.pagers import MODIFIED_AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
 from tests.local.client import EndpointClient
 
@@ -47,26 +47,26 @@ def keys_in(path: Path) -> list[str]:
 
 @given(letters, st.none() | letters, st.sets(st.characters(exclude_categories=["Cs"]), max_size=8))
 @settings(max_examples=300)
-def test_between_is_inside(low: str, high: str | None, seen: set[str]) -> None:
+def test_between_is_inside(low: str, high: str | None, known_keys: set[str]) -> None:
     if high is not None and low >= high:
         return
-    found = key_between(low, high, sorted(seen))
-    if found is not None:
-        assert low < found and (high is None or found < high)
+    middle_key = key_between(low, high, sorted(known_keys))
+    if middle_key is not None:
+        assert low < middle_key and (high is None or middle_key < high)
 
 
 def test_between_finds_any_place_in_few_steps() -> None:
     """Where keys have long beginnings in common, halving their letters still gets there."""
-    wanted = "data/train/part-00500123.jpg"
+    wanted_key = "data/train/part-00500123.jpg"
     alphabet = sorted(set("data/train/part-0123456789.jpg"))
     low, high, steps = "", None, 0
-    while low != wanted:
+    while low != wanted_key:
         middle = key_between(low, high, alphabet)
         assert middle is not None
         steps += 1
-        low, high = (middle, high) if middle <= wanted else (low, middle)
-    assert low == wanted
-    assert steps < 5 * len(wanted)
+        low, high = (middle, high) if middle <= wanted_key else (low, middle)
+    assert low == wanted_key
+    assert steps < 5 * len(wanted_key)
 
 
 ranges = st.builds(
@@ -75,17 +75,22 @@ ranges = st.builds(
 
 
 @given(st.lists(ranges, max_size=8), st.booleans())
-def test_what_is_taken_and_what_is_left_make_up_everything(taken: list[KeyRange], open_end: bool) -> None:
+def test_what_is_taken_and_what_is_left_make_up_everything(
+    taken_ranges: list[KeyRange], open_end: bool
+) -> None:
     if open_end:
-        taken = [*taken, KeyRange("b", None)]
-    left = uncovered_ranges(taken)
+        taken_ranges = [*taken_ranges, KeyRange("b", None)]
+    remaining_ranges = uncovered_ranges(taken_ranges)
     for key in ("a", "aa", "ab", "abc", "b", "bb", "c", "cc", "ccc", "d"):
 
-        def inside(some: list[KeyRange], key: str = key) -> int:
-            return sum(one.after < key and (one.up_to is None or key <= one.up_to) for one in some)
+        def inside(key_ranges: list[KeyRange], key: str = key) -> int:
+            return sum(
+                key_range.after < key and (key_range.up_to is None or key <= key_range.up_to)
+                for key_range in key_ranges
+            )
 
-        assert inside(left) == (not inside(taken))
-        assert inside(merge_ranges(taken)) == bool(inside(taken))
+        assert inside(remaining_ranges) == (not inside(taken_ranges))
+        assert inside(merge_ranges(taken_ranges)) == bool(inside(taken_ranges))
 
 
 @given(key_sets, st.integers(1, 7), st.integers(1, 6), st.sampled_from(["", "a", "a/", "b"]))
@@ -95,9 +100,9 @@ def test_every_key_once(
 ) -> None:
     out = tmp_path_factory.mktemp("listing") / "keys.parquet"
     counts = list_prefix(MemoryPager(keys, size), "bucket", prefix, out, workers=workers)
-    wanted = sorted(key for key in keys if key.startswith(prefix))
-    assert keys_in(out) == wanted
-    assert counts.objects == len(wanted) and counts.bytes == sum(map(len, wanted))
+    expected_keys = sorted(key for key in keys if key.startswith(prefix))
+    assert keys_in(out) == expected_keys
+    assert counts.objects == len(expected_keys) and counts.bytes == sum(map(len, expected_keys))
     assert Inventory(out).prefix == prefix and Inventory(out).bucket == "bucket"
     assert [path.name for path in out.parent.iterdir()] == ["keys.parquet"]
 
@@ -112,11 +117,13 @@ def test_ten_workers_share_the_keys_out(tmp_path: Path, name: str) -> None:
     pager = MemoryPager(keys, 100, lambda number: time.sleep(0.002))
     most = 0
 
-    def heard(counts: ListingProgress) -> None:
+    def on_progress(counts: ListingProgress) -> None:
         nonlocal most
         most = max(most, counts.active_workers)
 
-    counts = list_prefix(pager, "b", "", tmp_path / "keys.parquet", on_progress=heard, interval_seconds=0.01)
+    counts = list_prefix(
+        pager, "b", "", tmp_path / "keys.parquet", on_progress=on_progress, interval_seconds=0.01
+    )
     assert keys_in(tmp_path / "keys.parquet") == sorted(keys)
     assert most == 10
     assert counts.requests < 2 * 300, "cuts that find nothing are the smaller part"
@@ -126,18 +133,20 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("when", [2, 5, 17, 40, 90])
-def test_what_ends_early_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+@pytest.mark.parametrize("failing_request", [2, 5, 17, 40, 90])
+def test_what_ends_early_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_request: int
+) -> None:
     """Nothing lost, nothing twice, and what was kept is not asked for again."""
     monkeypatch.setattr("smlaunch.data.parallel_listing._RUN_ROWS", 50)
     keys = [f"{folder}/{number:04d}" for folder in "abc" for number in range(400)]
     out = tmp_path / "keys.parquet"
 
-    def asked(number: int) -> None:
-        if number == when:
+    def on_request(number: int) -> None:
+        if number == failing_request:
             raise _Killed
 
-    pager = MemoryPager(keys, 10, asked)
+    pager = MemoryPager(keys, 10, on_request)
     with pytest.raises(_Killed):
         list_prefix(pager, "b", "", out, workers=3)
     assert not out.exists()
@@ -145,23 +154,23 @@ def test_what_ends_early_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list_prefix(pager, "b", "", out, workers=3)
     with pytest.raises(JobError, match=r"'bucket': 'b'.*not {.*'bucket': 'other'"):
         list_prefix(pager, "other", "", out, workers=3, resume=True)
-    again = MemoryPager(keys, 10)
-    counts = list_prefix(again, "b", "", out, workers=3, resume=True)
+    second_pager = MemoryPager(keys, 10)
+    counts = list_prefix(second_pager, "b", "", out, workers=3, resume=True)
     assert keys_in(out) == keys
     assert counts.objects == len(keys) and counts.bytes == sum(map(len, keys))
-    if when == 90:
-        assert again.requests < 120
+    if failing_request == 90:
+        assert second_pager.requests < 120
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
 def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
     out = tmp_path / "keys.parquet"
 
-    def asked(number: int) -> None:
+    def on_request(number: int) -> None:
         with pytest.raises(JobError, match="another process is writing it"):
             list_prefix(MemoryPager([]), "b", "", out, resume=True)
 
-    list_prefix(MemoryPager(["a"], asked=asked), "b", "", out, workers=1)
+    list_prefix(MemoryPager(["a"], on_request=on_request), "b", "", out, workers=1)
     assert keys_in(out) == ["a"]
 
 
@@ -170,57 +179,57 @@ def test_a_service_that_is_asked_too_much_is_asked_less(
 ) -> None:
     monkeypatch.setattr("smlaunch.data.parallel_listing._MAX_PAUSE_SECONDS", 0.01)
 
-    def asked(number: int) -> None:
+    def on_request(number: int) -> None:
         time.sleep(0.001)
         if 40 <= number < 48:  # all connections at the same time
             time.sleep(0.1)
             raise CallError("ListObjectsV2", "SlowDown", "Please reduce your request rate.", 503)
 
     keys = [f"{number:05d}" for number in range(2000)]
-    list_prefix(MemoryPager(keys, 20, asked), "b", "", tmp_path / "keys.parquet")
+    list_prefix(MemoryPager(keys, 20, on_request), "b", "", tmp_path / "keys.parquet")
     assert keys_in(tmp_path / "keys.parquet") == keys
 
-    def always(number: int) -> None:
+    def always_throttle(number: int) -> None:
         raise CallError("ListObjectsV2", "SlowDown", "Please reduce your request rate.", 503)
 
     with pytest.raises(CallError, match="SlowDown"):
-        list_prefix(MemoryPager(keys, 20, always), "b", "", tmp_path / "other.parquet")
+        list_prefix(MemoryPager(keys, 20, always_throttle), "b", "", tmp_path / "other.parquet")
 
-    def gone(number: int) -> None:
+    def missing_bucket(number: int) -> None:
         raise CallError("ListObjectsV2", UNREACHABLE, "no such host")
 
-    unreachable = MemoryPager(keys, 20, gone)
+    unreachable = MemoryPager(keys, 20, missing_bucket)
     with pytest.raises(CallError, match="no such host"):
         list_prefix(unreachable, "b", "", tmp_path / "gone.parquet")
     assert unreachable.requests == 1, "what never answered is not waited for"
 
-    def denied(number: int) -> None:
+    def deny_access(number: int) -> None:
         raise CallError("ListObjectsV2", "AccessDenied", "no", 403)
 
-    refused = MemoryPager(keys, 20, denied)
+    refused_pager = MemoryPager(keys, 20, deny_access)
     with pytest.raises(CallError, match="AccessDenied"):
-        list_prefix(refused, "b", "", tmp_path / "third.parquet", workers=4)
-    assert refused.requests == 1
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["keys.parquet"], "nothing is left to go on with where nothing was listed"
+        list_prefix(refused_pager, "b", "", tmp_path / "third.parquet", workers=4)
+    assert refused_pager.requests == 1
+    remaining_files = sorted(path.name for path in tmp_path.iterdir())
+    assert remaining_files == ["keys.parquet"], "nothing is left to go on with where nothing was listed"
 
 
 @pytest.mark.parametrize(
     ("page", "message"),
     [
         (KeyPage([], [], [], [], True), "returns none"),
-        (KeyPage(["p/b", "p/a"], [1, 1], ["", ""], [AT, AT], False), "out of order"),
-        (KeyPage(["q"], [1], [""], [AT], False), "do not begin with 'p/'"),
-        (KeyPage(["p/a"], [1], [""], [AT], True), "lists 'p/a' after 'p/a'"),
+        (KeyPage(["p/b", "p/a"], [1, 1], ["", ""], [MODIFIED_AT, MODIFIED_AT], False), "out of order"),
+        (KeyPage(["q"], [1], [""], [MODIFIED_AT], False), "do not begin with 'p/'"),
+        (KeyPage(["p/a"], [1], [""], [MODIFIED_AT], True), "lists 'p/a' after 'p/a'"),
     ],
 )
 def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: KeyPage, message: str) -> None:
-    class Odd:
+    class UnsortedPager:
         def list_page(self, bucket: str, prefix: str, start_after: str) -> KeyPage:
             return page
 
     with pytest.raises(CallError, match=message):
-        list_prefix(Odd(), "b", "p/", tmp_path / "keys.parquet", workers=1)
+        list_prefix(UnsortedPager(), "b", "p/", tmp_path / "keys.parquet", workers=1)
 
 
 def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
@@ -228,22 +237,22 @@ def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
         list_prefix(MemoryPager([]), "b--use1-az4--x-s3", "", tmp_path / "keys.parquet")
 
 
-@pytest.mark.parametrize("written", [str, lambda text: text.replace("<", "<s3:").replace("<s3:/", "</s3:")])
-def test_an_answer_is_read_however_it_is_written(written: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("page_xml", [str, lambda text: text.replace("<", "<s3:").replace("<s3:/", "</s3:")])
+def test_an_answer_is_read_however_it_is_written(page_xml: Callable[[str], str]) -> None:
     entry = "<Contents>{}<LastModified>{}</LastModified>{}<Size>7</Size></Contents>"
     etag = "<ETag>&quot;abc-2&quot;</ETag>"
     rest_of_it = "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
 
     def page(*entries: str) -> KeyPage:
-        text = written(f"<ListBucketResult>{''.join(entries)}{rest_of_it}</ListBucketResult>")
+        text = page_xml(f"<ListBucketResult>{''.join(entries)}{rest_of_it}</ListBucketResult>")
         return parse_object_list(
             text.replace("Result>", ' Result xmlns:s3="x">', 1).replace(" R", "R", 1).encode()
         )
 
-    plain = entry.format("<Key>a%2Fb+c%2B</Key>", AT, etag)
-    assert page(plain) == KeyPage(["a/b c+"], [7], ["abc-2"], [AT], True)
-    escaped = entry.format("<Key>a&amp;b</Key>", AT, etag)
-    without_etag = entry.format("<Key>c</Key>", AT, "")
+    plain = entry.format("<Key>a%2Fb+c%2B</Key>", MODIFIED_AT, etag)
+    assert page(plain) == KeyPage(["a/b c+"], [7], ["abc-2"], [MODIFIED_AT], True)
+    escaped = entry.format("<Key>a&amp;b</Key>", MODIFIED_AT, etag)
+    without_etag = entry.format("<Key>c</Key>", MODIFIED_AT, "")
     assert page(plain, escaped, without_etag).keys == ["a/b c+", "a&b", "c"]
     assert page(plain, escaped, without_etag).etags == ["abc-2", "abc-2", ""]
     assert page() == KeyPage([], [], [], [], True)
@@ -318,10 +327,10 @@ def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
             client.put(key, b"x" * number)
         pages = S3Pager(endpoint_target(info).client("s3"))
         page = pages.list_page("tests", "", "")
-        theirs = client.s3.list_objects_v2(Bucket="tests")["Contents"]
-        assert page.keys == [entry["Key"] for entry in theirs] == sorted(HOSTILE)
-        assert page.sizes == [entry["Size"] for entry in theirs]
-        assert page.etags == [entry["ETag"].strip('"') for entry in theirs]
+        client_entries = client.s3.list_objects_v2(Bucket="tests")["Contents"]
+        assert page.keys == [entry["Key"] for entry in client_entries] == sorted(HOSTILE)
+        assert page.sizes == [entry["Size"] for entry in client_entries]
+        assert page.etags == [entry["ETag"].strip('"') for entry in client_entries]
         with pytest.raises(CallError, match="NoSuchBucket"):
             pages.list_page("nobody", "", "")
     out = tmp_path / "keys.parquet"
@@ -360,7 +369,7 @@ listing.list_prefix(pager, "b", "", Path(sys.argv[1]), resume=True, workers=4)
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "keys.parquet")]
-    for words, said in (
+    for arguments, message in (
         (["data", "inventory", *out], "give what to list"),
         (["data", "inventory", str(tmp_path / "gone"), *out], "is neither s3://bucket/prefix nor a folder"),
         (["data", "inventory", "s3://", *out], "'s3://' is not s3://bucket/prefix"),
@@ -370,8 +379,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         ),
         (["data", "invntory"], "did you mean 'inventory'"),
     ):
-        assert run_command(words) == 2
-        assert said in capsys.readouterr().err
+        assert run_command(arguments) == 2
+        assert message in capsys.readouterr().err
     (tmp_path / "x").write_text("12")
     assert run_command(["data", "inventory", str(tmp_path), *out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

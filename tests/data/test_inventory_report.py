@@ -28,7 +28,7 @@ from tests.data.test_inventory import HOSTILE
 from tests.local.client import EndpointClient
 from tests.runs.fakes import FakeStorage
 
-AT = datetime(2026, 11, 21, 12, 34, 56, 789000, timezone.utc)
+MODIFIED_AT = datetime(2026, 11, 21, 12, 34, 56, 789000, timezone.utc)
 MANIFEST = "inv/data/all/2026-11-21T00-00Z/manifest.json"
 SNAKE = {
     "Bucket": "bucket",
@@ -49,18 +49,23 @@ Rows = Sequence[dict[str, Any]]
 
 def row(key: str, size: int | None, latest: bool = True, deleted: bool = False) -> dict[str, Any]:
     facts = {"VersionId": "v", "IsLatest": latest, "IsDeleteMarker": deleted, "StorageClass": "STANDARD"}
-    return {"Bucket": "data", "Key": key, "Size": size, "LastModifiedDate": AT, "ETag": "e", **facts}
+    return {"Bucket": "data", "Key": key, "Size": size, "LastModifiedDate": MODIFIED_AT, "ETag": "e", **facts}
 
 
 def as_csv(rows: Rows, columns: Sequence[str], encode: Any = quote_plus) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    for one in rows:
-        said = {**one, "Key": encode(one["Key"]), "LastModifiedDate": "2026-11-21T12:34:56.789Z"}
-        said = {
-            name: str(value).lower() if isinstance(value, bool) else value for name, value in said.items()
+    for row_values in rows:
+        csv_values = {
+            **row_values,
+            "Key": encode(row_values["Key"]),
+            "LastModifiedDate": "2026-11-21T12:34:56.789Z",
         }
-        writer.writerow(["" if said[name] is None else said[name] for name in columns])
+        csv_values = {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in csv_values.items()
+        }
+        writer.writerow(["" if csv_values[name] is None else csv_values[name] for name in columns])
     return gzip.compress(text.getvalue().encode())
 
 
@@ -126,10 +131,14 @@ def test_each_format(tmp_path: Path, kind: str) -> None:
     found = read(report(kind, files, PLAIN), tmp_path / "keys.parquet")
     assert [one["key"] for one in found] == sorted(HOSTILE)
     assert {one["key"]: one["size"] for one in found} == {key: size for size, key in enumerate(HOSTILE)}
-    assert {one["modified"] for one in found} == {AT}
+    assert {one["modified"] for one in found} == {MODIFIED_AT}
     assert {one["etag"] for one in found} == {"e"}
-    kept = Inventory(tmp_path / "keys.parquet")
-    assert (kept.bucket, kept.prefix, kept.total_bytes) == ("data", "", sum(range(len(HOSTILE))))
+    inventory = Inventory(tmp_path / "keys.parquet")
+    assert (inventory.bucket, inventory.prefix, inventory.total_bytes) == (
+        "data",
+        "",
+        sum(range(len(HOSTILE))),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
@@ -195,16 +204,18 @@ def test_what_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_spoilt_file_is_found_and_the_others_are_not_read_again(tmp_path: Path, spoil: Any) -> None:
     files = [as_csv([row(f"{number}", number)], PLAIN) for number in range(6)]
     storage, out = report("CSV", files, PLAIN), tmp_path / "keys.parquet"
-    bad = "inv/data/all/data/4.csv"
-    storage.put_bytes("dest", bad, spoil(files[4]))
+    damaged_key = "inv/data/all/data/4.csv"
+    storage.put_bytes("dest", damaged_key, spoil(files[4]))
     with pytest.raises(JobError, match=r"s3://dest/inv/data/all/data/4\.csv: (has|its MD5)"):
         read(storage, out)
-    storage.put_bytes("dest", bad, files[4])
+    storage.put_bytes("dest", damaged_key, files[4])
     storage.delete("dest", [f"inv/data/all/data/{number}.csv" for number in range(4)])
-    told: list[ReportProgress] = []
-    found = read(storage, out, resume=True, on_progress=told.append)
+    progress_reports: list[ReportProgress] = []
+    found = read(storage, out, resume=True, on_progress=progress_reports.append)
     assert [one["key"] for one in found] == list("012345")
-    assert told[-1] == ReportProgress(6, 15, told[-1].total_bytes, sum(map(len, files)))
+    assert progress_reports[-1] == ReportProgress(
+        6, 15, progress_reports[-1].total_bytes, sum(map(len, files))
+    )
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
@@ -215,10 +226,10 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_by_the_command(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = report("Parquet", [as_parquet([row("a/1", 5), row("b", 6)], PLAIN)], PLAIN)
+    storage = report("Parquet", [as_parquet([row("a/1", 5), row("b", 6)], PLAIN)], PLAIN)
     with Endpoint(home) as info:
         client = EndpointClient(info)
-        for key, content in made.objects["dest"].items():
+        for key, content in storage.objects["dest"].items():
             client.put(key, content)
     command = ["data", "inventory", "--local", "--out", str(tmp_path / "keys.parquet")]
     command += ["--from-s3-inventory", f"s3://tests/{MANIFEST}"]

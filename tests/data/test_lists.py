@@ -51,13 +51,13 @@ NO_FILES = {"k" * 1000, "a//b", "/absolute", "../escape", "x/../../escape", "./h
 
 
 def write(
-    path: Path, rows: dict[str, int], prefix: str = PREFIX, bucket: str = "bucket", **more: Any
+    path: Path, rows: dict[str, int], prefix: str = PREFIX, bucket: str = "bucket", **extra_columns: Any
 ) -> Path:
     """An inventory of keys relative to the prefix."""
     names = sorted((prefix + name for name in rows), key=str.encode)
     columns = {"key": names, "size": [rows[name[len(prefix) :]] for name in names]}
     schema = SCHEMA
-    for column, values in more.items():
+    for column, values in extra_columns.items():
         columns[column] = [values[name[len(prefix) :]] for name in names]
         schema = schema.append(pa.field(column, pa.float64()))
     columns |= dict.fromkeys(("etag", "modified"), [None] * len(names))
@@ -66,10 +66,12 @@ def write(
     return path
 
 
-def lists_of(folder: Path, written: SplitFiles, manifests: bool = True) -> list[list[str]]:
-    found = []
-    for host, (listed, manifest) in enumerate(zip(written.lists, written.manifests, strict=True)):
-        with (folder / listed).open(encoding="utf-8", newline="\n") as file:
+def lists_of(folder: Path, written_split: SplitFiles, manifests: bool = True) -> list[list[str]]:
+    names_by_host = []
+    for host, (list_name, manifest) in enumerate(
+        zip(written_split.lists, written_split.manifests, strict=True)
+    ):
+        with (folder / list_name).open(encoding="utf-8", newline="\n") as file:
             names = [json.loads(line) for line in file]
         assert names == sorted(names, key=str.encode)
         if manifest is None:
@@ -77,37 +79,39 @@ def lists_of(folder: Path, written: SplitFiles, manifests: bool = True) -> list[
         else:
             document = json.loads((folder / manifest).read_text(encoding="utf-8"))
             assert document == [{"prefix": f"s3://bucket/{PREFIX}"}, *names]
-        found.append(names)
-        assert f"{host:05d}" in listed
-    return found
+        names_by_host.append(names)
+        assert f"{host:05d}" in list_name
+    return names_by_host
 
 
 @pytest.mark.parametrize("hosts", [1, 3, 40])
 def test_any_key_is_in_one_list(tmp_path: Path, hosts: int) -> None:
-    rows = {name: 100 + place for place, name in enumerate(HOSTILE)}
-    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), hosts)
+    rows = {name: 100 + number for number, name in enumerate(HOSTILE)}
+    key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), hosts)
     out = tmp_path / "out"
-    written = write_split(found.keys, found.host_split, out, found.summary)
-    lists = lists_of(out, written)
+    written_split = write_split(key_split.keys, key_split.host_split, out, key_split.summary)
+    lists = lists_of(out, written_split)
     assert Counter(name for names in lists for name in names) == Counter(list(rows))
     summary = json.loads((out / "split.json").read_text())
-    for names, told in zip(lists, summary["parts"], strict=True):
-        assert (told["keys"], told["bytes"]) == (len(names), sum(rows[name] for name in names))
-    assert written.invalid_names == len(NO_FILES)
-    assert written.first_invalid_name in " ".join(summary_with_files(found.summary, written)["warnings"])
+    for names, part_report in zip(lists, summary["parts"], strict=True):
+        assert (part_report["keys"], part_report["bytes"]) == (len(names), sum(rows[name] for name in names))
+    assert written_split.invalid_names == len(NO_FILES)
+    assert written_split.first_invalid_name in " ".join(
+        summary_with_files(key_split.summary, written_split)["warnings"]
+    )
     index = ShardListIndex.from_json((out / "lists" / "shards.json").read_text())
-    assert [one.files for one in index.shards] == [len(names) for names in lists]
+    assert [shard.files for shard in index.shards] == [len(names) for names in lists]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.parquet", "out"]
 
 
 def test_lists_are_what_a_script_reads(tmp_path: Path) -> None:
     rows = {name: 7 for name in HOSTILE if name not in NO_FILES}
-    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 2)
-    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    assert not written.invalid_names
+    key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 2)
+    written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    assert not written_split.invalid_names
     names: list[str] = []
-    for listed in written.lists:
-        with (tmp_path / "out" / listed).open(encoding="utf-8") as file:
+    for list_name in written_split.lists:
+        with (tmp_path / "out" / list_name).open(encoding="utf-8") as file:
             names += parse_json_lines(file)
     assert sorted(names) == sorted(rows)
 
@@ -115,27 +119,27 @@ def test_lists_are_what_a_script_reads(tmp_path: Path) -> None:
 def many(count: int, seed: int = 0) -> dict[str, int]:
     draw = np.random.default_rng(seed)
     sizes = (draw.lognormal(0, 1.5, count) * 10_000).astype(np.int64).tolist()
-    return {f"{place % 97:02d}/{place:07d}.jpg": size for place, size in enumerate(sizes)}
+    return {f"{index % 97:02d}/{index:07d}.jpg": size for index, size in enumerate(sizes)}
 
 
 def test_many_keys_in_ranges(tmp_path: Path) -> None:
     """Over several row groups, with folder markers and a few hostile names among them."""
     rows = many(150_000) | dict.fromkeys(HOSTILE, 5) | {"": 0, "00/": 0, "50/": 0, "zero": 0}
-    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 5)
-    assert found.summary["folder_markers_left_out"] == 3
-    assert found.summary["imbalance"] < 1.0001
-    assert found.summary["stability"]["in_ranges"] > 0.9
-    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    lists = lists_of(tmp_path / "out", written)
+    key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 5)
+    assert key_split.summary["folder_markers_left_out"] == 3
+    assert key_split.summary["imbalance"] < 1.0001
+    assert key_split.summary["stability"]["in_ranges"] > 0.9
+    written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    lists = lists_of(tmp_path / "out", written_split)
     assert Counter(name for names in lists for name in names) == Counter(set(rows) - {"", "00/", "50/"})
-    for names, told in zip(lists, found.summary["parts"], strict=True):
-        assert (told["keys"], told["bytes"]) == (len(names), sum(rows[name] for name in names))
+    for names, part_report in zip(lists, key_split.summary["parts"], strict=True):
+        assert (part_report["keys"], part_report["bytes"]) == (len(names), sum(rows[name] for name in names))
 
 
 def test_previous_lists_are_kept(tmp_path: Path) -> None:
-    old, new = many(30_000), many(30_300) | {'a "new" one\n': 10}
-    del old["00/0000000.jpg"]
-    first = split_inventory(Inventory(write(tmp_path / "old.parquet", old | {'an "old" one\\': 10})), 4)
+    old_sizes, new = many(30_000), many(30_300) | {'a "new" one\n': 10}
+    del old_sizes["00/0000000.jpg"]
+    first = split_inventory(Inventory(write(tmp_path / "old.parquet", old_sizes | {'an "old" one\\': 10})), 4)
     before = lists_of(
         tmp_path / "a", write_split(first.keys, first.host_split, tmp_path / "a", first.summary)
     )
@@ -144,11 +148,11 @@ def test_previous_lists_are_kept(tmp_path: Path) -> None:
     )
     now = lists_of(tmp_path / "b", write_split(again.keys, again.host_split, tmp_path / "b", again.summary))
     assert again.summary["imbalance"] < 1.0002
-    had = {name: host for host, names in enumerate(before) for name in names}
-    has = {name: host for host, names in enumerate(now) for name in names}
-    moved = sum(had[name] != has[name] for name in had)
-    assert moved == again.summary["stability"]["moved_keys"] <= 30
-    assert set(has) == set(new) | {'an "old" one\\'}
+    old_host = {name: host for host, names in enumerate(before) for name in names}
+    new_host = {name: host for host, names in enumerate(now) for name in names}
+    moved_keys = sum(old_host[name] != new_host[name] for name in old_host)
+    assert moved_keys == again.summary["stability"]["moved_keys"] <= 30
+    assert set(new_host) == set(new) | {'an "old" one\\'}
 
 
 def test_by_another_weight(tmp_path: Path) -> None:
@@ -157,14 +161,14 @@ def test_by_another_weight(tmp_path: Path) -> None:
     inventory = Inventory(write(tmp_path / "keys.parquet", rows, samples=samples))
     summary = split_inventory(inventory, 3, weight="samples").summary
     assert summary["weight"] == "samples"
-    assert sum(told["samples"] for told in summary["parts"]) == sum(samples.values())
-    assert sum(told["bytes"] for told in summary["parts"]) == summary["bytes"] == sum(rows.values())
+    assert sum(part["samples"] for part in summary["parts"]) == sum(samples.values())
+    assert sum(part["bytes"] for part in summary["parts"]) == summary["bytes"] == sum(rows.values())
     with pytest.raises(JobError, match="no column 'tokens' of numbers; there is size, samples"):
         split_inventory(inventory, 3, weight="tokens")
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (["a", "b", "b"], "'b' is repeated"),
         (["b", "a"], "'a' is not in the order"),
@@ -172,17 +176,19 @@ def test_by_another_weight(tmp_path: Path) -> None:
         (["z", "\ue000", "\U00010000"], None),  # by UTF-8 bytes, not by UTF-16 units
     ],
 )
-def test_files_of_others_are_checked(tmp_path: Path, keys: list[str | None], said: str | None) -> None:
+def test_files_of_others_are_checked(tmp_path: Path, keys: list[str | None], message: str | None) -> None:
     pq.write_table(pa.table({"key": keys, "size": [1] * len(keys)}), tmp_path / "keys.parquet")
-    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 2)
-    if said is None:
-        assert write_split(found.keys, found.host_split, tmp_path / "out", found.summary).manifests == (
+    key_split = split_inventory(Inventory(tmp_path / "keys.parquet"), 2)
+    if message is None:
+        assert write_split(
+            key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary
+        ).manifests == (
             None,
             None,
         )
         return
-    with pytest.raises(JobError, match=said):
-        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
+    with pytest.raises(JobError, match=message):
+        write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
     assert [path.name for path in tmp_path.iterdir()] == ["keys.parquet"]
 
 
@@ -191,10 +197,10 @@ def test_wide_text_and_narrow_numbers(tmp_path: Path) -> None:
     names = sorted((name for name in HOSTILE if name not in NO_FILES), key=str.encode)
     table = {"key": pa.array(names, pa.large_string()), "size": pa.array(range(len(names)), pa.uint32())}
     pq.write_table(pa.table(table), tmp_path / "keys.parquet", row_group_size=3)
-    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 3)
-    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    lists = lists_of(tmp_path / "out", written, manifests=False)
-    assert sorted(name for one in lists for name in one) == sorted(names)
+    key_split = split_inventory(Inventory(tmp_path / "keys.parquet"), 3)
+    written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    lists = lists_of(tmp_path / "out", written_split, manifests=False)
+    assert sorted(name for host_names in lists for name in host_names) == sorted(names)
 
 
 @pytest.mark.parametrize("sizes", [[1, -1], [1, None]])
@@ -208,31 +214,31 @@ def test_sizes_that_are_none(tmp_path: Path, sizes: list[int | None]) -> None:
 
 def test_keys_not_below_the_prefix(tmp_path: Path) -> None:
     table = pa.table({"key": ["other/a"], "size": [1]})
-    kept = {"smlaunch.bucket": "b", "smlaunch.prefix": "data/", "smlaunch.version": "1.0"}
-    pq.write_table(table.replace_schema_metadata(kept), tmp_path / "keys.parquet")
-    found = split_inventory(Inventory(tmp_path / "keys.parquet"), 1)
+    metadata = {"smlaunch.bucket": "b", "smlaunch.prefix": "data/", "smlaunch.version": "1.0"}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "keys.parquet")
+    key_split = split_inventory(Inventory(tmp_path / "keys.parquet"), 1)
     with pytest.raises(JobError, match="'other/a' is not below the prefix 'data/'"):
-        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
+        write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
 
 
 def test_a_prefix_that_is_no_folder(tmp_path: Path) -> None:
     """``s3://bucket/data/tr`` has data/train-1/x: names are relative to data/, a folder for a channel."""
-    found = split_inventory(
+    key_split = split_inventory(
         Inventory(write(tmp_path / "keys.parquet", {"ain-1/x": 1, "ain-2/y": 1}, "data/tr")), 1
     )
-    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    manifest = json.loads((tmp_path / "out" / str(written.manifests[0])).read_text())
+    written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    manifest = json.loads((tmp_path / "out" / str(written_split.manifests[0])).read_text())
     assert manifest == [{"prefix": "s3://bucket/data/"}, "train-1/x", "train-2/y"]
 
 
 def test_out_is_not_mixed_with_what_is_there(tmp_path: Path) -> None:
-    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", {"a": 1})), 1)
+    key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", {"a": 1})), 1)
     (tmp_path / "out").mkdir()
-    write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
+    write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
     with pytest.raises(JobError, match="not empty"):
-        write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    for bad in ("no json\n", "7\n", '{"hosts": 1}'):
-        (tmp_path / "out" / "lists" / "shard-00000.jsonl").write_text(bad)
+        write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    for invalid_text in ("no json\n", "7\n", '{"hosts": 1}'):
+        (tmp_path / "out" / "lists" / "shard-00000.jsonl").write_text(invalid_text)
         with pytest.raises(JobError, match="not a list of keys"):
             split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path / "out")
     with pytest.raises(JobError, match="was not written by smlaunch data split"):
@@ -240,7 +246,7 @@ def test_out_is_not_mixed_with_what_is_there(tmp_path: Path) -> None:
 
 
 def test_empty_inventory(tmp_path: Path) -> None:
-    found = split_inventory(Inventory(write(tmp_path / "keys.parquet", {})), 2)
-    written = write_split(found.keys, found.host_split, tmp_path / "out", found.summary)
-    assert written.manifests == (None, None)
-    assert lists_of(tmp_path / "out", written) == [[], []]
+    key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", {})), 2)
+    written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
+    assert written_split.manifests == (None, None)
+    assert lists_of(tmp_path / "out", written_split) == [[], []]

@@ -28,9 +28,9 @@ def put(target: Target, *keys: str) -> None:
 
 
 def pull(target: Target, uri: str, folder: Path) -> list[str]:
-    found = plan_pull(target.storage, target.transfer, uri, folder)
-    target.transfer.get(found.bucket, found.items, lambda size, files: None)
-    return sorted(parcel.path.relative_to(folder).as_posix() for parcel in found.items)
+    pull_plan = plan_pull(target.storage, target.transfer, uri, folder)
+    target.transfer.get(pull_plan.bucket, pull_plan.items, lambda size, files: None)
+    return sorted(parcel.path.relative_to(folder).as_posix() for parcel in pull_plan.items)
 
 
 def test_a_folder_is_meant_with_or_without_its_slash_and_an_object_is_one(
@@ -81,10 +81,10 @@ def test_there_and_back_by_the_command_line(
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
 
-    def run(*words: str) -> dict[str, Any]:
-        done = CliRunner().invoke(cli, ["data", *words, "--local", "--json"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        answer: dict[str, Any] = json.loads(done.stdout)
+    def run(*arguments: str) -> dict[str, Any]:
+        result = CliRunner().invoke(cli, ["data", *arguments, "--local", "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        answer: dict[str, Any] = json.loads(result.stdout)
         return answer
 
     # The embedded endpoint keeps its objects in SMLAUNCH_HOME; the bucket is the one it makes for results.

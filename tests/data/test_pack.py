@@ -82,8 +82,8 @@ def many(root: Path, count: int, seed: int = 0) -> Path:
     return root
 
 
-def packed(src: Path, dst: Path, engine: PackEngine = "python", **wanted: object) -> PackResult:
-    return pack(FolderSource(src, engine=engine), FolderDestination(dst), PackOptions(**wanted))  # type: ignore[arg-type]
+def pack_folder(src: Path, dst: Path, engine: PackEngine = "python", **options: object) -> PackResult:
+    return pack(FolderSource(src, engine=engine), FolderDestination(dst), PackOptions(**options))  # type: ignore[arg-type]
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -92,13 +92,13 @@ def content(root: Path) -> dict[str, bytes]:
 
 def members(dst: Path) -> list[tuple[str, bytes]]:
     """Through ``tarfile``, in order."""
-    found = []
+    contents = []
     for shard in sorted((dst / "shards").iterdir()):
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 assert member.isreg() and (member.mode, member.uid, member.mtime) == (0o644, 0, 0)
-                found.append((member.name, tar.extractfile(member).read()))  # type: ignore[union-attr]
-    return found
+                contents.append((member.name, tar.extractfile(member).read()))  # type: ignore[union-attr]
+    return contents
 
 
 def problems(error: pytest.ExceptionInfo[JobError]) -> list[str]:
@@ -109,27 +109,29 @@ def problems(error: pytest.ExceptionInfo[JobError]) -> list[str]:
 
 
 def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> None:
-    done = packed(tree, tmp_path / "dst", shard_count=3)
+    result = pack_folder(tree, tmp_path / "dst", shard_count=3)
     found = members(tmp_path / "dst")
     assert dict(found) == content(tree) and len(found) == len(NAMES) + 1
     index = parse_index((tmp_path / "dst" / "index.json").read_bytes())
-    assert index == done.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
+    assert (
+        index == result.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
+    )
     for record in index.shards:
-        whole = (tmp_path / "dst" / record.name).read_bytes()
-        assert (len(whole), f"crc32:{zlib.crc32(whole):08x}") == (record.bytes, record.checksum)
+        shard_bytes = (tmp_path / "dst" / record.name).read_bytes()
+        assert (len(shard_bytes), f"crc32:{zlib.crc32(shard_bytes):08x}") == (record.bytes, record.checksum)
     assert index.shards[0].first == found[0][0]
     assert sorted(path.name for path in (tmp_path / "dst").iterdir()) == ["index.json", "shards"]
 
 
 def test_the_same_files_give_the_same_bytes_whoever_packs_them(tree: Path, tmp_path: Path) -> None:
-    packed(tree, tmp_path / "once", shard_count=3)
+    pack_folder(tree, tmp_path / "once", shard_count=3)
     for path in tree.rglob("*"):
         os.utime(path, (1, 1))
-    packed(tree, tmp_path / "twice", shard_count=3, workers=1)
+    pack_folder(tree, tmp_path / "twice", shard_count=3, workers=1)
     assert content(tmp_path / "once") == content(tmp_path / "twice")
     if find_gnu_tar() is None:
         pytest.skip("no GNU tar here")
-    packed(tree, tmp_path / "tar", engine="tar", shard_count=3)
+    pack_folder(tree, tmp_path / "tar", engine="tar", shard_count=3)
     assert content(tmp_path / "once") == content(tmp_path / "tar")
 
 
@@ -139,19 +141,19 @@ def test_the_checksum_is_sha256_where_that_is_asked_for(
 ) -> None:
     if engine == "tar" and find_gnu_tar() is None:
         pytest.skip("no GNU tar here")
-    done = packed(tree, tmp_path / "dst", engine=engine, shard_count=2, checksum="sha256")
-    for record in done.index.shards:
-        whole = (tmp_path / "dst" / record.name).read_bytes()
-        assert record.checksum == f"sha256:{hashlib.sha256(whole).hexdigest()}"
+    result = pack_folder(tree, tmp_path / "dst", engine=engine, shard_count=2, checksum="sha256")
+    for record in result.index.shards:
+        shard_bytes = (tmp_path / "dst" / record.name).read_bytes()
+        assert record.checksum == f"sha256:{hashlib.sha256(shard_bytes).hexdigest()}"
 
 
 def test_a_checksum_is_the_same_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     content = Random(2).randbytes(100_003)
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     for kind in (tar_writer.Crc32, runpy.run_path(tar_writer.__file__)["Crc32"]):
-        found = kind(content[:70_001])
-        found.update(content[70_001:])
-        assert (found.hexdigest(), found.digest()) == (
+        checksum = kind(content[:70_001])
+        checksum.update(content[70_001:])
+        assert (checksum.hexdigest(), checksum.digest()) == (
             f"{zlib.crc32(content):08x}",
             zlib.crc32(content).to_bytes(4, "big"),
         )
@@ -163,8 +165,8 @@ def test_headers_are_those_that_tarfile_reads(parts: list[str], size: int) -> No
     try:
         block = tar_writer.tar_header(name.encode(), size)
     except tar_writer.NameTooLong:
-        slashes = [at for at, letter in enumerate(name) if letter == "/"]
-        assert not any(at <= 155 and len(name) - at - 1 <= 100 for at in slashes)
+        slashes = [position for position, letter in enumerate(name) if letter == "/"]
+        assert not any(position <= 155 and len(name) - position - 1 <= 100 for position in slashes)
         return
     info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
     assert (info.name, info.size, info.isreg()) == (name.rstrip("/"), size, True)
@@ -178,15 +180,15 @@ def test_a_sample_is_never_parted(tmp_path: Path) -> None:
     for number in range(40):
         for kind in ("jpg", "seg.png", "x/part.jpg", "zip"):
             write(tmp_path / "src" / f"{number:02}.{kind}", b"." * 900)
-    packed(tmp_path / "src", tmp_path / "dst", shard_count=7)
+    pack_folder(tmp_path / "src", tmp_path / "dst", shard_count=7)
     homes: dict[str, set[str]] = {}
     for shard in (tmp_path / "dst" / "shards").iterdir():
         with tarfile.open(shard) as tar:
             for name in tar.getnames():
                 homes.setdefault(sample_key(name.encode()).decode(), set()).add(shard.name)
     assert len(homes) == 80 and all(len(shards) == 1 for shards in homes.values())
-    alone = packed(tmp_path / "src", tmp_path / "each", shard_count=7, grouping="none")
-    assert alone.index.samples == alone.index.files == 160
+    by_file = pack_folder(tmp_path / "src", tmp_path / "each", shard_count=7, grouping="none")
+    assert by_file.index.samples == by_file.index.files == 160
 
 
 SIZE_LISTS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 10**7)), min_size=1, max_size=60)
@@ -212,15 +214,15 @@ def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, 
 
 
 def test_hosts_get_as_many_shards_of_the_same_size(tmp_path: Path) -> None:
-    done = packed(many(tmp_path / "src", 900), tmp_path / "dst", shard_bytes=300_000, hosts=4)
-    sizes = [record.bytes for record in done.index.shards]
+    result = pack_folder(many(tmp_path / "src", 900), tmp_path / "dst", shard_bytes=300_000, hosts=4)
+    sizes = [record.bytes for record in result.index.shards]
     assert len(sizes) == 8 and max(sizes) <= min(sizes) + 10240
-    few = packed(many(tmp_path / "few", 3), tmp_path / "dst-few", shard_count=5, hosts=2)
-    assert len(few.index.shards) == 3 and any("no more samples" in note for note in few.notes)
+    few_result = pack_folder(many(tmp_path / "few", 3), tmp_path / "dst-few", shard_count=5, hosts=2)
+    assert len(few_result.index.shards) == 3 and any("no more samples" in note for note in few_result.notes)
 
 
 def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> None:
-    (note,) = [note for note in packed(tree, tmp_path / "dst").notes if "webdataset" in note]
+    (note,) = [note for note in pack_folder(tree, tmp_path / "dst").notes if "webdataset" in note]
     assert note.startswith("6 files")
 
 
@@ -238,10 +240,10 @@ def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pyte
         names, facts, unreadable = file_stats.stat_files(str(tmp_path), workers, follow)
         workers.close()
         assert len(names) == 331 and names == sorted(names) and not unreadable
-        for name, *found in zip(names, *facts, strict=True):
+        for name, *values in zip(names, *facts, strict=True):
             path = tmp_path / os.fsdecode(name)
             status = path.stat() if follow else path.lstat()
-            assert found == [status.st_mode, status.st_size, status.st_mtime_ns]
+            assert values == [status.st_mode, status.st_size, status.st_mtime_ns]
 
 
 def test_a_process_that_is_killed_is_told_and_others_take_its_place(tmp_path: Path) -> None:
@@ -270,9 +272,9 @@ def test_what_is_no_file_is_refused_by_name_and_all_at_once(tree: Path, tmp_path
         os.chdir(tree)  # a socket's path is short
         server.bind("sock")
     with pytest.raises(JobError) as error:
-        packed(tree, tmp_path / "dst")
-    told = problems(error)
-    assert [line.partition("; only")[0] for line in told] == [
+        pack_folder(tree, tmp_path / "dst")
+    messages = problems(error)
+    assert [line.partition("; only")[0] for line in messages] == [
         "SRC: 'fifo' is a pipe",
         "SRC: 'folder' is a link",
         "SRC: 'out' is a link",
@@ -296,8 +298,8 @@ def test_a_link_to_a_file_is_that_file_when_asked_for(tree: Path, tmp_path: Path
     (tree / "nowhere").symlink_to("gone")
     with pytest.raises(JobError) as error:
         FolderSource(tree, follow_links=True).list_files()
-    told = "SRC: '{}' is a link; only files are packed"
-    assert problems(error) == [told.format(name) for name in ("circle", "folder", "nowhere")]
+    message = "SRC: '{}' is a link; only files are packed"
+    assert problems(error) == [message.format(name) for name in ("circle", "folder", "nowhere")]
 
 
 def test_names_that_ustar_cannot_carry_are_refused_by_name(tree: Path, tmp_path: Path) -> None:
@@ -305,49 +307,49 @@ def test_names_that_ustar_cannot_carry_are_refused_by_name(tree: Path, tmp_path:
     write(tree / "deep" / "/".join(["d" * 99] * 10) / "x", b"")
     Path(os.fsdecode(os.fsencode(tree) + b"/latin-\xe9")).write_bytes(b"")
     with pytest.raises(JobError) as error:
-        packed(tree, tmp_path / "dst")
-    told = problems(error)
-    assert len(told) == 3 and sum("too long for USTAR" in line for line in told) == 2
-    assert any(r"latin-\\xe9" in line and "not UTF-8" in line for line in told)
+        pack_folder(tree, tmp_path / "dst")
+    messages = problems(error)
+    assert len(messages) == 3 and sum("too long for USTAR" in line for line in messages) == 2
+    assert any(r"latin-\\xe9" in line and "not UTF-8" in line for line in messages)
 
 
 def test_an_empty_or_absent_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    for src, words in ((tmp_path / "src", "no files"), (tmp_path / "none", "does not exist")):
-        with pytest.raises(JobError, match=words):
-            packed(src, tmp_path / "dst")
+    for src, message in ((tmp_path / "src", "no files"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(JobError, match=message):
+            pack_folder(src, tmp_path / "dst")
 
 
 def test_a_place_that_holds_something_else_is_refused(tree: Path, tmp_path: Path) -> None:
     write(tmp_path / "dst" / "shards" / "mine.txt", b"")
     with pytest.raises(JobError, match=r"mine\.txt, which is not a shard of a pack"):
-        packed(tree, tmp_path / "dst", resume=True)
-    packed(tree, tmp_path / "done", shard_count=2)
+        pack_folder(tree, tmp_path / "dst", resume=True)
+    pack_folder(tree, tmp_path / "done", shard_count=2)
     with pytest.raises(JobError, match="holds a finished pack; check it with --resume"):
-        packed(tree, tmp_path / "done", shard_count=2)
-    before = content(tmp_path / "done")
-    assert packed(tree, tmp_path / "done", shard_count=2, resume=True).reused_shards == 2
+        pack_folder(tree, tmp_path / "done", shard_count=2)
+    content_before = content(tmp_path / "done")
+    assert pack_folder(tree, tmp_path / "done", shard_count=2, resume=True).reused_shards == 2
     with pytest.raises(JobError, match="finished pack of other files"):
-        packed(tree, tmp_path / "done", shard_count=3, resume=True)
-    assert content(tmp_path / "done") == before
+        pack_folder(tree, tmp_path / "done", shard_count=3, resume=True)
+    assert content(tmp_path / "done") == content_before
     (tmp_path / "done" / "shards" / "shard-00001.tar").write_bytes(b"spoilt")
     with pytest.raises(JobError, match=r"shard-00001\.tar is missing or damaged; remove index\.json, then"):
-        packed(tree, tmp_path / "done", shard_count=2, resume=True)
+        pack_folder(tree, tmp_path / "done", shard_count=2, resume=True)
     (tmp_path / "done" / "index.json").unlink()
-    packed(tree, tmp_path / "done", shard_count=2, resume=True)
-    assert content(tmp_path / "done") == before
+    pack_folder(tree, tmp_path / "done", shard_count=2, resume=True)
+    assert content(tmp_path / "done") == content_before
     write(tmp_path / "file", b"")
     with pytest.raises(JobError, match="cannot be written to: Not a directory"):
-        packed(tree, tmp_path / "file" / "dst")
+        pack_folder(tree, tmp_path / "file" / "dst")
 
 
 def test_two_packs_never_work_in_one_place(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pack_destination, "LOCK_WAIT_SECONDS", 0.2)
-    place = FolderDestination(tmp_path / "dst")
-    with place.open(resume=False), pytest.raises(JobError, match="another pack is writing"):
-        packed(tree, tmp_path / "dst", resume=True)
+    destination = FolderDestination(tmp_path / "dst")
+    with destination.open(resume=False), pytest.raises(JobError, match="another pack is writing"):
+        pack_folder(tree, tmp_path / "dst", resume=True)
 
 
 def test_a_resumed_pack_waits_for_what_a_killed_one_was_starting(tree: Path, tmp_path: Path) -> None:
@@ -357,55 +359,61 @@ def test_a_resumed_pack_waits_for_what_a_killed_one_was_starting(tree: Path, tmp
     fcntl.flock(lock, fcntl.LOCK_EX)
     with subprocess.Popen(["sleep", "0.5"], pass_fds=[lock]):
         os.close(lock)
-        packed(tree, tmp_path / "dst", resume=True)
+        pack_folder(tree, tmp_path / "dst", resume=True)
 
 
 # ---- changes and kills -------------------------------------------------------------------------------------
 
 
-class Shifting(FolderSource):
+class ChangingSource(FolderSource):
     """Something happens to the files after they were listed."""
 
     change: Callable[[], object]
 
     def list_files(self) -> SourceFiles:
-        found = super().list_files()
+        files = super().list_files()
         self.change()
-        return found
+        return files
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
 def test_files_that_change_or_go_are_told_and_the_rest_is_kept(tmp_path: Path, engine: PackEngine) -> None:
     src, dst = many(tmp_path / "src", 60), tmp_path / "dst"
     names = sorted(path for path in src.rglob("*.bin"))
-    gone, grown, shrunk, other = names[0], names[1], names[2], names[3]
+    deleted, grown, shrunk, other = names[0], names[1], names[2], names[3]
 
     def change() -> None:
-        gone.unlink()
+        deleted.unlink()
         grown.write_bytes(b"x" * 9000)
         shrunk.write_bytes(b"")
         other.unlink()
         other.symlink_to("/etc/passwd")
 
-    source = Shifting(src, engine=engine)
+    source = ChangingSource(src, engine=engine)
     source.change = change
     with pytest.raises(JobError) as error:
         pack(source, FolderDestination(dst), PackOptions(shard_count=4))
-    told = problems(error)
-    assert [any(path.name in line for line in told) for path in names[:5]] == [True, True, True, True, False]
-    assert "'0/00000.bin' is gone; --resume packs the remaining files" in told[0]
+    messages = problems(error)
+    assert [any(path.name in line for line in messages) for path in names[:5]] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert "'0/00000.bin' is gone; --resume packs the remaining files" in messages[0]
     assert not (dst / "index.json").exists() and len(list((dst / "shards").iterdir())) == 3
     other.unlink()
     with pytest.raises(JobError, match="unfinished pack; continue it with --resume"):
-        packed(src, dst, shard_count=4)
-    packed(src, dst, shard_count=4, resume=True)
-    packed(src, tmp_path / "anew", shard_count=4)
+        pack_folder(src, dst, shard_count=4)
+    pack_folder(src, dst, shard_count=4, resume=True)
+    pack_folder(src, tmp_path / "anew", shard_count=4)
     assert content(dst) == content(tmp_path / "anew")
 
 
 def test_only_what_is_spoilt_torn_or_changed_is_packed_again(tmp_path: Path) -> None:
     src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
-    source = Shifting(src)
+    source = ChangingSource(src)
     source.change = (src / "6/00076.bin").unlink
     with pytest.raises(JobError):
         pack(source, FolderDestination(dst), PackOptions(shard_count=8))
@@ -414,7 +422,7 @@ def test_only_what_is_spoilt_torn_or_changed_is_packed_again(tmp_path: Path) -> 
 
 
 def packed_kept(src: Path, dst: Path) -> int:
-    return packed(src, dst, shard_count=8, resume=True).reused_shards
+    return pack_folder(src, dst, shard_count=8, resume=True).reused_shards
 
 
 def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +430,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         FolderDestination, "publish_index", lambda self, index: None
     )  # killed just before the index
-    packed(src, dst, shard_count=8)
+    pack_folder(src, dst, shard_count=8)
     monkeypatch.undo()
     shards = sorted((dst / "shards").iterdir())
     shards[0].write_bytes(bytes(shards[0].stat().st_size))
@@ -431,7 +439,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
     os.utime(src / "0/00000.bin", (5, 5))
     write(dst / "shards" / "shard-00009.tar", b"of an earlier plan")
     assert packed_kept(src, dst) == 5
-    packed(src, tmp_path / "anew", shard_count=8)
+    pack_folder(src, tmp_path / "anew", shard_count=8)
     assert content(dst) == content(tmp_path / "anew")
 
 
@@ -439,22 +447,22 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
     """SIGKILL, of the command alone: what it had started may live on for a moment."""
     src = many(tmp_path / "src", 800)
-    packed(src, tmp_path / "anew", shard_count=16)
+    pack_folder(src, tmp_path / "anew", shard_count=16)
     command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
     random, kills = Random(7), 0
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        until = random.randint(0, 12)
+        kill_line = random.randint(0, 12)
         for line in process.stdout:
-            if int(line) >= until:
+            if int(line) >= kill_line:
                 process.kill()
                 break
         process.stdout.close()
         kills += process.wait() == -signal.SIGKILL
     assert kills
-    done = packed(src, tmp_path / "dst", shard_count=16, resume=True)
-    assert done.reused_shards or (tmp_path / "dst" / "index.json").exists()
+    result = pack_folder(src, tmp_path / "dst", shard_count=16, resume=True)
+    assert result.reused_shards or (tmp_path / "dst" / "index.json").exists()
     assert content(tmp_path / "dst") == content(tmp_path / "anew")
 
 
@@ -463,10 +471,10 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
 def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
     """Of 30,000 files, also while they are listed, hashed, renamed and recorded."""
     src = many(tmp_path / "src", 30_000)
-    packed(src, tmp_path / "anew", shard_count=16)
+    pack_folder(src, tmp_path / "anew", shard_count=16)
     random, kills = Random(3), 0
-    for turn in range(100):
-        engine = ("python", "tar")[turn % 2]
+    for round_number in range(100):
+        engine = ("python", "tar")[round_number % 2]
         command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
@@ -479,7 +487,7 @@ def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
         assert content(tmp_path / "dst") == content(tmp_path / "anew")
         shutil.rmtree(tmp_path / "dst")
     assert kills > 20
-    packed(src, tmp_path / "dst", shard_count=16, resume=True)
+    pack_folder(src, tmp_path / "dst", shard_count=16, resume=True)
     assert content(tmp_path / "dst") == content(tmp_path / "anew")
 
 
@@ -503,7 +511,7 @@ def test_a_full_disk_ends_the_pack_in_words(
     src = many(tmp_path / "src", 20)
     monkeypatch.setattr(FolderDestination, "temporary_path", lambda self, shard: tmp_path / "none" / "x.tar")
     with pytest.raises(ServiceError, match=r"(?s)No such file.*continue with --resume"):
-        packed(src, tmp_path / "dst", engine=engine)
+        pack_folder(src, tmp_path / "dst", engine=engine)
 
 
 def test_shards_of_another_kind_of_checksum_are_written_again(
@@ -514,75 +522,75 @@ def test_shards_of_another_kind_of_checksum_are_written_again(
     monkeypatch.setattr(
         FolderDestination, "publish_index", lambda self, index: None
     )  # killed just before the index
-    packed(src, dst, shard_count=8)
+    pack_folder(src, dst, shard_count=8)
     monkeypatch.undo()
-    assert packed(src, dst, shard_count=8, resume=True, checksum="sha256").reused_shards == 0
-    packed(src, tmp_path / "anew", shard_count=8, checksum="sha256")
+    assert pack_folder(src, dst, shard_count=8, resume=True, checksum="sha256").reused_shards == 0
+    pack_folder(src, tmp_path / "anew", shard_count=8, checksum="sha256")
     assert content(dst) == content(tmp_path / "anew")
 
 
 def test_the_index_of_a_later_minor_version_is_read(tree: Path, tmp_path: Path) -> None:
-    done = packed(tree, tmp_path / "dst", shard_count=2, checksum="sha256")
-    document = json.loads(encode_index(done.index))
-    later = json.dumps({**document, "version": "1.9", "more": [1]}).encode()
-    assert parse_index(later) == done.index
-    (tmp_path / "dst" / "index.json").write_bytes(later)
-    assert packed(tree, tmp_path / "dst", shard_count=2, resume=True).reused_shards == 2
+    result = pack_folder(tree, tmp_path / "dst", shard_count=2, checksum="sha256")
+    document = json.loads(encode_index(result.index))
+    later_minor = json.dumps({**document, "version": "1.9", "more": [1]}).encode()
+    assert parse_index(later_minor) == result.index
+    (tmp_path / "dst" / "index.json").write_bytes(later_minor)
+    assert pack_folder(tree, tmp_path / "dst", shard_count=2, resume=True).reused_shards == 2
     (tmp_path / "dst" / "shards" / "shard-00000.tar").write_bytes(b"spoilt")
     with pytest.raises(JobError, match="missing or damaged"):
-        packed(tree, tmp_path / "dst", shard_count=2, resume=True)
+        pack_folder(tree, tmp_path / "dst", shard_count=2, resume=True)
 
 
 def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> None:
-    index = packed(tree, tmp_path / "dst", shard_count=2).index
+    index = pack_folder(tree, tmp_path / "dst", shard_count=2).index
     document = json.loads(encode_index(index))
     assert parse_index(encode_index(index)) == index
     document["shards"][0]["name"] = "shards/../../etc/passwd"
     newer = json.dumps({"kind": document["kind"], "version": "2.0"}).encode()
-    for content_, words in (
+    for content_, message in (
         (json.dumps(document).encode(), "incomplete or was edited"),
         (newer, "has version 2.0, and this smlaunch reads up to 1.x"),
         (b"{}", "not an index of shards"),
         (b"{", "not JSON"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             parse_index(content_)
 
 
 def test_large_files_are_copied_piece_by_piece(tmp_path: Path) -> None:
-    room = io.BytesIO()
+    output = io.BytesIO()
     write(tmp_path / "big", Random(1).randbytes((1 << 20) + 513))
     folder = os.open(tmp_path, os.O_RDONLY)
     largest = []
 
     def take(block: memoryview) -> None:
         largest.append(len(block))
-        room.write(block)
+        output.write(block)
 
     files = [(b"big", (1 << 20) + 513), (b"big", (1 << 20) + 513)]
-    checksum = tar_writer.write_archive(folder, files, take, lambda name, what: pytest.fail(what))
+    checksum = tar_writer.write_archive(folder, files, take, lambda name, argument: pytest.fail(argument))
     os.close(folder)
-    assert max(largest) <= 1 << 18 and checksum == f"crc32:{zlib.crc32(room.getvalue()):08x}"
-    room.seek(0)
-    with tarfile.open(fileobj=room) as tar:
+    assert max(largest) <= 1 << 18 and checksum == f"crc32:{zlib.crc32(output.getvalue()):08x}"
+    output.seek(0)
+    with tarfile.open(fileobj=output) as tar:
         assert [tar.extractfile(member).read() for member in tar] == [(tmp_path / "big").read_bytes()] * 2  # type: ignore[union-attr]
 
 
 # ---- the command -------------------------------------------------------------------------------------------
 
 
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "smlaunch.cli.main", "data", "pack", *map(str, words)]
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "smlaunch.cli.main", "data", "pack", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
 def test_the_command(tree: Path, tmp_path: Path) -> None:
-    done = command(tree, tmp_path / "dst", "--shards", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    result = command(tree, tmp_path / "dst", "--shards", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert document["files"] == len(NAMES) + 1 and len(document["shards"]) == 3 and document["kept"] == 0
-    again = command(tree, tmp_path / "dst", "--shards", "3", "--resume")
-    assert again.returncode == 0 and "(3 reused)" in again.stdout
+    second_result = command(tree, tmp_path / "dst", "--shards", "3", "--resume")
+    assert second_result.returncode == 0 and "(3 reused)" in second_result.stdout
     inside = command(tree, tree / "shards")
     assert inside.returncode == 2 and "is inside of SRC" in inside.stderr
     wrong = command(tree, tmp_path / "dst2", "--shard-size", "3 furlongs", "--shards", "2")

@@ -34,7 +34,7 @@ KEYS = [
 ]
 
 
-def filled() -> FakeStorage:
+def fill_storage() -> FakeStorage:
     storage, random = FakeStorage(), Random(0)
     objects = storage.objects[BUCKET]
     for number, key in enumerate(KEYS):
@@ -52,9 +52,9 @@ def wanted_of(storage: FakeStorage) -> dict[str, bytes]:
     return {key[4:]: body for key, body in objects if key.startswith("raw/") and not key.endswith("/")}
 
 
-def packed(storage: FakeStorage, resume: bool = False, **wanted: int) -> PackResult:
-    source, place = S3PackSource(storage, BUCKET, "raw"), S3Destination(storage, BUCKET, "packed")
-    return pack(source, place, PackOptions(shard_count=4, resume=resume, **wanted))
+def pack_prefix(storage: FakeStorage, resume: bool = False, **options: int) -> PackResult:
+    source, destination = S3PackSource(storage, BUCKET, "raw"), S3Destination(storage, BUCKET, "packed")
+    return pack(source, destination, PackOptions(shard_count=4, resume=resume, **options))
 
 
 def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
@@ -64,14 +64,14 @@ def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
 
 
 def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
-    storage = filled()
-    index = packed(storage).index
-    found = below(storage, "packed/")
-    assert sorted(found) == ["index.json", *(record.name for record in index.shards)]
-    assert parse_index(found["index.json"]) == index and len(index.shards) == 4
+    storage = fill_storage()
+    index = pack_prefix(storage).index
+    objects = below(storage, "packed/")
+    assert sorted(objects) == ["index.json", *(record.name for record in index.shards)]
+    assert parse_index(objects["index.json"]) == index and len(index.shards) == 4
     members: dict[str, bytes] = {}
     for record in index.shards:
-        with tarfile.open(fileobj=io.BytesIO(found[record.name])) as tar:
+        with tarfile.open(fileobj=io.BytesIO(objects[record.name])) as tar:
             for member in tar:
                 assert member.name not in members
                 members[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
@@ -89,8 +89,8 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     pack(FolderSource(tmp_path / "src"), S3Destination(storage, BUCKET, "up/"), PackOptions(shard_count=4))
     for folder in ("dst", "down"):
         paths = [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
-        assert {str(path.relative_to(tmp_path / folder)): path.read_bytes() for path in paths} == found
-    assert below(storage, "up/") == found
+        assert {str(path.relative_to(tmp_path / folder)): path.read_bytes() for path in paths} == objects
+    assert below(storage, "up/") == objects
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_would_be_written_elsewhere_or_lost_are_refused_by_name(key: str, reason: str) -> None:
-    storage = filled()
+    storage = fill_storage()
     storage.objects[BUCKET]["raw/" + key] = b"x"
     with pytest.raises(JobError) as error:
-        packed(storage)
+        pack_prefix(storage)
     (problem,) = error.value.problems
     assert reason in str(problem) and "\n" not in str(problem)
     assert not below(storage, "packed/")
@@ -152,36 +152,36 @@ class Failing(FakeStorage):
 
 
 def test_a_pack_that_was_ended_goes_on() -> None:
-    whole = filled()
-    packed(whole)
+    storage_of_whole_pack = fill_storage()
+    pack_prefix(storage_of_whole_pack)
     storage = Failing()
-    storage.objects = filled().objects
+    storage.objects = fill_storage().objects
     storage.uploads = 2
     with pytest.raises(CallError):
-        packed(storage, workers=1)
+        pack_prefix(storage, workers=1)
     assert "packed/index.json" not in storage.objects[BUCKET]
     with pytest.raises(JobError, match="unfinished pack; continue it with --resume"):
-        packed(storage)
-    storage.uploads, before = 1000, len(below(storage, "packed/shards/"))
+        pack_prefix(storage)
+    storage.uploads, shards_before = 1000, len(below(storage, "packed/shards/"))
     # Another shard lies there without its record: it may be of anything.
     storage.objects[BUCKET]["packed/shards/shard-00003.tar"] = b"?"
     storage.objects[BUCKET]["packed/shards/shard-00007.tar"] = b"of an earlier plan"
-    done = packed(storage, resume=True)
-    assert done.reused_shards == before == 2
-    assert below(storage, "packed/") == below(whole, "packed/")
-    assert packed(storage, resume=True).reused_shards == 4
+    result = pack_prefix(storage, resume=True)
+    assert result.reused_shards == shards_before == 2
+    assert below(storage, "packed/") == below(storage_of_whole_pack, "packed/")
+    assert pack_prefix(storage, resume=True).reused_shards == 4
     with pytest.raises(JobError, match="holds a finished pack"):
-        packed(storage)
+        pack_prefix(storage)
 
 
 def test_objects_that_change_or_go_are_told() -> None:
     storage = Failing()
-    storage.objects = filled().objects
+    storage.objects = fill_storage().objects
     storage.late = {"raw/many/000.bin": None, "raw/many/001.bin": b"longer" * 999, "raw/large.bin": None}
     with pytest.raises(JobError) as error:
-        packed(storage)
-    told = [str(problem) for problem in error.value.problems]
-    assert [line.partition(";")[0] for line in told] == [
+        pack_prefix(storage)
+    messages = [str(problem) for problem in error.value.problems]
+    assert [line.partition(";")[0] for line in messages] == [
         "SRC: 'large.bin' is gone",
         "SRC: 'many/000.bin' is gone",
         "SRC: 'many/001.bin' has another size than when it was listed",
@@ -189,7 +189,7 @@ def test_objects_that_change_or_go_are_told() -> None:
     assert "packed/index.json" not in storage.objects[BUCKET]
 
 
-class Quickly:
+class FastClient:
     """Stands for obstore: does not take every key, and fails for some."""
 
     def __init__(self, storage: FakeStorage) -> None:
@@ -207,9 +207,9 @@ class Quickly:
 
 def test_objects_are_fetched_quickly_where_that_works() -> None:
     storage = Failing()
-    storage.objects = filled().objects
-    quick, place = Quickly(storage), S3Destination(storage, BUCKET, "packed")
-    fetch = obstore_fetch(quick, storage, BUCKET)  # type: ignore[arg-type]
+    storage.objects = fill_storage().objects
+    fast_client, destination = FastClient(storage), S3Destination(storage, BUCKET, "packed")
+    fetch = obstore_fetch(fast_client, storage, BUCKET)  # type: ignore[arg-type]
     source = S3PackSource(storage, BUCKET, "raw", fetch)
     storage.late = {"raw/many/000.bin": None}
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before"
@@ -217,23 +217,23 @@ def test_objects_are_fetched_quickly_where_that_works() -> None:
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before and after"
     source.list_files = lambda: found  # type: ignore[method-assign]
     with pytest.raises(JobError) as error:
-        pack(source, place, PackOptions(shard_count=4))
+        pack(source, destination, PackOptions(shard_count=4))
     assert [str(problem).partition(";")[0] for problem in error.value.problems] == [
         "SRC: 'many/000.bin' is gone",
         "SRC: 'many/002.bin' has another size than when it was listed",
     ]
     storage.late.clear()
-    pack(S3PackSource(storage, BUCKET, "raw", fetch), place, PackOptions(shard_count=4, resume=True))
-    again = S3Destination(storage, BUCKET, "again")
-    pack(S3PackSource(storage, BUCKET, "raw"), again, PackOptions(shard_count=4))
-    assert quick.fetched > 100 and below(storage, "packed/") == below(storage, "again/")
+    pack(S3PackSource(storage, BUCKET, "raw", fetch), destination, PackOptions(shard_count=4, resume=True))
+    second_destination = S3Destination(storage, BUCKET, "again")
+    pack(S3PackSource(storage, BUCKET, "raw"), second_destination, PackOptions(shard_count=4))
+    assert fast_client.fetched > 100 and below(storage, "packed/") == below(storage, "again/")
 
 
 def test_a_prefix_that_holds_something_else_is_refused() -> None:
-    storage = filled()
+    storage = fill_storage()
     storage.objects[BUCKET]["packed/shards/mine.tar"] = b"x"
     with pytest.raises(JobError, match=r"shards/mine\.tar, which is not a shard of a pack"):
-        packed(storage)
+        pack_prefix(storage)
 
 
 def test_the_command_over_the_endpoint(tmp_path: Path) -> None:
@@ -241,13 +241,15 @@ def test_the_command_over_the_endpoint(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.cls", "b.jpg", "new\nline.txt"):
         source.mkdir(exist_ok=True)
         (source / name).write_bytes(name.encode() * 300)
-    place = "s3://sagemaker-us-east-1-000000000000/packed"
-    up = shell("data", "pack", source, place, "--local", "--shards", "2", "--json")
+    destination = "s3://sagemaker-us-east-1-000000000000/packed"
+    up = shell("data", "pack", source, destination, "--local", "--shards", "2", "--json")
     assert up.code == 0, up.err
-    done = json.loads(up.out)
-    assert (done["files"], done["samples"], len(done["shards"])) == (4, 3, 2)
+    report = json.loads(up.out)
+    assert (report["files"], report["samples"], len(report["shards"])) == (4, 3, 2)
     # The shards again, as two objects of any kind.
-    again = shell("data", "pack", place + "/shards", place + "-twice", "--local", "--json")
-    assert again.code == 0 and json.loads(again.out)["files"] == 2, again.err
-    refused = shell("data", "pack", source, place, "--local", "--shards", "2")
-    assert refused.code == 2 and "holds a finished pack" in refused.err
+    second_result = shell(
+        "data", "pack", destination + "/shards", destination + "-twice", "--local", "--json"
+    )
+    assert second_result.code == 0 and json.loads(second_result.out)["files"] == 2, second_result.err
+    refusal = shell("data", "pack", source, destination, "--local", "--shards", "2")
+    assert refusal.code == 2 and "holds a finished pack" in refusal.err

@@ -27,35 +27,35 @@ def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
     yield "zipf", np.minimum(draw.zipf(1.6, count), 10**12) * 100
 
 
-def check(found: HostSplit, sizes: Any, hosts: int) -> None:
+def check(host_split: HostSplit, sizes: Any, hosts: int) -> None:
     """Every row in exactly one part, and every number told is right."""
-    hosts_of = found.hosts_of(0, len(sizes))
+    hosts_of = host_split.hosts_of(0, len(sizes))
     assert hosts_of.dtype == np.uint16
     assert len(hosts_of) == len(sizes)
     if len(sizes):
         assert hosts_of.max() < hosts
-    assert np.bincount(hosts_of, minlength=hosts).tolist() == list(found.row_counts)
+    assert np.bincount(hosts_of, minlength=hosts).tolist() == list(host_split.row_counts)
     loads = np.zeros(hosts, dtype=sizes.dtype)
     np.add.at(loads, hosts_of, sizes)
     exact = sizes.dtype.kind == "i"
     slack = 1e-9 * sizes.sum()  # of sums of floats, taken in another order
-    assert list(found.loads) == (loads.tolist() if exact else pytest.approx(loads.tolist(), abs=slack))
-    assert found.largest_size == (sizes.max() if len(sizes) else 0)
+    assert list(host_split.loads) == (loads.tolist() if exact else pytest.approx(loads.tolist(), abs=slack))
+    assert host_split.largest_size == (sizes.max() if len(sizes) else 0)
     turns = [sizes[host::hosts].sum().item() for host in range(hosts)]
     ranges = [
         sizes[h * len(sizes) // hosts : (h + 1) * len(sizes) // hosts].sum().item() for h in range(hosts)
     ]
-    assert list(found.by_count.round_robin) == (turns if exact else pytest.approx(turns, abs=slack))
-    assert list(found.by_count.contiguous) == (ranges if exact else pytest.approx(ranges, abs=slack))
-    assert found.imbalance <= found.imbalance_by_count * (1 if exact else 1 + 1e-9)
+    assert list(host_split.by_count.round_robin) == (turns if exact else pytest.approx(turns, abs=slack))
+    assert list(host_split.by_count.contiguous) == (ranges if exact else pytest.approx(ranges, abs=slack))
+    assert host_split.imbalance <= host_split.imbalance_by_count * (1 if exact else 1 + 1e-9)
 
 
 @pytest.mark.parametrize("hosts", [16, 64])
 def test_a_million_keys_are_even(hosts: int) -> None:
     for name, sizes in distributions(1_000_000):
-        found = split(sizes, hosts)
-        check(found, sizes, hosts)
-        assert found.imbalance <= 1.00001, name
+        host_split = split(sizes, hosts)
+        check(host_split, sizes, hosts)
+        assert host_split.imbalance <= 1.00001, name
 
 
 def random_case(draw: Any) -> tuple[Any, int]:
@@ -99,11 +99,14 @@ def test_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes, hosts = random_case(draw)
         if module.BLOCK_ROWS == 1 and len(sizes) > 200:
             sizes = sizes[:200]
-        found = split(sizes, hosts)
-        check(found, sizes, hosts)
+        host_split = split(sizes, hosts)
+        check(host_split, sizes, hosts)
         start = int(draw.integers(0, len(sizes) + 1))
         stop = int(draw.integers(start, len(sizes) + 1))
-        assert found.hosts_of(start, stop).tolist() == found.hosts_of(0, len(sizes))[start:stop].tolist()
+        assert (
+            host_split.hosts_of(start, stop).tolist()
+            == host_split.hosts_of(0, len(sizes))[start:stop].tolist()
+        )
 
 
 @pytest.mark.parametrize("cases", [20_000, pytest.param(2_000_000, marks=pytest.mark.chaos)])
@@ -116,15 +119,15 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
         lengths, hosts = draw.integers(0, 13, 10_000).tolist(), draw.integers(1, 7, 10_000).tolist()
         for row, length, count in zip(tables.tolist(), lengths, hosts, strict=True):
             sizes = row[:length]
-            found = partitioning.best_partition(sizes, count)
+            partition = partitioning.best_partition(sizes, count)
             loads = [0] * count
-            for size, host in zip(sizes, found.host_by_item, strict=True):
+            for size, host in zip(sizes, partition.host_by_item, strict=True):
                 loads[host] += size
-            assert loads == list(found.loads)
-            assert len(found.host_by_item) == length
+            assert loads == list(partition.loads)
+            assert len(partition.host_by_item) == length
             turns = max(sum(sizes[host::count]) for host in range(count))
             cuts = [host * length // count for host in range(count + 1)]
-            ranges = max(sum(sizes[one:two]) for one, two in pairwise(cuts))
+            ranges = max(sum(sizes[low:high]) for low, high in pairwise(cuts))
             assert max(loads) <= min(turns, ranges)
 
 
@@ -137,25 +140,33 @@ def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> 
         sizes, hosts = random_case(draw)
         if sizes.dtype.kind == "f" or not sizes.sum():
             continue
-        seen = bin_packing.scan_sizes(lambda sizes=sizes: [sizes], len(sizes), hosts)
-        places, loads = bin_packing.fill_hosts(lambda sizes=sizes: [sizes], len(sizes), seen, [0] * hosts)
+        scanned = bin_packing.scan_sizes(lambda sizes=sizes: [sizes], len(sizes), hosts)
+        places, loads = bin_packing.fill_hosts(lambda sizes=sizes: [sizes], len(sizes), scanned, [0] * hosts)
         del places
         head = np.zeros(hosts, dtype=np.int64)
-        np.add.at(head, partitioning.assign_largest_first(seen.head[1].tolist(), [0] * hosts), seen.head[1])
-        rest = np.delete(sizes, seen.head[0])
-        assert max(loads) <= max(head.max(), sizes.sum() / hosts + (rest.max() if len(rest) else 0) + 1)
+        np.add.at(
+            head, partitioning.assign_largest_first(scanned.head[1].tolist(), [0] * hosts), scanned.head[1]
+        )
+        rest_sizes = np.delete(sizes, scanned.head[0])
+        assert max(loads) <= max(
+            head.max(), sizes.sum() / hosts + (rest_sizes.max() if len(rest_sizes) else 0) + 1
+        )
 
 
 def test_blocks_of_any_length_give_the_same() -> None:
     sizes = next(sizes for name, sizes in distributions(50_000, 3) if name == "wide")
-    whole = split(sizes, 13)
+    whole_split = split(sizes, 13)
     for length in (1777, 50_000, 49_999):
         cut = [sizes[start : start + length] for start in range(0, len(sizes), length)]
-        again = split_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
-        assert (again.hosts_of(0, 50_000) == whole.hosts_of(0, 50_000)).all()
-        assert again.loads == whole.loads
-    assert whole.method == RANGES_METHOD
-    assert whole.range_bounds is not None and whole.range_bounds[0] == 0 and whole.range_bounds[-1] == 50_000
+        split_again = split_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
+        assert (split_again.hosts_of(0, 50_000) == whole_split.hosts_of(0, 50_000)).all()
+        assert split_again.loads == whole_split.loads
+    assert whole_split.method == RANGES_METHOD
+    assert (
+        whole_split.range_bounds is not None
+        and whole_split.range_bounds[0] == 0
+        and whole_split.range_bounds[-1] == 50_000
+    )
 
 
 def test_memory_does_not_grow_with_the_keys() -> None:
@@ -166,18 +177,18 @@ def test_memory_does_not_grow_with_the_keys() -> None:
             yield np.random.default_rng(start).integers(1, 1000, 1 << 18)
 
     tracemalloc.start()
-    found = split_blocks(blocks, 16 << 18, 64)
+    host_split = split_blocks(blocks, 16 << 18, 64)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.imbalance < 1.0001
+    assert host_split.imbalance < 1.0001
     assert peak < 24e6
 
 
 def test_edges() -> None:
     assert split([], 3).loads == (0, 0, 0)
     assert split([], 3).imbalance == 1.0
-    few = split([5, 0, 3], 8)
-    assert few.row_counts.count(0) == 5
+    few_keys = split([5, 0, 3], 8)
+    assert few_keys.row_counts.count(0) == 5
     giant = split(np.r_[np.ones(200_000, dtype=np.int64), 10**9], 16)
     assert giant.imbalance == 1.0
     assert sorted(giant.row_counts)[1] > 10_000
@@ -190,7 +201,7 @@ def test_edges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "hosts", "said"),
+    ("sizes", "hosts", "message"),
     [
         ([1, -1], 2, "row 1 has size -1"),
         ([1.0, float("nan")], 2, "row 1 has size nan"),
@@ -204,8 +215,8 @@ def test_edges() -> None:
         (np.array([2**63], dtype=np.uint64), 2, r"2\*\*62"),
     ],
 )
-def test_what_cannot_be_split_is_named(sizes: Any, hosts: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_split_is_named(sizes: Any, hosts: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         split(sizes, hosts)
 
 
@@ -221,11 +232,11 @@ def test_a_stream_that_ends_early_is_noticed() -> None:
 def test_keys_added_all_over_move_few(name: str) -> None:
     """The order is kept; every hundredth key is new. Ranges of 16 hosts end about where they did."""
     after = dict(distributions(200_000, 5))[name]
-    old = np.random.default_rng(6).random(len(after)) >= 0.01
-    before, now = split(after[old], 16), split(after, 16)
+    is_old = np.random.default_rng(6).random(len(after)) >= 0.01
+    before, now = split(after[is_old], 16), split(after, 16)
     assert before.method == now.method == RANGES_METHOD
-    same = before.hosts_of(0, int(old.sum())) == now.hosts_of(0, len(after))[old]
-    assert 1 - same.mean() < 0.06
+    is_same_host = before.hosts_of(0, int(is_old.sum())) == now.hosts_of(0, len(after))[is_old]
+    assert 1 - is_same_host.mean() < 0.06
 
 
 def test_previous_moves_nothing_that_need_not() -> None:

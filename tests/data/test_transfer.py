@@ -57,23 +57,23 @@ def transfer(request: pytest.FixtureRequest, target: Target) -> S3Transfer:
 def by_obstore(target: Target) -> S3Transfer:
     from smlaunch.data.transfer_obstore import open_obstore
 
-    quick = open_obstore(target.s3(), target.session, target.owner_for())
-    assert quick is not None
-    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: Loud(quick))
+    fast_transfer = open_obstore(target.s3(), target.session, target.owner_for())
+    assert fast_transfer is not None
+    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: LoggingMultipart(fast_transfer))
 
 
 def by_botocore(target: Target) -> S3Transfer:
     return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: None)
 
 
-class Loud:
+class LoggingMultipart:
     """obstore where it may not fail: a transfer that goes on by botocore would hide it."""
 
-    def __init__(self, quick: FastTransfer) -> None:
-        self.supports_key = quick.supports_key
-        self.put = _loud(quick.put)
-        self.put_file = _loud(quick.put_file)
-        self.get_range = _loud(quick.get_range)
+    def __init__(self, fast_transfer: FastTransfer) -> None:
+        self.supports_key = fast_transfer.supports_key
+        self.put = _loud(fast_transfer.put)
+        self.put_file = _loud(fast_transfer.put_file)
+        self.get_range = _loud(fast_transfer.get_range)
 
 
 def _loud(method: Callable[..., object]) -> Callable[..., object]:
@@ -95,7 +95,7 @@ def files(folder: Path, contents: dict[str, bytes], prefix: str) -> list[Transfe
     return parcels
 
 
-def stored(target: Target, prefix: str, folder: Path) -> list[TransferItem]:
+def store_files(target: Target, prefix: str, folder: Path) -> list[TransferItem]:
     return [
         TransferItem(item.key, folder / f"{number}.back", item.size, item.etag)
         for number, item in enumerate(target.storage.list(BUCKET, prefix))
@@ -118,10 +118,10 @@ def test_every_key_and_content_comes_back_as_it_was(
     transfer.put(BUCKET, files(tmp_path, HOSTILE, prefix), tally.add)
     assert (tally.done_files, tally.done_bytes) == (tally.total_files, tally.total_bytes)
 
-    listed = stored(target, prefix, tmp_path)
-    assert {parcel.key.removeprefix(prefix) for parcel in listed} == set(HOSTILE)
-    transfer.get(BUCKET, listed, TransferProgress(0, 0).add)
-    for parcel in listed:
+    items = store_files(target, prefix, tmp_path)
+    assert {parcel.key.removeprefix(prefix) for parcel in items} == set(HOSTILE)
+    transfer.get(BUCKET, items, TransferProgress(0, 0).add)
+    for parcel in items:
         assert parcel.path.read_bytes() == HOSTILE[parcel.key.removeprefix(prefix)]
         assert transfer.has_same_content(BUCKET, parcel)
     assert not list(tmp_path.glob("*.part"))
@@ -135,7 +135,7 @@ def test_large_files_go_in_parts_and_are_checked_by_the_parts_digests(
     tally = TransferProgress(1, len(content))
     transfer.put(BUCKET, files(tmp_path, {"big": content}, prefix), tally.add)
     assert tally.done_bytes == len(content)
-    [parcel] = stored(target, prefix, tmp_path)
+    [parcel] = store_files(target, prefix, tmp_path)
     check = S3Multipart(target.client("s3")).object_checksum(BUCKET, parcel.key)
     assert check.part_size == MIN_PART_BYTES and check.sha256 == file_digest(
         tmp_path / "0", "sha256", MIN_PART_BYTES
@@ -159,17 +159,17 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
         if number != 3:
             piece = content[start : start + length] if number != 2 else bytes(length)
             parts.put_part(BUCKET, parcel.key, upload, number, piece)
-    sent: list[int] = []
+    part_numbers: list[int] = []
     put_part = S3Multipart.put_part
 
-    def noting(self: S3Multipart, *where: object) -> UploadedPart:
-        sent.append(int(str(where[3])))
-        return put_part(self, *where)  # type: ignore[arg-type]
+    def noting(self: S3Multipart, *arguments: object) -> UploadedPart:
+        part_numbers.append(int(str(arguments[3])))
+        return put_part(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(S3Multipart, "put_part", noting)
     tally = TransferProgress(1, len(content))
     by_obstore(target).put(BUCKET, [parcel], tally.add)
-    assert sorted(sent) == [2, 3]
+    assert sorted(part_numbers) == [2, 3]
     assert tally.done_bytes == len(content)
     assert target.storage.get_bytes(BUCKET, parcel.key) == content
     assert parts.list_uploads(BUCKET, parcel.key) == []
@@ -184,13 +184,13 @@ def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path)
         parts.put_part(BUCKET, parcel.key, upload, number, bytes(size))
     by_botocore(target).put(BUCKET, [parcel], TransferProgress(1, 0).add)
     assert target.storage.get_bytes(BUCKET, parcel.key) == content
-    assert [found.upload_id for found in parts.list_uploads(BUCKET, parcel.key)] == [upload]
+    assert [unfinished.upload_id for unfinished in parts.list_uploads(BUCKET, parcel.key)] == [upload]
 
 
 # ---- damage ----------------------------------------------------------------------------------------------
 
 
-class Spoilt:
+class DamagingMultipart:
     """PartStorage of which one byte comes back wrong."""
 
     def __init__(self, parts: S3Multipart, check: ObjectChecksum | None = None) -> None:
@@ -212,11 +212,13 @@ def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: in
     by_botocore(target).put(
         BUCKET, files(tmp_path, {"x": os.urandom(size)}, prefix), TransferProgress(1, 0).add
     )
-    [parcel] = stored(target, prefix, tmp_path)
+    [parcel] = store_files(target, prefix, tmp_path)
     parcel.path.write_bytes(b"what was there")
-    spoilt = S3Transfer(target.storage, Spoilt(S3Multipart(target.client("s3"))), lambda: None)
+    damaging_transfer = S3Transfer(
+        target.storage, DamagingMultipart(S3Multipart(target.client("s3"))), lambda: None
+    )
     with pytest.raises(JobError, match="does not match S3's checksum"):
-        spoilt.get(BUCKET, [parcel], TransferProgress(1, 0).add)
+        damaging_transfer.get(BUCKET, [parcel], TransferProgress(1, 0).add)
     assert parcel.path.read_bytes() == b"what was there"
     assert not list(tmp_path.glob(".*.part"))
 
@@ -228,19 +230,23 @@ def test_what_others_sent_with_crc32_is_compared_with_that(
 ) -> None:
     """boto3's own default is the first, and a content put whole is always the second."""
     content = random.Random(5).randbytes(LARGE_FILE_BYTES + 7)
-    client, where = target.client("s3"), {"Bucket": BUCKET, "Key": f"crc32-{kind}/x"}
-    upload = client.create_multipart_upload(**where, ChecksumAlgorithm="CRC32", ChecksumType=kind)["UploadId"]
-    sent = []
+    client, location = target.client("s3"), {"Bucket": BUCKET, "Key": f"crc32-{kind}/x"}
+    upload = client.create_multipart_upload(**location, ChecksumAlgorithm="CRC32", ChecksumType=kind)[
+        "UploadId"
+    ]
+    sent_parts = []
     for number, start in enumerate(range(0, len(content), MIN_PART_BYTES), 1):
-        part = {**where, "PartNumber": number, "UploadId": upload, "ChecksumAlgorithm": "CRC32"}
+        part = {**location, "PartNumber": number, "UploadId": upload, "ChecksumAlgorithm": "CRC32"}
         answer = client.upload_part(**part, Body=content[start : start + MIN_PART_BYTES])
-        sent.append({"PartNumber": number, **{name: answer[name] for name in ("ETag", "ChecksumCRC32")}})
-    client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": sent})
+        sent_parts.append(
+            {"PartNumber": number, **{name: answer[name] for name in ("ETag", "ChecksumCRC32")}}
+        )
+    client.complete_multipart_upload(**location, UploadId=upload, MultipartUpload={"Parts": sent_parts})
     parts = S3Multipart(client)
-    known = expected_digest(parts.object_checksum(BUCKET, where["Key"]), len(content))
-    assert known is not None and known[0] == "crc32" and known[1].endswith("-3") == (kind == "COMPOSITE")
-    [parcel] = stored(target, where["Key"], tmp_path)
-    using = S3Transfer(target.storage, Spoilt(parts) if damaged else parts, lambda: None)
+    digest = expected_digest(parts.object_checksum(BUCKET, location["Key"]), len(content))
+    assert digest is not None and digest[0] == "crc32" and digest[1].endswith("-3") == (kind == "COMPOSITE")
+    [parcel] = store_files(target, location["Key"], tmp_path)
+    using = S3Transfer(target.storage, DamagingMultipart(parts) if damaged else parts, lambda: None)
     if damaged:
         with pytest.raises(JobError, match="does not match S3's checksum"):
             using.get(BUCKET, [parcel], TransferProgress(1, 0).add)
@@ -253,8 +259,8 @@ def test_what_others_sent_with_crc32_is_compared_with_that(
 def test_an_etag_that_is_no_checksum_is_not_taken_for_one(target: Target, tmp_path: Path) -> None:
     """Under a KMS key ETags look like MD5 sums and are none; then nothing else is known here."""
     by_botocore(target).put(BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), TransferProgress(1, 0).add)
-    [parcel] = stored(target, "kms/", tmp_path)
-    parts = Spoilt(S3Multipart(target.client("s3")), ObjectChecksum(None, None, None))
+    [parcel] = store_files(target, "kms/", tmp_path)
+    parts = DamagingMultipart(S3Multipart(target.client("s3")), ObjectChecksum(None, None, None))
     S3Transfer(target.storage, parts, lambda: None).get(BUCKET, [parcel], TransferProgress(1, 0).add)
     assert parcel.path.read_bytes() == b"bontent"
 
@@ -263,7 +269,7 @@ def test_an_object_that_changed_since_it_was_listed_is_refused(
     transfer: S3Transfer, target: Target, tmp_path: Path
 ) -> None:
     target.storage.put_bytes(BUCKET, "moving", b"before")
-    [parcel] = stored(target, "moving", tmp_path)
+    [parcel] = store_files(target, "moving", tmp_path)
     target.storage.put_bytes(BUCKET, "moving", b"after!")
     with pytest.raises(CallError, match="PreconditionFailed"):
         by_botocore(target).get(BUCKET, [parcel], TransferProgress(1, 0).add)
@@ -287,11 +293,11 @@ def test_files_that_change_or_vanish_are_told(transfer: S3Transfer, target: Targ
 def test_keys_that_s3_cannot_have_are_all_refused_before_anything_is_sent(
     transfer: S3Transfer, target: Target, tmp_path: Path
 ) -> None:
-    good, *bad = files(tmp_path, {"good": b"x", "k" * 1100: b"x", "\udcff": b"x"}, "refused/")
+    accepted, *rejected = files(tmp_path, {"good": b"x", "k" * 1100: b"x", "\udcff": b"x"}, "refused/")
     with pytest.raises(JobError) as caught:
-        transfer.put(BUCKET, [good, *bad], TransferProgress(3, 0).add)
+        transfer.put(BUCKET, [accepted, *rejected], TransferProgress(3, 0).add)
     assert len(caught.value.problems) == 2
-    assert target.storage.size(BUCKET, good.key) is None
+    assert target.storage.size(BUCKET, accepted.key) is None
 
 
 # ---- obstore only speeds things up -----------------------------------------------------------------------
@@ -311,9 +317,9 @@ class Failing:
         raise FastTransferFailed
 
     def put_file(
-        self, bucket: str, parcel: TransferItem, at_once: int, moved: Callable[[int, int], None]
+        self, bucket: str, parcel: TransferItem, at_once: int, on_progress: Callable[[int, int], None]
     ) -> None:
-        moved(1000, 0)
+        on_progress(1000, 0)
         self.put(bucket, parcel.key, b"")
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
@@ -330,14 +336,14 @@ def test_what_obstore_cannot_do_goes_by_botocore(target: Target, tmp_path: Path)
     transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), tally.add)
     assert (tally.done_files, tally.done_bytes) == (101, LARGE_FILE_BYTES + 100)
     assert failing.asked <= CONNECTIONS, "after a failure it is not asked again"
-    back = stored(target, "fallen-back/", tmp_path)
+    back = store_files(target, "fallen-back/", tmp_path)
     transfer.get(BUCKET, back, TransferProgress(0, 0).add)
     assert sum(parcel.path.stat().st_size for parcel in back) == LARGE_FILE_BYTES + 100
 
 
 def test_an_error_is_s3s_own_answer(transfer: S3Transfer, tmp_path: Path, target: Target) -> None:
-    quick = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: Failing())
-    for way in (by_botocore(target), quick):
+    failing_transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: Failing())
+    for way in (by_botocore(target), failing_transfer):
         with pytest.raises(CallError, match="NoSuchBucket"):
             way.put(
                 "nowhere", files(tmp_path, {str(n): b"x" for n in range(20)}, ""), TransferProgress(20, 0).add
@@ -408,35 +414,35 @@ def test_parts_that_cannot_be_of_the_file_are_not_gone_on_with() -> None:
             "u", {number: UploadedPart(size, "e", "s") for number, size in enumerate(sizes, 1)}
         )
 
-    whole = 2 * MIN_PART_BYTES + 5
+    file_bytes = 2 * MIN_PART_BYTES + 5
     uniform = multipart_transfer._uniform_part_size
-    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 5), whole) == MIN_PART_BYTES
-    assert uniform(upload(MIN_PART_BYTES), whole) == MIN_PART_BYTES
-    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 6), whole) is None
-    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, MIN_PART_BYTES), whole) is None
-    assert uniform(upload(1000), whole) is None
+    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 5), file_bytes) == MIN_PART_BYTES
+    assert uniform(upload(MIN_PART_BYTES), file_bytes) == MIN_PART_BYTES
+    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 6), file_bytes) is None
+    assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, MIN_PART_BYTES), file_bytes) is None
+    assert uniform(upload(1000), file_bytes) is None
 
 
 def test_workers_stop_at_the_first_error() -> None:
-    done: list[int] = []
+    finished: list[int] = []
 
     def work(number: int) -> None:
         if number == 5:
             raise CallError("Put", "Broken", "no")
-        done.append(number)
+        finished.append(number)
 
     with pytest.raises(CallError, match="Broken"):
         for_each(work, iter(range(10**9)), 3)
-    assert set(range(5)) <= set(done)
+    assert set(range(5)) <= set(finished)
 
 
 def test_the_tally_tells_rate_and_end() -> None:
     now = [0.0]
-    seen: list[tuple[int, float | None]] = []
+    reports: list[tuple[int, float | None]] = []
     tally = TransferProgress(
         100,
         100_000,
-        lambda tally: seen.append((tally.done_bytes, tally.remaining_seconds)),
+        lambda tally: reports.append((tally.done_bytes, tally.remaining_seconds)),
         clock=lambda: now[0],
     )
     for second in range(1, 51):
@@ -444,33 +450,35 @@ def test_the_tally_tells_rate_and_end() -> None:
         tally.add(1000, 1)
     assert tally.bytes_per_second == pytest.approx(2000)
     assert tally.remaining_seconds == pytest.approx(25)
-    assert seen[0][1] is None, "too early to say"
-    assert len(seen) == 50
+    assert reports[0][1] is None, "too early to say"
+    assert len(reports) == 50
     tally.add(0, 0)
-    assert len(seen) == 50, "not for every file"
+    assert len(reports) == 50, "not for every file"
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("is_resumable", [True, False])
 def test_ctrl_c_ends_large_files_between_parts(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumable: bool
 ) -> None:
     """Very large ones are gone on with; of others nothing is left behind."""
-    monkeypatch.setattr("smlaunch.data.transfer._RESUMABLE_BYTES", LARGE_FILE_BYTES if kept else 1 << 40)
+    monkeypatch.setattr(
+        "smlaunch.data.transfer._RESUMABLE_BYTES", LARGE_FILE_BYTES if is_resumable else 1 << 40
+    )
     content = random.Random(3).randbytes(4 * MIN_PART_BYTES)
-    [parcel] = files(tmp_path, {"long": content}, f"interrupted-{kept}/")
+    [parcel] = files(tmp_path, {"long": content}, f"interrupted-{is_resumable}/")
     transfer = by_obstore(target)
-    moved: list[int] = []
+    moved_sizes: list[int] = []
 
     def interrupted(size: int, files: int) -> None:
-        moved.append(size)
-        if len(moved) == 3:
+        moved_sizes.append(size)
+        if len(moved_sizes) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         transfer.put(BUCKET, [parcel], interrupted)
     assert target.storage.size(BUCKET, parcel.key) is None
-    begun = S3Multipart(target.client("s3")).list_uploads(BUCKET, parcel.key)
-    assert bool(begun) is kept
+    unfinished = S3Multipart(target.client("s3")).list_uploads(BUCKET, parcel.key)
+    assert bool(unfinished) is is_resumable
     tally = TransferProgress(1, len(content))
     transfer.put(BUCKET, [parcel], tally.add)
     assert target.storage.get_bytes(BUCKET, parcel.key) == content
@@ -493,15 +501,15 @@ def test_parts_of_unequal_sizes_are_not_taken_for_damage() -> None:
 def test_credentials_that_are_gone_are_botocores_to_tell(target: Target, tmp_path: Path) -> None:
     from smlaunch.data.transfer_obstore import ObstoreTransfer
 
-    class Gone:
+    class MissingCredentials:
         def get_frozen_credentials(self) -> None:
             raise RuntimeError("the session has expired")
 
-    quick = ObstoreTransfer(target.s3(), Gone(), target.owner_for())
+    fast_transfer = ObstoreTransfer(target.s3(), MissingCredentials(), target.owner_for())
     with pytest.raises(FastTransferFailed):
-        quick.put(BUCKET, "never", b"x")
+        fast_transfer.put(BUCKET, "never", b"x")
     with pytest.raises(FastTransferFailed):
-        quick.put_file(
+        fast_transfer.put_file(
             BUCKET,
             files(tmp_path, {"x": bytes(LARGE_FILE_BYTES)}, "never/")[0],
             3,
