@@ -34,15 +34,15 @@ SCRIPT += """\
 EVERY = int(os.environ.get("TEST_EVERY", "5"))
 PAUSE = float(os.environ.get("TEST_PAUSE", "0"))
 segment = Segment.from_environment(os.environ)
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+received_signals = []
+signal.signal(signal.SIGTERM, lambda *_: received_signals.append("SIGTERM"))
 names = {"job": segment.job, "writer": segment.writer}
 store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep=segment.keep_steps, **names)
-step, weights, begun = 0, "", 0
-whole = store.newest_intact()
-if whole is not None:
-    state = store.open_shard(whole).read_tree()
-    step, weights, begun = state["step"], state["weights"], state["step"]
+step, weights, first_step = 0, "", 0
+newest = store.newest_intact()
+if newest is not None:
+    state = store.open_shard(newest).read_tree()
+    step, weights, first_step = state["step"], state["weights"], state["step"]
 print("begins at step", step, flush=True)
 
 
@@ -51,9 +51,9 @@ def save():
     store.commit(step, [store.write_shard(step, encoded.chunks())])
 
 
-saved = step
-while step < STEPS and step - begun < PER_SEGMENT:
-    if told or os.path.exists(segment.stop_file):
+saved_step = step
+while step < STEPS and step - first_step < PER_SEGMENT:
+    if received_signals or os.path.exists(segment.stop_file):
         break
     step += 1
     weights = hashlib.sha256((weights + str(step)).encode()).hexdigest()
@@ -61,8 +61,8 @@ while step < STEPS and step - begun < PER_SEGMENT:
     time.sleep(PAUSE)
     if step % EVERY == 0:
         save()
-        saved = step
-if saved != step:
+        saved_step = step
+if saved_step != step:
     save()
 finished = step == STEPS
 store.write_outcome(FINISHED if finished else CONTINUE, step)
@@ -91,10 +91,10 @@ def write_script(folder: Path) -> Path:
     return path
 
 
-def words(script: Path, name: str, *more: str) -> list[str]:
+def drive_command(script: Path, name: str, *options: str) -> list[str]:
     """The command that drives the chain."""
     limits = ("--max-runtime", "10m", "--segment", "60s")
-    return ["run", str(script), "--local", "--name", name, *limits, *more]
+    return ["run", str(script), "--local", "--name", name, *limits, *options]
 
 
 def start(*command: str) -> subprocess.Popen[str]:
@@ -117,35 +117,37 @@ class Killed(NamedTuple):
     """What came of a chain whose clients were killed."""
 
     kills: int
-    shown: dict[str, Any]
+    details: dict[str, Any]
     log: str
 
 
 def drive_and_kill(
-    home: Path, script: Path, name: str, chance: random.Random, kills: int, *more: str
+    home: Path, script: Path, name: str, chance: random.Random, kills: int, *options: str
 ) -> Killed:
     """Starts clients on the endpoint at ``home`` and kills them after some line of what they print, or a
     moment later, ``kills`` of them or until the run is over; then lets one drive it to its end. Every other
     one is told only the run's name."""
-    killed = 0
+    kill_count = 0
     for number in range(2 * kills):
-        known = number % 2 and list(home.glob(f"s3/*/smlaunch/{name}/workflow.json"))
-        client = start(*(["resume", name, "--local"] if known else words(script, name, *more)))
+        is_resumed = number % 2 and list(home.glob(f"s3/*/smlaunch/{name}/workflow.json"))
+        client = start(
+            *(["resume", name, "--local"] if is_resumed else drive_command(script, name, *options))
+        )
         _read_lines(client, chance.randint(0, 30), chance.uniform(0.0, 0.8))
         time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.05))))
         if client.poll() is None:
             kill(client)
-            killed += 1
+            kill_count += 1
         else:
             client.communicate()
             if client.returncode == 0:
                 break
-        if killed == kills:
+        if kill_count == kills:
             break
-    done = smlaunch(*words(script, name, *more))
-    assert done.code == 0, done.text
-    shown = smlaunch("show", name, "--local", "--json").json()
-    return Killed(killed, shown, smlaunch("logs", name, "--local").out)
+    result = smlaunch(*drive_command(script, name, *options))
+    assert result.code == 0, result.text
+    details = smlaunch("show", name, "--local", "--json").json()
+    return Killed(kill_count, details, smlaunch("logs", name, "--local").out)
 
 
 def _read_lines(client: subprocess.Popen[str], lines: int, moment: float) -> None:
@@ -157,26 +159,28 @@ def _read_lines(client: subprocess.Popen[str], lines: int, moment: float) -> Non
             return
 
 
-def check_once(came: Killed, name: str) -> None:
+def check_once(outcome: Killed, name: str) -> None:
     """One job per segment, each begun once and where the one before it had left; the true weights."""
-    assert [job["name"] for job in came.shown["jobs"]] == [f"{name}-s{n}-a1" for n in range(1, SEGMENTS + 1)]
-    begun = [line.rpartition(" ")[2] for line in came.log.splitlines() if "begins at step" in line]
-    assert begun == [str(PER_SEGMENT * number) for number in range(SEGMENTS)], came.log
-    assert f"weights {TRUE_WEIGHTS}" in came.log
-    assert (came.shown["status"], came.shown["exit_code"]) == ("Completed", 0)
+    assert [job["name"] for job in outcome.details["jobs"]] == [
+        f"{name}-s{n}-a1" for n in range(1, SEGMENTS + 1)
+    ]
+    first_steps = [line.rpartition(" ")[2] for line in outcome.log.splitlines() if "begins at step" in line]
+    assert first_steps == [str(PER_SEGMENT * number) for number in range(SEGMENTS)], outcome.log
+    assert f"weights {TRUE_WEIGHTS}" in outcome.log
+    assert (outcome.details["status"], outcome.details["exit_code"]) == ("Completed", 0)
 
 
 def killed_in_all(home: Path, script: Path, *, seed: int, kills: int, pause: str) -> int:
     """Chain after chain until so many clients have been killed; each must come out as if none had been.
     ``pause``: seconds that a step takes."""
     chance = random.Random(seed)
-    killed = number = 0
-    while killed < kills and number < 3 * kills:
+    kill_count = number = 0
+    while kill_count < kills and number < 3 * kills:
         name = f"killed-{number}"
-        came = drive_and_kill(
-            home, script, name, chance, min(8, kills - killed), "--env", f"TEST_PAUSE={pause}"
+        outcome = drive_and_kill(
+            home, script, name, chance, min(8, kills - kill_count), "--env", f"TEST_PAUSE={pause}"
         )
-        check_once(came, name)
-        killed += came.kills
+        check_once(outcome, name)
+        kill_count += outcome.kills
         number += 1
-    return killed
+    return kill_count

@@ -31,20 +31,23 @@ class Outcome(NamedTuple):
 
 
 def smlaunch(
-    *words: str | Path, timeout: float = 110, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    timeout: float = 110,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Outcome:
-    done = warm.run([*map(str, words)], env=env, cwd=cwd, timeout=timeout)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    result = warm.run([*map(str, arguments)], env=env, cwd=cwd, timeout=timeout)
+    return Outcome(result.returncode, result.stdout, result.stderr)
 
 
-def installed(*words: str | Path, timeout: float = 110) -> Outcome:
+def installed(*arguments: str | Path, timeout: float = 110) -> Outcome:
     """By the installed script, in a Python that imports everything anew."""
-    done = subprocess.run([SMLAUNCH, *map(str, words)], capture_output=True, text=True, timeout=timeout)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    result = subprocess.run([SMLAUNCH, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+    return Outcome(result.returncode, result.stdout, result.stderr)
 
 
 def weights_hash(text: str) -> str:
-    found = re.findall(r"weights sha256 ([0-9a-f]{64})", text)
-    assert found, f"no weights hash in:\n{text}"
-    assert len(set(found)) == 1, found
-    return str(found[0])
+    hashes = re.findall(r"weights sha256 ([0-9a-f]{64})", text)
+    assert hashes, f"no weights hash in:\n{text}"
+    assert len(set(hashes)) == 1, hashes
+    return str(hashes[0])

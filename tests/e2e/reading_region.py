@@ -40,11 +40,11 @@ class Region:
             return "ListObjectsV2", *self._listing(f"s3://{parts.path.strip('/')}/{query['prefix'][0]}")
         return f"{method} {path} {target}".strip(), 403, "<Error><Code>AccessDenied</Code></Error>"
 
-    def _listing(self, place: str) -> tuple[int, str]:
-        count = self.objects.get(place, 100)
+    def _listing(self, listed_prefix: str) -> tuple[int, str]:
+        count = self.objects.get(listed_prefix, 100)
         if count is None:
             return 404, _NO_BUCKET
-        prefix = place.split("/", 3)[3]
+        prefix = listed_prefix.split("/", 3)[3]
         rows = "".join(
             f"<Contents><Key>{prefix}{index:04d}</Key><Size>1000</Size></Contents>" for index in range(count)
         )

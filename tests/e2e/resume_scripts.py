@@ -28,7 +28,7 @@ class Script(NamedTuple):
     code: int
     says: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     signal: str = "term"
     repeats: bool | None = None
 
@@ -86,9 +86,9 @@ if run.finished:
 
 
 def traced(
-    kept: str = "", before: str = "", step: str = "pass", end: str = "pass", loss: str = "loss"
+    saved_state: str = "", code_before: str = "", step: str = "pass", end: str = "pass", loss: str = "loss"
 ) -> str:
-    text = TRACED.replace("KEPT", kept).replace("BEFORE", before).replace("LOSS", loss)
+    text = TRACED.replace("KEPT", saved_state).replace("BEFORE", code_before).replace("LOSS", loss)
     return text.replace("STEP", step.replace("\n", "\n        ")).replace("END", end.replace("\n", "\n    "))
 
 
@@ -125,9 +125,9 @@ os.rename(KEPT + ".new", KEPT)
 """
 
 
-def own(draw: str, end: str, before: str = "", saved: str = "state") -> str:
-    save = _SAVE_OWN.replace("SAVED", saved).strip() if saved else "pass"
-    text = OWN.replace("DRAW", draw).replace("BEFORE", before).replace("STEPS", str(STEPS))
+def own_loop(draw: str, end: str, code_before: str = "", saved_state: str = "state") -> str:
+    save = _SAVE_OWN.replace("SAVED", saved_state).strip() if saved_state else "pass"
+    text = OWN.replace("DRAW", draw).replace("BEFORE", code_before).replace("STEPS", str(STEPS))
     return text.replace("SAVE", save.replace("\n", "\n    ")).replace("END", end)
 
 
@@ -175,12 +175,12 @@ RIGHT = {
         traced(end=_SAVEZ),
         0,
         compared=("net", "model/w.npz"),
-        left=("smlaunch.rng.python: no random numbers were drawn", "smlaunch.rng.numpy"),
+        not_compared=("smlaunch.rng.python: no random numbers were drawn", "smlaunch.rng.numpy"),
     ),
     "a generator of its own that is neither seeded nor used": Script(
-        traced(kept="noise=np.random.default_rng()", end=_SAVEZ),
+        traced(saved_state="noise=np.random.default_rng()", end=_SAVEZ),
         0,
-        left=("noise: no random numbers were drawn from it",),
+        not_compared=("noise: no random numbers were drawn from it",),
     ),
     "a moving average, kept and saved": Script(
         traced("ema=ema", step=_EMA, end=_SAVE_EMA), 0, compared=("ema", "model/ema.pkl"), signal="kill"
@@ -196,18 +196,18 @@ RIGHT = {
         traced(step=_LOG, end=_SAVEZ + '\njson.dump({"at": time.time()}, open(MODEL + "/card.json", "w"))'),
         0,
         compared=("model/w.npz",),
-        left=("output/data/log.csv as one file", "model/card.json differs in at"),
+        not_compared=("output/data/log.csv as one file", "model/card.json differs in at"),
         repeats=True,
     ),
     "no file at all, and a loss that is no number": Script(
         traced(loss="math.nan"),
         *(0, (), ("losses of 24 steps", "net")),
-        left=("model: no file in /opt/ml/model", "output/data: no file in"),
+        not_compared=("model: no file in /opt/ml/model", "output/data: no file in"),
     ),
     "checkpoints of its own; the archive of the weights has a time in it": Script(
-        own(_BY_STEP, _DATED_ZIP),
+        own_loop(_BY_STEP, _DATED_ZIP),
         *(0, (), ("model/w.npz",)),
-        left=("the script does not use the Checkpointer", "model/card.json differs in saved_at"),
+        not_compared=("the script does not use the Checkpointer", "model/card.json differs in saved_at"),
         signal="kill",
         repeats=True,
     ),
@@ -244,7 +244,7 @@ WRONG = {
     ),
     "a history that only this process has": Script(
         traced(
-            before="seen = []",
+            code_before="seen = []",
             step="seen.append(loss)",
             end='json.dump(seen, open(OUTPUT + "/seen.json", "w"))',
         ),
@@ -252,42 +252,45 @@ WRONG = {
     ),
     "a file that only the first job writes": Script(
         traced(
-            before='if not os.listdir("/opt/ml/checkpoints"):\n    open(MODEL + "/config.json", "w").close()'
+            code_before='if not os.listdir("/opt/ml/checkpoints"):\n'
+            '    open(MODEL + "/config.json", "w").close()'
         ),
         *(1, ("model/config.json is missing after cuts",), (), (), "term", True),
     ),
     "checkpoints of its own without the momentum": Script(
-        own(
+        own_loop(
             _BY_STEP,
             'np.save(MODEL + "/w.npy", state["w"])',
-            saved='{"step": state["step"], "w": state["w"]}',
+            saved_state='{"step": state["step"], "w": state["w"]}',
         ),
         *(1, ("model/w.npy differs",), (), (), "kill", True),
     ),
     "checkpoints of its own without the generator": Script(
-        own("rng.integers(0, 48, 4)", 'pickle.dump(state, open(MODEL + "/state.pkl", "wb"))'),
+        own_loop("rng.integers(0, 48, 4)", 'pickle.dump(state, open(MODEL + "/state.pkl", "wb"))'),
         *(1, ("model/state.pkl differs in momentum, w",), (), (), "term", True),
     ),
     "weights that no two runs have in common": Script(
-        own(_BY_STEP, 'np.savez(MODEL + "/w.npz", w=state["w"] + np.random.random())'),
+        own_loop(_BY_STEP, 'np.savez(MODEL + "/w.npz", w=state["w"] + np.random.random())'),
         *(1, ("two unsplit runs differ already (model/w.npz differs in w",), (), (), "term", False),
     ),
     "it cannot start on its own checkpoints": Script(
-        own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', before="assert not os.path.exists(KEPT)"),
+        own_loop(
+            _BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', code_before="assert not os.path.exists(KEPT)"
+        ),
         1,
         ("which was to go on after cut 1, Failed", "AssertionError"),
     ),
     "it keeps nothing": Script(
-        own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', saved=""),
+        own_loop(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', saved_state=""),
         2,
         ("the script repeated the whole training",),
     ),
     "it ignores the cut and trains on to its end": Script(
-        own(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', before=_DEAF),
+        own_loop(_BY_STEP, 'np.save(MODEL + "/w.npy", state["w"])', code_before=_DEAF),
         2,
         ("no cut could be made before the script had ended",),
     ),
-    "it leaves nothing": Script(own(_BY_STEP, ""), 2, ("there is nothing to compare",)),
+    "it leaves nothing": Script(own_loop(_BY_STEP, ""), 2, ("there is nothing to compare",)),
 }
 
 TORCH = """

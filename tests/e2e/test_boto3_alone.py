@@ -50,9 +50,9 @@ print(sorted(name for name in tarfile.open(fileobj=io.BytesIO(model)).getnames()
 
 
 def exports() -> dict[str, str]:
-    shown = smlaunch("local", "env", "--json")
-    assert shown.code == 0, shown.text
-    return {str(name): str(value) for name, value in shown.json().items()}
+    result = smlaunch("local", "env", "--json")
+    assert result.code == 0, result.text
+    return {str(name): str(value) for name, value in result.json().items()}
 
 
 @pytest.mark.root
@@ -60,14 +60,14 @@ def test_boto3_alone_creates_waits_and_reads(home: Path, tmp_path: Path) -> None
     assert smlaunch("local", "start").code == 0
     try:
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **exports()}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", CLIENT], env=environment, capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == 0, done.stderr
-        assert "Completed ['Starting', 'Downloading', 'Training', 'Uploading', 'Completed']" in done.stdout
-        assert "hello from algo-1" in done.stdout
-        assert "hello from algo-2" in done.stdout
-        assert "['algo-1.txt', 'algo-2.txt']" in done.stdout
+        assert result.returncode == 0, result.stderr
+        assert "Completed ['Starting', 'Downloading', 'Training', 'Uploading', 'Completed']" in result.stdout
+        assert "hello from algo-1" in result.stdout
+        assert "hello from algo-2" in result.stdout
+        assert "['algo-1.txt', 'algo-2.txt']" in result.stdout
     finally:
         assert smlaunch("local", "stop").code == 0
 
@@ -82,9 +82,9 @@ def test_an_unsigned_call_is_refused(home: Path) -> None:
         request = urllib.request.Request(
             url, data=b"{}", headers={"X-Amz-Target": "SageMaker.ListTrainingJobs"}, method="POST"
         )
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(request, timeout=10)
-        assert refused.value.code in (400, 403)
-        assert b"MissingAuthenticationToken" in refused.value.read()
+        assert error.value.code in (400, 403)
+        assert b"MissingAuthenticationToken" in error.value.read()
     finally:
         assert smlaunch("local", "stop").code == 0

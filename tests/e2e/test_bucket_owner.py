@@ -21,9 +21,9 @@ from smlaunch.connection.connect import open_connection
 from smlaunch.local.http_messages import Payload, Request, Response
 from smlaunch.local.request_context import ACCOUNT
 from smlaunch.local.services.s3.service import S3Service, bucket_and_key
-from tests.e2e.chains import words, write_script
+from tests.e2e.chains import drive_command, write_script
 
-STRANGER = "999999999999"
+OTHER_ACCOUNT = "999999999999"
 
 
 class Sent(NamedTuple):
@@ -77,23 +77,23 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
         return serve(self, request, payload)
 
     def owner(self: S3Service, bucket: str) -> str | None:
-        return STRANGER if bucket in record.strangers else owner_of(self, bucket)
+        return OTHER_ACCOUNT if bucket in record.strangers else owner_of(self, bucket)
 
     monkeypatch.setattr(S3Service, "serve", recording)
     monkeypatch.setattr(S3Service, "owner_of", owner)
     yield record
 
 
-Made = Callable[[str, str], None]
+MakeBucket = Callable[[str, str], None]
 
 
 @pytest.fixture
-def made(home: Path) -> Made:
+def bucket_maker(home: Path) -> MakeBucket:
     """Makes a bucket, with an object in it."""
 
     def make(bucket: str, key: str) -> None:
-        with open_connection({"local": True, "region": None, "profile": None}) as place:
-            s3 = place.target.client("s3")
+        with open_connection({"local": True, "region": None, "profile": None}) as connection:
+            s3 = connection.target.client("s3")
             s3.create_bucket(Bucket=bucket)
             s3.put_object(Bucket=bucket, Key=key, Body=b"content")
 
@@ -102,9 +102,9 @@ def made(home: Path) -> Made:
 
 @pytest.fixture
 def default_bucket(home: Path) -> str:
-    with open_connection({"local": True, "region": None, "profile": None}) as place:
-        place.target.storage.make_bucket(str(place.target.bucket), "us-east-1")
-        return str(place.target.bucket)
+    with open_connection({"local": True, "region": None, "profile": None}) as connection:
+        connection.target.storage.make_bucket(str(connection.target.bucket), "us-east-1")
+        return str(connection.target.bucket)
 
 
 def smlaunch(*arguments: str | Path) -> int:
@@ -118,7 +118,7 @@ def test_a_chain_its_followers_and_its_files_name_the_owner(
     (tmp_path / "data").mkdir()
     for number in range(30):
         (tmp_path / "data" / f"{number}.bin").write_bytes(bytes(100))
-    run = [*words(script, "owned"), "--input", f"train={tmp_path / 'data'}"]
+    run = [*drive_command(script, "owned"), "--input", f"train={tmp_path / 'data'}"]
     assert smlaunch(*run) == 0
     for command in (
         ("show", "owned"),
@@ -157,10 +157,10 @@ with Checkpointer(thing=thing) as run:
 CHAIN = "limits: {max_runtime: 10m, segment: 60s}\n"
 
 
-def owned(tmp_path: Path, checkpoints: str, more: str = "") -> Path:
+def owned(tmp_path: Path, checkpoints: str, job_lines: str = "") -> Path:
     (tmp_path / "train.py").write_text(DIRECT)
     job = tmp_path / "job.yaml"
-    job.write_text(f"entry: train.py\ncheckpoints: {checkpoints}\n{more}")
+    job.write_text(f"entry: train.py\ncheckpoints: {checkpoints}\n{job_lines}")
     return job
 
 
@@ -184,12 +184,12 @@ def test_data_that_is_sent_fetched_packed_and_listed(
     for number in range(20):
         (data / f"{number}.bin").write_bytes(bytes(1000))
     (data / "large.bin").write_bytes(bytes(40 << 20))
-    there = f"s3://{default_bucket}/data/"
-    assert smlaunch("data", "push", data, there, "--local") == 0
-    assert smlaunch("data", "push", data, there, "--local") == 0
-    assert smlaunch("data", "pull", there, tmp_path / "back", "--local") == 0
-    assert smlaunch("data", "pack", there, f"s3://{default_bucket}/packed/", "--local") == 0
-    assert smlaunch("data", "inventory", there, "--local", "--out", tmp_path / "listed") == 0
+    uri = f"s3://{default_bucket}/data/"
+    assert smlaunch("data", "push", data, uri, "--local") == 0
+    assert smlaunch("data", "push", data, uri, "--local") == 0
+    assert smlaunch("data", "pull", uri, tmp_path / "back", "--local") == 0
+    assert smlaunch("data", "pack", uri, f"s3://{default_bucket}/packed/", "--local") == 0
+    assert smlaunch("data", "inventory", uri, "--local", "--out", tmp_path / "listed") == 0
     assert any("uploads" in row.query for row in record.sent)
     assert any("object_store" in row.agent for row in record.sent)
     assert record.bare == []
@@ -199,12 +199,12 @@ def test_a_stranger_who_has_the_default_bucket_gets_nothing(
     home: Path, tmp_path: Path, record: Record, default_bucket: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     record.strangers.add(default_bucket)
-    before = sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file())
+    files_before = sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file())
     (tmp_path / "train.py").write_text("print(1)\n")
     assert smlaunch("run", tmp_path / "train.py", "--local") == 3
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert f"the bucket {default_bucket} does not belong to the account {ACCOUNT}" in told
-    assert "S3 has refused the request" in told
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert f"the bucket {default_bucket} does not belong to the account {ACCOUNT}" in message
+    assert "S3 has refused the request" in message
     data = tmp_path / "data"
     data.mkdir()
     for number in range(20):
@@ -212,45 +212,45 @@ def test_a_stranger_who_has_the_default_bucket_gets_nothing(
     assert smlaunch("data", "push", data, f"s3://{default_bucket}/x/", "--local") == 3
     assert smlaunch("data", "pull", f"s3://{default_bucket}/x/", tmp_path / "back", "--local") == 3
     assert smlaunch("data", "pack", data, f"s3://{default_bucket}/x/", "--local") == 3
-    assert sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file()) == before
+    assert sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file()) == files_before
     assert record.bare == [] or all(row.method == "HEAD" and not row.key for row in record.bare)
 
 
 def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
-    home: Path, tmp_path: Path, record: Record, made: Made, capfd: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, record: Record, bucket_maker: MakeBucket, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made("public", "in/a.bin")
-    made("theirs", "marker")
+    bucket_maker("public", "in/a.bin")
+    bucket_maker("theirs", "marker")
     record.strangers |= {"public", "theirs"}
     inputs = "inputs: {{train: {{uri: 's3://public/in/'{0}}}}}\n"
-    refused = owned(tmp_path, "{upload: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
-    assert smlaunch("run", refused, "--local") == 2
+    refused_job = owned(tmp_path, "{upload: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
+    assert smlaunch("run", refused_job, "--local") == 2
     assert f"does not belong to the account {ACCOUNT}" in capfd.readouterr().err
-    for more in ("", f", bucket_owner: '{STRANGER}'"):
-        job = owned(tmp_path, "{upload: direct}", inputs.format(more))
+    for owner_setting in ("", f", bucket_owner: '{OTHER_ACCOUNT}'"):
+        job = owned(tmp_path, "{upload: direct}", inputs.format(owner_setting))
         assert smlaunch("run", job, "--local") == 0
 
-    there = ("data", "push", tmp_path / "train.py", "s3://theirs/pushed/", "--local")
-    assert smlaunch(*there) == 3
-    assert smlaunch(*there, "--bucket-owner", STRANGER) == 0
+    push_command = ("data", "push", tmp_path / "train.py", "s3://theirs/pushed/", "--local")
+    assert smlaunch(*push_command) == 3
+    assert smlaunch(*push_command, "--bucket-owner", OTHER_ACCOUNT) == 0
     assert smlaunch("data", "pull", "s3://public/in/", tmp_path / "back", "--local") == 0
-    assert smlaunch(*there, "--bucket-owner", "me") == 2
+    assert smlaunch(*push_command, "--bucket-owner", "me") == 2
 
     mine = owned(tmp_path, "{uri: 's3://theirs/kept/', upload: direct}")
     assert smlaunch("run", mine, "--local", "--name", "mine") == 3
     assert f"the bucket theirs does not belong to the account {ACCOUNT}" in capfd.readouterr().err
     record.sent.clear()
-    place = f"{{uri: 's3://theirs/kept/', upload: direct, bucket_owner: '{STRANGER}'}}"
-    job = owned(tmp_path, place, f"output: s3://theirs/out/\nbucket_owner: '{STRANGER}'\n{CHAIN}")
+    checkpoints = f"{{uri: 's3://theirs/kept/', upload: direct, bucket_owner: '{OTHER_ACCOUNT}'}}"
+    job = owned(tmp_path, checkpoints, f"output: s3://theirs/out/\nbucket_owner: '{OTHER_ACCOUNT}'\n{CHAIN}")
     assert smlaunch("run", job, "--local", "--name", "lent") == 0
     assert smlaunch("show", "lent", "--local") == 0
     assert smlaunch("checkpoints", "ls", "lent", "--local") == 0
     assert "step 3" in capfd.readouterr().out
     rows = [row for row in record.sent if row.bucket == "theirs"]
     assert {row.method for row in rows} >= {"PUT", "HEAD", "GET"}
-    assert {row.owner for row in rows} == {STRANGER}
+    assert {row.owner for row in rows} == {OTHER_ACCOUNT}
     assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local") == 3
-    assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local", "--bucket-owner", STRANGER) == 0
+    assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local", "--bucket-owner", OTHER_ACCOUNT) == 0
     assert all(row.bucket == "theirs" for row in record.bare)
 
 
@@ -262,20 +262,20 @@ def test_a_source_that_somebody_replaced_is_not_run(
     script.parent.mkdir()
     script.write_text("print('mine')\n")
     assert smlaunch("run", script, "--local") == 0
-    with open_connection({"local": True, "region": None, "profile": None}) as place:
-        storage = place.target.storage
-        (stored,) = storage.list(default_bucket, "smlaunch/source/")
+    with open_connection({"local": True, "region": None, "profile": None}) as connection:
+        storage = connection.target.storage
+        (source_object,) = storage.list(default_bucket, "smlaunch/source/")
         planted = io.BytesIO()
         with tarfile.open(fileobj=planted, mode="w:gz") as archive:
             info = tarfile.TarInfo("train.py")
             info.size = len(b"print('planted')")
             archive.addfile(info, io.BytesIO(b"print('planted')"))
-        storage.put_bytes(default_bucket, stored.key, planted.getvalue())
+        storage.put_bytes(default_bucket, source_object.key, planted.getvalue())
     capfd.readouterr()
     assert smlaunch("run", script, "--local") != 0
-    told = capfd.readouterr()
-    assert "the source is not the one that was sent with the job" in told.out + told.err
-    assert "planted" not in told.out
+    captured = capfd.readouterr()
+    assert "the source is not the one that was sent with the job" in captured.out + captured.err
+    assert "planted" not in captured.out
 
 
 def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
@@ -287,9 +287,9 @@ def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Re
     assert record.bare == []
     (machine,) = (tmp_path / "out").rglob("*.asl.json")
     states = json.loads(machine.read_text())["States"].values()
-    asked = [row["Parameters"] for row in states if ":s3:" in row.get("Resource", "")]
-    assert len(asked) == 2
-    assert {row["ExpectedBucketOwner"] for row in asked} == {ACCOUNT}
+    parameters = [row["Parameters"] for row in states if ":s3:" in row.get("Resource", "")]
+    assert len(parameters) == 2
+    assert {row["ExpectedBucketOwner"] for row in parameters} == {ACCOUNT}
 
 
 def test_a_proof_of_resuming_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, kill, killed_in_all, start, words, write_script
+from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, drive_command, kill, killed_in_all, start, write_script
 from tests.e2e.command import smlaunch
 
 
@@ -19,9 +19,9 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def standing(home: Path) -> Iterator[Path]:
-    started = smlaunch("local", "start")
-    assert started.code == 0, started.text
+def background_home(home: Path) -> Iterator[Path]:
+    result = smlaunch("local", "start")
+    assert result.code == 0, result.text
     yield home
     assert smlaunch("local", "stop").code == 0
 
@@ -31,90 +31,93 @@ def names(run: str, *tasks: str) -> list[str]:
 
 
 def test_one_lineage_one_log_one_status(home: Path, script: Path) -> None:
-    done = smlaunch(*words(script, "whole", "--json"))
-    assert done.code == 0, done.text
-    document = done.json()
+    result = smlaunch(*drive_command(script, "whole", "--json"))
+    assert result.code == 0, result.text
+    document = result.json()
     assert [job["name"] for job in document["jobs"]] == names("whole", *(f"s{n}-a1" for n in range(1, 6)))
     assert (document["status"], document["exit_code"], document["step"]) == ("Completed", 0, 50)
     assert document["model_artifacts"].endswith("/whole-s5-a1/output/model.tar.gz")
-    assert "segment 2: from step 10" in done.err
-    assert "completed after" in done.err and "in 5 jobs" in done.err
-    shown = smlaunch("show", "whole", "--local")
-    lines = [line.split(maxsplit=1) for line in shown.out.splitlines()]
+    assert "segment 2: from step 10" in result.err
+    assert "completed after" in result.err and "in 5 jobs" in result.err
+    details = smlaunch("show", "whole", "--local")
+    lines = [line.split(maxsplit=1) for line in details.out.splitlines()]
     for row in (["checkpoint", "step 50"], ["whole-s1-a1", "completed"], ["whole-s5-a1", "completed"]):
         assert row in lines
     log = smlaunch("logs", "whole", "--local").out
     assert log.count("begins at step") == SEGMENTS
     assert smlaunch("wait", "whole", "--local").code == 0
-    listed = smlaunch("ls", "--local", "--json").json()["runs"]
-    assert [row["run"] for row in listed] == ["whole"]
-    again = smlaunch(*words(script, "whole"))
-    assert again.code == 0 and "segment" not in again.err.partition("exists already with the same job")[2]
+    rows = smlaunch("ls", "--local", "--json").json()["runs"]
+    assert [row["run"] for row in rows] == ["whole"]
+    second_result = smlaunch(*drive_command(script, "whole"))
+    assert (
+        second_result.code == 0
+        and "segment" not in second_result.err.partition("exists already with the same job")[2]
+    )
 
 
-def test_a_client_killed_at_random_points_is_followed_by_another(standing: Path, script: Path) -> None:
-    assert killed_in_all(standing, script, seed=5, kills=6, pause="0.05") == 6
+def test_a_client_killed_at_random_points_is_followed_by_another(background_home: Path, script: Path) -> None:
+    assert killed_in_all(background_home, script, seed=5, kills=6, pause="0.05") == 6
 
 
 @pytest.mark.real
 def test_an_embedded_run_goes_on_after_its_endpoint_was_killed(home: Path, script: Path) -> None:
     """Its running job is lost with it; what was committed is not."""
-    client = start(*words(script, "lost", "--env", "TEST_PAUSE=0.05"))
+    client = start(*drive_command(script, "lost", "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None
     for line in client.stdout:
         if "begins at step 20" in line:
             break
     kill(client)
-    done = smlaunch("resume", "lost", "--local", "--json")
-    assert done.code == 0, done.text
-    jobs = [job["name"] for job in done.json()["jobs"]]
+    result = smlaunch("resume", "lost", "--local", "--json")
+    assert result.code == 0, result.text
+    jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == names("lost", "s1-a1", "s2-a1", "s3-a1", "s3-a2", "s4-a1", "s5-a1")
     assert f"weights {TRUE_WEIGHTS}" in smlaunch("logs", "lost", "--local").out
 
 
 @pytest.mark.real
 def test_ctrl_c_stops_at_a_checkpoint_and_resume_goes_on(home: Path, script: Path) -> None:
-    client = start(*words(script, "left", "--env", "TEST_PAUSE=0.05"))
+    client = start(*drive_command(script, "left", "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None
     for line in client.stdout:
         if "begins at step 10" in line:
             client.send_signal(signal.SIGINT)
             break
-    rest = client.stdout.read()
-    assert client.wait() == 5, rest
-    assert "to continue it: smlaunch resume left --local" in rest
-    shown = smlaunch("show", "left", "--local", "--json").json()
-    assert (shown["status"], shown["exit_code"]) == ("Stopped", 5)
-    assert 10 <= shown["step"] < 20, "it left at a checkpoint of its own"
-    done = smlaunch("resume", "left", "--local")
-    assert done.code == 0, done.text
-    assert f"weights {TRUE_WEIGHTS}" in done.out
+    remaining_output = client.stdout.read()
+    assert client.wait() == 5, remaining_output
+    assert "to continue it: smlaunch resume left --local" in remaining_output
+    details = smlaunch("show", "left", "--local", "--json").json()
+    assert (details["status"], details["exit_code"]) == ("Stopped", 5)
+    assert 10 <= details["step"] < 20, "it left at a checkpoint of its own"
+    result = smlaunch("resume", "left", "--local")
+    assert result.code == 0, result.text
+    assert f"weights {TRUE_WEIGHTS}" in result.out
     assert smlaunch("show", "left", "--local", "--json").json()["exit_code"] == 0
 
 
 @pytest.mark.real
-def test_stop_from_elsewhere_ends_the_driver_too(standing: Path, script: Path) -> None:
-    client = start(*words(script, "halted", "--env", "TEST_PAUSE=0.2"))
+def test_stop_from_elsewhere_ends_the_driver_too(background_home: Path, script: Path) -> None:
+    client = start(*drive_command(script, "halted", "--env", "TEST_PAUSE=0.2"))
     assert client.stdout is not None
     for line in client.stdout:
         if "begins at step 10" in line:
             break
     assert smlaunch("stop", "halted", "--local").code == 0
-    rest = client.stdout.read()
-    assert client.wait() == 5, rest
-    shown = smlaunch("show", "halted", "--local", "--json").json()
-    assert shown["step"] < 50 and len(shown["jobs"]) < SEGMENTS
+    remaining_output = client.stdout.read()
+    assert client.wait() == 5, remaining_output
+    details = smlaunch("show", "halted", "--local", "--json").json()
+    assert details["step"] < 50 and len(details["jobs"]) < SEGMENTS
     assert smlaunch("logs", "halted", "-f", "--local").code == 5
 
 
 @pytest.mark.real
-def test_detached_and_driven_on_by_another(standing: Path, script: Path) -> None:
-    first = smlaunch(*words(script, "handed", "--detach"))
+def test_detached_and_driven_on_by_another(background_home: Path, script: Path) -> None:
+    first = smlaunch(*drive_command(script, "handed", "--detach"))
     assert first.code == 0 and first.out == "handed\n"
     assert "continue it after its first segment: smlaunch resume handed --local" in first.err
-    done = smlaunch("resume", "handed", "--local", "--json")
-    assert done.code == 0, done.text
-    assert len(done.json()["jobs"]) == SEGMENTS
+    result = smlaunch("resume", "handed", "--local", "--json")
+    assert result.code == 0, result.text
+    assert len(result.json()["jobs"]) == SEGMENTS
 
 
 def faults(folder: Path, *rows: Mapping[str, object]) -> Path:
@@ -127,39 +130,39 @@ def faults(folder: Path, *rows: Mapping[str, object]) -> Path:
 def test_spot_notices_at_random_times(home: Path, script: Path, tmp_path: Path) -> None:
     """A job's hosts are taken away while it trains; the same job begins again from its checkpoint."""
     row = {"fault": "spot-interruption", "after": [0.1, 0.4], "attempts": [1, 2], "away": 0.1}
-    told = ("--spot", "--faults", str(faults(tmp_path, row)), "--env", "TEST_PAUSE=0.03")
-    done = smlaunch(*words(script, "noticed", *told, "--json"))
-    assert done.code == 0, done.text
-    jobs = [job["name"] for job in done.json()["jobs"]]
+    options = ("--spot", "--faults", str(faults(tmp_path, row)), "--env", "TEST_PAUSE=0.03")
+    result = smlaunch(*drive_command(script, "noticed", *options, "--json"))
+    assert result.code == 0, result.text
+    jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == names("noticed", *(f"s{number}-a1" for number in range(1, len(jobs) + 1)))
-    assert done.err.count("Interrupted") >= 2
-    assert f"weights {TRUE_WEIGHTS}" in done.err
+    assert result.err.count("Interrupted") >= 2
+    assert f"weights {TRUE_WEIGHTS}" in result.err
 
 
 @pytest.mark.real
 def test_starved_spot_falls_back_to_on_demand_when_asked(home: Path, script: Path, tmp_path: Path) -> None:
     row = {"fault": "no-capacity", "jobs": "starved*-s2-a1"}
-    told = ("--spot", "--max-wait", "6s", "--faults", str(faults(tmp_path, row)), "--segment", "5s")
-    done = smlaunch(*words(script, "starved", *told, "--on-demand-fallback", "--json"))
-    assert done.code == 0, done.text
-    jobs = [job["name"] for job in done.json()["jobs"]]
+    options = ("--spot", "--max-wait", "6s", "--faults", str(faults(tmp_path, row)), "--segment", "5s")
+    result = smlaunch(*drive_command(script, "starved", *options, "--on-demand-fallback", "--json"))
+    assert result.code == 0, result.text
+    jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == names("starved", "s1-a1", "s2-a1", "s2-a2", "s3-a1", "s4-a1", "s5-a1")
-    assert "on demand now" in done.err
+    assert "on demand now" in result.err
 
 
 @pytest.mark.real
 def test_no_progress_ends_it_with_a_diagnosis(home: Path, script: Path) -> None:
     """Segments that are over before they have trained a step."""
     script.write_text(script.read_text().replace("if told or", "if begun >= 10 or told or"))
-    done = smlaunch(*words(script, "idle"))
-    assert done.code == 1, done.text
-    assert "no progress: idle-s2-a1, idle-s2-a2, idle-s2-a3 left nothing newer than step 10" in done.err
+    result = smlaunch(*drive_command(script, "idle"))
+    assert result.code == 1, result.text
+    assert "no progress: idle-s2-a1, idle-s2-a2, idle-s2-a3 left nothing newer than step 10" in result.err
     assert smlaunch("wait", "idle", "--local").code == 1
 
 
-def test_faults_are_for_an_endpoint_of_its_own(standing: Path, script: Path, tmp_path: Path) -> None:
+def test_faults_are_for_an_endpoint_of_its_own(background_home: Path, script: Path, tmp_path: Path) -> None:
     plan = faults(tmp_path)
-    there = smlaunch("run", script, "--local", "--faults", plan)
-    assert there.code == 2 and "the background endpoint has a fault plan of its own" in there.err
+    result = smlaunch("run", script, "--local", "--faults", plan)
+    assert result.code == 2 and "the background endpoint has a fault plan of its own" in result.err
     region = smlaunch("run", script, "--region", "eu-west-1", "--faults", plan)
     assert region.code == 2 and "it goes with --local only" in region.err

@@ -27,10 +27,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sklearn_is_seen_in_the_script_and_reads_digits(home: Path, digits: Path) -> None:
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
-    ran = smlaunch("run", ENTRYPOINTS / "train_sklearn.py", *inputs, "--local", "--name", "forest", "--json")
-    assert ran.code == 0, ran.text
-    assert ran.json()["metrics"]["held_out_accuracy"] >= 0.96
-    with tarfile.open(home / "s3" / ran.json()["model_artifacts"].removeprefix("s3://")) as archive:
+    result = smlaunch(
+        "run", ENTRYPOINTS / "train_sklearn.py", *inputs, "--local", "--name", "forest", "--json"
+    )
+    assert result.code == 0, result.text
+    assert result.json()["metrics"]["held_out_accuracy"] >= 0.96
+    with tarfile.open(home / "s3" / result.json()["model_artifacts"].removeprefix("s3://")) as archive:
         assert "model.joblib" in {Path(name).name for name in archive.getnames()}
     plan = smlaunch("plan", ENTRYPOINTS / "train_sklearn.py", *inputs, "--local", "--json").json()
     assert plan["strategy"] == "sklearn"
@@ -39,38 +41,47 @@ def test_sklearn_is_seen_in_the_script_and_reads_digits(home: Path, digits: Path
 
 def softmax(folder: Path, digits: Path) -> Path:
     """A small model: weights.npy."""
-    words = ["--train", digits / "train", "--test", digits / "test", "--model-dir", folder, "--steps", "100"]
-    subprocess.run([sys.executable, ENTRYPOINTS / "train_custom.py", *words], check=True)
+    arguments = [
+        "--train",
+        digits / "train",
+        "--test",
+        digits / "test",
+        "--model-dir",
+        folder,
+        "--steps",
+        "100",
+    ]
+    subprocess.run([sys.executable, ENTRYPOINTS / "train_custom.py", *arguments], check=True)
     return folder
 
 
 @pytest.mark.parametrize("split", ["key", "bytes"])
 def test_every_record_is_answered_once(home: Path, tmp_path: Path, digits: Path, split: str) -> None:
     model = softmax(tmp_path / "model", digits)
-    ran = smlaunch(
+    result = smlaunch(
         *("run", ENTRYPOINTS / "infer_batch.py", "--local", "--name", f"infer-{split}"),
         *("--strategy", "share-nothing", "--hosts", "2", "--processes-per-host", "2"),
         *("--input", f"records={digits / 'train'},split={split}", "--input", f"model={model}"),
     )
-    assert ran.code == 0, ran.text
-    for place in ("algo-1 process 0", "algo-1 process 1", "algo-2 process 0", "algo-2 process 1"):
-        assert f"host {place}: " in ran.text, ran.text
-    found: Counter[str] = Counter()
+    assert result.code == 0, result.text
+    for process_name in ("algo-1 process 0", "algo-1 process 1", "algo-2 process 0", "algo-2 process 1"):
+        assert f"host {process_name}: " in result.text, result.text
+    predictions: Counter[str] = Counter()
     digit_of: dict[str, int] = {}
     for archive in home.glob(f"s3/*/smlaunch/infer-{split}*/output/*/output/output.tar.gz"):
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                file = opened.extractfile(member)
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
                 for line in file or ():
                     row = json.loads(line)
-                    found[row["record"]] += 1
+                    predictions[row["record"]] += 1
                     digit_of[row["record"]] = row["digit"]
     labels = {
         f"{path.stem}/{index}": int(label)
         for path in (digits / "train").glob("*.npz")
         for index, label in enumerate(np.load(path)["labels"])
     }
-    assert found == dict.fromkeys(labels, 1)
+    assert predictions == dict.fromkeys(labels, 1)
     right = sum(digit_of[record] == label for record, label in labels.items())
     assert right / len(labels) >= 0.9
 
@@ -92,41 +103,41 @@ def test_a_part_that_fails_ends_no_other_and_the_run_says_so(home: Path, tmp_pat
         "    target = os.path.join(os.environ['SM_OUTPUT_DATA_DIR'], os.path.basename(path))\n"
         "    open(target, 'w').write(open(path).read().upper())\n"
     )
-    words = ("--strategy", "share-nothing", "--hosts", "3", "--input", f"train={data},split=bytes")
+    options = ("--strategy", "share-nothing", "--hosts", "3", "--input", f"train={data},split=bytes")
     policy = ("--option", "on_host_failure=finish", "--attempts", "1")
-    ran = smlaunch("run", script, *words, *policy, "--local", "--name", "parts")
-    assert ran.code == 1, ran.text
-    assert "2 of 3 parts have completed" in ran.err
-    kept = {}
+    result = smlaunch("run", script, *options, *policy, "--local", "--name", "parts")
+    assert result.code == 1, result.text
+    assert "2 of 3 parts have completed" in result.err
+    files = {}
     for archive in home.glob("s3/*/smlaunch/parts*/output/*/output/output.tar.gz"):
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                file = opened.extractfile(member)
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
                 if file is not None:
-                    kept[Path(member.name).name] = file.read()
-    assert kept == {"a": b"A" * 100, "c": b"C" * 100}
-    shown = smlaunch("show", "parts", "--local", "--json").json()
-    assert (shown["status"], shown["exit_code"]) == ("Failed", 1)
-    failed = [job["failure"]["cause"] for job in shown["jobs"] if job["failure"]]
-    assert failed == ["b cannot be read"], shown["jobs"]
+                    files[Path(member.name).name] = file.read()
+    assert files == {"a": b"A" * 100, "c": b"C" * 100}
+    details = smlaunch("show", "parts", "--local", "--json").json()
+    assert (details["status"], details["exit_code"]) == ("Failed", 1)
+    failed = [job["failure"]["cause"] for job in details["jobs"] if job["failure"]]
+    assert failed == ["b cannot be read"], details["jobs"]
 
 
 def test_files_are_cleaned_by_a_processing_job(home: Path, tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     subprocess.run([sys.executable, ENTRYPOINTS / "prepare_spark.py", "--make", tables], check=True)
-    ran = smlaunch(
+    result = smlaunch(
         *("run", ENTRYPOINTS / "process_files.py", "--strategy", "processing", "--hosts", "2", "--local"),
         *("--input", f"sales={tables / 'sales'},split=key", "--name", "clean", "--", "--least", "100"),
     )
-    assert ran.code == 0, ran.text
+    assert result.code == 0, result.text
     (output,) = home.glob("s3/*/smlaunch/clean/output/clean-s1-a1/output")
     summaries = [json.loads(path.read_text()) for path in sorted(output.glob("summary-algo-*.json"))]
     assert [len(summary) for summary in summaries] == [4, 4]
-    kept = {name: counts["kept"] for summary in summaries for name, counts in summary.items()}
+    kept_counts = {name: counts["kept"] for summary in summaries for name, counts in summary.items()}
     for path in (tables / "sales").glob("*.csv"):
         with path.open(newline="") as file:
-            wanted = [row for row in csv.DictReader(file) if int(row["cents"]) >= 100]
+            expected_rows = [row for row in csv.DictReader(file) if int(row["cents"]) >= 100]
         with (output / path.name).open(newline="") as file:
-            assert list(csv.DictReader(file)) == wanted
-        assert kept.pop(path.name) == len(wanted)
-    assert not kept
+            assert list(csv.DictReader(file)) == expected_rows
+        assert kept_counts.pop(path.name) == len(expected_rows)
+    assert not kept_counts

@@ -30,55 +30,57 @@ def script(tmp_path: Path) -> Path:
 def test_a_rank_that_raises_is_named_with_its_traceback_first(home: Path, script: Path) -> None:
     script.write_text(RAISES_ON_ONE_RANK)
     shape = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2")
-    ran = smlaunch("run", script, *shape, "--local", "--json", "--name", "planted")
-    assert ran.code == 1, ran.text
-    failure = ran.json()["jobs"][0]["failure"]
+    result = smlaunch("run", script, *shape, "--local", "--json", "--name", "planted")
+    assert result.code == 1, result.text
+    failure = result.json()["jobs"][0]["failure"]
     assert (failure["host"], failure["rank"], failure["exit_code"]) == ("algo-2", 3, 1)
     assert "ValueError: planted on rank 3" in failure["cause"]
     assert "Traceback" in failure["traceback"]
 
-    shown = smlaunch("show", "planted", "--local")
-    assert "rank 3 on algo-2 exited with code 1: ValueError: planted on rank 3" in shown.out
+    details = smlaunch("show", "planted", "--local")
+    assert "rank 3 on algo-2 exited with code 1: ValueError: planted on rank 3" in details.out
 
 
 def test_the_traceback_comes_first(home: Path, script: Path) -> None:
     script.write_text(RAISES_ON_ONE_RANK)
     shape = ("--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2")
-    ran = smlaunch("run", script, *shape, "--local")
-    assert ran.code == 1, ran.text
-    said = ran.err
-    assert said.index("Traceback (most recent call last)") < said.index("rank 3 on algo-2 exited with code 1")
+    result = smlaunch("run", script, *shape, "--local")
+    assert result.code == 1, result.text
+    errors = result.err
+    assert errors.index("Traceback (most recent call last)") < errors.index(
+        "rank 3 on algo-2 exited with code 1"
+    )
 
 
 def test_an_entry_point_that_does_not_exist(home: Path, tmp_path: Path) -> None:
-    ran = smlaunch("run", tmp_path / "nowhere.py", "--local")
-    assert ran.code == 2
-    assert "entry:" in ran.err
-    assert "nowhere.py" in ran.err
-    assert "Traceback" not in ran.err
+    result = smlaunch("run", tmp_path / "nowhere.py", "--local")
+    assert result.code == 2
+    assert "entry:" in result.err
+    assert "nowhere.py" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_an_input_path_that_does_not_exist(home: Path, script: Path, tmp_path: Path) -> None:
-    ran = smlaunch("run", script, "--input", f"train={tmp_path / 'missing'}", "--local")
-    assert ran.code == 2
-    assert "inputs.train" in ran.err
-    assert "missing" in ran.err
+    result = smlaunch("run", script, "--input", f"train={tmp_path / 'missing'}", "--local")
+    assert result.code == 2
+    assert "inputs.train" in result.err
+    assert "missing" in result.err
 
 
 def test_an_s3_prefix_in_a_bucket_that_does_not_exist(home: Path, script: Path) -> None:
-    ran = smlaunch("run", script, "--input", "train=s3://no-such-bucket/data/", "--local")
-    assert ran.code == 2
-    assert "inputs.train" in ran.err
-    assert "no-such-bucket" in ran.err
+    result = smlaunch("run", script, "--input", "train=s3://no-such-bucket/data/", "--local")
+    assert result.code == 2
+    assert "inputs.train" in result.err
+    assert "no-such-bucket" in result.err
 
 
 def test_an_s3_prefix_without_objects_in_a_bucket_that_exists(home: Path, script: Path) -> None:
     assert smlaunch("run", script, "--local").code == 0
     (bucket,) = (path for path in (home / "s3").iterdir() if path.name.startswith("sagemaker-"))
-    ran = smlaunch("run", script, "--input", f"train=s3://{bucket.name}/nothing/here/", "--local")
-    assert ran.code == 2
-    assert "inputs.train" in ran.err
-    assert "nothing/here/" in ran.err
+    result = smlaunch("run", script, "--input", f"train=s3://{bucket.name}/nothing/here/", "--local")
+    assert result.code == 2
+    assert "inputs.train" in result.err
+    assert "nothing/here/" in result.err
 
 
 def test_a_job_file_with_five_mistakes_gives_five_lines(home: Path, script: Path) -> None:
@@ -90,22 +92,25 @@ def test_a_job_file_with_five_mistakes_gives_five_lines(home: Path, script: Path
         "inputs: {'bad name': s3://bucket/data/}\n"
         "limits: {max_runtime: 3 fortnights}\n"
     )
-    ran = smlaunch("run", job, "--local")
-    assert ran.code == 2
-    for words in (
+    result = smlaunch("run", job, "--local")
+    assert result.code == 2
+    for arguments in (
         ("strategy:", "'dpp'", "ddp"),
         ("compute.hosts:",),
         ("compute.processes_per_hosts:", "processes_per_host"),
         ("inputs", "bad name"),
         ("limits.max_runtime:", "3 fortnights"),
     ):
-        assert any(all(word in line for word in words) for line in ran.err.splitlines()), (words, ran.err)
+        assert any(all(word in line for word in arguments) for line in result.err.splitlines()), (
+            arguments,
+            result.err,
+        )
 
 
 def test_a_dry_run_sends_nothing(home: Path, script: Path) -> None:
-    ran = smlaunch("run", script, "--hosts", "2", "--strategy", "ddp", "--local", "--dry-run")
-    assert ran.code == 0, ran.text
-    request = json.loads(ran.out)
+    result = smlaunch("run", script, "--hosts", "2", "--strategy", "ddp", "--local", "--dry-run")
+    assert result.code == 0, result.text
+    request = json.loads(result.out)
     request = request[0] if isinstance(request, list) else request
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert not [path for path in (home / "s3").rglob("*") if path.is_file() and "sqlite" not in path.name]

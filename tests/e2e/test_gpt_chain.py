@@ -36,13 +36,13 @@ def job(folder: Path, hosts: int, *cuts: int) -> Path:
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_four_segments_are_one_training(home: Path, tmp_path: Path) -> None:
-    whole = smlaunch("run", job(tmp_path, 1), "--local", "--name", "whole", timeout=300)
-    assert whole.code == 0, whole.text
+    single_job = smlaunch("run", job(tmp_path, 1), "--local", "--name", "whole", timeout=300)
+    assert single_job.code == 0, single_job.text
     chain = smlaunch("run", job(tmp_path, 2, 40, 80, 120), "--local", "--name", "chain", timeout=300)
     assert chain.code == 0, chain.text
-    assert weights_hash(chain.text) == weights_hash(whole.text)
-    shown = smlaunch("show", "chain", "--local", "--json").json()
-    assert [row["name"] for row in shown["jobs"]] == [f"chain-s{number}-a1" for number in (1, 2, 3, 4)]
+    assert weights_hash(chain.text) == weights_hash(single_job.text)
+    details = smlaunch("show", "chain", "--local", "--json").json()
+    assert [row["name"] for row in details["jobs"]] == [f"chain-s{number}-a1" for number in (1, 2, 3, 4)]
 
     curves = {}
     for run in ("whole", "chain"):

@@ -75,7 +75,7 @@ VALUES = [
 ]
 CHANNELS = ["train", "my-train", "a.b", "a_b", "A", "-x", "..a", "0"]
 
-REFUSED = [
+REFUSED_FIELDS = [
     ({"hyperparameters": {"x": "a\0b"}}, "hyperparameters.x"),
     ({"args": ["a\0b"]}, "args"),
     ({"environment": {"X": "a\0b"}}, "environment.X"),
@@ -118,26 +118,26 @@ def test_each_value_arrives_exactly(home: Path, source: Path, tmp_path: Path) ->
         environment={f"HOSTILE_{number:02}": value for number, value in enumerate(VALUES)},
         inputs={name: str(data) for name in CHANNELS},
     )
-    ran = smlaunch("run", job, "--local", "--name", "hostile")
-    assert ran.code == 0, ran.text
-    shown = smlaunch("show", "hostile", "--local", "--json").json()
-    with tarfile.open(home / "s3" / shown["model_artifacts"].removeprefix("s3://")) as archive:
+    result = smlaunch("run", job, "--local", "--name", "hostile")
+    assert result.code == 0, result.text
+    details = smlaunch("show", "hostile", "--local", "--json").json()
+    with tarfile.open(home / "s3" / details["model_artifacts"].removeprefix("s3://")) as archive:
         member = next(name for name in archive.getnames() if name.endswith("told.json"))
         file = archive.extractfile(member)
         assert file is not None
-        told = json.load(file)
-    given = [word for number, value in enumerate(VALUES) for word in (f"--key-{number:02}.x", value)]
-    assert told["argv"] == [*VALUES, *given]
-    assert told["env"] == {f"HOSTILE_{number:02}": value for number, value in enumerate(VALUES)}
-    assert set(CHANNELS) <= set(told["channels"])
+        received = json.load(file)
+    arguments = [word for number, value in enumerate(VALUES) for word in (f"--key-{number:02}.x", value)]
+    assert received["argv"] == [*VALUES, *arguments]
+    assert received["env"] == {f"HOSTILE_{number:02}": value for number, value in enumerate(VALUES)}
+    assert set(CHANNELS) <= set(received["channels"])
     assert not Path("/tmp/pwned").exists()
 
 
-@pytest.mark.parametrize(("fields", "path"), REFUSED)
+@pytest.mark.parametrize(("fields", "path"), REFUSED_FIELDS)
 def test_what_cannot_arrive_is_refused_under_its_field(
     home: Path, source: Path, fields: dict[str, object], path: str
 ) -> None:
-    ran = smlaunch("run", write(source, **fields), "--local")
-    assert ran.code == 2, ran.text
-    lines = [line.strip().removeprefix("error: ") for line in ran.err.splitlines()]
-    assert any(line.startswith(path) for line in lines), ran.err
+    result = smlaunch("run", write(source, **fields), "--local")
+    assert result.code == 2, result.text
+    lines = [line.strip().removeprefix("error: ") for line in result.err.splitlines()]
+    assert any(line.startswith(path) for line in lines), result.err

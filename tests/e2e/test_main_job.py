@@ -30,7 +30,7 @@ def train(digits: Path, script: str, *options: str) -> Outcome:
 
 def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -> None:
     name = "digits-2x2"
-    ran = train(
+    result = train(
         digits,
         "train_ddp.py",
         "--strategy",
@@ -42,13 +42,13 @@ def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -
         "--name",
         name,
     )
-    assert ran.code == 0, ran.text
+    assert result.code == 0, result.text
 
-    shown = smlaunch("show", name, "--local", "--json").json()
-    assert shown["status"] == "Completed"
-    assert shown["exit_code"] == 0
-    assert shown["metrics"]["held_out_accuracy"] >= 0.97
-    model = home / "s3" / shown["model_artifacts"].removeprefix("s3://")
+    details = smlaunch("show", name, "--local", "--json").json()
+    assert details["status"] == "Completed"
+    assert details["exit_code"] == 0
+    assert details["metrics"]["held_out_accuracy"] >= 0.97
+    model = home / "s3" / details["model_artifacts"].removeprefix("s3://")
     with tarfile.open(model) as archive:
         assert {"model.pt", "metrics.json"} <= {Path(member).name for member in archive.getnames()}
 
@@ -60,7 +60,7 @@ def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -
 def test_the_same_weights_however_the_ranks_lie(home: Path, digits: Path) -> None:
     """With equal threads per rank: on some processors one sums in another order on two threads than on one,
     and of two ranks each has one by default where they share a host, and all cores where they do not."""
-    few = ("--strategy", "ddp", "--hp", "epochs=2", "--env", "OMP_NUM_THREADS=1")
+    options = ("--strategy", "ddp", "--hp", "epochs=2", "--env", "OMP_NUM_THREADS=1")
     torchrun = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -72,18 +72,18 @@ def test_the_same_weights_however_the_ranks_lie(home: Path, digits: Path) -> Non
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert torchrun.returncode == 0, torchrun.stdout + torchrun.stderr
-    wanted = weights_hash(torchrun.stdout)
+    expected_hash = weights_hash(torchrun.stdout)
     for hosts, per_host in ((1, 2), (2, 1)):
-        ran = train(
-            digits, "train_ddp.py", *few, "--hosts", str(hosts), "--processes-per-host", str(per_host)
+        result = train(
+            digits, "train_ddp.py", *options, "--hosts", str(hosts), "--processes-per-host", str(per_host)
         )
-        assert ran.code == 0, ran.text
-        assert weights_hash(ran.text) == wanted, f"{hosts} hosts of {per_host}"
+        assert result.code == 0, result.text
+        assert weights_hash(result.text) == expected_hash, f"{hosts} hosts of {per_host}"
 
 
 def test_a_custom_script_finds_its_peers_itself(home: Path, digits: Path) -> None:
-    ran = train(digits, "train_custom.py", "--strategy", "custom", "--hosts", "3")
-    assert ran.code == 0, ran.text
-    assert "host algo-3 of ['algo-1', 'algo-2', 'algo-3']" in ran.text
-    weights_hash(ran.text)
-    assert "held-out accuracy 0.9" in ran.text
+    result = train(digits, "train_custom.py", "--strategy", "custom", "--hosts", "3")
+    assert result.code == 0, result.text
+    assert "host algo-3 of ['algo-1', 'algo-2', 'algo-3']" in result.text
+    weights_hash(result.text)
+    assert "held-out accuracy 0.9" in result.text

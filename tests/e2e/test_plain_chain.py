@@ -14,40 +14,40 @@ from tests.e2e.plain_scripts import SCRIPTS, SEGMENTS, STEPS
 NOT_KNOWN = "smlaunch: progress not known: the script reports no step"
 
 
-def train(folder: Path, script: str, *more: str) -> Outcome:
+def train(folder: Path, script: str, *options: str) -> Outcome:
     path = folder / "source" / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(script)
     limits = ("--max-runtime", "10m", "--segment", "6s")
-    return smlaunch("run", path, "--local", "--name", "plain", *limits, *more)
+    return smlaunch("run", path, "--local", "--name", "plain", *limits, *options)
 
 
 def jobs_of(run: str = "plain") -> list[str]:
-    shown = smlaunch("show", run, "--local", "--json").json()
-    return [job["name"].removeprefix(f"{run}-") for job in shown["jobs"]]
+    details = smlaunch("show", run, "--local", "--json").json()
+    return [job["name"].removeprefix(f"{run}-") for job in details["jobs"]]
 
 
-def whole_chain(done: Outcome) -> None:
+def whole_chain(result: Outcome) -> None:
     """Every segment but the last ended by plan, and nothing was trained twice or left out."""
-    assert done.code == 0, done.text
-    assert f"final step {STEPS}\n" in done.text
-    begins = [int(step) for step in re.findall(r"begins at step (\d+)", done.text)]
+    assert result.code == 0, result.text
+    assert f"final step {STEPS}\n" in result.text
+    begins = [int(step) for step in re.findall(r"begins at step (\d+)", result.text)]
     assert begins == list(range(0, STEPS, STEPS // SEGMENTS))
-    assert "Failed" not in done.text
+    assert "Failed" not in result.text
     assert jobs_of() == [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 
 
 def test_a_script_that_reports_its_steps_goes_on_until_it_is_done(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, SCRIPTS["temp-and-rename"])
-    whole_chain(done)
-    assert "segment 6: the script has reported step 50" in done.err
-    assert NOT_KNOWN not in done.text
+    result = train(tmp_path, SCRIPTS["temp-and-rename"])
+    whole_chain(result)
+    assert "segment 6: the script has reported step 50" in result.err
+    assert NOT_KNOWN not in result.text
 
 
 def test_one_that_reports_none_goes_on_by_its_files_and_the_log_says_so(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, SCRIPTS["silent-same-size"])
-    whole_chain(done)
-    assert "segment 6: its checkpoint files have changed" in done.err
+    result = train(tmp_path, SCRIPTS["silent-same-size"])
+    whole_chain(result)
+    assert "segment 6: its checkpoint files have changed" in result.err
     log = smlaunch("logs", "plain", "--local").out
     assert log.count(NOT_KNOWN) == SEGMENTS
     for segment in re.split(r"begins at step", log)[1:]:
@@ -57,51 +57,52 @@ def test_one_that_reports_none_goes_on_by_its_files_and_the_log_says_so(home: Pa
 @pytest.mark.real
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"temp-and-rename", "silent-same-size"}))
 def test_whatever_an_ordinary_script_does(home: Path, tmp_path: Path, name: str) -> None:
-    done = train(tmp_path, SCRIPTS[name])
-    whole_chain(done)
-    assert (NOT_KNOWN in done.text) == name.startswith("silent")
+    result = train(tmp_path, SCRIPTS[name])
+    whole_chain(result)
+    assert (NOT_KNOWN in result.text) == name.startswith("silent")
 
 
 def test_one_that_crashes_and_comes_further_each_time_goes_on(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, plain_scripts.CRASHES)
-    assert done.code == 0, done.text
-    assert f"final step {STEPS}\n" in done.text
+    result = train(tmp_path, plain_scripts.CRASHES)
+    assert result.code == 0, result.text
+    assert f"final step {STEPS}\n" in result.text
     assert jobs_of() == [f"s1-a{number}" for number in range(1, SEGMENTS + 1)]
 
 
 def test_one_that_begins_anew_in_every_job_ends(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, plain_scripts.BEGINS_ANEW)
-    assert done.code == 1, done.text
+    result = train(tmp_path, plain_scripts.BEGINS_ANEW)
+    assert result.code == 1, result.text
     assert jobs_of() == ["s1-a1", "s2-a1", "s2-a2", "s2-a3"]
-    told = "no progress: plain-s2-a1, plain-s2-a2, plain-s2-a3 did not get the run beyond step 10; "
+    message = "no progress: plain-s2-a1, plain-s2-a2, plain-s2-a3 did not get the run beyond step 10; "
     assert (
-        told + "plain-s2-a3 reported steps up to 10, and most of them had been reported before: " in done.err
+        message + "plain-s2-a3 reported steps up to 10, and most of them had been reported before: "
+        in result.err
     )
-    assert told in done.err
-    for again in ("wait", "show"):  # another client, which looks later, says the same
-        other = smlaunch(again, "plain", "--local")
-        assert told in other.text
-        assert again == "show" or other.code == 1
+    assert message in result.err
+    for command in ("wait", "show"):  # another client, which looks later, says the same
+        other = smlaunch(command, "plain", "--local")
+        assert message in other.text
+        assert command == "show" or other.code == 1
 
 
 def test_one_that_saves_nothing_and_says_nothing_ends(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, plain_scripts.SAVES_NOTHING)
-    assert done.code == 1, done.text
+    result = train(tmp_path, plain_scripts.SAVES_NOTHING)
+    assert result.code == 1, result.text
     assert jobs_of() == ["s1-a1", "s1-a2", "s1-a3"]
-    assert "no progress: plain-s1-a1, plain-s1-a2, plain-s1-a3 left no checkpoint; " in done.err
+    assert "no progress: plain-s1-a1, plain-s1-a2, plain-s1-a3 left no checkpoint; " in result.err
 
 
 def test_one_that_fails_on_purpose_ends(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, plain_scripts.FAILS_AT_ONE_STEP)
-    assert done.code == 1, done.text
+    result = train(tmp_path, plain_scripts.FAILS_AT_ONE_STEP)
+    assert result.code == 1, result.text
     assert jobs_of() == ["s1-a1", "s1-a2", "s1-a3"]
-    assert "RuntimeError: not one step more" in done.err
-    assert "tried 3 times without" in done.err
+    assert "RuntimeError: not one step more" in result.err
+    assert "tried 3 times without" in result.err
 
 
 def test_one_that_is_done_in_its_first_segment_has_one(home: Path, tmp_path: Path) -> None:
-    done = train(tmp_path, plain_scripts.AT_ONCE)
-    assert done.code == 0, done.text
+    result = train(tmp_path, plain_scripts.AT_ONCE)
+    assert result.code == 0, result.text
     assert jobs_of() == ["s1-a1"]
 
 
@@ -125,9 +126,9 @@ with open(os.path.join(os.environ["SM_MODEL_DIR"], host), "w") as file:
 
 def test_hosts_that_train_independently_go_on_until_all_have_finished(home: Path, tmp_path: Path) -> None:
     """The leader of uneven shards has finished in the first segment, and is at once in the others."""
-    done = train(tmp_path, UNEVEN, "--strategy", "custom", "--hosts", "2")
-    assert done.code == 0, done.text
-    steps = [int(step) for step in re.findall(r"algo-2 has trained step (\d+)", done.text)]
+    result = train(tmp_path, UNEVEN, "--strategy", "custom", "--hosts", "2")
+    assert result.code == 0, result.text
+    steps = [int(step) for step in re.findall(r"algo-2 has trained step (\d+)", result.text)]
     assert steps == sorted(steps) and set(steps) == set(range(1, 41))
     assert len(jobs_of()) > 1
 
@@ -162,9 +163,9 @@ def test_hosts_that_remove_their_checkpoints_at_their_ends_need_not_end_together
     for number in range(4):
         (shard / f"{number}.csv").write_text(str(number))
     split = ("--input", f"train={shard},split=key")
-    done = train(tmp_path, CLEANS_UP, "--strategy", "share-nothing", "--hosts", "2", *split)
-    assert done.code == 0, done.text
-    assert "algo-2-0 has finished" in done.text
-    assert "whose archives have their results: plain-s2-a1, plain-s3-a1" in done.err
-    shown = smlaunch("show", "plain", "--local", "--json").json()
-    assert shown["status"] == "Completed"
+    result = train(tmp_path, CLEANS_UP, "--strategy", "share-nothing", "--hosts", "2", *split)
+    assert result.code == 0, result.text
+    assert "algo-2-0 has finished" in result.text
+    assert "whose archives have their results: plain-s2-a1, plain-s3-a1" in result.err
+    details = smlaunch("show", "plain", "--local", "--json").json()
+    assert details["status"] == "Completed"

@@ -32,9 +32,9 @@ def job(tmp_path: Path, **files: str) -> tuple[Path, tuple[str, ...]]:
 
 def test_hosts_clean_their_parts(home: Path, tmp_path: Path) -> None:
     script, options = job(tmp_path, a="one", b="two", c="three")
-    ran = smlaunch("run", script, *options, "--hosts", "2", "--name", "clean", "--json", "--", "--fast")
-    assert ran.code == 0, ran.text
-    shown = ran.json()
+    result = smlaunch("run", script, *options, "--hosts", "2", "--name", "clean", "--json", "--", "--fast")
+    assert result.code == 0, result.text
+    shown = result.json()
     assert (shown["status"], shown["exit_code"]) == ("Completed", 0)
     assert shown["jobs"][0]["name"] == "clean-s1-a1"
     assert ":processing-job/" in shown["jobs"][0]["arn"]
@@ -51,16 +51,16 @@ def test_hosts_clean_their_parts(home: Path, tmp_path: Path) -> None:
 
 def test_a_failure_names_rank_and_cause(home: Path, tmp_path: Path) -> None:
     script, options = job(tmp_path, a="broken")
-    ran = smlaunch("run", script, *options, "--name", "dirty", "--json")
-    assert ran.code == 1, ran.text
-    failure = ran.json()["jobs"][0]["failure"]
+    result = smlaunch("run", script, *options, "--name", "dirty", "--json")
+    assert result.code == 1, result.text
+    failure = result.json()["jobs"][0]["failure"]
     assert (failure["host"], failure["exit_code"]) == ("algo-1", 1)
     assert failure["cause"] == "ValueError: row 1 of a.csv"
 
 
 def test_what_a_processing_job_has_not_is_refused_by_its_field(home: Path, tmp_path: Path) -> None:
     script, options = job(tmp_path, a="one")
-    refused = smlaunch("plan", script, *options, "--hp", "lr=1", "--spot", "--max-runtime", "10d")
-    assert refused.code == 2
+    refusal = smlaunch("plan", script, *options, "--hp", "lr=1", "--spot", "--max-runtime", "10d")
+    assert refusal.code == 2
     for part in ("hyperparameters: a processing job has none", "compute.spot: ", "limits.max_runtime: "):
-        assert part in refused.text, refused.text
+        assert part in refusal.text, refusal.text

@@ -12,7 +12,7 @@ from tests.e2e.command import Outcome, smlaunch
 from tests.e2e.reading_region import READING, Region, served
 from tests.planner.bad_jobs import Case, cases, write_source
 
-SHOWN = (
+CASES_RUN = (
     "spot beyond an hour without checkpoints",
     "more hosts than objects",
     "nothing where the data should be",
@@ -24,12 +24,12 @@ SHOWN = (
 )
 
 
-def run(folder: Path, url: str, *words: str, role: bool = True) -> Outcome:
-    kept = {
+def run(folder: Path, url: str, *arguments: str, role: bool = True) -> Outcome:
+    inherited = {
         key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SM", "SAGEMAKER"))
     }
     environment = {
-        **kept,
+        **inherited,
         "AWS_ENDPOINT_URL": url,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -40,26 +40,28 @@ def run(folder: Path, url: str, *words: str, role: bool = True) -> Outcome:
         "SMLAUNCH_HOME": str(folder / "home"),
         **({"SMLAUNCH_ROLE": "arn:aws:iam::123456789012:role/train"} if role else {}),
     }
-    return smlaunch(*words, env=environment, cwd=folder)
+    return smlaunch(*arguments, env=environment, cwd=folder)
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.name in SHOWN], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.name in CASES_RUN], ids=lambda case: case.name
+)
 def test_a_bad_job_is_told_whole_and_changes_nothing(case: Case, tmp_path: Path) -> None:
     write_source(case, tmp_path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(case.job))
-    before = sorted(tmp_path.rglob("*"))
+    files_before = sorted(tmp_path.rglob("*"))
     region = Region(case.world.get("objects", {}), case.world.get("quotas", {}))
     with served(region) as url:
-        ran = run(tmp_path, url, "run", "job.yaml", role=case.world.get("role") is not False)
-    assert ran.code == 2, ran.text
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
-    for field, words in case.says.items():
-        lines = [line for line in ran.err.splitlines() if f"{field}: " in line]
-        for word in words:
-            assert any(word in line for line in lines), (field, word, ran.err)
+        result = run(tmp_path, url, "run", "job.yaml", role=case.world.get("role") is not False)
+    assert result.code == 2, result.text
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    for field, expected_words in case.says.items():
+        lines = [line for line in result.err.splitlines() if f"{field}: " in line]
+        for word in expected_words:
+            assert any(word in line for line in lines), (field, word, result.err)
     assert set(region.seen) <= READING, region.seen
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == files_before
 
 
 def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> None:
@@ -67,8 +69,8 @@ def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text("print('hello')\n")
     region = Region({}, {})
     with served(region) as url:
-        ran = run(tmp_path, url, "run", "train.py")
-    assert ran.code == 3, ran.text
+        result = run(tmp_path, url, "run", "train.py")
+    assert result.code == 3, result.text
     assert set(region.seen) - READING
 
 
@@ -76,22 +78,22 @@ def test_on_this_machine_too_nothing_is_staged(home: Path, tmp_path: Path) -> No
     (case,) = (case for case in cases() if case.name == "everything about a request's sizes")
     write_source(case, tmp_path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(case.job))
-    ran = smlaunch("run", tmp_path / "job.yaml", "--local")
-    assert ran.code == 2, ran.text
+    result = smlaunch("run", tmp_path / "job.yaml", "--local")
+    assert result.code == 2, result.text
     for field in case.says:
-        assert f"  {field}: " in ran.err
+        assert f"  {field}: " in result.err
     buckets = [path for path in (home / "s3").iterdir() if not path.name.startswith("_")]
     assert [path for bucket in buckets for path in bucket.rglob("*")] == []
     assert smlaunch("ls", "--local", "--json").json()["runs"] == []
 
 
 def test_each_case_is_among_the_sixty() -> None:
-    assert set(SHOWN) <= {case.name for case in cases()}
+    assert set(CASES_RUN) <= {case.name for case in cases()}
 
 
 def test_without_a_region_that_answers_the_mistakes_are_told_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("entry: train.py\ncompute: {hosts: two}\nlimits: {max_runtim: 3h}\n")
-    ran = run(tmp_path, "http://127.0.0.1:9", "run", "job.yaml")
-    assert ran.code == 2
-    assert "compute.hosts:" in ran.err
-    assert "limits.max_runtim:" in ran.err
+    result = run(tmp_path, "http://127.0.0.1:9", "run", "job.yaml")
+    assert result.code == 2
+    assert "compute.hosts:" in result.err
+    assert "limits.max_runtim:" in result.err

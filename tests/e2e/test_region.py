@@ -18,14 +18,14 @@ from tests.e2e.command import Outcome, smlaunch
 @pytest.fixture
 def region(home: Path) -> Iterator[dict[str, str]]:
     assert smlaunch("local", "start").code == 0
-    shown = smlaunch("local", "env", "--json").json()
+    settings = smlaunch("local", "env", "--json").json()
     # Elsewhere than the endpoint's home: nothing of it may be found but through the API.
-    yield {**os.environ, **shown, "SMLAUNCH_HOME": str(home / "elsewhere")}
+    yield {**os.environ, **settings, "SMLAUNCH_HOME": str(home / "elsewhere")}
     assert smlaunch("local", "stop").code == 0
 
 
-def run(environment: dict[str, str], *words: str | Path) -> Outcome:
-    return smlaunch(*words, env=environment)
+def run(environment: dict[str, str], *arguments: str | Path) -> Outcome:
+    return smlaunch(*arguments, env=environment)
 
 
 def test_the_same_launch_on_a_region(home: Path, tmp_path: Path, region: dict[str, str]) -> None:
@@ -34,18 +34,18 @@ def test_the_same_launch_on_a_region(home: Path, tmp_path: Path, region: dict[st
     script.write_text("import os\nprint('hello from rank', os.environ['RANK'])\n")
     shape = ("--strategy", "ddp", "--hosts", "2", "--name", "abroad")
 
-    dry = run(region, "run", script, *shape, "--dry-run")
-    assert dry.code == 0, dry.text
-    assert json.loads(dry.out)["TrainingJobName"] == "abroad-s1-a1"
+    dry_run = run(region, "run", script, *shape, "--dry-run")
+    assert dry_run.code == 0, dry_run.text
+    assert json.loads(dry_run.out)["TrainingJobName"] == "abroad-s1-a1"
     buckets = [path for path in (home / "s3").iterdir() if not path.name.startswith("_")]
     assert [path for bucket in buckets for path in bucket.rglob("*")] == []
     assert run(region, "ls", "--json").json()["runs"] == []
 
-    ran = run(region, "run", script, *shape)
-    assert ran.code == 0, ran.text
-    assert "run abroad on us-east-1" in ran.err
-    assert all(f"hello from rank {rank}" in ran.out for rank in (0, 1))
-    again = run(region, "run", script, *shape)
-    assert again.code == 0, again.text
-    assert "no new job was started" in again.err
+    result = run(region, "run", script, *shape)
+    assert result.code == 0, result.text
+    assert "run abroad on us-east-1" in result.err
+    assert all(f"hello from rank {rank}" in result.out for rank in (0, 1))
+    second_result = run(region, "run", script, *shape)
+    assert second_result.code == 0, second_result.text
+    assert "no new job was started" in second_result.err
     assert len(run(region, "ls", "--json").json()["runs"]) == 1

@@ -40,12 +40,12 @@ def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
     return count
 
 
-def processed(home: Path, run: str) -> Iterator[str]:
+def processed_keys(home: Path, run: str) -> Iterator[str]:
     """The names of all records that are in the run's output."""
     for archive in home.glob(f"s3/*/smlaunch/{run}*/output/*/output/output.tar.gz"):
-        with tarfile.open(archive) as found:
-            for member in found:
-                file = found.extractfile(member)
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
                 if file is not None:
                     yield from (json.loads(line)["name"] for line in file)
 
@@ -55,31 +55,43 @@ def parts_of(log: str) -> dict[str, tuple[int, int]]:
     return {row[0]: (int(row[2]), int(row[3])) for row in _PART.findall(log)}
 
 
-def run(name: str, uri: Path, how: str = "", script: Path = SCRIPT, *more: str) -> Outcome:
-    words = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes{how}", "--local", "--name", name]
-    return smlaunch("run", script, *words, *more)
+def run(name: str, uri: Path, input_options: str = "", script: Path = SCRIPT, *options: str) -> Outcome:
+    arguments = [
+        "--hosts",
+        str(HOSTS),
+        "--input",
+        f"train={uri},split=bytes{input_options}",
+        "--local",
+        "--name",
+        name,
+    ]
+    return smlaunch("run", script, *arguments, *options)
 
 
-def planned(uri: Path) -> dict[str, Any]:
-    words = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes", "--local", "--json"]
-    (parts,) = smlaunch("plan", SCRIPT, *words).json()["parts"]
+def planned_parts(uri: Path) -> dict[str, Any]:
+    options = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes", "--local", "--json"]
+    (parts,) = smlaunch("plan", SCRIPT, *options).json()["parts"]
     return dict(parts)
 
 
 def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path) -> None:
-    data, packed = tmp_path / "data", tmp_path / "packed"
+    data, shards = tmp_path / "data", tmp_path / "packed"
     count = write_skewed(data, 150)
-    done = smlaunch("data", "pack", data, packed, "--shards", "8")
-    assert done.code == 0, done.text
-    plan = planned(data)
+    result = smlaunch("data", "pack", data, shards, "--shards", "8")
+    assert result.code == 0, result.text
+    plan = planned_parts(data)
     assert plan["imbalance"] <= 1.001 < plan["imbalance_by_count"]
-    for way, uri, how in (("lists", data, ""), ("jobs", data, ",split_via=jobs"), ("shards", packed, "")):
-        done = run(way, uri, how)
-        assert done.code == 0, done.text
-        parts = parts_of(done.out)
-        assert len(parts) == HOSTS, done.text
+    for way, uri, input_options in (
+        ("lists", data, ""),
+        ("jobs", data, ",split_via=jobs"),
+        ("shards", shards, ""),
+    ):
+        result = run(way, uri, input_options)
+        assert result.code == 0, result.text
+        parts = parts_of(result.out)
+        assert len(parts) == HOSTS, result.text
         assert sum(records for _, records in parts.values()) == count
-        names = Counter(processed(home, way))
+        names = Counter(processed_keys(home, way))
         assert set(names.values()) == {1} and len(names) == count
         sizes = sorted(size for size, _ in parts.values())
         if way != "shards":
@@ -112,11 +124,11 @@ def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, fail
     """The script knows nothing of parts: the plan sees that, and makes a job for each."""
     data = tmp_path / "data"
     write_skewed(data, 40)
-    done = run("again", data, "", failing, "--json")
-    assert done.code == 0, done.text
-    jobs = [job["name"] for job in done.json()["jobs"]]
+    result = run("again", data, "", failing, "--json")
+    assert result.code == 0, result.text
+    jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == ["again-p1-s1-a1", "again-p2-s1-a1", "again-p2-s1-a2", "again-p3-s1-a1", "again-p4-s1-a1"]
-    assert [part["status"] for part in done.json()["parts"]] == ["Completed"] * HOSTS
+    assert [part["status"] for part in result.json()["parts"]] == ["Completed"] * HOSTS
     sizes = [size for size, _ in parts_of(smlaunch("logs", "again", "--local").out).values()]
     assert sum(sizes) == sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
 
@@ -125,15 +137,15 @@ def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, fail
 def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) -> None:
     data = tmp_path / "data"
     write_skewed(data, 40)
-    done = run("once", data, "", failing, "--attempts", "1")
-    assert done.code == 1, done.text
-    assert "3 of 4 parts have completed" in done.err
-    shown = smlaunch("show", "once", "--local", "--json").json()
-    assert (shown["status"], shown["exit_code"], len(shown["jobs"])) == ("Failed", 1, HOSTS)
-    again = run("once", data, "", failing, "--attempts", "1")
-    assert (again.code, "exists already with the same job" in again.err) == (1, True)
-    resumed = smlaunch("resume", "once", "--local", "--json")
-    assert resumed.code == 0, resumed.text
-    assert [job["name"] for job in resumed.json()["jobs"]][1:3] == ["once-p2-s1-a1", "once-p2-s1-a2"]
+    result = run("once", data, "", failing, "--attempts", "1")
+    assert result.code == 1, result.text
+    assert "3 of 4 parts have completed" in result.err
+    details = smlaunch("show", "once", "--local", "--json").json()
+    assert (details["status"], details["exit_code"], len(details["jobs"])) == ("Failed", 1, HOSTS)
+    second_result = run("once", data, "", failing, "--attempts", "1")
+    assert (second_result.code, "exists already with the same job" in second_result.err) == (1, True)
+    resume_result = smlaunch("resume", "once", "--local", "--json")
+    assert resume_result.code == 0, resume_result.text
+    assert [job["name"] for job in resume_result.json()["jobs"]][1:3] == ["once-p2-s1-a1", "once-p2-s1-a2"]
     assert smlaunch("stop", "once", "--local").out == "once: completed in all 4 parts\n"
     assert smlaunch("wait", "once", "--local").code == 0

@@ -43,15 +43,15 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def standing(home: Path) -> Path:
-    started = smlaunch("local", "start")
-    assert started.code == 0, started.text
+def background_home(home: Path) -> Path:
+    result = smlaunch("local", "start")
+    assert result.code == 0, result.text
     yield home
-    stopped = smlaunch("local", "stop")
-    assert stopped.code == 0, stopped.text
+    stop_result = smlaunch("local", "stop")
+    assert stop_result.code == 0, stop_result.text
 
 
-def told(home: Path) -> set[str]:
+def terminated_ranks(home: Path) -> set[str]:
     return {path.name for path in (home / "s3" / "smlaunch-tests" / "ckpt").glob("term-rank-*")}
 
 
@@ -74,24 +74,24 @@ def follow(script: Path, name: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_stop_reaches_every_rank(standing: Path, script: Path) -> None:
+def test_a_stop_reaches_every_rank(background_home: Path, script: Path) -> None:
     run = follow(script, "to-stop")
     wait_for_ready(run)
     assert smlaunch("stop", "to-stop", "--local").code == 0
     run.communicate(timeout=30)
     assert run.returncode == 5
-    assert told(standing) == ALL_RANKS
+    assert terminated_ranks(background_home) == ALL_RANKS
     assert smlaunch("show", "to-stop", "--local", "--json").json()["status"] == "Stopped"
 
 
-def test_the_end_of_max_runtime_reaches_every_rank(standing: Path, script: Path) -> None:
-    started = time.monotonic()
-    ran = smlaunch("run", script, *SHAPE, "--local", "--max-runtime", "3s", "--json")
-    assert ran.code == 6, ran.text
-    assert time.monotonic() - started < 60
-    job = ran.json()["jobs"][0]
+def test_the_end_of_max_runtime_reaches_every_rank(background_home: Path, script: Path) -> None:
+    start_time = time.monotonic()
+    result = smlaunch("run", script, *SHAPE, "--local", "--max-runtime", "3s", "--json")
+    assert result.code == 6, result.text
+    assert time.monotonic() - start_time < 60
+    job = result.json()["jobs"][0]
     assert (job["status"], job["secondary_status"]) == ("Stopped", "MaxRuntimeExceeded")
-    assert told(standing) == ALL_RANKS
+    assert terminated_ranks(background_home) == ALL_RANKS
 
 
 def test_ctrl_c_stops_an_embedded_run_and_leaves_nothing(home: Path, script: Path) -> None:
@@ -100,12 +100,12 @@ def test_ctrl_c_stops_an_embedded_run_and_leaves_nothing(home: Path, script: Pat
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode == 5
-    assert told(home) == ALL_RANKS
-    left = subprocess.run(["pgrep", "-f", str(home)], capture_output=True, text=True).stdout
-    assert left == ""
+    assert terminated_ranks(home) == ALL_RANKS
+    remaining_processes = subprocess.run(["pgrep", "-f", str(home)], capture_output=True, text=True).stdout
+    assert remaining_processes == ""
 
 
-def test_ctrl_c_leaves_a_run_on_a_standing_endpoint_going(standing: Path, script: Path) -> None:
+def test_ctrl_c_leaves_a_run_on_a_standing_endpoint_going(background_home: Path, script: Path) -> None:
     run = follow(script, "goes-on")
     wait_for_ready(run)
     run.send_signal(signal.SIGINT)

@@ -96,12 +96,12 @@ def line_of(script: str, text: str) -> int:
     return script[: script.index(text)].count("\n") + 1
 
 
-def verify(folder: Path, script: str, *words: str) -> tuple[int, dict[str, Any]]:
+def verify(folder: Path, script: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """The exit code and the report."""
     (folder / "train.py").write_text(script)
-    ran = smlaunch("verify-resume", folder / "train.py", "--json", *words)
-    assert ran.code in (0, 1), ran.text
-    return ran.code, json.loads(ran.out)
+    result = smlaunch("verify-resume", folder / "train.py", "--json", *arguments)
+    assert result.code in (0, 1), result.text
+    return result.code, json.loads(result.out)
 
 
 def test_a_script_that_resumes_exactly(home: Path, tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_a_schedule_that_is_not_kept_is_named(home: Path, tmp_path: Path) -> Non
 
 def test_augmentation_from_the_global_generator_is_named(home: Path, tmp_path: Path) -> None:
     # One epoch: where one ends, nothing is augmented ahead, and a cut there changes nothing.
-    whole = SLOW.replace("ResumableOrder(20,", "ResumableOrder(160,").replace("epochs=8", "epochs=1")
-    head, _, rest = whole.partition("    def __iter__(self):")
-    script = head + GLOBAL_AUGMENTATION + rest[rest.index("\n\n\nrandom.seed") :]
+    script_text = SLOW.replace("ResumableOrder(20,", "ResumableOrder(160,").replace("epochs=8", "epochs=1")
+    head, _, script_end = script_text.partition("    def __iter__(self):")
+    script = head + GLOBAL_AUGMENTATION + script_end[script_end.index("\n\n\nrandom.seed") :]
     code, report = verify(tmp_path, script, "--cuts", "1", "--signal", "term")
     assert code == 1, report
     assert report["repeats"] is True
@@ -163,12 +163,12 @@ def test_a_training_that_does_not_repeat_itself(home: Path, tmp_path: Path) -> N
 @pytest.mark.real
 @pytest.mark.parametrize("signal", ["term", "kill"])
 def test_checkpoints_of_the_script_s_own(home: Path, tmp_path: Path, signal: str) -> None:
-    words = ("--cuts", "1", "--signal", signal)
-    code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "step / 7"), *words)
+    options = ("--cuts", "1", "--signal", signal)
+    code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "step / 7"), *options)
     assert code == 0, report
     assert report["compared"] == ["model/weights.json"]
     assert "the script does not use the Checkpointer" in report["not_compared"][0]
-    code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "random.random()"), *words)
+    code, report = verify(tmp_path, OWN_CHECKPOINTS.replace("DRAW", "random.random()"), *options)
     assert code == 1
     (trial,) = report["trials"]
     (difference,) = trial["differences"]
@@ -178,6 +178,6 @@ def test_checkpoints_of_the_script_s_own(home: Path, tmp_path: Path, signal: str
 
 def test_a_script_that_fails_by_itself_cannot_be_tried(home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('no data here')\n")
-    ran = smlaunch("verify-resume", tmp_path / "train.py")
-    assert ran.code == 2
-    assert "the script fails without any cut" in ran.err
+    result = smlaunch("verify-resume", tmp_path / "train.py")
+    assert result.code == 2
+    assert "the script fails without any cut" in result.err

@@ -46,7 +46,7 @@ def seed_for(signal: CutSignal) -> int:
 def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> VerifyReport:
     (folder / "pace.py").write_text(PACE.replace("CUT", str(CUT)))
     (folder / "train.py").write_text(script.text)
-    (signal,) = [one for one in SIGNALS if one == script.signal]
+    (signal,) = [name for name in SIGNALS if name == script.signal]
     environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
     job = Job(entry=str(folder / "train.py"), environment=environment)
     target, traces = places
@@ -66,13 +66,13 @@ def check(script: Script, folder: Path, places: tuple[Target, Path]) -> None:
     assert document["identical"] is (script.code == 0), document
     assert document["repeats"] is script.repeats, document
     (trial,) = document["trials"]
-    for texts, where in (
+    for texts, lines in (
         (script.says, trial["differences"] + trial["causes"]),
         (script.compared, document["compared"]),
-        (script.left, document["not_compared"]),
+        (script.not_compared, document["not_compared"]),
     ):
         for text in texts:
-            assert any(text in line for line in where), (text, document)
+            assert any(text in line for line in lines), (text, document)
     if script.code == 0:
         (cut,) = trial["cuts"]
         assert 1 < cut["resumed"] <= STEPS

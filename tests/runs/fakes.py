@@ -87,7 +87,7 @@ class FakeControl:
         return self.tags_of.get(arn, {})
 
 
-def job_description(name: str, status: str, states: Sequence[str], **more: Any) -> dict[str, Any]:
+def job_description(name: str, status: str, states: Sequence[str], **fields: Any) -> dict[str, Any]:
     """A DescribeTrainingJob answer that has gone through ``states``, one a second."""
     return {
         "TrainingJobName": name,
@@ -100,7 +100,7 @@ def job_description(name: str, status: str, states: Sequence[str], **more: Any) 
         ],
         "CreationTime": time_at(0),
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
-        **more,
+        **fields,
     }
 
 
@@ -246,18 +246,18 @@ class FakeQuotas:
 
     def __init__(self, answer: Mapping[str, float] | CallError | None = None) -> None:
         self.answer = {} if answer is None else answer
-        self.asked: list[tuple[str, ...]] = []
+        self.requested_quotas: list[tuple[str, ...]] = []
 
     def values(self, names: Collection[str]) -> dict[str, float]:
-        self.asked.append(tuple(names))
+        self.requested_quotas.append(tuple(names))
         if isinstance(self.answer, CallError):
             raise self.answer
         return {name: value for name, value in self.answer.items() if name in names}
 
 
-def fake_target(**known: Any) -> Target:
+def fake_target(**services: Any) -> Target:
     """A target whose ports are fakes."""
-    target = Target("aws", REGION, INSTANT_POLLING, session=None, **known)
+    target = Target("aws", REGION, INSTANT_POLLING, session=None, **services)
     storage = FakeStorage()
     target.__dict__.update(
         control=FakeControl(),

@@ -43,8 +43,8 @@ def storage(target: Target) -> FakeStorage:
 
 
 def test_a_plan_changes_nothing(job: Job, target: Target) -> None:
-    made = plan(job, target)
-    assert made.run == "demo"
+    job_plan = plan(job, target)
+    assert job_plan.run == "demo"
     assert storage(target).puts == []
     assert control(target).created == []
 
@@ -65,8 +65,8 @@ def test_a_single_job_stores_no_workflow(job: Job, target: Target) -> None:
     run = launch(job, target)
     assert run.chain_driver is None
     keys = storage(target).objects[BUCKET]
-    own = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
-    assert own == {"runtime.pyz", "job.json"}
+    stored_names = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
+    assert stored_names == {"runtime.pyz", "job.json"}
 
 
 def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) -> None:
@@ -86,26 +86,26 @@ def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) ->
 def test_existing_objects_are_not_uploaded_again(job: Job, target: Target) -> None:
     launch(job, target)
     first = len(storage(target).puts)
-    again = Job.from_mapping({**job.to_mapping(), "name": "demo-2"})
-    launch(again, target)
-    sent = storage(target).puts[first:]
-    assert [key for key in sent if key.endswith((".bin", "source.tar.gz"))] == []
+    second_job = Job.from_mapping({**job.to_mapping(), "name": "demo-2"})
+    launch(second_job, target)
+    sent_keys = storage(target).puts[first:]
+    assert [key for key in sent_keys if key.endswith((".bin", "source.tar.gz"))] == []
 
 
 def test_the_same_job_and_name_attach_and_start_nothing(job: Job, target: Target) -> None:
     launch(job, target)
-    again = launch(job, target)
-    assert again.attached
+    second_run = launch(job, target)
+    assert second_run.attached
     assert len(control(target).created) == 1
 
 
 def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:
     launch(job, target)
-    before = list(storage(target).puts)
+    puts_before = list(storage(target).puts)
     other = Job.from_mapping({**job.to_mapping(), "hyperparameters": {"lr": 0.2}})
     with pytest.raises(JobError, match="was made of another job, source or data; take another --name"):
         launch(other, target)
-    assert storage(target).puts == before, "what lies at the run's place belongs to the first job"
+    assert storage(target).puts == puts_before, "what lies at the run's place belongs to the first job"
 
 
 def test_a_create_with_a_lost_response_finds_its_job(
@@ -126,9 +126,9 @@ def test_a_create_with_a_lost_response_finds_its_job(
 
 def test_a_missing_default_bucket_is_created_and_reported(job: Job, target: Target) -> None:
     storage(target).objects.clear()
-    told: list[str] = []
-    launch(job, target, on_message=told.append)
-    assert told == [f"created the bucket {BUCKET} for source and results"]
+    messages: list[str] = []
+    launch(job, target, on_message=messages.append)
+    assert messages == [f"created the bucket {BUCKET} for source and results"]
 
 
 def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
@@ -140,11 +140,11 @@ def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
 
 
 def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, target: Target) -> None:
-    made = plan(job, target)
-    assert isinstance(made, Plan)
+    job_plan = plan(job, target)
+    assert isinstance(job_plan, Plan)
     Path(job.entry).write_text("print('changed')")
     with pytest.raises(JobError, match="has changed since the plan was made"):
-        launch(made, target)
+        launch(job_plan, target)
     assert launch(plan(job, target), target).name == "demo"
 
 
@@ -165,8 +165,8 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path, target: Target) -> No
 def test_an_ignored_script_is_reported(tmp_path: Path, target: Target) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / ".gitignore").write_text("train.py\n")
-    said = r"train.py is left out of the source by an ignore file; add a line '!train.py'"
-    with pytest.raises(JobError, match=said):
+    message = r"train.py is left out of the source by an ignore file; add a line '!train.py'"
+    with pytest.raises(JobError, match=message):
         prepare(Job(entry=tmp_path / "train.py", role=ROLE), target)
 
 
@@ -190,10 +190,10 @@ def test_generated_names_are_valid_run_ids(entry: str) -> None:
 
 def test_a_run_is_found_again_by_its_name_alone(job: Job, target: Target) -> None:
     launch(job, target)
-    found = Run.attach("demo", target)
-    assert found.jobs == ("demo-s1-a1",)
-    assert found.describe().exit_code == 0
-    assert found.wait().status == "Completed"
+    attached_run = Run.attach("demo", target)
+    assert attached_run.jobs == ("demo-s1-a1",)
+    assert attached_run.describe().exit_code == 0
+    assert attached_run.wait().status == "Completed"
 
 
 def test_waiting_for_a_failure_raises_it(target: Target) -> None:

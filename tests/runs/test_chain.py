@@ -33,13 +33,13 @@ PREFIX = f"smlaunch/{RUN}/checkpoints/"
 FOLDER = RunFolder.for_run(BUCKET, RUN)
 
 
-def save(storage: FakeStorage, step: int, job: str, *, torn: bool = False) -> None:
+def save(storage: FakeStorage, step: int, job: str, *, is_torn: bool = False) -> None:
     content = f"state at {step}".encode()
     digest = hashlib.sha256(content).hexdigest()
     part = Shard(0, protocol.shard_name(0, 1, digest), len(content), digest)
     manifest = Manifest(step, 1, (part,), job=job).to_bytes()
     folder = PREFIX + protocol.step_directory(step) + "/"
-    if not torn:
+    if not is_torn:
         storage.put_bytes(BUCKET, folder + part.name, content)
     storage.put_bytes(BUCKET, folder + protocol.manifest_name(manifest), manifest)
     storage.put_bytes(
@@ -54,17 +54,17 @@ class Service(FakeControl):
         super().__init__()
         self.storage = storage
         self.steps = steps
-        self.fates: dict[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {}
+        self.custom_results: dict[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {}
 
     def create(self, request: Mapping[str, Any]) -> str:
         arn = super().create(request)
         name = request["TrainingJobName"]
         running = self.answer(name, request, "InProgress", ["Starting", "Training"])
-        self.descriptions_by_job[name] = [running, self.fates.get(name, self.trained)(name, request)]
+        self.descriptions_by_job[name] = [running, self.custom_results.get(name, self.train)(name, request)]
         return arn
 
     def answer(
-        self, name: str, request: Mapping[str, Any], status: str, states: list[str], **more: Any
+        self, name: str, request: Mapping[str, Any], status: str, states: list[str], **fields: Any
     ) -> dict[str, Any]:
         settings = {key: request[key] for key in ("Environment", "InputDataConfig", "CheckpointConfig")}
         times = {"TrainingEndTime": time_at(100), "TrainingTimeInSeconds": 90, "BillableTimeInSeconds": 90}
@@ -75,16 +75,16 @@ class Service(FakeControl):
             **settings,
             **(times if status != "InProgress" else {}),
             EnableManagedSpotTraining=request.get("EnableManagedSpotTraining", False),
-            **more,
+            **fields,
         )
 
-    def trained(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def train(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         step = min(self.steps, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)) + 10)
         save(self.storage, step, name)
-        self.leave(FINISHED if step == self.steps else CONTINUE, step, name)
+        self.write_outcome(FINISHED if step == self.steps else CONTINUE, step, name)
         return self.answer(name, request, "Completed", ["Training", "Completed"])
 
-    def leave(self, result: str, step: int, name: str) -> None:
+    def write_outcome(self, result: str, step: int, name: str) -> None:
         writer = parse_any_job_name(name) or JobName(RUN, 1, 1)
         outcome = SegmentOutcome(
             result, step, RUN, name, writer.segment, writer.attempt, ranks_succeeded=True
@@ -92,7 +92,7 @@ class Service(FakeControl):
         self.storage.put_bytes(BUCKET, PREFIX + outcome.path, outcome.to_bytes())
 
     def idle(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.leave(CONTINUE, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)), name)
+        self.write_outcome(CONTINUE, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)), name)
         return self.answer(name, request, "Completed", ["Training", "Completed"])
 
     def failing(self, reason: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
@@ -128,9 +128,9 @@ def workflow(**policy: Any) -> Workflow:
 
 @pytest.fixture
 def target() -> Target:
-    made = fake_target()
-    made.__dict__["control"] = Service(made.__dict__["storage"])
-    return made
+    new_target = fake_target()
+    new_target.__dict__["control"] = Service(new_target.__dict__["storage"])
+    return new_target
 
 
 def service(target: Target) -> Service:
@@ -141,15 +141,17 @@ def storage(target: Target) -> FakeStorage:
     return target.__dict__["storage"]  # type: ignore[no-any-return]
 
 
-def chain_of(target: Target, told: list[str] | None = None, **policy: Any) -> ChainDriver:
-    made = workflow(**policy)
-    FOLDER.save_workflow(made, target.storage)
-    heard = None if told is None else told.append
+def chain_of(target: Target, messages: list[str] | None = None, **policy: Any) -> ChainDriver:
+    new_workflow = workflow(**policy)
+    FOLDER.save_workflow(new_workflow, target.storage)
+    on_message = None if messages is None else messages.append
     # Long after every job: nobody waits for an outcome that a job has not left.
-    return ChainDriver(made, FOLDER, target, is_driving=True, on_message=heard, clock=lambda: 2_000_000_000)
+    return ChainDriver(
+        new_workflow, FOLDER, target, is_driving=True, on_message=on_message, clock=lambda: 2_000_000_000
+    )
 
 
-def drive(chain: ChainDriver) -> Finish:
+def drive_to_end(chain: ChainDriver) -> Finish:
     run = Run(RUN, chain._target, [f"{RUN}-s1-a1"], attached=True, chain_driver=chain)
     for watch in run.follow(lambda _: None):
         for _ in watch.event_batches(lambda _: None):
@@ -166,43 +168,43 @@ def after_its_job(chain: ChainDriver) -> Action:
 
 
 def names(target: Target) -> list[str]:
-    return [made["TrainingJobName"] for made in service(target).created]
+    return [job_request["TrainingJobName"] for job_request in service(target).created]
 
 
-FIVE = [f"{RUN}-s{segment}-a1" for segment in range(1, 6)]
+FIVE_JOBS = [f"{RUN}-s{segment}-a1" for segment in range(1, 6)]
 
 
 def test_a_chain_is_driven_segment_by_segment(target: Target) -> None:
-    told: list[str] = []
-    assert drive(chain_of(target, told)).exit_code == 0
-    assert names(target) == FIVE
-    starts = [made["Environment"].get(FROM_STEP_VARIABLE) for made in service(target).created]
+    messages: list[str] = []
+    assert drive_to_end(chain_of(target, messages)).exit_code == 0
+    assert names(target) == FIVE_JOBS
+    starts = [job_request["Environment"].get(FROM_STEP_VARIABLE) for job_request in service(target).created]
     assert starts == [None, "10", "20", "30", "40"]
-    assert told == ["segment 1: the first segment"] + [
+    assert messages == ["segment 1: the first segment"] + [
         f"segment {number}: from step {10 * (number - 1)}" for number in range(2, 6)
     ]
 
 
 def test_old_checkpoints_are_deleted_before_a_segment(target: Target) -> None:
-    drive(chain_of(target, keep=2))
+    drive_to_end(chain_of(target, keep=2))
     steps = {"/".join(key.split("/")[3:5]) for key in storage(target).objects[BUCKET] if "/step-" in key}
     assert steps == {protocol.step_directory(step) for step in (30, 40, 50)}
 
 
-@pytest.mark.parametrize("lost", range(40))
-def test_a_client_killed_anywhere_is_followed_by_another(target: Target, lost: int) -> None:
+@pytest.mark.parametrize("calls_before_kill", range(40))
+def test_a_client_killed_anywhere_is_followed_by_another(target: Target, calls_before_kill: int) -> None:
     """Killed at its ``lost``-th call of a service, whichever that is, right after it was carried out."""
     calls = 0
 
     class Killed(BaseException):
         pass
 
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*words: Any, **named: Any) -> Any:
+    def count_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             nonlocal calls
-            answer = function(*words, **named)
+            answer = function(*arguments, **keywords)
             calls += 1
-            if calls == lost + 1:
+            if calls == calls_before_kill + 1:
                 raise Killed
             return answer
 
@@ -213,21 +215,21 @@ def test_a_client_killed_anywhere_is_followed_by_another(target: Target, lost: i
         for name in ("create", "describe", "list", "tags", "size", "put_bytes", "get_bytes", "delete"):
             # What a job writes itself is none of the client's calls.
             if hasattr(port, name) and not (port is store and name == "put_bytes"):
-                setattr(port, name, counted(getattr(port, name)))
+                setattr(port, name, count_calls(getattr(port, name)))
     try:
-        drive(chain_of(target))
+        drive_to_end(chain_of(target))
     except Killed:
-        assert drive(chain_of(target)).exit_code == 0
-    assert names(target) == FIVE
+        assert drive_to_end(chain_of(target)).exit_code == 0
+    assert names(target) == FIVE_JOBS
 
 
 def test_two_drivers_create_each_job_once(target: Target) -> None:
-    one, other = chain_of(target), chain_of(target)
+    first_driver, other = chain_of(target), chain_of(target)
     for _ in range(20):
-        one.next_job(lambda _: None)
+        first_driver.next_job(lambda _: None)
         other.next_job(lambda _: None)
-    assert names(target) == FIVE
-    assert one.final_result is not None and one.final_result == other.final_result
+    assert names(target) == FIVE_JOBS
+    assert first_driver.final_result is not None and first_driver.final_result == other.final_result
 
 
 def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None:
@@ -239,14 +241,14 @@ def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None
     run.resume()
     result = run.wait()
     assert (result.status, result.exit_code, result.step) == ("Completed", 0, 50)
-    assert [job.name for job in result.jobs] == FIVE
-    assert names(target) == FIVE
+    assert [job.name for job in result.jobs] == FIVE_JOBS
+    assert names(target) == FIVE_JOBS
 
 
 def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) -> None:
     chain_of(target).next_job()
     now = 0.0
-    told: list[str] = []
+    messages: list[str] = []
 
     def wait(seconds: float) -> bool:
         nonlocal now
@@ -254,19 +256,21 @@ def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) ->
         return now > 5
 
     follower = ChainDriver(
-        workflow(), FOLDER, target, on_message=told.append, clock=lambda: 2_000_000_000 + now
+        workflow(), FOLDER, target, on_message=messages.append, clock=lambda: 2_000_000_000 + now
     )
     assert follower.next_job(wait) == JobName(RUN, 1, 1)
     assert follower.next_job(wait) is None
-    assert names(target) == FIVE[:1]
-    assert told == [f"{RUN}-s2-a1 is due and no driver submits it; `smlaunch resume {RUN}` continues the run"]
+    assert names(target) == FIVE_JOBS[:1]
+    assert messages == [
+        f"{RUN}-s2-a1 is due and no driver submits it; `smlaunch resume {RUN}` continues the run"
+    ]
 
 
 def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
     idle = [f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3)]
     for name in idle:
-        service(target).fates[name] = service(target).idle
-    verdict = drive(chain_of(target))
+        service(target).custom_results[name] = service(target).idle
+    verdict = drive_to_end(chain_of(target))
     assert verdict.exit_code == 1
     assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.summary
     result = Run.attach(RUN, target).refresh()
@@ -275,31 +279,31 @@ def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Targe
 
 
 def test_an_incomplete_checkpoint_is_no_progress(target: Target) -> None:
-    def tear(name: str, made: Mapping[str, Any]) -> dict[str, Any]:
-        save(storage(target), 99, name, torn=True)
-        return service(target).idle(name, made)
+    def tear_checkpoint(name: str, job_request: Mapping[str, Any]) -> dict[str, Any]:
+        save(storage(target), 99, name, is_torn=True)
+        return service(target).idle(name, job_request)
 
-    service(target).fates[f"{RUN}-s2-a1"] = tear
+    service(target).custom_results[f"{RUN}-s2-a1"] = tear_checkpoint
     chain = chain_of(target)
-    assert drive(chain).exit_code == 0
-    assert names(target) == [*FIVE[:2], f"{RUN}-s2-a2", *FIVE[2:]]
+    assert drive_to_end(chain).exit_code == 0
+    assert names(target) == [*FIVE_JOBS[:2], f"{RUN}-s2-a2", *FIVE_JOBS[2:]]
 
 
 def test_failures_are_retried_from_the_newest_checkpoint(target: Target) -> None:
-    service(target).fates[f"{RUN}-s2-a1"] = service(target).failing("InternalServerError: gone")
-    service(target).fates[f"{RUN}-s4-a1"] = service(target).failing("AlgorithmError: boom")
-    assert drive(chain_of(target)).exit_code == 0
+    service(target).custom_results[f"{RUN}-s2-a1"] = service(target).failing("InternalServerError: gone")
+    service(target).custom_results[f"{RUN}-s4-a1"] = service(target).failing("AlgorithmError: boom")
+    assert drive_to_end(chain_of(target)).exit_code == 0
     assert names(target) == [
-        *FIVE[:2],
+        *FIVE_JOBS[:2],
         f"{RUN}-s2-a2",
-        FIVE[2],
-        FIVE[3],
+        FIVE_JOBS[2],
+        FIVE_JOBS[3],
         f"{RUN}-s4-a2",
-        FIVE[4],
+        FIVE_JOBS[4],
     ]
     starts = {
-        made["TrainingJobName"]: made["Environment"].get(FROM_STEP_VARIABLE)
-        for made in service(target).created
+        job_request["TrainingJobName"]: job_request["Environment"].get(FROM_STEP_VARIABLE)
+        for job_request in service(target).created
     }
     assert starts[f"{RUN}-s4-a2"] == "30"
 
@@ -309,20 +313,22 @@ class TestScriptsWithOwnCheckpoints:
 
     STEPS = (63, 126, 189, 252, 315, 378)
 
-    def fate(self, target: Target, step: int, ending: str, told: str) -> Callable[..., dict[str, Any]]:
+    def custom_result(
+        self, target: Target, step: int, ending: str, reported_by: str
+    ) -> Callable[..., dict[str, Any]]:
         def end(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-            if told == "outcome":
+            if reported_by == "outcome":
                 task = parse_any_job_name(name)
                 assert task is not None
                 outcome = SegmentOutcome(
                     CONTINUE, None, RUN, name, task.segment, task.attempt, reported_step=step
                 )
                 storage(target).put_bytes(BUCKET, PREFIX + outcome.path, outcome.to_bytes())
-            if told == "log":
+            if reported_by == "log":
                 for host in ("algo-1", "algo-2"):
                     lines = [f"[0] smlaunch: progress step={step - 1}", f"smlaunch: progress step={step}"]
                     target.__dict__["logs"].add_lines(f"{name}/{host}-1800000000000", *lines, "Killed")
-            if told == "files":
+            if reported_by == "files":
                 storage(target).put_bytes(BUCKET, PREFIX + "state.json", str(step).encode())
             if ending == "Failed":
                 return service(target).failing("AlgorithmError: boom")(name, request)
@@ -332,42 +338,46 @@ class TestScriptsWithOwnCheckpoints:
         return end
 
     @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
-    @pytest.mark.parametrize("told", ["outcome", "log", "files"])
+    @pytest.mark.parametrize("reported_by", ["outcome", "log", "files"])
     def test_a_job_that_came_further_is_followed_by_another(
-        self, target: Target, ending: str, told: str
+        self, target: Target, ending: str, reported_by: str
     ) -> None:
         """Whoever drives: here, another client decides about each job."""
         for number, step in enumerate(self.STEPS, 1):
             task = (1, number) if ending == "Failed" else (number, 1)
-            service(target).fates[str(JobName(RUN, *task))] = self.fate(target, step, ending, told)
+            service(target).custom_results[str(JobName(RUN, *task))] = self.custom_result(
+                target, step, ending, reported_by
+            )
         chain_of(target).next_job(lambda _: None)
         for _ in self.STEPS:
             other = chain_of(target)
             other.next_job(lambda _: None)
             assert other.next_job(lambda _: None) is not None
-        made = service(target).created
-        assert len(made) == len(self.STEPS) + 1
-        if told == "files":
-            known = [request["Environment"].get(FROM_FILES_VARIABLE) for request in made]
-            assert len(set(known)) == len(known)
+        requests = service(target).created
+        assert len(requests) == len(self.STEPS) + 1
+        if reported_by == "files":
+            known_files = [request["Environment"].get(FROM_FILES_VARIABLE) for request in requests]
+            assert len(set(known_files)) == len(known_files)
         else:
-            known = [request["Environment"].get(FROM_REPORTED_VARIABLE) for request in made]
-            assert known == [None, *map(str, self.STEPS)]
+            known_files = [request["Environment"].get(FROM_REPORTED_VARIABLE) for request in requests]
+            assert known_files == [None, *map(str, self.STEPS)]
 
     @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
-    @pytest.mark.parametrize("told", ["outcome", "log", "files", "nothing"])
-    def test_three_jobs_that_came_no_further_end_it(self, target: Target, ending: str, told: str) -> None:
+    @pytest.mark.parametrize("reported_by", ["outcome", "log", "files", "nothing"])
+    def test_three_jobs_that_came_no_further_end_it(
+        self, target: Target, ending: str, reported_by: str
+    ) -> None:
         """The first one has come to where the others end too; one that tells of nothing has not."""
         for segment in (1, 2):
             for attempt in range(1, 9):
-                fate = self.fate(target, 63, ending, told)
-                service(target).fates[str(JobName(RUN, segment, attempt))] = fate
-        verdict = drive(chain_of(target))
+                result = self.custom_result(target, 63, ending, reported_by)
+                service(target).custom_results[str(JobName(RUN, segment, attempt))] = result
+        verdict = drive_to_end(chain_of(target))
         assert (verdict.exit_code, verdict.status) == (1, "Failed")
-        assert len(names(target)) == (3 if told == "nothing" else 4)
-        if told in ("outcome", "log"):
+        assert len(names(target)) == (3 if reported_by == "nothing" else 4)
+        if reported_by in ("outcome", "log"):
             assert "beyond step 63" in verdict.summary or "no further than step 63" in verdict.summary
-        assert drive(chain_of(target)) == verdict
+        assert drive_to_end(chain_of(target)) == verdict
 
     def test_a_log_that_nobody_may_read_is_no_progress_and_no_error(self, target: Target) -> None:
         def refuse(*_: Any) -> Any:
@@ -375,7 +385,7 @@ class TestScriptsWithOwnCheckpoints:
 
         target.__dict__["logs"].streams = refuse
         chain = chain_of(target)
-        service(target).fates[f"{RUN}-s1-a1"] = self.fate(target, 63, "Failed", "nothing")
+        service(target).custom_results[f"{RUN}-s1-a1"] = self.custom_result(target, 63, "Failed", "nothing")
         chain.next_job()
         action = after_its_job(chain)
         assert isinstance(action, Submit) and action.name == JobName(RUN, 1, 2)
@@ -387,8 +397,8 @@ class TestStop:
         chain.next_job()
         assert isinstance(after_its_job(chain), Submit)
         Run.attach(RUN, target).stop()
-        assert drive(chain).exit_code == 5
-        assert names(target) == FIVE[:1]
+        assert drive_to_end(chain).exit_code == 5
+        assert names(target) == FIVE_JOBS[:1]
         assert isinstance(Run.attach(RUN, target).describe().error(), StoppedByUser)
 
     def test_resume_goes_on_after_it(self, target: Target) -> None:
@@ -396,7 +406,7 @@ class TestStop:
         run = Run.attach(RUN, target)
         run.resume()
         assert run.wait().exit_code == 0
-        assert names(target) == FIVE
+        assert names(target) == FIVE_JOBS
         assert storage(target).size(BUCKET, FOLDER.prefix + STOP_FILE) is None
 
     def test_a_job_that_was_just_made_is_stopped_by_whoever_made_it(self, target: Target) -> None:
@@ -410,11 +420,11 @@ class TestStop:
 
 
 def test_resuming_a_finished_run_starts_nothing(target: Target) -> None:
-    drive(chain_of(target))
+    drive_to_end(chain_of(target))
     run = Run.attach(RUN, target)
     run.resume()
     assert run.wait().exit_code == 0
-    assert names(target) == FIVE
+    assert names(target) == FIVE_JOBS
 
 
 def test_a_single_job_cannot_be_resumed(target: Target) -> None:
@@ -427,8 +437,8 @@ def test_a_single_job_cannot_be_resumed(target: Target) -> None:
 def test_a_quota_in_use_is_waited_for(target: Target) -> None:
     chain = chain_of(target)
     chain.next_job()
-    told: list[str] = []
-    chain._on_message = told.append
+    messages: list[str] = []
+    chain._on_message = messages.append
     message = (
         "The account-level service limit 'ml.m5.xlarge for training job usage' is 4 Instances, with current "
         "utilization of 4 Instances and a request delta of 2 Instances."
@@ -438,7 +448,7 @@ def test_a_quota_in_use_is_waited_for(target: Target) -> None:
         CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)
     ] * 2
     assert chain.next_job(lambda _: None) == JobName(RUN, 2, 1)
-    assert sum("the quota is in use" in sentence for sentence in told) == 2
+    assert sum("the quota is in use" in sentence for sentence in messages) == 2
 
 
 def test_a_quota_that_is_too_small_is_not_waited_for(target: Target) -> None:
@@ -464,9 +474,9 @@ class TestFolder:
         chain = chain_of(target)
         assert read_checkpoint_status(RUN, None, storage(target)) == CheckpointStatus()
         assert read_checkpoint_status(RUN, chain._checkpoints, storage(target)) == CheckpointStatus()
-        service(target).leave(CONTINUE, 7, "job")
+        service(target).write_outcome(CONTINUE, 7, "job")
         storage(target).put_bytes(BUCKET, PREFIX + "smlaunch/.outcome-long-s1-a1.json.123", b"{")
-        save(storage(target), 6, "job", torn=True)
+        save(storage(target), 6, "job", is_torn=True)
         assert read_checkpoint_status(RUN, chain._checkpoints, storage(target))[::2] == (0, "")
         storage(target).delete(BUCKET, [PREFIX + SegmentOutcome(CONTINUE, run=RUN).path])
         digests = []
@@ -476,7 +486,7 @@ class TestFolder:
                 read_checkpoint_status(RUN, chain._checkpoints, storage(target)).files_digest
                 for _ in range(2)
             ]
-        assert "" not in digests and [digests.count(one) for one in digests] == [2] * 6
+        assert "" not in digests and [digests.count(digest) for digest in digests] == [2] * 6
         save(storage(target), 7, "job")
         assert read_checkpoint_status(RUN, chain._checkpoints, storage(target)) == CheckpointStatus(7)
 

@@ -18,12 +18,12 @@ from tests.runs.fakes import BUCKET, FakeStorage
 from tests.train.sync_model import Model
 
 
-class Place:
+class CheckpointPrefix:
     """A prefix in S3 with whole checkpoints in it."""
 
     def __init__(self, folder: Path, *steps: int) -> None:
         self.storage = FakeStorage()
-        self.found = RunCheckpoints(f"s3://{BUCKET}/run/ckpt", self.storage)
+        self.checkpoints = RunCheckpoints(f"s3://{BUCKET}/run/ckpt", self.storage)
         self.objects = self.storage.objects[BUCKET]
         stores = [CheckpointStore(str(folder), rank, 2, job="run-s1-a1") for rank in range(2)]
         for step in steps:
@@ -39,92 +39,101 @@ class Place:
         return key
 
     def problems(self) -> dict[int, tuple[str, ...]]:
-        return {step.step: step.problems for step in self.found.list_steps()}
+        return {step.step: step.problems for step in self.checkpoints.list_steps()}
 
 
 def test_steps_are_listed_with_their_problems(tmp_path: Path) -> None:
-    place = Place(tmp_path, 1, 2, 3, 4, 5)
-    place.objects[place.key(2, "rank-00001")] += b"x"
-    del place.objects[place.key(3, "manifest")]
-    del place.objects[place.key(4, "COMMIT")]
-    del place.objects[place.key(5, "rank-00000")]
-    assert [manifest.step for manifest in place.found.complete_manifests()] == [1]
-    problems = place.problems()
+    prefix = CheckpointPrefix(tmp_path, 1, 2, 3, 4, 5)
+    prefix.objects[prefix.key(2, "rank-00001")] += b"x"
+    del prefix.objects[prefix.key(3, "manifest")]
+    del prefix.objects[prefix.key(4, "COMMIT")]
+    del prefix.objects[prefix.key(5, "rank-00000")]
+    assert [manifest.step for manifest in prefix.checkpoints.complete_manifests()] == [1]
+    problems = prefix.problems()
     assert list(problems) == [5, 4, 3, 2, 1]
     assert [len(problems[step]) for step in problems] == [1, 1, 1, 1, 0]
     assert problems[5][0].endswith(": missing") and problems[2][0].endswith(": 4,001 bytes of 4,000")
     assert problems[4] == ("not committed",) and problems[3] == ("its manifest is missing or torn",)
-    (newest, *_) = place.found.list_steps()
+    (newest, *_) = prefix.checkpoints.list_steps()
     assert newest.is_committed and not newest.is_complete
     assert newest.to_dict()["samples"] == 50 and newest.to_dict()["job"] == "run-s1-a1"
 
 
 def test_verify_reads_every_byte(tmp_path: Path) -> None:
-    place = Place(tmp_path, 1, 2)
-    key = place.key(2, "rank-00001")
-    place.objects[key] = b"x" + place.objects[key][1:]
-    heard: list[int] = []
-    two, one = place.found.list_steps()
-    assert place.found.verify_hashes(one, heard.append) == ()
-    assert sum(heard) == 8000
-    (problem,) = place.found.verify_hashes(two)
+    prefix = CheckpointPrefix(tmp_path, 1, 2)
+    key = prefix.key(2, "rank-00001")
+    prefix.objects[key] = b"x" + prefix.objects[key][1:]
+    read_sizes: list[int] = []
+    second, first = prefix.checkpoints.list_steps()
+    assert prefix.checkpoints.verify_hashes(first, read_sizes.append) == ()
+    assert sum(read_sizes) == 8000
+    (problem,) = prefix.checkpoints.verify_hashes(second)
     assert problem == f"{key.rpartition('/')[2]}: its content is not what the manifest says"
-    del place.objects[key]
-    assert place.found.verify_hashes(two) == (f"{key.rpartition('/')[2]}: deleted during verification",)
+    del prefix.objects[key]
+    assert prefix.checkpoints.verify_hashes(second) == (
+        f"{key.rpartition('/')[2]}: deleted during verification",
+    )
 
 
 def test_only_steps_before_a_complete_one_are_deleted(tmp_path: Path) -> None:
-    place = Place(tmp_path, 1, 2, 3, 4, 5)
-    del place.objects[place.key(5, "rank-00000")]
-    del place.objects[place.key(2, "COMMIT")]
+    prefix = CheckpointPrefix(tmp_path, 1, 2, 3, 4, 5)
+    del prefix.objects[prefix.key(5, "rank-00000")]
+    del prefix.objects[prefix.key(2, "COMMIT")]
     with pytest.raises(LookupError, match="step 5 is not complete, so nothing before it is deleted"):
-        place.found.delete_older_than(5)
-    assert place.found.keep_newest(4) == [] and len(place.problems()) == 5
-    assert place.found.keep_newest(2) == [1, 2], "steps 4 and 3 are whole, 2 was never committed"
-    assert list(place.problems()) == [5, 4, 3]
-    assert "run/ckpt-of-another/x" in place.objects
+        prefix.checkpoints.delete_older_than(5)
+    assert prefix.checkpoints.keep_newest(4) == [] and len(prefix.problems()) == 5
+    assert prefix.checkpoints.keep_newest(2) == [1, 2], "steps 4 and 3 are whole, 2 was never committed"
+    assert list(prefix.problems()) == [5, 4, 3]
+    assert "run/ckpt-of-another/x" in prefix.objects
 
 
 def test_an_interrupted_deletion_leaves_no_readable_step(tmp_path: Path) -> None:
     """The COMMITs go first: a reader never meets one whose parts are going."""
-    place = Place(tmp_path, 1, 2, 3)
-    delete = place.storage.delete
+    prefix = CheckpointPrefix(tmp_path, 1, 2, 3)
+    delete = prefix.storage.delete
     calls = itertools.count()
 
-    def once(bucket: str, keys: list[str]) -> None:
+    def delete_once(bucket: str, keys: list[str]) -> None:
         if next(calls):
             raise CallError("DeleteObjects", "AccessDenied", "no", 403)
         delete(bucket, keys)
 
-    place.storage.delete = once  # type: ignore[method-assign, assignment]
+    prefix.storage.delete = delete_once  # type: ignore[method-assign, assignment]
     with pytest.raises(CallError):
-        place.found.delete_older_than(3)
-    assert place.problems() == {3: (), 2: ("not committed",), 1: ("not committed",)}
+        prefix.checkpoints.delete_older_than(3)
+    assert prefix.problems() == {3: (), 2: ("not committed",), 1: ("not committed",)}
 
 
 def test_the_outcome_is_read(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    assert place.found.read_outcome() is None and place.found.list_steps() == []
-    said = [SegmentOutcome(CONTINUE, n, "run", f"run-s{n}-a{a}", n, a) for n, a in ((2, 1), (10, 1), (10, 2))]
-    said.append(SegmentOutcome(CONTINUE, 99, "another", "another-s99-a1", 99))
-    for one in said:
-        place.objects[f"run/ckpt/{one.path}"] = one.to_bytes()
-    assert place.found.read_outcome("run") == said[2] and place.found.read_outcome() == said[3]
-    place.objects[f"run/ckpt/{said[2].path}"] = said[2].to_bytes()[:-1]
-    assert place.found.read_outcome("run") == said[1], "a torn one counts as missing"
-    assert RunCheckpoints("s3://nowhere/x", place.storage).list_steps() == []
+    prefix = CheckpointPrefix(tmp_path)
+    assert prefix.checkpoints.read_outcome() is None and prefix.checkpoints.list_steps() == []
+    outcomes = [
+        SegmentOutcome(CONTINUE, n, "run", f"run-s{n}-a{a}", n, a) for n, a in ((2, 1), (10, 1), (10, 2))
+    ]
+    outcomes.append(SegmentOutcome(CONTINUE, 99, "another", "another-s99-a1", 99))
+    for outcome in outcomes:
+        prefix.objects[f"run/ckpt/{outcome.path}"] = outcome.to_bytes()
+    assert (
+        prefix.checkpoints.read_outcome("run") == outcomes[2]
+        and prefix.checkpoints.read_outcome() == outcomes[3]
+    )
+    prefix.objects[f"run/ckpt/{outcomes[2].path}"] = outcomes[2].to_bytes()[:-1]
+    assert prefix.checkpoints.read_outcome("run") == outcomes[1], "a torn one counts as missing"
+    assert RunCheckpoints("s3://nowhere/x", prefix.storage).list_steps() == []
 
 
 def test_client_and_rank_agree_on_an_incomplete_copy() -> None:
     storage = FakeStorage()
-    found = RunCheckpoints(f"s3://{BUCKET}", storage)
+    checkpoints = RunCheckpoints(f"s3://{BUCKET}", storage)
     for seed in range(20):
         model = Model(Random(seed))
         for _ in model.moments():
             storage.objects[BUCKET] = dict(model.s3)
-            verified = [step.step for step in found.list_steps() if found.verify_hashes(step) == ()]
+            verified_steps = [
+                step.step for step in checkpoints.list_steps() if checkpoints.verify_hashes(step) == ()
+            ]
             expected = model.expected()
-            assert max(verified, default=None) == (expected.step if expected else None)
+            assert max(verified_steps, default=None) == (expected.step if expected else None)
 
 
 @pytest.mark.parametrize("address", ["bucket/prefix", "s3://", "s3:///prefix"])

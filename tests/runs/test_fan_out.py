@@ -30,34 +30,36 @@ def part(number: int, code: int | None) -> RunOutcome:
 
 @given(st.lists(st.sampled_from(list(ENDINGS)), min_size=1, max_size=6))
 def test_a_sharded_run_has_one_status(codes: list[int | None]) -> None:
-    whole = ShardedRunOutcome.from_shards(
+    outcome = ShardedRunOutcome.from_shards(
         "x", [part(number, code) for number, code in enumerate(codes, start=1)]
     )
-    assert len(whole.jobs) == len(whole.individual_outcomes) == len(whole.to_dict()["parts"]) == len(codes)
+    assert (
+        len(outcome.jobs) == len(outcome.individual_outcomes) == len(outcome.to_dict()["parts"]) == len(codes)
+    )
     if None in codes:
-        assert (whole.status, whole.exit_code) == ("InProgress", None)
+        assert (outcome.status, outcome.exit_code) == ("InProgress", None)
     elif any(codes):
         first = next(number for number, code in enumerate(codes, start=1) if code)
-        assert whole.exit_code == codes[first - 1] and whole.last_job.name == f"x-p{first}-s1-a1"
-        assert f"x-p{first}: " in summarize_run(whole)
-        assert f"{codes.count(0)} of {len(codes)} parts have completed" in summarize_run(whole)
-        assert whole.error() is not None
+        assert outcome.exit_code == codes[first - 1] and outcome.last_job.name == f"x-p{first}-s1-a1"
+        assert f"x-p{first}: " in summarize_run(outcome)
+        assert f"{codes.count(0)} of {len(codes)} parts have completed" in summarize_run(outcome)
+        assert outcome.error() is not None
     else:
-        assert (whole.status, whole.exit_code) == ("Completed", 0)
-        assert whole.error() is None
+        assert (outcome.status, outcome.exit_code) == ("Completed", 0)
+        assert outcome.error() is None
 
 
 def test_steps_are_added_once_all_shards_report_theirs() -> None:
-    together = _CombinedProgress(2)
-    assert together.estimate() is None
+    combined = _CombinedProgress(2)
+    assert combined.estimate() is None
     for number, (step, steps) in enumerate([(3, 10), (5, 30)], start=1):
-        tracker = together.tracker_by_shard[number] = ProgressTracker()
+        tracker = combined.tracker_by_shard[number] = ProgressTracker()
         line = parse_line(f"smlaunch: progress step={step} steps={steps}")
         assert line is not None
         tracker.add_line((1, 0), 1.0, line)
-        standing = together.estimate()
-        assert standing is not None
-        assert (standing.step, standing.total_steps) == ((3, None) if number == 1 else (8, 40))
+        estimate = combined.estimate()
+        assert estimate is not None
+        assert (estimate.step, estimate.total_steps) == ((3, None) if number == 1 else (8, 40))
 
 
 @pytest.mark.parametrize(

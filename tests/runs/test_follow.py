@@ -126,16 +126,16 @@ def test_quiet_jobs_are_polled_less_often(logs: FakeLogs) -> None:
         *[quiet] * 12,
         job_description(JOB, "Completed", ["Starting", "Completed"]),
     ]
-    asked: list[float] = []
+    poll_times: list[float] = []
     clock = Clock()
     plain = control.describe
-    control.describe = lambda name: (asked.append(clock.now), plain(name))[1]  # type: ignore[method-assign]
+    control.describe = lambda name: (poll_times.append(clock.now), plain(name))[1]  # type: ignore[method-assign]
     follower = JobPoller(control, logs, JOB, Polling(1, 16, 2, 0, 60), clock=clock)
     rounds = sum(1 for _ in poll_until_finished(follower, clock.wait, clock))
-    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    gaps = [later - earlier for earlier, later in pairwise(poll_times)]
     assert gaps[0] <= 1.5 and 12 <= gaps[-1] <= 20
     assert max(clock.waits) <= 0.5
-    assert rounds > 3 * len(asked)
+    assert rounds > 3 * len(poll_times)
 
 
 def test_lines_that_come_after_the_end_are_waited_for(control: FakeControl, logs: FakeLogs) -> None:
@@ -145,12 +145,12 @@ def test_lines_that_come_after_the_end_are_waited_for(control: FakeControl, logs
     follower = JobPoller(
         control, logs, JOB, Polling(1, 4, 1.5, settle_seconds=5, give_up_seconds=60), clock=clock
     )
-    seen: list[str] = []
+    lines: list[str] = []
     for events in poll_until_finished(follower, clock.wait, clock):
-        seen.extend(texts(list(events)))
+        lines.extend(texts(list(events)))
         if clock.now > 2 and len(logs.events_by_stream[f"{JOB}/algo-1-1"]) == 1:
             logs.add_lines(f"{JOB}/algo-1-1", "late")
-    assert seen == ["early", "late"]
+    assert lines == ["early", "late"]
 
 
 def test_sleep_can_end_the_wait(control: FakeControl, logs: FakeLogs) -> None:

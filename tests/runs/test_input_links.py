@@ -67,8 +67,8 @@ def test_secrets_of_an_input_are_excluded_by_default(tmp_path: Path) -> None:
         "names.key",
     ]
     assert sorted(left_out) == [".aws/", ".env", "b/server.pem", "behind.csv"]
-    made = plan(job(tmp_path, data), fake_target())
-    (warning,) = [one for one in made.warnings if one.startswith("inputs.train: not sent")]
+    job_plan = plan(job(tmp_path, data), fake_target())
+    (warning,) = [text for text in job_plan.warnings if text.startswith("inputs.train: not sent")]
     assert ".aws/, .env, b/server.pem, behind.csv;" in warning
     target = fake_target()
     launch(job(tmp_path, data), target)

@@ -23,11 +23,11 @@ def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(entry=str(script))
 
 
-def restarted(home: Path, old: EndpointInfo | None = None) -> EndpointInfo:
+def restarted(home: Path, previous: EndpointInfo | None = None) -> EndpointInfo:
     """On another port."""
     port = 0
-    if old is not None:
-        port = int(old.url.rpartition(":")[2])
+    if previous is not None:
+        port = int(previous.url.rpartition(":")[2])
         daemon.stop(home)
     new = daemon.start(home, isolation="plain")
     if int(new.url.rpartition(":")[2]) == port:

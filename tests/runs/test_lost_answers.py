@@ -77,21 +77,21 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self, url: str) -> None:
         super().__init__(("127.0.0.1", 0), _Passing)
-        self.behind = url.removeprefix("http://")
+        self.backend_address = url.removeprefix("http://")
         self.faults: dict[str, list[Spoil]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def spoil(self, what: str, way: Spoil, times: int = 1) -> None:
-        self.faults[what] = [way] * times
+    def spoil(self, operation: str, way: Spoil, times: int = 1) -> None:
+        self.faults[operation] = [way] * times
 
     def next_fault(self, name: str) -> Spoil | None:
-        self.asked.append(name)
-        for what, ways in self.faults.items():
-            if what in name and ways:
+        self.requests.append(name)
+        for operation, ways in self.faults.items():
+            if operation in name and ways:
                 return ways.pop(0)
         return None
 
@@ -103,11 +103,13 @@ class _Passing(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
-        behind = http.client.HTTPConnection(self.server.behind, timeout=30)
+        behind = http.client.HTTPConnection(self.server.backend_address, timeout=30)
         behind.request(self.command, self.path, body, dict(self.headers.items()))
-        got = behind.getresponse()
-        kept = [(n, v) for n, v in got.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
-        answer: Answer | None = Answer(got.status, kept, got.read())
+        response = behind.getresponse()
+        headers = [
+            (n, v) for n, v in response.getheaders() if n.lower() not in ("connection", "transfer-encoding")
+        ]
+        answer: Answer | None = Answer(response.status, headers, response.read())
         behind.close()
         name = self.headers.get("X-Amz-Target", "").rpartition(".")[2] or f"{self.command} {self.path}"
         fault = self.server.next_fault(name)
@@ -155,7 +157,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 @pytest.fixture
 def target(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Target:
     proxy.faults.clear()
-    proxy.asked.clear()
+    proxy.requests.clear()
     # What is waited between two tries is no part of this.
     monkeypatch.setattr(
         BackoffPolicy, "next_delay", lambda self, tries, waited, chance: 0.0 if tries < 4 else None
@@ -209,15 +211,15 @@ def test_reads_are_repeated(proxy: Proxy, target: Target, job: Job, operation: s
         return  # which is how a job without tags may answer
     name = f"read-{next(_NUMBERS)}"
     proxy.spoil("CreateTrainingJob", WAYS["closed"])
-    prepared = prepare(job, target, name)
-    launch(prepared, target).wait()
+    job_plan = prepare(job, target, name)
+    launch(job_plan, target).wait()
     proxy.spoil(operation, WAYS[way])
-    again = launch(prepared, target)
-    assert again.attached and again.wait().exit_code == 0
+    second_run = launch(job_plan, target)
+    assert second_run.attached and second_run.wait().exit_code == 0
     assert [row.name for row in call_with_retries(lambda: list(target.control.list(name)))] == [
         f"{name}-s1-a1"
     ]
-    assert any(operation in asked for asked in proxy.asked)
+    assert any(operation in request_name for request_name in proxy.requests)
 
 
 @pytest.mark.parametrize("way", ["closed", "cut", "empty", "HTML with 200"])
@@ -242,12 +244,12 @@ def test_s3_requests_are_repeated(
     """What is put has an ETag in its answer, and what is listed a list."""
     (tmp_path / "train.py").write_text(f"print({next(_NUMBERS)})\n")
     name = f"put-{next(_NUMBERS)}"
-    prepared = prepare(job, target, name)
+    job_plan = prepare(job, target, name)
     proxy.spoil(method, WAYS[way])
-    run = launch(prepared, target)
+    run = launch(job_plan, target)
     assert run.wait().exit_code == 0
     if method != "GET /":
-        assert any(asked.startswith(method) for asked in proxy.asked)
+        assert any(request_name.startswith(method) for request_name in proxy.requests)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -256,25 +258,25 @@ def test_without_any_response_the_error_names_the_run(
 ) -> None:
     """Exit code 4, that the job may run, and how to come back; and coming back finds it."""
     name = f"silent-{next(_NUMBERS)}"
-    prepared = prepare(job, target, name)
+    job_plan = prepare(job, target, name)
     proxy.spoil("TrainingJob", WAYS[way], times=1000)
-    with pytest.raises(ServiceError) as told:
-        launch(dataclasses.replace(prepared, has_new_name=True), target)
-    assert told.value.exit_code == 4
-    text = str(told.value)
+    with pytest.raises(ServiceError) as error:
+        launch(dataclasses.replace(job_plan, has_new_name=True), target)
+    assert error.value.exit_code == 4
+    text = str(error.value)
     assert f"the job {name}-s1-a1 may run nevertheless" in text
     assert f"`smlaunch show {name}`" in text and f"--name {name}" in text
     proxy.faults.clear()
-    again = launch(prepared, target)
-    assert again.attached and again.wait().exit_code == 0
+    second_run = launch(job_plan, target)
+    assert second_run.attached and second_run.wait().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
 def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target, job: Job) -> None:
     """The quota that the second request is refused for is held by the job that the first one has made."""
-    said = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
+    response_body = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
     name = f"second-{next(_NUMBERS)}"
-    proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replaced(said, 400)]
+    proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replaced(response_body, 400)]
     assert launch(prepare(job, target, name), target).wait().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
@@ -283,19 +285,19 @@ def test_an_empty_response_is_no_empty_list(proxy: Proxy, target: Target) -> Non
     """A prefix that seems to be empty would be begun anew."""
     for way in ("empty", "HTML with 200", "cut without a length"):
         proxy.spoil("GET /", WAYS[way], times=10)
-        with pytest.raises(CallError) as told:
+        with pytest.raises(CallError) as error:
             list(target.storage.list(str(target.bucket), "none/"))
-        assert is_transient(told.value), way
+        assert is_transient(error.value), way
 
 
 def test_a_multipart_upload_with_a_lost_response_is_complete(proxy: Proxy, target: Target) -> None:
     bucket, parts = str(target.bucket), S3Multipart(target.s3())
     target.storage.make_bucket(bucket, target.region_name)
     upload = parts.begin(bucket, "large")
-    sent = [parts.put_part(bucket, "large", upload, 1, b"content")]
+    parts_sent = [parts.put_part(bucket, "large", upload, 1, b"content")]
     proxy.spoil("POST /", WAYS["closed"])
-    parts.complete(bucket, "large", upload, sent)
+    parts.complete(bucket, "large", upload, parts_sent)
     assert target.storage.get_bytes(bucket, "large") == b"content"
-    with pytest.raises(CallError) as told:
-        parts.complete(bucket, "large", "no-such-upload", [sent[0], sent[0]])
-    assert told.value.code == "NoSuchUpload"
+    with pytest.raises(CallError) as error:
+        parts.complete(bucket, "large", "no-such-upload", [parts_sent[0], parts_sent[0]])
+    assert error.value.code == "NoSuchUpload"

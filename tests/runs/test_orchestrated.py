@@ -23,39 +23,41 @@ CHECKPOINTS = "smlaunch/nightly/checkpoints/"
 
 
 def job(
-    name: str, run: str, number: int, driver: str = EXECUTION, status: str = "Completed", **more: Any
+    name: str, run: str, number: int, driver: str = EXECUTION, status: str = "Completed", **fields: Any
 ) -> dict[str, Any]:
     environment = {"SMLAUNCH_RUN": run, "SMLAUNCH_SEGMENT": str(number), "SMLAUNCH_STOP_AFTER": "60"}
-    kept = {"S3Uri": f"s3://{BUCKET}/{CHECKPOINTS}"}
-    made = job_description(name, status, [status], Environment=environment, CheckpointConfig=kept, **more)
+    checkpoint_config = {"S3Uri": f"s3://{BUCKET}/{CHECKPOINTS}"}
+    description = job_description(
+        name, status, [status], Environment=environment, CheckpointConfig=checkpoint_config, **fields
+    )
     if driver:
         environment["SMLAUNCH_DRIVER"] = driver
-    return {**made, "CreationTime": time_at(10 * number), "TrainingEndTime": time_at(10 * number + 9)}
+    return {**description, "CreationTime": time_at(10 * number), "TrainingEndTime": time_at(10 * number + 9)}
 
 
 def target_with(*jobs: dict[str, Any], tags: dict[str, str] | None = None) -> tuple[Target, FakeControl]:
     target = fake_target()
     control: FakeControl = target.control  # type: ignore[assignment]
-    for one in jobs:
-        control.descriptions_by_job[one["TrainingJobName"]] = [one]
-        control.tags_of[one["TrainingJobArn"]] = tags or {}
+    for description in jobs:
+        control.descriptions_by_job[description["TrainingJobName"]] = [description]
+        control.tags_of[description["TrainingJobArn"]] = tags or {}
     return target, control
 
 
 def test_a_state_machines_run_is_open_until_its_execution_has_ended() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
-    said = target.orchestrators.executions  # type: ignore[attr-defined]
-    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    executions = target.orchestrators.executions  # type: ignore[attr-defined]
+    executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     run = Run.attach("nightly", target)
     now = run.refresh()
     assert (now.status, now.exit_code, now.execution) == ("InProgress", None, EXECUTION)
     assert summarize_run(now).endswith(
         f"completed; what follows is up to the state machine's execution {EXECUTION}"
     )
-    said[EXECUTION] = OrchestratorExecution(True, 6, "its training time of 50 s is used up")
+    executions[EXECUTION] = OrchestratorExecution(True, 6, "its training time of 50 s is used up")
     assert (run.refresh().status, run.refresh().exit_code) == ("Stopped", 6)
     assert Run.attach(EXECUTION, target).name == "nightly"
-    said[f"{EXECUTION}-2"] = OrchestratorExecution(has_ended=False)
+    executions[f"{EXECUTION}-2"] = OrchestratorExecution(has_ended=False)
     with pytest.raises(JobError, match=f"execution {EXECUTION}-2 has made no job yet; look again"):
         Run.attach(f"{EXECUTION}-2", target)
 
@@ -63,15 +65,15 @@ def test_a_state_machines_run_is_open_until_its_execution_has_ended() -> None:
 def test_a_pipelines_jobs_are_found_by_name_without_other_steps() -> None:
     names = [f"pipelines-abc123-Segment-{number}-a{number}xyz" for number in (1, 2, 2)]
     names[2] = names[2].replace("-a2", "-b2")
-    own = [job(name, "abc123", n, PIPELINE) for name, n in zip(names, (1, 2, 2), strict=True)]
+    own_jobs = [job(name, "abc123", n, PIPELINE) for name, n in zip(names, (1, 2, 2), strict=True)]
     other = job_description("pipelines-abc123-Prepare-a1", "Completed", ["Completed"])
     target, _ = target_with(
-        *own, other, job_description("pipelines-abc123x-Segment-1-a", "Completed", ["Completed"])
+        *own_jobs, other, job_description("pipelines-abc123x-Segment-1-a", "Completed", ["Completed"])
     )
     run = Run.attach("abc123", target)
     assert isinstance(run, ExternalRun) and run.jobs == tuple(names)
-    found = run.segment_of(names[2])
-    assert found is not None and found[0][1:] == (2, 2), "a second job of a segment is its second attempt"
+    segment = run.segment_of(names[2])
+    assert segment is not None and segment[0][1:] == (2, 2), "a second job of a segment is its second attempt"
     by_job = Run.attach(names[1], target)
     assert (by_job.name, by_job.jobs) == ("abc123", run.jobs)
     rows = {row.run for row in list_runs(target, 20)}
@@ -85,8 +87,8 @@ def test_an_execution_with_several_runs_names_them() -> None:
     assert [row.run for row in list_runs(target, 20)] == ["abc123-train"]
     with pytest.raises(JobError, match=r"several runs; name one of them: abc123-train$"):
         Run.attach("abc123", target)
-    said = target.orchestrators.executions  # type: ignore[attr-defined]
-    said[PIPELINE] = OrchestratorExecution(True, 1, "train: held_out_accuracy is not >= 0.97")
+    executions = target.orchestrators.executions  # type: ignore[attr-defined]
+    executions[PIPELINE] = OrchestratorExecution(True, 1, "train: held_out_accuracy is not >= 0.97")
     with pytest.raises(JobError, match=r"abc123-train \(it has ended: train: held_out"):
         Run.attach("abc123", target)
 
@@ -115,8 +117,8 @@ def test_wait_follows_all_jobs_to_the_executions_end() -> None:
     """``wait`` once ended with the first segment, and said 0."""
     first, second = job("nightly-s1-a1", "nightly", 1), job("nightly-s2-a1", "nightly", 2)
     target, control = target_with(first)
-    said = target.orchestrators.executions  # type: ignore[attr-defined]
-    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    executions = target.orchestrators.executions  # type: ignore[attr-defined]
+    executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     target.logs.add_lines("nightly-s1-a1/algo-1-1", "one")  # type: ignore[attr-defined]
     target.logs.add_lines("nightly-s2-a1/algo-1-1", "two")  # type: ignore[attr-defined]
     waited: list[float] = []
@@ -126,7 +128,7 @@ def test_wait_follows_all_jobs_to_the_executions_end() -> None:
         if len(waited) == 2:
             control.descriptions_by_job["nightly-s2-a1"] = [second]
         if len(waited) == 4:
-            said[EXECUTION] = OrchestratorExecution(True, 0)
+            executions[EXECUTION] = OrchestratorExecution(True, 0)
         return len(waited) > 9
 
     run = Run.attach("nightly", target)
@@ -145,8 +147,8 @@ def test_wait_follows_all_jobs_to_the_executions_end() -> None:
 def test_without_an_orchestrator_the_outcome_decides() -> None:
     target, control = target_with(job("nightly-s1-a1", "nightly", 1, driver=""))
     storage = target.storage
-    said = SegmentOutcome(FINISHED, 3, "nightly", "nightly-s1-a1")
-    storage.put_bytes(BUCKET, CHECKPOINTS + said.path, said.to_bytes())
+    outcome = SegmentOutcome(FINISHED, 3, "nightly", "nightly-s1-a1")
+    storage.put_bytes(BUCKET, CHECKPOINTS + outcome.path, outcome.to_bytes())
     assert Run.attach("nightly", target).describe().exit_code == 0
     control.descriptions_by_job["nightly-s1-a1"] = [
         job("nightly-s1-a1", "nightly", 1, "", "Failed", FailureReason="ClientError: x")
@@ -160,12 +162,12 @@ def test_stop_ends_the_running_job_else_the_execution() -> None:
     target, control = target_with(running)
     orchestrators = target.orchestrators
     orchestrators.executions[EXECUTION] = OrchestratorExecution(has_ended=False)  # type: ignore[attr-defined]
-    told: list[str] = []
-    run = Run.attach("nightly", target, on_message=told.append)
+    messages: list[str] = []
+    run = Run.attach("nightly", target, on_message=messages.append)
     control.descriptions_by_job["nightly-s1-a1"] = [running, stopping]
     assert run.stop().status == "Stopping"
     assert (control.stopped, orchestrators.stopped) == (["nightly-s1-a1"], [])  # type: ignore[attr-defined]
-    assert f"aws stepfunctions stop-execution --execution-arn {EXECUTION}" in told[0]
+    assert f"aws stepfunctions stop-execution --execution-arn {EXECUTION}" in messages[0]
     # It had ended when it was asked to: another would follow.
     control.descriptions_by_job["nightly-s1-a1"] = [running, job("nightly-s1-a1", "nightly", 1)]
     assert Run.attach("nightly", target).stop().exit_code == 5
@@ -179,28 +181,28 @@ def test_stop_ends_the_running_job_else_the_execution() -> None:
 
 def test_resume_names_the_orchestrator() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
-    said = target.orchestrators.executions  # type: ignore[attr-defined]
+    executions = target.orchestrators.executions  # type: ignore[attr-defined]
     driver = f"driven by the state machine's execution {EXECUTION},"
-    for execution, words in (
+    for execution, message in (
         (OrchestratorExecution(has_ended=False), "is {} which alone"),
         (OrchestratorExecution(True, 6), "was {} and has ended"),
     ):
-        said[EXECUTION] = execution
-        with pytest.raises(JobError, match=words.format(driver)):
+        executions[EXECUTION] = execution
+        with pytest.raises(JobError, match=message.format(driver)):
             Run.attach("nightly", target).resume()
 
 
 def part(number: int, status: str = "Completed") -> dict[str, Any]:
-    one = job(f"nightly-p{number}-s1-a1", f"nightly-p{number}", 1, f"{EXECUTION}-p{number}", status)
-    del one["Environment"]["SMLAUNCH_STOP_AFTER"]
-    return one
+    description = job(f"nightly-p{number}-s1-a1", f"nightly-p{number}", 1, f"{EXECUTION}-p{number}", status)
+    del description["Environment"]["SMLAUNCH_STOP_AFTER"]
+    return description
 
 
 def test_a_sharded_run_ends_with_its_parent_execution() -> None:
     target, control = target_with(part(1), part(2))
     orchestrators = target.orchestrators
-    said = orchestrators.executions  # type: ignore[attr-defined]
-    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    executions = orchestrators.executions  # type: ignore[attr-defined]
+    executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     run = Run.attach("nightly", target)
     now = run.refresh()
     assert (now.exit_code, now.execution, len(now.jobs)) == (None, EXECUTION, 2), "others may begin"
@@ -209,17 +211,17 @@ def test_a_sharded_run_ends_with_its_parent_execution() -> None:
 
     def wait(seconds: float) -> bool:
         waited.append(seconds)
-        said[EXECUTION] = OrchestratorExecution(True, 0)
+        executions[EXECUTION] = OrchestratorExecution(True, 0)
         return len(waited) > 9
 
     for watch in run.follow(wait):
         for _ in watch.event_batches(wait):
             pass
     assert len(run.jobs) == 3 and summarize_run(run.describe()) == "completed in all 3 parts"
-    said[EXECUTION] = OrchestratorExecution(has_ended=False)
+    executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3, "InProgress")]
-    again = Run.attach("nightly", target)
-    again.stop()
+    second_run = Run.attach("nightly", target)
+    second_run.stop()
     assert (control.stopped, orchestrators.stopped) == (  # type: ignore[attr-defined]
         ["nightly-p3-s1-a1"],
         [EXECUTION],

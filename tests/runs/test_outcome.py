@@ -29,10 +29,10 @@ def test_exit_codes(
     job = job_outcome(job_description("r-s0-a0", status, ["Starting", secondary], FailureReason=reason))
     run = RunOutcome("r", (job,))
     assert run.exit_code == code
-    raised = run.error()
-    assert (type(raised) if raised else None) is error
-    if raised is not None:
-        assert raised.exit_code == code
+    run_error = run.error()
+    assert (type(run_error) if run_error else None) is error
+    if run_error is not None:
+        assert run_error.exit_code == code
 
 
 def test_a_service_that_failed_is_named() -> None:
@@ -132,7 +132,7 @@ def test_rank_prefixes() -> None:
 def test_the_data_wait_is_reported_with_advice() -> None:
     description = job_description("r-s0-a0", "Completed", ["Completed"])
     assert RunOutcome("r", (job_outcome(description),)).to_dict()["data_wait"] is None
-    told = RunOutcome("r", (job_outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
-    assert (told["share"], told["input_bound"]) == (0.43, True)
-    assert told["because"] == "input bound: 43% of step time"
-    assert told["advice"]
+    data_wait = RunOutcome("r", (job_outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
+    assert (data_wait["share"], data_wait["input_bound"]) == (0.43, True)
+    assert data_wait["because"] == "input bound: 43% of step time"
+    assert data_wait["advice"]

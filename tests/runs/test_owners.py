@@ -19,10 +19,10 @@ from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.runs.run import translate_call_errors
 from smlaunch.runs.target import Target
 
-STRANGER = "111111111111"
+OTHER_ACCOUNT = "111111111111"
 
 
-class Denying(BaseHTTPRequestHandler):
+class DenyingHandler(BaseHTTPRequestHandler):
     """Refuses everything."""
 
     protocol_version = "HTTP/1.1"
@@ -51,7 +51,7 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointInfo]:
 
 @pytest.fixture
 def denying() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Denying)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DenyingHandler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -66,34 +66,34 @@ def target_of(info: EndpointInfo, account: str | None) -> Target:
 
 
 def test_the_account_is_requested_once() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
-    def ask() -> str:
-        asked.append("asked")
+    def request_account() -> str:
+        requests.append("asked")
         return "222222222222"
 
-    owners = BucketOwners(ask)
+    owners = BucketOwners(request_account)
     assert owners.known_owner("data") is None
-    assert owners.known_owner(f"sagemaker-eu-west-1-{STRANGER}") == STRANGER
-    assert owners.known_owner(f"sagemaker-us-gov-west-1-{STRANGER}") == STRANGER
+    assert owners.known_owner(f"sagemaker-eu-west-1-{OTHER_ACCOUNT}") == OTHER_ACCOUNT
+    assert owners.known_owner(f"sagemaker-us-gov-west-1-{OTHER_ACCOUNT}") == OTHER_ACCOUNT
     assert owners.known_owner("sagemaker-sample-files") is None
-    assert not asked
+    assert not requests
     assert (owners.expected_owner("data"), owners.expected_owner("other")) == ("222222222222", "222222222222")
-    assert len(asked) == 1
-    owners.add_from_environment({"SMLAUNCH_BUCKET_OWNERS": f"data={STRANGER} more=333333333333"})
-    assert (owners.expected_owner("data"), owners.known_owner("more")) == (STRANGER, "333333333333")
+    assert len(requests) == 1
+    owners.add_from_environment({"SMLAUNCH_BUCKET_OWNERS": f"data={OTHER_ACCOUNT} more=333333333333"})
+    assert (owners.expected_owner("data"), owners.known_owner("more")) == (OTHER_ACCOUNT, "333333333333")
 
 
 def test_a_wrong_owner_differs_from_a_missing_permission(
     info: EndpointInfo, denying: str, tmp_path: Path
 ) -> None:
-    ours = target_of(info, None)
-    ours.storage.make_bucket("mine", info.region)
-    ours.storage.put_bytes("mine", "key", b"content")
+    own_target = target_of(info, None)
+    own_target.storage.make_bucket("mine", info.region)
+    own_target.storage.put_bytes("mine", "key", b"content")
     (tmp_path / "large").write_bytes(bytes(9 << 20))
-    other = target_of(info, STRANGER)
+    other = target_of(info, OTHER_ACCOUNT)
     parts = S3Multipart(other.s3())
-    for refused in (
+    for refused_call in (
         lambda: other.storage.get_bytes("mine", "key"),
         lambda: other.storage.size("mine", "key"),
         lambda: list(other.storage.list("mine", "")),
@@ -107,31 +107,33 @@ def test_a_wrong_owner_differs_from_a_missing_permission(
         lambda: parts.list_uploads("mine", "key"),
         lambda: parts.object_checksum("mine", "key"),
     ):
-        with pytest.raises(CallError) as told:
-            refused()
-        assert told.value.code == NOT_THE_OWNER
-        assert isinstance(user_error(told.value, "a region"), AccountError)
+        with pytest.raises(CallError) as call_error:
+            refused_call()
+        assert call_error.value.code == NOT_THE_OWNER
+        assert isinstance(user_error(call_error.value, "a region"), AccountError)
     assert other.inputs.get_bytes("mine", "key") == b"content"
-    assert [row.key for row in ours.storage.list("mine", "")] == ["key"]
+    assert [row.key for row in own_target.storage.list("mine", "")] == ["key"]
 
-    blind = Target.endpoint(denying, info.region, "a", "b", account=STRANGER)
-    with pytest.raises(AccountError) as both, translate_call_errors(blind):
-        blind.storage.put_bytes("mine", "key", b"content")
+    target_without_caller = Target.endpoint(denying, info.region, "a", "b", account=OTHER_ACCOUNT)
+    with pytest.raises(AccountError) as account_error, translate_call_errors(target_without_caller):
+        target_without_caller.storage.put_bytes("mine", "key", b"content")
     assert "the caller lacks the permission, or the bucket mine does not belong to the account" in str(
-        both.value
+        account_error.value
     )
-    assert "s3:PutObject" in str(both.value)
+    assert "s3:PutObject" in str(account_error.value)
 
 
 def test_nothing_is_sent_without_a_known_caller(info: EndpointInfo, denying: str) -> None:
-    nobody = Target.endpoint(denying, info.region, "a", "b")
-    with pytest.raises(AccountError, match="GetCallerIdentity"), translate_call_errors(nobody):
-        nobody.storage.put_bytes("mine", "key", b"content")
+    target_without_caller = Target.endpoint(denying, info.region, "a", "b")
+    with pytest.raises(AccountError, match="GetCallerIdentity"), translate_call_errors(target_without_caller):
+        target_without_caller.storage.put_bytes("mine", "key", b"content")
 
 
 def test_a_bucket_name_of_another_account_is_reported() -> None:
-    taken = CallError("CreateBucket", "BucketAlreadyExists", "The requested bucket name is not available.")
-    error = user_error(taken, "eu-west-1")
+    name_taken = CallError(
+        "CreateBucket", "BucketAlreadyExists", "The requested bucket name is not available."
+    )
+    error = user_error(name_taken, "eu-west-1")
     assert error.exit_code == 3
     assert "another account has taken the name of the bucket" in str(error)
     assert "\n" not in str(error)

@@ -88,8 +88,8 @@ def test_a_sharded_run_is_launched_once(tmp_path: Path, target: Target) -> None:
             bucket, _, key = uri.removeprefix("s3://").partition("/")
             assert any(name.startswith(key) for name in storage(target).objects[bucket])
     assert run.wait().exit_code == 0
-    again = launch(job(tmp_path / "s"), target)
-    assert again.attached and len(created(target)) == 3
+    second_run = launch(job(tmp_path / "s"), target)
+    assert second_run.attached and len(created(target)) == 3
 
 
 def test_another_job_under_the_name_is_refused(tmp_path: Path, target: Target) -> None:
@@ -105,10 +105,10 @@ def test_an_unsharded_run_of_the_name_is_refused(tmp_path: Path, target: Target)
 
 
 def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     control(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400)]
-    run = launch(job(tmp_path / "s"), target, on_message=told.append)
-    assert created(target) == [] and any("begin when others have ended" in text for text in told)
+    run = launch(job(tmp_path / "s"), target, on_message=messages.append)
+    assert created(target) == [] and any("begin when others have ended" in text for text in messages)
     assert run.describe().exit_code is None
     assert sorted(run.wait().to_dict()["parts"][number]["run"] for number in range(3)) == [
         "demo-p1",

@@ -7,28 +7,30 @@ from smlaunch.contract.progress import ProgressLine, format_line, parse_line
 from smlaunch.runs.progress import ProgressTracker
 
 
-def feed(tracker: ProgressTracker, at: float, writer: tuple[int, int] = (1, 0), **values: float) -> None:
+def add_progress(
+    tracker: ProgressTracker, seconds: float, writer: tuple[int, int] = (1, 0), **values: float
+) -> None:
     line = parse_line(format_line("progress", **values))
     assert line is not None
-    tracker.add_line(writer, at, line)
+    tracker.add_line(writer, seconds, line)
 
 
 def test_remaining_time_follows_the_last_lines() -> None:
     tracker = ProgressTracker()
     for step in range(5):
-        feed(tracker, at=10.0 + step * 2, step=step * 10, steps=100, loss=1.0 / (step + 1))
-    standing = tracker.estimate()
-    assert standing is not None
-    assert (standing.step, standing.total_steps, standing.fraction_done) == (40, 100, 0.4)
-    assert standing.steps_per_second == 5.0
-    assert standing.eta_seconds == 12.0
-    assert standing.metrics == {"loss": 0.2}
+        add_progress(tracker, seconds=10.0 + step * 2, step=step * 10, steps=100, loss=1.0 / (step + 1))
+    estimate = tracker.estimate()
+    assert estimate is not None
+    assert (estimate.step, estimate.total_steps, estimate.fraction_done) == (40, 100, 0.4)
+    assert estimate.steps_per_second == 5.0
+    assert estimate.eta_seconds == 12.0
+    assert estimate.metrics == {"loss": 0.2}
 
 
 def test_the_estimate_decreases_between_lines_to_zero() -> None:
     tracker = ProgressTracker()
-    feed(tracker, 0.0, step=0, steps=10)
-    feed(tracker, 5.0, step=5, steps=10)
+    add_progress(tracker, 0.0, step=0, steps=10)
+    add_progress(tracker, 5.0, step=5, steps=10)
     assert tracker.estimate(now=7.0).eta_seconds == 3.0  # type: ignore[union-attr]
     assert tracker.estimate(now=99.0).eta_seconds == 0.0  # type: ignore[union-attr]
 
@@ -36,25 +38,25 @@ def test_the_estimate_decreases_between_lines_to_zero() -> None:
 def test_a_single_line_gives_no_rate() -> None:
     tracker = ProgressTracker()
     assert tracker.estimate() is None
-    feed(tracker, 1.0, step=3, steps=10)
-    standing = tracker.estimate()
-    assert standing is not None and standing.steps_per_second is None and standing.eta_seconds is None
+    add_progress(tracker, 1.0, step=3, steps=10)
+    estimate = tracker.estimate()
+    assert estimate is not None and estimate.steps_per_second is None and estimate.eta_seconds is None
 
 
 def test_a_restart_from_a_checkpoint_resets_the_rate() -> None:
     tracker = ProgressTracker()
-    feed(tracker, 0.0, step=0, steps=100)
-    feed(tracker, 1.0, step=50, steps=100)
-    feed(tracker, 100.0, step=40, steps=100)
+    add_progress(tracker, 0.0, step=0, steps=100)
+    add_progress(tracker, 1.0, step=50, steps=100)
+    add_progress(tracker, 100.0, step=40, steps=100)
     assert tracker.estimate().steps_per_second is None  # type: ignore[union-attr]
-    feed(tracker, 110.0, step=50, steps=100)
+    add_progress(tracker, 110.0, step=50, steps=100)
     assert tracker.estimate().steps_per_second == 1.0  # type: ignore[union-attr]
 
 
 def test_the_first_host_and_rank_leads_in_natural_order() -> None:
     tracker = ProgressTracker()
-    feed(tracker, 0.0, (10, 0), step=1)
-    feed(tracker, 0.0, (2, 5), step=2)
+    add_progress(tracker, 0.0, (10, 0), step=1)
+    add_progress(tracker, 0.0, (2, 5), step=2)
     assert tracker.estimate().step == 2  # type: ignore[union-attr]
 
 
@@ -69,18 +71,18 @@ def test_other_kinds_and_text_values_are_ignored() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(-10, 10**9), st.integers(-5, 10**9)), max_size=60))
 def test_nonsense_never_breaks_it(rows: list[tuple[float, int, int]]) -> None:
     tracker = ProgressTracker()
-    for at, step, steps in rows:
-        tracker.add_line((1, 0), at, ProgressLine("progress", {"step": step, "steps": steps}))
-    standing = tracker.estimate(now=0.0)
-    if standing is not None:
-        assert standing.eta_seconds is None or standing.eta_seconds >= 0
-        assert standing.fraction_done is None or 0 <= standing.fraction_done <= 1
+    for seconds, step, steps in rows:
+        tracker.add_line((1, 0), seconds, ProgressLine("progress", {"step": step, "steps": steps}))
+    estimate = tracker.estimate(now=0.0)
+    if estimate is not None:
+        assert estimate.eta_seconds is None or estimate.eta_seconds >= 0
+        assert estimate.fraction_done is None or 0 <= estimate.fraction_done <= 1
 
 
 def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     tracker = ProgressTracker()
     for rank, share in enumerate((0.1, 0.6, 0.2)):
         tracker.add_line((1, rank), 1.0, ProgressLine("metric", {"data_wait_share": share, "loss": rank}))
-    standing = tracker.estimate()
-    assert standing is not None
-    assert standing.metrics == {"data_wait_share": 0.6, "loss": 0}
+    estimate = tracker.estimate()
+    assert estimate is not None
+    assert estimate.metrics == {"data_wait_share": 0.6, "loss": 0}

@@ -13,7 +13,7 @@ from smlaunch.aws.interfaces import CallError
 from tests.runs.fakes import ROLE, fake_target
 
 PORTS = ("control", "storage", "transfer", "logs", "orchestrators", "identity", "quotas")
-ASKS: dict[str, Callable[[Run], Any]] = {
+METHODS: dict[str, Callable[[Run], Any]] = {
     "chain": lambda run: run.chain_driver,
     "resumable": lambda run: run.is_resumable,
     "is_over": Run.done,
@@ -27,7 +27,7 @@ ASKS: dict[str, Callable[[Run], Any]] = {
 }
 
 
-class Refuses:
+class RefusingControl:
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         def call(*_: Any, **__: Any) -> Any:
             raise CallError(operation, "AccessDeniedException", "not for you", 400)
@@ -38,7 +38,7 @@ class Refuses:
 @pytest.fixture
 def refusing() -> Target:
     target = fake_target()
-    target.__dict__.update(dict.fromkeys(PORTS, Refuses()))
+    target.__dict__.update(dict.fromkeys(PORTS, RefusingControl()))
     return target
 
 
@@ -53,20 +53,20 @@ def test_plan_and_launch(refusing: Target, job: Job) -> None:
         plan(job, refusing)
     with pytest.raises(SmlaunchError):
         launch(job, refusing)
-    made = plan(job, fake_target())
+    job_plan = plan(job, fake_target())
     with pytest.raises(SmlaunchError):
-        launch(made, refusing)
+        launch(job_plan, refusing)
     with pytest.raises(SmlaunchError):
         Run.attach("x", refusing)
 
 
-@pytest.mark.parametrize("name", ASKS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_run(refusing: Target, name: str) -> None:
-    raised = 0
-    for given in ("x-s1-a1", "x", "pipelines-abc-x"):
-        run = Run("x", refusing, [given], attached=True)
+    error_count = 0
+    for job_name in ("x-s1-a1", "x", "pipelines-abc-x"):
+        run = Run("x", refusing, [job_name], attached=True)
         try:
-            ASKS[name](run)
+            METHODS[name](run)
         except SmlaunchError:
-            raised += 1
-    assert raised, "some of them have to ask"
+            error_count += 1
+    assert error_count, "some of them have to ask"

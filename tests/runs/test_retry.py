@@ -23,16 +23,16 @@ def failing(errors: list[CallError]) -> str:
 def test_transient_errors_are_retried_with_growing_waits() -> None:
     errors = [CallError("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400) for _ in range(4)]
     waits: list[float] = []
-    told: list[float] = []
+    reported_waits: list[float] = []
     answer = call_with_retries(
         lambda: failing(errors),
         BackoffPolicy(first_seconds=1, max_seconds=5, total_seconds=100),
         sleep=waits.append,
         random_fraction=lambda: 1.0,
-        on_retry=lambda _, seconds: told.append(seconds),
+        on_retry=lambda _, seconds: reported_waits.append(seconds),
     )
     assert answer == "done"
-    assert waits == told == [1, 2, 4, 5]
+    assert waits == reported_waits == [1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("code", ["ValidationException", "AccessDeniedException", "ResourceLimitExceeded"])
@@ -47,13 +47,15 @@ def test_a_refusal_is_not_repeated(code: str) -> None:
 
 def test_any_fault_of_the_service_is_transient_whatever_its_name() -> None:
     assert (
-        call_with_retries(lambda: "x" if seen else failing([CallError("X", "Odd", "?", 503)]), sleep=seen_add)
+        call_with_retries(
+            lambda: "x" if recorded_waits else failing([CallError("X", "Odd", "?", 503)]), sleep=record_wait
+        )
         == "x"
     )
 
 
-seen: list[float] = []
-seen_add = seen.append
+recorded_waits: list[float] = []
+record_wait = recorded_waits.append
 
 
 def test_a_new_role_is_waited_for_a_minute() -> None:
@@ -76,12 +78,12 @@ def test_waits_stay_within_their_limits(chance: float, tries: int, waited: float
         assert delay is not None and 0 < delay <= min(30, 300 - waited)
 
 
-def say(code: str, message: str, operation: str = "CreateTrainingJob", status: int = 400) -> Exception:
+def translate(code: str, message: str, operation: str = "CreateTrainingJob", status: int = 400) -> Exception:
     return user_error(CallError(operation, code, message, status), "eu-west-1")
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "kind", "words"),
+    ("code", "message", "kind", "expected_text"),
     [
         (
             "AccessDeniedException",
@@ -104,11 +106,11 @@ def say(code: str, message: str, operation: str = "CreateTrainingJob", status: i
     ],
 )
 def test_messages_name_cause_and_next_step(
-    code: str, message: str, kind: type[Exception], words: str
+    code: str, message: str, kind: type[Exception], expected_text: str
 ) -> None:
-    error = say(code, message)
+    error = translate(code, message)
     assert type(error) is kind
-    assert words in str(error)
+    assert expected_text in str(error)
 
 
 def test_denied_deployments_name_the_permission() -> None:
@@ -116,22 +118,22 @@ def test_denied_deployments_name_the_permission() -> None:
         "Neither the global service principal states.amazonaws.com, nor the regional one is authorized to "
         "assume the provided role."
     )
-    for said, hint in (
+    for service_message, hint in (
         ("User x is not authorized", "allow the caller states:CreateStateMachine"),
         ("User x is not authorized to perform: iam:PassRole on y", "iam:PassRole on the machine's role"),
         (no_trust, "trust.json"),
     ):
-        error = CallError("CreateStateMachine", "AccessDeniedException", said, 400)
+        error = CallError("CreateStateMachine", "AccessDeniedException", service_message, 400)
         assert hint in str(user_error(error, "eu-west-1"))
-        assert is_role_not_ready(error) == (said == no_trust)
+        assert is_role_not_ready(error) == (service_message == no_trust)
 
 
 def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
-    never = say("ResourceLimitExceeded", QUOTA.format(limit=1, used=0, delta=2))
-    later = say("ResourceLimitExceeded", QUOTA.format(limit=4, used=3, delta=2))
-    assert isinstance(never, AccountError) and "fewer --hosts" in str(never)
-    assert isinstance(later, AccountError) and "wait until running jobs end" in str(later)
-    assert "'ml.p4d.24xlarge for training job usage' is 4, of which 3 are in use" in str(later)
+    never_fits = translate("ResourceLimitExceeded", QUOTA.format(limit=1, used=0, delta=2))
+    fits_later = translate("ResourceLimitExceeded", QUOTA.format(limit=4, used=3, delta=2))
+    assert isinstance(never_fits, AccountError) and "fewer --hosts" in str(never_fits)
+    assert isinstance(fits_later, AccountError) and "wait until running jobs end" in str(fits_later)
+    assert "'ml.p4d.24xlarge for training job usage' is 4, of which 3 are in use" in str(fits_later)
 
 
 def test_a_gone_endpoint_is_reported() -> None:
@@ -145,12 +147,12 @@ def test_a_gone_endpoint_is_reported() -> None:
 def test_an_endpoint_of_this_machine_that_is_gone_is_waited_for_some_seconds() -> None:
     waits: list[float] = []
 
-    def refused() -> None:
-        said = 'Could not connect to the endpoint URL: "http://127.0.0.1:1234/"'
-        raise CallError("DescribeTrainingJob", UNREACHABLE, said)
+    def refuse_connection() -> None:
+        message = 'Could not connect to the endpoint URL: "http://127.0.0.1:1234/"'
+        raise CallError("DescribeTrainingJob", UNREACHABLE, message)
 
     with pytest.raises(CallError) as caught:
-        call_with_retries(refused, sleep=waits.append, random_fraction=lambda: 1.0)
+        call_with_retries(refuse_connection, sleep=waits.append, random_fraction=lambda: 1.0)
     assert sum(waits) == 5
-    told = str(user_error(caught.value, "the local endpoint at http://127.0.0.1:1234"))
-    assert "`smlaunch local start` starts it" in told
+    error_text = str(user_error(caught.value, "the local endpoint at http://127.0.0.1:1234"))
+    assert "`smlaunch local start` starts it" in error_text

@@ -22,9 +22,9 @@ OTHERS = {
 @pytest.fixture
 def target(job: Job) -> Target:  # noqa: F811
     """With a run of another format: see ``tagged``."""
-    made = fake_target()
-    launch(job, made)
-    return made
+    new_target = fake_target()
+    launch(job, new_target)
+    return new_target
 
 
 def tagged(target: Target, version: str | None) -> FakeControl:
@@ -56,11 +56,13 @@ def test_the_same_job_is_not_launched_into_it(
     assert len(control.created) == 1
 
 
-@pytest.mark.parametrize(("version", "shown"), [("2.0", "2.0"), (None, "none"), ("1.9", None)])
-def test_it_is_listed_as_of_another_format(target: Target, version: str | None, shown: str | None) -> None:
+@pytest.mark.parametrize(("version", "other_format"), [("2.0", "2.0"), (None, "none"), ("1.9", None)])
+def test_it_is_listed_as_of_another_format(
+    target: Target, version: str | None, other_format: str | None
+) -> None:
     tagged(target, version)
     (row,) = list_runs(target, 20)
-    assert (row.run, row.other_format) == ("demo", shown)
+    assert (row.run, row.other_format) == ("demo", other_format)
 
 
 def test_a_later_minor_version_is_read(target: Target) -> None:

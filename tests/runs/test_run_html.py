@@ -9,8 +9,8 @@ from smlaunch.runs.target import Target
 class Asked:
     """Clients that nobody may ask for."""
 
-    def create_client(self, *words: object, **more: object) -> object:
-        raise AssertionError(f"asked for a client: {words}")
+    def create_client(self, *arguments: object, **keywords: object) -> object:
+        raise AssertionError(f"asked for a client: {arguments}")
 
 
 def test_a_run_renders_without_a_request() -> None:

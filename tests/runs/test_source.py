@@ -26,21 +26,21 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 def test_same_files_give_the_same_bytes_whatever_their_times_and_owners(tmp_path: Path) -> None:
     files = {"train.py": "print(1)", "lib/a.py": "a = 1", "lib/b.py": "b = 2"}
-    one = tree(tmp_path / "one", files)
+    first = tree(tmp_path / "one", files)
     two = tree(tmp_path / "two", dict(reversed(files.items())))
     os.utime(two / "train.py", (1, 1))
     (two / "lib" / "a.py").chmod(0o600)
-    assert pack_source(one).sha256 == pack_source(two).sha256
-    assert pack_source(one).compressed() == pack_source(two).compressed()
+    assert pack_source(first).sha256 == pack_source(two).sha256
+    assert pack_source(first).compressed() == pack_source(two).compressed()
 
 
 def test_the_executable_bit_and_the_content_make_a_difference(tmp_path: Path) -> None:
     root = tree(tmp_path, {"run.sh": "echo"})
-    before = pack_source(root).sha256
+    hash_before = pack_source(root).sha256
     (root / "run.sh").chmod(0o755)
     executable = pack_source(root).sha256
     (root / "run.sh").write_text("echo 2")
-    assert len({before, executable, pack_source(root).sha256}) == 3
+    assert len({hash_before, executable, pack_source(root).sha256}) == 3
 
 
 @settings(max_examples=25, deadline=None)
@@ -63,8 +63,8 @@ def test_all_files_are_packed(tmp_path_factory: pytest.TempPathFactory, files: d
         return
     expected = {name for name in files if name not in ALWAYS_EXCLUDED and match_secret_name(name) is None}
     with tarfile.open(fileobj=io.BytesIO(pack_source(root).compressed())) as archive:
-        found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
-    assert found == {name: files[name] for name in expected}
+        contents = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert contents == {name: files[name] for name in expected}
 
 
 def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:

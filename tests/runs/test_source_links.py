@@ -20,15 +20,15 @@ from smlaunch.runtime.source import unpack_source
 from tests.runs.test_source import tree
 
 
-def links_of(packed: SourceArchive) -> dict[str, str]:
-    with tarfile.open(fileobj=BytesIO(packed.compressed())) as archive:
+def links_of(source: SourceArchive) -> dict[str, str]:
+    with tarfile.open(fileobj=BytesIO(source.compressed())) as archive:
         return {member.name: member.linkname for member in archive if member.issym()}
 
 
-def unpacked(packed: SourceArchive, folder: Path) -> Path:
+def unpacked(source: SourceArchive, folder: Path) -> Path:
     """As a host does it."""
     archive = folder.with_suffix(".tar.gz")
-    archive.write_bytes(packed.compressed())
+    archive.write_bytes(source.compressed())
     unpack_source(str(archive), str(folder))
     return folder
 
@@ -52,13 +52,13 @@ def test_outside_links_are_excluded(root: Path, outside: Path) -> None:
     (root / "through").symlink_to("folder/x")
     (root / "nothing").symlink_to("/nowhere/at/all")
     (root / "beside").symlink_to("../root-of-another")
-    packed = pack_source(root)
-    assert packed.files == ("lib/real.py", "train.py")
-    (note,) = packed.warnings
+    source = pack_source(root)
+    assert source.files == ("lib/real.py", "train.py")
+    (note,) = source.warnings
     for name in ("absolute", "relative", "folder", "first", "second", "through", "nothing", "beside"):
         assert f"{name} (to " in note
-    assert "root:x" not in packed.tar_bytes.decode(errors="replace")
-    assert pack_source(root, include_secrets=True).files == packed.files
+    assert "root:x" not in source.tar_bytes.decode(errors="replace")
+    assert pack_source(root, include_secrets=True).files == source.files
 
 
 def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> No
     (root / "chain.py").symlink_to("package/up.py")
     (root / "later").symlink_to("lib/made-on-the-host")
     (root / "self").symlink_to(".")
-    packed = pack_source(root)
-    assert packed.warnings == ()
-    assert links_of(packed) == {
+    source = pack_source(root)
+    assert source.warnings == ()
+    assert links_of(source) == {
         "plain.py": "lib/real.py",
         "lib/up.py": "real.py",
         "absolute.py": "lib/real.py",
@@ -82,7 +82,7 @@ def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> No
         "later": "lib/made-on-the-host",
         "self": ".",
     }
-    host = unpacked(packed, tmp_path / "host")
+    host = unpacked(source, tmp_path / "host")
     for name in ("plain.py", "lib/up.py", "absolute.py", "around.py", "package/real.py", "chain.py"):
         assert (host / name).read_text() == "real"
 
@@ -91,9 +91,9 @@ def test_a_source_that_is_a_link_is_the_folder_it_leads_to(root: Path, outside: 
     (root / "inner").symlink_to(root / "train.py")
     (root / "out").symlink_to(outside / "shadow")
     (tmp_path / "link").symlink_to(root)
-    packed = pack_source(tmp_path / "link")
-    assert packed.sha256 == pack_source(root).sha256
-    assert packed.files == ("inner", "lib/real.py", "train.py")
+    source = pack_source(tmp_path / "link")
+    assert source.sha256 == pack_source(root).sha256
+    assert source.files == ("inner", "lib/real.py", "train.py")
 
 
 def test_link_loops_and_special_files_are_named(root: Path) -> None:
@@ -101,16 +101,16 @@ def test_link_loops_and_special_files_are_named(root: Path) -> None:
     (root / "ping").symlink_to("pong")
     (root / "pong").symlink_to("ping")
     os.mkfifo(root / "pipe")
-    here = os.getcwd()
+    working_directory = os.getcwd()
     os.chdir(root)  # the name of a socket may be 108 bytes long
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("sock")
-            packed = pack_source(root)
+            source = pack_source(root)
     finally:
-        os.chdir(here)
-    assert packed.files == ("lib/real.py", "train.py")
-    (note,) = packed.warnings
+        os.chdir(working_directory)
+    assert source.files == ("lib/real.py", "train.py")
+    (note,) = source.warnings
     for name in ("loop", "ping", "pong", "pipe", "sock"):
         assert f"{name} (" in note
 
@@ -126,10 +126,10 @@ def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, out
     (root / "main.py").symlink_to(outside / "shadow")
     (root / "code").symlink_to(outside)
     (root / "inner").symlink_to("lib")
-    packed = pack_source(root)
-    assert "main.py is a link out of the source folder, to " in packed.explain_missing_file("main.py")
-    assert "code is a link out of the source folder, to " in packed.explain_missing_file("code/shadow")
-    assert packed.explain_missing_file("inner/real.py").endswith("name it by its own path, lib/real.py")
+    source = pack_source(root)
+    assert "main.py is a link out of the source folder, to " in source.explain_missing_file("main.py")
+    assert "code is a link out of the source folder, to " in source.explain_missing_file("code/shadow")
+    assert source.explain_missing_file("inner/real.py").endswith("name it by its own path, lib/real.py")
 
 
 # ---- between the listing and the reading -----------------------------------------------------------------
@@ -140,9 +140,9 @@ def swap(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     original = source_tree.SourceTree.apply_link_names
 
     def late(self: source_tree.SourceTree, entries: object) -> object:
-        found = list(original(self, entries))  # type: ignore[arg-type]
+        entries_listed = list(original(self, entries))  # type: ignore[arg-type]
         change()  # type: ignore[operator]
-        return found
+        return entries_listed
 
     monkeypatch.setattr(source_tree.SourceTree, "apply_link_names", late)
 
@@ -232,16 +232,16 @@ def test_names_of_any_bytes_arrive_as_they_are(
     for name, content in files.items():
         with open(os.path.join(root, folder, name), "wb") as file:
             file.write(content)
-    packed = pack_source(Path(os.fsdecode(root)), include_secrets=True)
-    host = os.fsencode(unpacked(packed, work / "host"))
-    found = {}
+    source = pack_source(Path(os.fsdecode(root)), include_secrets=True)
+    host = os.fsencode(unpacked(source, work / "host"))
+    contents = {}
     for name in os.listdir(os.path.join(host, folder)) if os.path.isdir(os.path.join(host, folder)) else ():
         with open(os.path.join(host, folder, name), "rb") as file:
-            found[name] = file.read()
+            contents[name] = file.read()
     left_out = {
-        name for name in files if os.path.join(os.fsdecode(folder), os.fsdecode(name)) not in packed.files
+        name for name in files if os.path.join(os.fsdecode(folder), os.fsdecode(name)) not in source.files
     }
-    assert found == {name: files[name] for name in files.keys() - left_out}
+    assert contents == {name: files[name] for name in files.keys() - left_out}
     for name in left_out:  # ignore files rule, and caches stay here
         assert (
             os.fsdecode(name) in source_tree.ALWAYS_EXCLUDED

@@ -37,9 +37,9 @@ SIXTEEN = (
 
 def test_secrets_are_excluded_with_one_warning(tmp_path: Path) -> None:
     root = tree(tmp_path, {"train.py": "", **dict.fromkeys(SIXTEEN, KEY)})
-    packed = pack_source(root)
-    assert packed.files == ("train.py",)
-    (note,) = packed.warnings
+    source = pack_source(root)
+    assert source.files == ("train.py",)
+    (note,) = source.warnings
     for name in SIXTEEN:
         folder = name.split("/")[0] + "/"
         assert name in note or folder in note, name
@@ -49,9 +49,9 @@ def test_secrets_are_excluded_with_one_warning(tmp_path: Path) -> None:
 
 def test_include_secrets_sends_them_all(tmp_path: Path) -> None:
     root = tree(tmp_path, {"train.py": "", **dict.fromkeys((*SIXTEEN, ".env", ".envs/x"), KEY)})
-    packed = pack_source(root, include_secrets=True)
-    assert set(packed.files) == {"train.py", ".env", ".envs/x", *SIXTEEN}
-    assert packed.warnings == ()
+    source = pack_source(root, include_secrets=True)
+    assert set(source.files) == {"train.py", ".env", ".envs/x", *SIXTEEN}
+    assert source.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,12 @@ def test_the_page_lists_every_pattern() -> None:
         assert [row[0].strip(), row[2].strip()] == [pattern.kind, content], pattern.pattern
     missing = [pattern.pattern for pattern in SECRET_PATTERNS if f"`{pattern.pattern}`" not in page]
     assert missing == []
-    named = set(re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")]))
-    assert named - EXAMPLE_FILES - {pattern.pattern for pattern in SECRET_PATTERNS} == {"folder/name"}
+    documented_patterns = set(
+        re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")])
+    )
+    assert documented_patterns - EXAMPLE_FILES - {pattern.pattern for pattern in SECRET_PATTERNS} == {
+        "folder/name"
+    }
 
 
 @pytest.mark.parametrize("name", [".env copy", ".env (1)", ".env1", ".env-prod", ".env_prod"])
@@ -109,14 +113,14 @@ def test_a_copy_of_variables_is_excluded_if_it_holds_a_secret(tmp_path: Path, na
 def test_every_pattern_finds_its_own_name() -> None:
     for sign in SECRET_PATTERNS:
         example = re.sub(r"\*", "x", sign.pattern)
-        found = match_secret_name("some/" + example.rstrip("/"), is_folder=example.endswith("/"))
-        assert found is not None, sign.pattern
-        assert found.kind
+        match = match_secret_name("some/" + example.rstrip("/"), is_folder=example.endswith("/"))
+        assert match is not None, sign.pattern
+        assert match.kind
         assert sign.source
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "description"),
     [
         (KEY, "a private key"),
         (KEY.replace("RSA ", ""), "a private key"),
@@ -132,11 +136,11 @@ def test_every_pattern_finds_its_own_name() -> None:
         ("x" * 100_000 + "\n" + AWS, "an AWS access key"),
     ],
 )
-def test_keys_are_recognized_by_content(tmp_path: Path, text: str, what: str) -> None:
+def test_keys_are_recognized_by_content(tmp_path: Path, text: str, description: str) -> None:
     root = tree(tmp_path, {"train.py": "", "notes.txt": text})
-    packed = pack_source(root)
-    assert packed.files == ("train.py",)
-    assert f"notes.txt ({what})" in packed.warnings[0]
+    source = pack_source(root)
+    assert source.files == ("train.py",)
+    assert f"notes.txt ({description})" in source.warnings[0]
 
 
 SECRET_ID, SECRET = "AKIA2OGYBAH6QGPTLSNQ", "u2S7pK0cVmN9qL3xT8bR1yE5wH6jF4dZ0aGsQeXi"
@@ -208,12 +212,12 @@ ORDINARY = (
     ["", "x=1\n", '{"a": 1, "max_tokens": 512}', "hello: Hallo\nname: Ann\n", "the cat sat\non the mat\n"],
 )
 def test_an_ordinary_file_is_sent_under_a_name_that_secrets_have_too(tmp_path: Path, content: str) -> None:
-    packed = pack_source(tree(tmp_path, dict.fromkeys(ORDINARY, content)))
-    assert set(packed.files) == set(ORDINARY)
-    assert packed.warnings == ()
-    left: list[str] = []
-    assert [file.relative_path for file in list_local_files(tmp_path, left)] == sorted(ORDINARY)
-    assert left == []
+    source = pack_source(tree(tmp_path, dict.fromkeys(ORDINARY, content)))
+    assert set(source.files) == set(ORDINARY)
+    assert source.warnings == ()
+    excluded: list[str] = []
+    assert [file.relative_path for file in list_local_files(tmp_path, excluded)] == sorted(ORDINARY)
+    assert excluded == []
 
 
 def test_an_archive_is_no_key(tmp_path: Path) -> None:
@@ -254,31 +258,31 @@ def test_ambiguous_names_are_excluded_with_a_secret_inside(
     root = tree(tmp_path, {"train.py": "", name: ""})
     (root / name).write_bytes(content.encode() if isinstance(content, str) else content)
     assert pack_source(root).files == ("train.py",)
-    left: list[str] = []
-    assert [file.relative_path for file in list_local_files(root, left)] == ["train.py"]
-    assert left == [name]
+    excluded: list[str] = []
+    assert [file.relative_path for file in list_local_files(root, excluded)] == ["train.py"]
+    assert excluded == [name]
 
 
 def test_a_smlaunchignore_line_includes_a_secret_by_name(tmp_path: Path) -> None:
     files = dict.fromkeys((".env", "a/.env", "a/.netrc", ".aws/config", "src/id_rsa", "b/notes.txt"), KEY)
     root = tree(tmp_path, files)
 
-    def sent(*lines: str, file: str = ".smlaunchignore") -> set[str]:
+    def sent_files(*lines: str, file: str = ".smlaunchignore") -> set[str]:
         (root / file).write_text("\n".join(lines))
         found = set(pack_source(root).files) - {file}
         (root / file).unlink()
         return found
 
-    assert sent("!.env") == {".env", "a/.env"}
-    assert sent("!/.env") == {".env"}
-    assert sent("!a/.net*") == {"a/.netrc"}
-    assert sent("!.aws/") == {".aws/config"}
-    assert sent("!notes.txt") == {"b/notes.txt"}
+    assert sent_files("!.env") == {".env", "a/.env"}
+    assert sent_files("!/.env") == {".env"}
+    assert sent_files("!a/.net*") == {"a/.netrc"}
+    assert sent_files("!.aws/") == {".aws/config"}
+    assert sent_files("!notes.txt") == {"b/notes.txt"}
     # None of these names a file: all of them are in use to bring a folder of code back.
-    assert sent("!*") == sent("!**") == sent("!src/") == sent("!a/*") == set()
-    assert sent("!.env", ".env") == set()
+    assert sent_files("!*") == sent_files("!**") == sent_files("!src/") == sent_files("!a/*") == set()
+    assert sent_files("!.env", ".env") == set()
     # What git keeps is not what is to be sent to a bucket.
-    assert sent("!.env", file=".gitignore") == set()
+    assert sent_files("!.env", file=".gitignore") == set()
 
 
 def test_a_links_name_applies_to_its_target(tmp_path: Path) -> None:
@@ -286,10 +290,10 @@ def test_a_links_name_applies_to_its_target(tmp_path: Path) -> None:
     (root / ".env").symlink_to("conf/prod")
     (root / ".aws").symlink_to("cloud")
     (root / "ca.pem").symlink_to("ca.txt")
-    packed = pack_source(root)
-    assert packed.files == ("ca.pem", "ca.txt", "train.py")
+    source = pack_source(root)
+    assert source.files == ("ca.pem", "ca.txt", "train.py")
     for name in (".env", ".aws", "conf/prod", "cloud/config"):
-        assert name in packed.warnings[0]
+        assert name in source.warnings[0]
 
 
 def test_ignored_files_give_no_warning(tmp_path: Path) -> None:
@@ -308,7 +312,7 @@ def test_a_long_list_is_cut(tmp_path: Path) -> None:
 # ---- folders that are never sent -------------------------------------------------------------------------
 
 
-def refused(root: Path) -> str:
+def refusal_text(root: Path) -> str:
     with pytest.raises(JobError) as caught:
         pack_source(root)
     return str(caught.value)
@@ -320,10 +324,10 @@ def test_home_folders_and_their_parents_are_refused(tmp_path: Path, monkeypatch:
     (tmp_path / "link").symlink_to(home)
     for name in (home, tmp_path / "link", home / "work" / ".."):
         assert re.search(
-            r"source: .* is a home folder, .*; keep the script in a folder of its own", refused(name)
+            r"source: .* is a home folder, .*; keep the script in a folder of its own", refusal_text(name)
         )
-    assert "holds your home folder" in refused(home.parent)
-    assert "is the root of this machine's files" in refused(Path("/"))
+    assert "holds your home folder" in refusal_text(home.parent)
+    assert "is the root of this machine's files" in refusal_text(Path("/"))
     assert pack_source(home / "work").files == ("train.py",)
 
 
@@ -333,7 +337,7 @@ def test_the_home_of_the_folders_owner_counts_whatever_the_variable_says(
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.delenv("SMLAUNCH_HOME", raising=False)
     home = Path(pwd.getpwuid(0).pw_dir)
-    assert "is a home folder" in refused(home)
+    assert "is a home folder" in refusal_text(home)
 
 
 def test_own_state_is_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +350,4 @@ def test_own_state_is_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SMLAUNCH_HOME", str(root / "fresh"))
     assert pack_source(root).files == ("train.py",)  # and by its name, before anything is
     monkeypatch.setenv("SMLAUNCH_HOME", str(root))
-    assert "SMLAUNCH_HOME" in refused(root)
+    assert "SMLAUNCH_HOME" in refusal_text(root)

@@ -67,8 +67,8 @@ def test_a_job_gets_the_runtime_of_its_kind(
     target = fake_target()
     fields = {"strategy": strategy, "options": options, "name": "kind", "inputs": {}}
     launch(Job.from_mapping({**job(tmp_path, tmp_path).to_mapping(), **fields}), target)
-    stored = target.__dict__["storage"].objects[BUCKET]
-    (runtime,) = [content for key, content in stored.items() if key.endswith("/runtime.pyz")]
+    stored_objects = target.__dict__["storage"].objects[BUCKET]
+    (runtime,) = [content for key, content in stored_objects.items() if key.endswith("/runtime.pyz")]
     assert runtime == build_runtime_archive(of_mpi)
 
 
@@ -86,14 +86,14 @@ def test_objects_of_the_same_size_are_not_uploaded_again(tmp_path: Path) -> None
     data = tree(tmp_path / "data", a="one", b="two", **{"sub/c": "three"})
     target = fake_target()
     noting = target.__dict__["transfer"] = RecordingTransfer(target.transfer)  # type: ignore[arg-type]
-    made = plan(job(tmp_path, data), target)
-    prefix = next(upload.uri for upload in made.uploads if upload.kind == "data").removeprefix(
+    job_plan = plan(job(tmp_path, data), target)
+    prefix = next(upload.uri for upload in job_plan.uploads if upload.kind == "data").removeprefix(
         f"s3://{BUCKET}/"
     )
     objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
     objects[prefix + "a"] = b"one"
     objects[prefix + "b"] = b"tw"  # cut off, by another client than ours
-    launch(made, target)
+    launch(job_plan, target)
     assert noting.keys == ["b", "c"]
     assert {key: objects[prefix + key] for key in ("a", "b", "sub/c")} == {
         "a": b"one",
@@ -108,25 +108,25 @@ def test_objects_of_the_same_size_are_not_uploaded_again(tmp_path: Path) -> None
 def test_the_bucket_is_created_before_data_is_listed(tmp_path: Path) -> None:
     target = fake_target()
     target.storage.objects.clear()  # type: ignore[attr-defined]
-    told: list[str] = []
-    launch(job(tmp_path, tree(tmp_path / "data", a="one")), target, told.append)
-    assert told == [f"created the bucket {BUCKET} for source and results"]
+    messages: list[str] = []
+    launch(job(tmp_path, tree(tmp_path / "data", a="one")), target, messages.append)
+    assert messages == [f"created the bucket {BUCKET} for source and results"]
     assert any(key.endswith("/a") for key in target.storage.objects[BUCKET])  # type: ignore[attr-defined]
 
 
 def test_large_uploads_report_progress(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", **{f"{number:03}": "x" for number in range(150)})
     target = fake_target()
-    told: list[str] = []
-    seen: list[tuple[int, int]] = []
+    messages: list[str] = []
+    progress: list[tuple[int, int]] = []
     launch(
         job(tmp_path, data),
         target,
-        told.append,
-        lambda tally: seen.append((tally.done_files, tally.total_files)),
+        messages.append,
+        lambda tally: progress.append((tally.done_files, tally.total_files)),
     )
-    assert told == ["uploading 150 files, 0.0 MB"]
-    assert seen[-1] == (150, 150)
+    assert messages == ["uploading 150 files, 0.0 MB"]
+    assert progress[-1] == (150, 150)
 
 
 # ---- .smlaunchignore -------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def test_a_single_file_is_uploaded_alone(tmp_path: Path) -> None:
 
 def test_excluded_files_do_not_change_the_address(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", **{".smlaunchignore": "*.tmp", "a": "one"})
-    before = plan(job(tmp_path, data), fake_target()).job_hash
+    hash_before = plan(job(tmp_path, data), fake_target()).job_hash
     (data / "b.tmp").write_text("scratch")
-    assert plan(job(tmp_path, data), fake_target()).job_hash == before
+    assert plan(job(tmp_path, data), fake_target()).job_hash == hash_before
 
 
 @pytest.mark.parametrize(
@@ -219,13 +219,13 @@ launch(Job(entry=sys.argv[1], role=sys.argv[2]), fake_target(), on_progress=uplo
 print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "obstore", "s3transfer"))))
 """
     job(tmp_path, tmp_path)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "code" / "train.py"), ROLE],
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "[]\n", done.stderr
+    assert result.stdout == "[]\n", result.stderr
 
 
 # ---- the secret ------------------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) ->
         objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
         return {key: value for key, value in objects.items() if key.endswith("/secret")}
 
-    made = plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target)
-    launch(made, target)
+    job_plan = plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target)
+    launch(job_plan, target)
     ((key, first),) = secrets_there().items()
     assert key.startswith("smlaunch/one/")
     assert len(first) == 64 and bytes.fromhex(first.decode())
-    launch(made, target)  # attaches
+    launch(job_plan, target)  # attaches
     assert secrets_there() == {key: first}
-    told = str(made) + json.dumps(made.requests, default=str) + repr(made)
-    assert first.decode() not in told
+    texts = str(job_plan) + json.dumps(job_plan.requests, default=str) + repr(job_plan)
+    assert first.decode() not in texts
     others = [value for name, value in target.storage.objects[BUCKET].items() if name != key]  # type: ignore[attr-defined]
     assert all(first not in value for value in others)
 
@@ -283,11 +283,11 @@ def test_the_secret_of_another_client_of_the_same_run_stays(tmp_path: Path) -> N
     target = fake_target()
     storage = target.__dict__["storage"] = RacingStorage()
     launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target), target)
-    found = {value for key, value in storage.objects[BUCKET].items() if key.endswith("/secret")}
-    assert found == {RacingStorage.other}
+    secrets = {value for key, value in storage.objects[BUCKET].items() if key.endswith("/secret")}
+    assert secrets == {RacingStorage.other}
 
 
-class Answering:
+class AnsweringClient:
     """An S3 client whose PutObject answers so, in turn."""
 
     def __init__(self, *statuses: int) -> None:
@@ -302,28 +302,34 @@ class Answering:
 
 
 def test_an_undecided_conditional_put_is_retried() -> None:
-    for statuses, made in (((200,), True), ((412,), False), ((409, 409, 412), False), ((409, 200), True)):
-        client = Answering(*statuses)
-        assert S3Storage(client).put_if_absent("b", "k", b"") is made
+    for statuses, is_created in (
+        ((200,), True),
+        ((412,), False),
+        ((409, 409, 412), False),
+        ((409, 200), True),
+    ):
+        client = AnsweringClient(*statuses)
+        assert S3Storage(client).put_if_absent("b", "k", b"") is is_created
         assert client.statuses == []
     for statuses in ((403,), (409,) * 5):
         with pytest.raises(CallError):
-            S3Storage(Answering(*statuses)).put_if_absent("b", "k", b"")
+            S3Storage(AnsweringClient(*statuses)).put_if_absent("b", "k", b"")
 
 
 def test_one_of_many_clients_creates_the_secret(tmp_path: Path) -> None:
     """Against the local endpoint's S3, each with connections of its own."""
     with Endpoint(tmp_path / "home", isolation="plain") as info:
-        reached = (info.url, info.region, info.access_key, info.secret_key)
-        clients = [Target.endpoint(*reached).storage for _ in range(8)]
+        connection = (info.url, info.region, info.access_key, info.secret_key)
+        clients = [Target.endpoint(*connection).storage for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
-            made = list(
+            created_flags = list(
                 pool.map(
-                    lambda own: clients[own].put_if_absent(info.bucket, "run/secret", b"%d" % own), range(8)
+                    lambda secret: clients[secret].put_if_absent(info.bucket, "run/secret", b"%d" % secret),
+                    range(8),
                 )
             )
-        assert sorted(made) == [False] * 7 + [True]
-        assert clients[0].get_bytes(info.bucket, "run/secret") == b"%d" % made.index(True)
+        assert sorted(created_flags) == [False] * 7 + [True]
+        assert clients[0].get_bytes(info.bucket, "run/secret") == b"%d" % created_flags.index(True)
         assert not clients[0].put_if_absent(info.bucket, "run/secret", b"later")
         with pytest.raises(CallError, match="NoSuchBucket"):
             clients[0].put_if_absent("nowhere", "run/secret", b"")

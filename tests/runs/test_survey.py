@@ -23,9 +23,9 @@ def script(tmp_path: Path) -> Path:
 
 
 def target_with(
-    identity: FakeIdentity | None = None, storage: FakeStorage | None = None, **known: object
+    identity: FakeIdentity | None = None, storage: FakeStorage | None = None, **services: object
 ) -> Target:
-    target = fake_target(**known)
+    target = fake_target(**services)
     if identity:
         target.__dict__["identity"] = identity
     if storage:

@@ -29,14 +29,14 @@ def source_of(folder: Path) -> SourceFacts:
     return SourceFacts(str(folder), "train.py", "0" * 64, 1, 1)
 
 
-def target_with(quotas: FakeQuotas, **known: object) -> Target:
-    target = fake_target(**known)
+def target_with(quotas: FakeQuotas, **services: object) -> Target:
+    target = fake_target(**services)
     target.__dict__["quotas"] = quotas
     return target
 
 
 @pytest.mark.parametrize(
-    ("limits", "asked"),
+    ("limits", "is_requested"),
     [
         ({}, 0),
         ({"max_runtime": "5d"}, 0),
@@ -45,17 +45,19 @@ def target_with(quotas: FakeQuotas, **known: object) -> Target:
         ({"max_runtime": "60d", "segment": "10d"}, 1),
     ],
 )
-def test_the_quota_is_read_only_for_long_jobs(tmp_path: Path, limits: dict[str, str], asked: int) -> None:
+def test_the_quota_is_read_only_for_long_jobs(
+    tmp_path: Path, limits: dict[str, str], is_requested: int
+) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400})
     found = gather_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
-    assert quotas.asked == [(LONGEST,)] * asked
-    assert found.max_runtime_quota == (10 * 86400 if asked else None)
+    assert quotas.requested_quotas == [(LONGEST,)] * is_requested
+    assert found.max_runtime_quota == (10 * 86400 if is_requested else None)
 
 
 def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
-    denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
+    access_denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
     job = job_of(tmp_path, max_runtime="6d")
-    found = gather_facts(job, target_with(FakeQuotas(denied)), source_of(tmp_path))
+    found = gather_facts(job, target_with(FakeQuotas(access_denied)), source_of(tmp_path))
     assert found.max_runtime_quota is None
     assert found.max_runtime_quota_problem == "ListServiceQuotas: AccessDeniedException"
 
@@ -65,15 +67,15 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
     target = dataclasses.replace(fake_target(), kind="local")
     target.__dict__.update(quotas=quotas, storage=fake_target().storage, identity=fake_target().identity)
     job = job_of(tmp_path, max_runtime="60d")
-    wide = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
-    for asks in (job, wide):
+    many_hosts = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
+    for asks in (job, many_hosts):
         found = gather_facts(asks, target, source_of(tmp_path))
         assert (found.quotas, found.quotas_problem) == ({}, None)
-    assert quotas.asked == []
+    assert quotas.requested_quotas == []
 
 
 @pytest.mark.parametrize(
-    ("compute", "asked"),
+    ("compute", "expected_quotas"),
     [
         ({}, []),
         ({"instance_type": "ml.m5.xlarge"}, []),
@@ -94,13 +96,15 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_right_quotas_are_read(tmp_path: Path, compute: dict[str, Any], asked: list[str]) -> None:
+def test_the_right_quotas_are_read(
+    tmp_path: Path, compute: dict[str, Any], expected_quotas: list[str]
+) -> None:
     quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
     job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
     found = gather_facts(job, target_with(quotas), source_of(tmp_path))
-    assert quotas.asked == ([tuple(asked)] if asked else [])
-    assert list(found.quotas) == asked
-    if "ml.g5.xlarge for training job usage" in asked:
+    assert quotas.requested_quotas == ([tuple(expected_quotas)] if expected_quotas else [])
+    assert list(found.quotas) == expected_quotas
+    if "ml.g5.xlarge for training job usage" in expected_quotas:
         assert found.quotas["ml.g5.xlarge for training job usage"] == 4.0
 
 
@@ -108,7 +112,7 @@ def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None
     quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
     job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
     found = gather_facts(job, target_with(quotas), source_of(tmp_path))
-    assert len(quotas.asked) == 1
+    assert len(quotas.requested_quotas) == 1
     assert found.max_runtime_quota == 10 * 86400
     assert found.quotas == {"ml.m5.xlarge for training job usage": 8.0}
 

@@ -17,16 +17,16 @@ from smlaunch.errors import AccountError
 from smlaunch.runs.target import Target
 
 
-class Answering(BaseHTTPRequestHandler):
+class AnsweringHandler(BaseHTTPRequestHandler):
     """Says what the test put into ``answers``, and keeps what was asked."""
 
     answers: ClassVar[list[tuple[int, dict[str, object]]]] = []
-    asked: ClassVar[list[tuple[str, dict[str, object]]]] = []
+    requests: ClassVar[list[tuple[str, dict[str, object]]]] = []
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
         operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-        self.asked.append((operation, json.loads(self.rfile.read(length))))
+        self.requests.append((operation, json.loads(self.rfile.read(length))))
         status, body = self.answers.pop(0)
         content = json.dumps(body).encode()
         self.send_response(status)
@@ -41,9 +41,9 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Iterator[str]:
-    Answering.answers.clear()
-    Answering.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    AnsweringHandler.answers.clear()
+    AnsweringHandler.requests.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AnsweringHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -65,14 +65,14 @@ def endpoint(service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> T
 
 
 def test_an_endpoint_ignores_the_users_aws_settings(endpoint: Target) -> None:
-    Answering.answers.append((200, {"TrainingJobArn": "arn:x"}))
+    AnsweringHandler.answers.append((200, {"TrainingJobArn": "arn:x"}))
     assert (
         endpoint.control.create(
             {"TrainingJobName": "x", "RoleArn": "r" * 20, "OutputDataConfig": {"S3OutputPath": "s3://b"}}
         )
         == "arn:x"
     )
-    assert Answering.asked[0][0] == "CreateTrainingJob"
+    assert AnsweringHandler.requests[0][0] == "CreateTrainingJob"
 
 
 def test_pages_are_requested_lazily(endpoint: Target) -> None:
@@ -90,28 +90,28 @@ def test_pages_are_requested_lazily(endpoint: Target) -> None:
         "CreationTime": 1.0,
         "ProcessingJobStatus": "Completed",
     }
-    Answering.answers += [
+    AnsweringHandler.answers += [
         (200, {"TrainingJobSummaries": [row("a"), row("b")], "NextToken": "more"}),
         (200, {"ProcessingJobSummaries": [older]}),
         (200, {"TrainingJobSummaries": [row("c")]}),
     ]
     rows = endpoint.control.list("x")
     assert next(rows).name == "a"
-    assert [name for name, _ in Answering.asked] == ["ListTrainingJobs", "ListProcessingJobs"]
+    assert [name for name, _ in AnsweringHandler.requests] == ["ListTrainingJobs", "ListProcessingJobs"]
     assert [row.name for row in rows] == ["b", "c", "p"]
-    assert Answering.asked[2][1]["NextToken"] == "more"
-    assert all(asked["NameContains"] == "x" for _, asked in Answering.asked)
+    assert AnsweringHandler.requests[2][1]["NextToken"] == "more"
+    assert all(parameters["NameContains"] == "x" for _, parameters in AnsweringHandler.requests)
 
 
 def test_without_permission_for_processing_jobs_training_jobs_are_listed(endpoint: Target) -> None:
-    denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
-    Answering.answers += [(200, {"TrainingJobSummaries": []}), (400, denied)]
+    access_denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
+    AnsweringHandler.answers += [(200, {"TrainingJobSummaries": []}), (400, access_denied)]
     assert list(endpoint.control.list()) == []
 
 
 def test_an_error_has_the_services_message(endpoint: Target) -> None:
     """The first service's: what is known is that there is no such training job."""
-    Answering.answers += [
+    AnsweringHandler.answers += [
         (400, {"__type": "ValidationException", "message": "Requested resource not found."}),
         (400, {"__type": "AccessDeniedException", "message": "no"}),
     ]
@@ -125,7 +125,7 @@ def test_an_error_has_the_services_message(endpoint: Target) -> None:
 
 
 def test_a_log_group_that_is_not_there_yet_has_no_streams(endpoint: Target) -> None:
-    Answering.answers.append((400, {"__type": "ResourceNotFoundException", "message": "no group"}))
+    AnsweringHandler.answers.append((400, {"__type": "ResourceNotFoundException", "message": "no group"}))
     assert endpoint.logs.streams("/aws/sagemaker/TrainingJobs", "x/") == []
 
 

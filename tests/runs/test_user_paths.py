@@ -20,9 +20,9 @@ from tests.runs.fakes import fake_target
 def test_an_unreadable_path_is_reported_with_its_cause(tmp_path: Path) -> None:
     # Too long a name is refused to root as well, as a folder that may not be entered is to others.
     path = tmp_path / ("x" * 300)
-    why = f"{path} cannot be read: {os.strerror(errno.ENAMETOOLONG)}"
-    assert read_script(path / "train.py").problem == why.replace(str(path), str(path / "train.py"))
-    assert _local_input_facts(str(path), False, False).problem == why
+    message = f"{path} cannot be read: {os.strerror(errno.ENAMETOOLONG)}"
+    assert read_script(path / "train.py").problem == message.replace(str(path), str(path / "train.py"))
+    assert _local_input_facts(str(path), False, False).problem == message
     with pytest.raises(JobError, match="cannot be read"):
         pack_source(path)
 
@@ -30,10 +30,10 @@ def test_an_unreadable_path_is_reported_with_its_cause(tmp_path: Path) -> None:
 def test_the_command_line_says_which_path_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "locked/job.yaml")
 
-    monkeypatch.setattr(main.cli, "main", refused)
+    monkeypatch.setattr(main.cli, "main", refuse)
     assert main.run_command(["plan"]) == 2
     assert "locked/job.yaml cannot be used: Permission denied" in capsys.readouterr().err
 
@@ -47,11 +47,11 @@ def test_a_home_folder_is_not_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plan_push(target.storage, target.transfer, tmp_path, "s3://bucket/home")
 
 
-@pytest.mark.parametrize("what", [{"entry": "a.py"}, "a.py", None])
-def test_other_types_than_a_job_are_refused(what: object) -> None:
+@pytest.mark.parametrize("argument", [{"entry": "a.py"}, "a.py", None])
+def test_other_types_than_a_job_are_refused(argument: object) -> None:
     for function in (plan, launch):
         with pytest.raises(JobError, match=r"a Job .*is needed, not|a Job or a Plan is needed, not"):
-            function(what, fake_target())  # type: ignore[operator]
+            function(argument, fake_target())  # type: ignore[operator]
 
 
 def test_a_target_of_another_type_is_named() -> None:

@@ -16,7 +16,7 @@ from smlaunch.verify.step_traces import RankTrace, TracedState, TracedStep
 from smlaunch.verify.value_digests import ValueDigest
 
 STEPS = 6
-KEPT = {"model": "m", "optimizer": "o", "order": "p", "smlaunch.rng.torch": "r"}
+STATE_DIGESTS = {"model": "m", "optimizer": "o", "order": "p", "smlaunch.rng.torch": "r"}
 NOW = 1_800_000_000.0
 SPAN = TimeSpan(NOW, NOW + 60)
 
@@ -32,16 +32,16 @@ def account(
     *,
     digests: dict[str, str] | None = None,
     files: dict[str, ArtifactFile] | None = None,
-    entered: dict[str, str] | None = None,
-    drawn: tuple[str, ...] = (),
+    entered_digests: dict[str, str] | None = None,
+    drawn_names: tuple[str, ...] = (),
 ) -> RunRecord:
     rows = []
     for step in range(1, STEPS + 1):
         job = 0 if cut_after is None or step <= cut_after else 1
         rows.append(TracedStep(job, step, (2 * step, 2 * step + 1), str(1 / step)))
-    entered = {"smlaunch.rng.torch": "e"} if entered is None else entered
-    states = [TracedState(STEPS, digests or KEPT)]
-    trace = RankTrace(rows, states, entered, set(drawn), set(entered))
+    entered_digests = {"smlaunch.rng.torch": "e"} if entered_digests is None else entered_digests
+    states = [TracedState(STEPS, digests or STATE_DIGESTS)]
+    trace = RankTrace(rows, states, entered_digests, set(drawn_names), set(entered_digests))
     files = {"model/model.pt": file()} if files is None else files
     return RunRecord(("a",) if cut_after is None else ("a", "b"), {0: trace}, files)
 
@@ -100,7 +100,7 @@ def test_a_wrong_later_step() -> None:
 
 
 def test_only_the_final_state_differs() -> None:
-    verdict = compare_runs(account(), account(3, digests={**KEPT, "ema": "e"}), LintFindings())
+    verdict = compare_runs(account(), account(3, digests={**STATE_DIGESTS, "ema": "e"}), LintFindings())
     assert verdict.difference_texts == ["final states that differ: ema"]
     assert "check its load_state_dict()" in verdict.causes[0]
 
@@ -118,10 +118,10 @@ def test_a_loop_with_its_own_count() -> None:
 
 
 def test_a_step_is_compared_by_how_its_loss_reads() -> None:
-    one, other = account(), account(3)
-    for trace in (one.rank_traces[0], other.rank_traces[0]):
+    first, other = account(), account(3)
+    for trace in (first.rank_traces[0], other.rank_traces[0]):
         trace.steps[:] = [row._replace(loss=repr(float("nan"))) for row in trace.steps]
-    assert compare_runs(one, other, LintFindings()).is_identical
+    assert compare_runs(first, other, LintFindings()).is_identical
 
 
 def test_a_file_that_differs_is_a_difference_although_the_state_is_the_same() -> None:
@@ -131,25 +131,27 @@ def test_a_file_that_differs_is_a_difference_although_the_state_is_the_same() ->
 
 
 def test_a_file_that_is_missing_or_too_many() -> None:
-    one, other = plain(("model/w", file())), plain(("model/v", file()))
-    assert compare_runs(one, other, LintFindings()).difference_texts == [
+    first, other = plain(("model/w", file())), plain(("model/v", file()))
+    assert compare_runs(first, other, LintFindings()).difference_texts == [
         "model/v exists only after cuts",
         "model/w is missing after cuts",
     ]
 
 
 def test_a_state_that_differs_only_at_a_checkpoint() -> None:
-    one, other = account(), account(3)
-    for number, each in enumerate((one, other)):
-        each.rank_traces[0].states.insert(0, TracedState(2, {**KEPT, "ema": str(number)}, is_final=False))
-    assert compare_runs(one, other, LintFindings()).difference_texts == [
+    first, other = account(), account(3)
+    for number, each in enumerate((first, other)):
+        each.rank_traces[0].states.insert(
+            0, TracedState(2, {**STATE_DIGESTS, "ema": str(number)}, is_final=False)
+        )
+    assert compare_runs(first, other, LintFindings()).difference_texts == [
         "final states that differ: ema (after step 2, but not at the end)"
     ]
 
 
 def test_the_scope_lists_what_was_compared() -> None:
-    whole = compare_runs(account(), account(3), LintFindings())
-    assert whole.compared == (
+    comparison = compare_runs(account(), account(3), LintFindings())
+    assert comparison.compared == (
         "samples of 6 steps",
         "losses of 6 steps",
         "final state: model, optimizer, order, smlaunch.rng.torch",
@@ -163,26 +165,26 @@ def test_the_scope_lists_what_was_compared() -> None:
     verdict = compare_runs(bare, other, LintFindings())
     assert verdict.is_identical
     assert verdict.compared == ()
-    assert [left.partition(":")[0] for left in verdict.not_compared] == [
+    assert [text.partition(":")[0] for text in verdict.not_compared] == [
         *("samples", "losses", "state of rank 0", "model", "output/data")
     ]
 
 
-@pytest.mark.parametrize(("drawn", "identical"), [((), True), (("smlaunch.rng.numpy",), False)])
+@pytest.mark.parametrize(("drawn_names", "identical"), [((), True), (("smlaunch.rng.numpy",), False)])
 def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
-    drawn: tuple[str, ...], identical: bool
+    drawn_names: tuple[str, ...], identical: bool
 ) -> None:
-    one, other = (
+    first, other = (
         account(
             cut,
-            digests={**KEPT, "smlaunch.rng.numpy": where},
-            entered={"smlaunch.rng.numpy": where},
-            drawn=drawn,
+            digests={**STATE_DIGESTS, "smlaunch.rng.numpy": where},
+            entered_digests={"smlaunch.rng.numpy": where},
+            drawn_names=drawn_names,
         )
         for cut, where in ((None, "here"), (3, "there"))
     )
     hints = LintFindings(random_calls=("t.py:3 random.random", "t.py:7 np.random.rand"))
-    verdict = compare_runs(one, other, hints)
+    verdict = compare_runs(first, other, hints)
     assert verdict.is_identical is identical
     if identical:
         assert verdict.not_compared[-1] == "smlaunch.rng.numpy: no random numbers were drawn from it"
@@ -194,7 +196,9 @@ def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
 
 
 def test_a_seeded_generator_with_another_state_differs() -> None:
-    cut = account(3, digests={**KEPT, "smlaunch.rng.torch": "elsewhere"}, drawn=("smlaunch.rng.torch",))
+    cut = account(
+        3, digests={**STATE_DIGESTS, "smlaunch.rng.torch": "elsewhere"}, drawn_names=("smlaunch.rng.torch",)
+    )
     assert "script draws at every start" in compare_runs(account(), cut, LintFindings()).causes[0]
 
 
@@ -202,7 +206,7 @@ LOG = "output/data/log.csv"
 
 
 @pytest.mark.parametrize(
-    ("earlier", "last", "told"),
+    ("earlier", "last", "explanation"),
     [
         ((("1", "2", "3"),), ("3", "4"), "it is in pieces"),
         ((("1", "2", "to"),), ("3", "4"), "it is in pieces"),
@@ -212,14 +216,14 @@ LOG = "output/data/log.csv"
     ],
 )
 def test_a_log_in_pieces(
-    earlier: tuple[tuple[str, ...] | None, ...], last: tuple[str, ...], told: str | None
+    earlier: tuple[tuple[str, ...] | None, ...], last: tuple[str, ...], explanation: str | None
 ) -> None:
-    before = tuple(None if lines is None else {LOG: file("b", lines=lines)} for lines in earlier)
-    cut = plain((LOG, file("c", lines=last)), earlier=before)
+    earlier_files = tuple(None if lines is None else {LOG: file("b", lines=lines)} for lines in earlier)
+    cut = plain((LOG, file("c", lines=last)), earlier=earlier_files)
     verdict = compare_runs(plain((LOG, file("a", lines=("1", "2", "3", "4")))), cut, LintFindings())
-    assert verdict.is_identical is (told is not None)
-    if told is not None:
-        assert told in verdict.not_compared[-1]
+    assert verdict.is_identical is (explanation is not None)
+    if explanation is not None:
+        assert explanation in verdict.not_compared[-1]
 
 
 def test_the_model_is_the_last_job_s_alone() -> None:
@@ -231,24 +235,26 @@ def test_the_model_is_the_last_job_s_alone() -> None:
 # ---- judged by two unsplit runs --------------------------------------------------------------------------
 
 
-def judged(one: RunRecord, cut: RunRecord, again: RunRecord) -> tuple[Comparison, bool]:
+def judge(one: RunRecord, cut: RunRecord, again: RunRecord) -> tuple[Comparison, bool]:
     repetition = compare_runs(one, again, LintFindings())
     return discount_unrepeatable(compare_runs(one, cut, LintFindings()), repetition, SPAN), is_repeatable(
         repetition, SPAN
     )
 
 
-def beside(text: str, place: str = "at") -> tuple[str, ArtifactFile]:
-    return "model/card.json", ArtifactFile({place: ValueDigest(text, is_bulk=False, short_text=text)})
+def file_beside_weights(text: str, key: str = "at") -> tuple[str, ArtifactFile]:
+    return "model/card.json", ArtifactFile({key: ValueDigest(text, is_bulk=False, short_text=text)})
 
 
 def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
-    runs = [plain(("model/w.npz", file()), beside(text)) for text in ("3.1", "0.4", "3.2")]
-    verdict, repeated = judged(*runs)
+    runs = [plain(("model/w.npz", file()), file_beside_weights(text)) for text in ("3.1", "0.4", "3.2")]
+    verdict, repeated = judge(*runs)
     assert verdict.is_identical
     assert repeated
-    (told,) = [left for left in verdict.not_compared if "card.json" in left]
-    assert told.startswith("model/card.json differs in at ('0.4' in place of '3.1'), as it does between two")
+    (message,) = [text for text in verdict.not_compared if "card.json" in text]
+    assert message.startswith(
+        "model/card.json differs in at ('0.4' in place of '3.1'), as it does between two"
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,13 +268,13 @@ def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
     ],
 )
 def test_a_number_alone_may_be_a_weight_unless_it_is_a_time(texts: tuple[str, ...], identical: bool) -> None:
-    verdict, repeated = judged(*(plain(beside(text)) for text in texts))
+    verdict, repeated = judge(*(plain(file_beside_weights(text)) for text in texts))
     assert verdict.is_identical is identical
     assert repeated is identical
 
 
 def test_unrepeatable_weights_are_not_blamed_on_the_resume() -> None:
-    verdict, repeated = judged(*(plain(("model/w.npz", file(digest))) for digest in "abc"))
+    verdict, repeated = judge(*(plain(("model/w.npz", file(digest))) for digest in "abc"))
     assert not verdict.is_identical
     assert not repeated
     assert "two unsplit runs differ already (model/w.npz differs)" in verdict.causes[0]
@@ -276,10 +282,10 @@ def test_unrepeatable_weights_are_not_blamed_on_the_resume() -> None:
 
 def test_differences_after_cuts_stand_beside_unrepeatable_ones() -> None:
     runs = [
-        plain(("model/w.npz", file(digest)), beside(at))
+        plain(("model/w.npz", file(digest)), file_beside_weights(at))
         for digest, at in (("a", "1"), ("b", "2"), ("a", "3"))
     ]
-    verdict, repeated = judged(*runs)
+    verdict, repeated = judge(*runs)
     assert repeated
     assert verdict.difference_texts == ["model/w.npz differs"]
 
@@ -289,10 +295,10 @@ def test_files_with_a_time_in_their_name() -> None:
         events = (f"output/data/events.out.tfevents.18000000{number}.host", file(str(number), bulk=False))
         return plain(("model/w.npz", file()), events)
 
-    verdict, repeated = judged(run(11), run(22), run(33))
+    verdict, repeated = judge(run(11), run(22), run(33))
     assert verdict.is_identical
     assert repeated
-    assert len([left for left in verdict.not_compared if "tfevents" in left]) == 2
+    assert len([text for text in verdict.not_compared if "tfevents" in text]) == 2
 
 
 def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:

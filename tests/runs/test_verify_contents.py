@@ -24,9 +24,13 @@ from smlaunch.verify.value_digests import digest_values
 np = pytest.importorskip("numpy")
 
 
-def differing(one: bytes, other: bytes) -> list[str]:
-    ours, theirs = digest_values(one), digest_values(other)
-    return [place for place in sorted({*ours, *theirs}) if ours.get(place) != theirs.get(place)]
+def differing(first: bytes, other: bytes) -> list[str]:
+    first_values, other_values = digest_values(first), digest_values(other)
+    return [
+        path
+        for path in sorted({*first_values, *other_values})
+        if first_values.get(path) != other_values.get(path)
+    ]
 
 
 def zipped(year: int, **members: bytes) -> bytes:
@@ -104,9 +108,9 @@ SAME: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_equal_values_in_other_encodings_have_equal_digests(name: str) -> None:
-    one, other = SAME[name]
-    assert one != other, "this shows nothing"
-    assert differing(one, other) == []
+    first, other = SAME[name]
+    assert first != other, "this shows nothing"
+    assert differing(first, other) == []
 
 
 DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
@@ -153,16 +157,16 @@ DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_changed_value_is_named(name: str) -> None:
-    one, other, places = DIFFERENT[name]
-    assert differing(one, other) == places
-    assert differing(one, one) == []
+    first, other, places = DIFFERENT[name]
+    assert differing(first, other) == places
+    assert differing(first, first) == []
 
 
 def test_weights_are_bulk_values() -> None:
-    found = digest_values(
+    values = digest_values(
         pickle.dumps({"w": W, "list": [1.0, 2.0], "at": 1.5, "id": "a" * 20, "n": np.float64(2)})
     )
-    assert {place: leaf.is_bulk for place, leaf in found.items() if not place.endswith("()")} == {
+    assert {path: leaf.is_bulk for path, leaf in values.items() if not path.endswith("()")} == {
         "w": True,
         "list": True,
         "at": False,
@@ -174,16 +178,16 @@ def test_weights_are_bulk_values() -> None:
 
 
 def test_job_names_are_masked() -> None:
-    one, other = (
+    first, other = (
         digest_values(
             json.dumps({"by": f"run {name}"}).encode(), lambda text, name=name: text.replace(name, "(job)")
         )  # type: ignore[misc]
         for name in ("job-1", "job-2")
     )
-    assert one == other
+    assert first == other
 
 
-class Touches:
+class TouchesOnLoad:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -200,7 +204,7 @@ def doubled(depth: int) -> bytes:
     return b"\x80\x04]\x94" + b"".join(b"]\x94(h%ch%ce" % (n, n) for n in range(depth)) + b"."
 
 
-def itself() -> bytes:
+def itself_pickled() -> bytes:
     loop: list[Any] = ["x"]
     loop.append(loop)
     return pickle.dumps(loop)
@@ -216,7 +220,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "an opcode of copyreg": lambda: b"\x80\x04\x82\x01.",
     "lists in lists": lambda: nested(100_000),
     "lists held twice": lambda: doubled(60),
-    "a list that holds itself": itself,
+    "a list that holds itself": itself_pickled,
     "JSON in JSON": lambda: b"[" * 100_000 + b"]" * 100_000,
     "a zip of zeros": lambda: zipped(1999, **{str(n): b"\0" * (1 << 20) for n in range(9)}),
     "a broken zip": lambda: zipped(1999, a=b"x")[:-9],
@@ -235,13 +239,13 @@ def test_a_hostile_file_is_compared_by_its_bytes_at_worst(name: str) -> None:
 
 
 def test_pickles_are_never_executed(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    content = pickle.dumps({"w": Touches(made)})
-    found = digest_values(content)
-    assert set(found) == {"w()"}
-    assert not made.exists()
+    marker = tmp_path / "made"
+    content = pickle.dumps({"w": TouchesOnLoad(marker)})
+    values = digest_values(content)
+    assert set(values) == {"w()"}
+    assert not marker.exists()
     pickle.loads(content)
-    assert made.exists(), "the file would have done it"
+    assert marker.exists(), "the file would have done it"
 
 
 def test_globals_are_only_names() -> None:
@@ -252,34 +256,40 @@ def test_globals_are_only_names() -> None:
 def test_pytorch_s_files(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
-    def saved(name: str, thing: Any) -> bytes:
-        torch.save(thing, tmp_path / name)
+    def save_tensor_file(name: str, saved_value: Any) -> bytes:
+        torch.save(saved_value, tmp_path / name)
         return (tmp_path / name).read_bytes()
 
     base = torch.arange(12.0).reshape(3, 4)
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     copied = OrderedDict((fresh(name), value.clone()) for name, value in net.state_dict().items())
-    same = [
-        (saved("a.pt", net.state_dict()), saved("another-name.pt", copied)),
-        (saved("a.pt", {"w": base.T}), saved("b.pt", {"w": base.T.contiguous()})),
-        (saved("a.pt", {"w": base[1]}), saved("b.pt", {"w": base[1].clone()})),
-        (saved("a.pt", {"w": torch.nn.Parameter(base)}), saved("b.pt", {"w": base})),
+    equal_pairs = [
+        (save_tensor_file("a.pt", net.state_dict()), save_tensor_file("another-name.pt", copied)),
+        (save_tensor_file("a.pt", {"w": base.T}), save_tensor_file("b.pt", {"w": base.T.contiguous()})),
+        (save_tensor_file("a.pt", {"w": base[1]}), save_tensor_file("b.pt", {"w": base[1].clone()})),
+        (save_tensor_file("a.pt", {"w": torch.nn.Parameter(base)}), save_tensor_file("b.pt", {"w": base})),
         (
-            saved("a.pt", {"w": base.to(torch.bfloat16)}),
-            saved("b.pt", {"w": base.clone().to(torch.bfloat16)}),
+            save_tensor_file("a.pt", {"w": base.to(torch.bfloat16)}),
+            save_tensor_file("b.pt", {"w": base.clone().to(torch.bfloat16)}),
         ),
     ]
-    for one, other in same:
-        assert one != other or one is not other
-        assert differing(one, other) == []
+    for first, other in equal_pairs:
+        assert first != other or first is not other
+        assert differing(first, other) == []
     changed = OrderedDict((name, value.clone()) for name, value in net.state_dict().items())
     changed["1.running_mean"][2] = 1e-30
-    assert differing(saved("a.pt", net.state_dict()), saved("b.pt", changed)) == ["1.running_mean"]
-    assert differing(saved("a.pt", {"w": base[1]}), saved("b.pt", {"w": base[2]})) == ["w"]
-    assert differing(saved("a.pt", {"w": base}), saved("b.pt", {"w": base.int()})) == ["w"]
-    whole = digest_values(saved("a.pt", net))
-    assert any(place.endswith("weight") and leaf.is_bulk for place, leaf in whole.items())
-    old = [io.BytesIO(), io.BytesIO()]
-    for content, value in zip(old, (base, base + 1), strict=True):
+    assert differing(save_tensor_file("a.pt", net.state_dict()), save_tensor_file("b.pt", changed)) == [
+        "1.running_mean"
+    ]
+    assert differing(save_tensor_file("a.pt", {"w": base[1]}), save_tensor_file("b.pt", {"w": base[2]})) == [
+        "w"
+    ]
+    assert differing(save_tensor_file("a.pt", {"w": base}), save_tensor_file("b.pt", {"w": base.int()})) == [
+        "w"
+    ]
+    values = digest_values(save_tensor_file("a.pt", net))
+    assert any(path.endswith("weight") and leaf.is_bulk for path, leaf in values.items())
+    old_files = [io.BytesIO(), io.BytesIO()]
+    for content, value in zip(old_files, (base, base + 1), strict=True):
         torch.save({"w": value}, content, _use_new_zipfile_serialization=False)
-    assert differing(old[0].getvalue(), old[1].getvalue()) != []
+    assert differing(old_files[0].getvalue(), old_files[1].getvalue()) != []
