@@ -38,15 +38,15 @@ def cases() -> list[Case]:
 
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:
-    written = _written(job)
-    if not {"entry", "algorithm", "image"} & set(written):
-        written = {"entry": "train.py", **written}
-    return written
+    fields = _expand(job)
+    if not {"entry", "algorithm", "image"} & set(fields):
+        fields = {"entry": "train.py", **fields}
+    return fields
 
 
 def _says(says: Mapping[str, Sequence[str]], job: Mapping[str, Any]) -> dict[str, list[str]]:
     long = next((_long(value) for value in job.values() if isinstance(value, dict) and "_long" in value), "")
-    return {field.replace("{long}", long): list(words) for field, words in says.items()}
+    return {field.replace("{long}", long): list(texts) for field, texts in says.items()}
 
 
 def _long(value: Mapping[str, Any]) -> str:
@@ -54,10 +54,10 @@ def _long(value: Mapping[str, Any]) -> str:
     return str((text * math.ceil(length / len(text)))[:length])
 
 
-def _written(value: Any, keeps: str = "") -> Any:
+def _expand(value: Any, keeps: str = "") -> Any:
     """``keeps``: the section, whose ``_many`` are a mapping's entries or a list's."""
     if isinstance(value, list):
-        return [_written(item) for item in value]
+        return [_expand(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "_long" in value:
@@ -67,7 +67,7 @@ def _written(value: Any, keeps: str = "") -> Any:
         if keeps == "subnets":
             return [f"{each}{index}" for index in range(count)]
         return {f"k{index}": each for index in range(count)}
-    return {key: _written(item, key) for key, item in value.items()}
+    return {key: _expand(item, key) for key, item in value.items()}
 
 
 class Recorder:
@@ -76,9 +76,9 @@ class Recorder:
     def __init__(self) -> None:
         self.writes: list[str] = []
 
-    def note(self, what: str) -> None:
-        self.writes.append(what)
-        raise AssertionError(f"{what}, though the job cannot work")
+    def note(self, operation: str) -> None:
+        self.writes.append(operation)
+        raise AssertionError(f"{operation}, though the job cannot work")
 
 
 class Storage:
@@ -89,22 +89,22 @@ class Storage:
         self._recorder = recorder
 
     def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
-        held = self._prefixes.get(f"s3://{bucket}/{prefix}", ORDINARY_OBJECTS)
-        if held is None:
+        objects = self._prefixes.get(f"s3://{bucket}/{prefix}", ORDINARY_OBJECTS)
+        if objects is None:
             raise CallError("ListObjectsV2", "NoSuchBucket", "The specified bucket does not exist", 404)
-        if isinstance(held, int):
-            held = {f"part-{index:04d}.bin": _EACH for index in range(held)}
-        for name, content in sorted(held.items()):
+        if isinstance(objects, int):
+            objects = {f"part-{index:04d}.bin": _EACH for index in range(objects)}
+        for name, content in sorted(objects.items()):
             yield StoredObject(prefix + name, len(content) if isinstance(content, str) else int(content))
 
     def size(self, bucket: str, key: str) -> int | None:
         return None
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
-        for prefix, held in self._prefixes.items():
-            place = f"s3://{bucket}/{key}"
-            if isinstance(held, dict) and place.startswith(prefix):
-                return str(held[place[len(prefix) :]]).encode()
+        for prefix, objects in self._prefixes.items():
+            uri = f"s3://{bucket}/{key}"
+            if isinstance(objects, dict) and uri.startswith(prefix):
+                return str(objects[uri[len(prefix) :]]).encode()
         return None
 
     def chunks(self, bucket: str, key: str) -> Iterator[bytes]:

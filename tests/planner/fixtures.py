@@ -40,11 +40,11 @@ def local(**changes: Any) -> Facts:
     return region(target="local", **{"endpoint": EndpointFacts(isolation="full"), **changes})
 
 
-def with_inputs(surroundings: Facts, inputs: Mapping[str, InputFacts]) -> Facts:
-    return dataclasses.replace(surroundings, inputs=inputs)
+def with_inputs(facts: Facts, inputs: Mapping[str, InputFacts]) -> Facts:
+    return dataclasses.replace(facts, inputs=inputs)
 
 
-def plan(job: Mapping[str, Any] | None = None, surroundings: Facts | None = None) -> Plan:
+def plan(job: Mapping[str, Any] | None = None, facts: Facts | None = None) -> Plan:
     """The plan of run ``digits`` for ``train.py`` with the keys in ``job``."""
     mapping = {"entry": "src/train.py", **(job or {})}
-    return make_plan(Job.from_mapping(mapping), surroundings or region(), "digits")
+    return make_plan(Job.from_mapping(mapping), facts or region(), "digits")

@@ -16,7 +16,7 @@ from smlaunch.planner.estimate import MODEL_MEMORY_SHARE, PRICE_SPREAD, STARTUP_
 from smlaunch.planner.plan import Plan
 from smlaunch.planner.render_candidates import comparison_lines
 from smlaunch.planner.render_text import headline
-from tests.planner.test_workloads import WORKLOADS, planned
+from tests.planner.test_workloads import WORKLOADS, plan_workload
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "planner.md"
 
@@ -63,7 +63,7 @@ def _figures() -> Iterator[str]:
 def _workload(name: str) -> Iterator[str]:
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as folder:
-        made = planned(workload, Path(folder))
+        job_plan = plan_workload(workload, Path(folder))
     yield f"### {workload['title']}"
     yield ""
     yield workload["described"].strip()
@@ -75,17 +75,17 @@ def _workload(name: str) -> Iterator[str]:
     quotes = (f"> {row['quote']} ({_source(row['source'])})" for row in workload["because"])
     yield "\n>\n".join(quotes)
     yield ""
-    yield f"**{_chosen(made)}**"
+    yield f"**{_chosen(job_plan)}**"
     yield ""
-    for reason in made.reasons:
+    for reason in job_plan.reasons:
         if reason.rule.startswith(_COMPUTE):
             yield f"- {reason.explanation} `{reason.rule}`"
-    for warning in made.warnings:
+    for warning in job_plan.warnings:
         yield f"- Warning: {warning}"
     yield ""
-    if len(made.candidates) > 1:
+    if len(job_plan.candidates) > 1:
         yield "```"
-        yield from comparison_lines(made.candidates)
+        yield from comparison_lines(job_plan.candidates)
         yield "```"
         yield ""
 
@@ -95,10 +95,10 @@ def _source(text: str) -> str:
     return re.sub(r"^seed \d+, ", "", text).replace("facts, ", "the reference, ")
 
 
-def _chosen(made: Plan) -> str:
-    told = re.sub(r"^Run work: |, in region us-east-1$", "", headline(made))
-    return f"{told}, on {made.hosts} x {made.instance_type}" + (
-        f", in {len(made.segments)} segments" if len(made.segments) > 1 else ""
+def _chosen(job_plan: Plan) -> str:
+    choice = re.sub(r"^Run work: |, in region us-east-1$", "", headline(job_plan))
+    return f"{choice}, on {job_plan.hosts} x {job_plan.instance_type}" + (
+        f", in {len(job_plan.segments)} segments" if len(job_plan.segments) > 1 else ""
     )
 
 
@@ -106,9 +106,9 @@ def with_parts(page: str, generated: dict[str, Any]) -> str:
     """The page with what stands between the markers replaced."""
     for name, text in generated.items():
         begin, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
-        before, found, rest = page.partition(begin)
-        assert found, name
-        page = before + begin + text.rstrip() + "\n" + end + rest.partition(end)[2]
+        text_before, marker, text_after = page.partition(begin)
+        assert marker, name
+        page = text_before + begin + text.rstrip() + "\n" + end + text_after.partition(end)[2]
     return page
 
 

@@ -64,11 +64,11 @@ _JOBS = st.fixed_dictionaries(
 )
 
 
-def around(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: bool) -> Facts:
+def facts_for(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: bool) -> Facts:
     entry = str(mapping.get("entry", "")).rpartition("/")[2]
-    stored = tuple(StoredFile(f"f{index}", index) for index in range(files))
+    stored_files = tuple(StoredFile(f"f{index}", index) for index in range(files))
     inputs = {
-        name: InputFacts(channel["uri"], "s3", objects=files, bytes=files, sha256="ab", files=stored)
+        name: InputFacts(channel["uri"], "s3", objects=files, bytes=files, sha256="ab", files=stored_files)
         for name, channel in mapping.get("inputs", {}).items()
     }
     source = SourceFacts("src", entry, "ab" * 32, 3, 3) if entry else SourceFacts("", "", "", 0, 0)
@@ -78,23 +78,23 @@ def around(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: b
 @given(_JOBS, st.sampled_from([TORCH, PLAIN, ScriptFacts(exists=False)]), st.integers(0, 4), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_a_plan_or_problems(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: bool) -> None:
-    world = around(mapping, script, files, is_local)
+    world = facts_for(mapping, script, files, is_local)
     try:
         job = Job.from_mapping(mapping)
     except JobError as error:
-        rest = parse_valid_fields(mapping, error.problems)
-        assert rest is not None
-        more = check_partial_job(rest.job, world, rest.unknown_fields)
-        assert not set(more) & set(error.problems)
+        partial = parse_valid_fields(mapping, error.problems)
+        assert partial is not None
+        further_problems = check_partial_job(partial.job, world, partial.unknown_fields)
+        assert not set(further_problems) & set(error.problems)
         return
     try:
-        made = make_plan(job, world, "digits")
+        job_plan = make_plan(job, world, "digits")
     except JobError as error:
         assert error.problems
         assert len(set(error.problems)) == len(error.problems)
         assert all(problem.path and problem.path[0].islower() for problem in error.problems)
         return
-    for request in made.requests:
+    for request in job_plan.requests:
         operation = "CreateProcessingJob" if "ProcessingJobName" in request else "CreateTrainingJob"
-        unfit = [one for one in check_request(operation, request) if one.rule != "enum"]
+        unfit = [problem for problem in check_request(operation, request) if problem.rule != "enum"]
         assert unfit == []

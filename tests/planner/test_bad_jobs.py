@@ -32,7 +32,7 @@ def test_there_are_sixty_and_more() -> None:
     assert sum(len(case.says) >= 4 for case in CASES) >= 6
 
 
-def told(problems: Iterable[Problem]) -> dict[str, list[str]]:
+def texts_by_field(problems: Iterable[Problem]) -> dict[str, list[str]]:
     lines: dict[str, list[str]] = defaultdict(list)
     for problem in problems:
         lines[problem.path].append(problem.message)
@@ -40,10 +40,10 @@ def told(problems: Iterable[Problem]) -> dict[str, list[str]]:
 
 
 def check_words(case: Case, problems: Iterable[Problem]) -> None:
-    lines = told(problems)
+    lines = texts_by_field(problems)
     assert set(lines) == set(case.says), lines
-    for field, words in case.says.items():
-        for word in words:
+    for field, expected_texts in case.says.items():
+        for word in expected_texts:
             assert any(word in line for line in lines[field]), (field, word, lines[field])
 
 
@@ -71,20 +71,20 @@ def test_it_is_refused_with_all_that_is_wrong(
 
 def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    broken = set()
+    broken_rules = set()
     for case in CASES:
         write_source(case, tmp_path)
         job = readable(case.job)
         if job is not None:
-            looked = gather_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
-            seen = RuleCase(job, looked, load_strategy(choose_strategy(job, looked, Diagnostics())))
-            broken |= {rule.name for rule in RULES if list(rule.check(seen))}
-    assert broken == {rule.name for rule in RULES}
+            facts = gather_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
+            rule_case = RuleCase(job, facts, load_strategy(choose_strategy(job, facts, Diagnostics())))
+            broken_rules |= {rule.name for rule in RULES if list(rule.check(rule_case))}
+    assert broken_rules == {rule.name for rule in RULES}
 
 
 def readable(mapping: dict[str, Any]) -> Job | None:
     try:
         return Job.from_mapping(mapping)
     except JobError as error:
-        rest = parse_valid_fields(mapping, error.problems)
-        return None if rest is None else rest.job
+        partial = parse_valid_fields(mapping, error.problems)
+        return None if partial is None else partial.job

@@ -12,16 +12,16 @@ from smlaunch.planner.facts import ScriptFacts
 from tests.planner.fixtures import plan, region
 
 
-def told(imports: set[str], job: dict[str, Any] | None = None) -> list[str]:
-    made = plan(job or {}, region(script=ScriptFacts(imports=frozenset(imports))))
-    return [reason.explanation for reason in made.reasons if reason.rule == "built-in.would-do"]
+def hint_texts(imports: set[str], job: dict[str, Any] | None = None) -> list[str]:
+    job_plan = plan(job or {}, region(script=ScriptFacts(imports=frozenset(imports))))
+    return [reason.explanation for reason in job_plan.reasons if reason.rule == "built-in.would-do"]
 
 
 def test_the_algorithm_is_named_with_what_it_reads() -> None:
-    (sentence,) = told({"pandas", "xgboost"})
+    (sentence,) = hint_texts({"pandas", "xgboost"})
     assert "SageMaker's built-in XGBoost (also on several hosts, CSV, LibSVM, Parquet" in sentence
     assert sentence.endswith("takes no script, by algorithm: xgboost.")
-    (sentence,) = told({"sklearn", "sklearn.cluster", "sklearn.cluster.KMeans"})
+    (sentence,) = hint_texts({"sklearn", "sklearn.cluster", "sklearn.cluster.KMeans"})
     assert "algorithm: kmeans" in sentence
 
 
@@ -38,7 +38,7 @@ def test_the_algorithm_is_named_with_what_it_reads() -> None:
 def test_nothing_is_said_where_it_is_not_all_or_the_job_has_chosen(
     imports: set[str], job: dict[str, Any]
 ) -> None:
-    assert told(imports, job) == []
+    assert hint_texts(imports, job) == []
 
 
 def test_every_one_of_them_is_an_algorithm() -> None:

@@ -16,20 +16,22 @@ from smlaunch.planner.plan import Plan
 from smlaunch.planner.quotas import relevant_quotas
 from tests.planner.fixtures import PLAIN, local, plan, region
 
-TWO = ["ml.g5.xlarge", "ml.g6.xlarge"]
+TWO_TYPES = ["ml.g5.xlarge", "ml.g6.xlarge"]
 
 
-def warned(made: Plan, words: str) -> bool:
-    return any(words in warning for warning in made.warnings)
+def has_warning(job_plan: Plan, text: str) -> bool:
+    return any(text in warning for warning in job_plan.warnings)
 
 
-def because(made: Plan, rule: str) -> str:
-    return " ".join(reason.explanation for reason in made.reasons if reason.rule == rule)
+def explanation_of(job_plan: Plan, rule: str) -> str:
+    return " ".join(reason.explanation for reason in job_plan.reasons if reason.rule == rule)
 
 
 def test_preferences_are_sent_in_their_order_with_one_number_of_hosts() -> None:
-    made = plan({"compute": {"hosts": 3, "instance_preferences": TWO}, "limits": {"max_pending": "2h"}})
-    (request,) = made.requests
+    job_plan = plan(
+        {"compute": {"hosts": 3, "instance_preferences": TWO_TYPES}, "limits": {"max_pending": "2h"}}
+    )
+    (request,) = job_plan.requests
     assert request["ResourceConfig"] == {
         "InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}, {"InstanceType": "ml.g6.xlarge"}],
         "InstanceCount": 3,
@@ -37,29 +39,29 @@ def test_preferences_are_sent_in_their_order_with_one_number_of_hosts() -> None:
     }
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400, "MaxPendingTimeInSeconds": 7200}
     assert check_request("CreateTrainingJob", request) == []
-    assert made.instance_type == "ml.g5.xlarge"
-    assert made.to_dict()["instance_preferences"] == TWO
-    assert "first of ml.g5.xlarge, ml.g6.xlarge" in because(made, "instance-type.preferences")
-    text = str(made)
+    assert job_plan.instance_type == "ml.g5.xlarge"
+    assert job_plan.to_dict()["instance_preferences"] == TWO_TYPES
+    assert "first of ml.g5.xlarge, ml.g6.xlarge" in explanation_of(job_plan, "instance-type.preferences")
+    text = str(job_plan)
     assert "3 x ml.g5.xlarge (4 vCPU, 16 GiB, 1 x NVIDIA A10G), or ml.g6.xlarge" in text
     assert "given up after 2h without capacity" in text
 
 
 def test_the_dearest_preference_bounds_the_cost() -> None:
-    made = plan({"compute": {"instance_preferences": TWO}, "limits": {"max_runtime": "10h"}})
-    assert made.cost.per_hour == pytest.approx(1.408)
-    assert made.cost.maximum == pytest.approx(14.08)
-    assert made.cost.note.startswith("of ml.g5.xlarge, the dearest of 2 preferences")
-    swapped = plan({"compute": {"instance_preferences": TWO[::-1]}, "limits": {"max_runtime": "10h"}})
-    assert swapped.cost == made.cost
+    job_plan = plan({"compute": {"instance_preferences": TWO_TYPES}, "limits": {"max_runtime": "10h"}})
+    assert job_plan.cost.per_hour == pytest.approx(1.408)
+    assert job_plan.cost.maximum == pytest.approx(14.08)
+    assert job_plan.cost.note.startswith("of ml.g5.xlarge, the dearest of 2 preferences")
+    swapped = plan({"compute": {"instance_preferences": TWO_TYPES[::-1]}, "limits": {"max_runtime": "10h"}})
+    assert swapped.cost == job_plan.cost
 
 
 def test_a_preference_without_a_price_leaves_the_cost_unknown() -> None:
-    made = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"]}})
-    assert not made.cost.is_known
-    assert "ml.g6.16xlarge" in made.cost.note
-    own = {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"], "price_per_hour": 2.0}
-    assert plan({"compute": own}).cost.per_hour == 2.0
+    job_plan = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"]}})
+    assert not job_plan.cost.is_known
+    assert "ml.g6.16xlarge" in job_plan.cost.note
+    own_price = {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"], "price_per_hour": 2.0}
+    assert plan({"compute": own_price}).cost.per_hour == 2.0
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ def test_ranks_per_host_suit_every_preference(preferences: list[str], ranks: int
 
 
 def test_a_misspelled_preference_is_warned_of() -> None:
-    made = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.xlrge"]}})
-    assert warned(made, "ml.g6.xlrge is not in the catalog")
-    assert warned(made, "did you mean ml.g6.xlarge?")
+    job_plan = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.xlrge"]}})
+    assert has_warning(job_plan, "ml.g6.xlrge is not in the catalog")
+    assert has_warning(job_plan, "did you mean ml.g6.xlarge?")
 
 
 def test_preferences_of_a_processing_job() -> None:
@@ -97,11 +99,11 @@ def test_preferences_of_a_processing_job() -> None:
 
 def test_a_warm_pool_is_asked_for_and_paid_for() -> None:
     job = {"compute": {"instance_type": "ml.g5.xlarge", "keep_alive": "30m"}, "limits": {"max_runtime": "1h"}}
-    made = plan(job)
-    assert made.requests[0]["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
-    assert made.cost.maximum == pytest.approx(1.5 * 1.408)
-    assert "30m" in because(made, "cost.warm-pool")
-    assert "kept for 30m after the job" in str(made)
+    job_plan = plan(job)
+    assert job_plan.requests[0]["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
+    assert job_plan.cost.maximum == pytest.approx(1.5 * 1.408)
+    assert "30m" in explanation_of(job_plan, "cost.warm-pool")
+    assert "kept for 30m after the job" in str(job_plan)
     capped = {**job, "limits": {"max_runtime": "1h", "max_cost": 1.5}}
     with pytest.raises(JobError) as caught:
         plan(capped)
@@ -110,17 +112,19 @@ def test_a_warm_pool_is_asked_for_and_paid_for() -> None:
 
 def test_on_this_machine_the_first_preference_stands_for_all() -> None:
     job = {"compute": {"instance_preferences": ["ml.g5.12xlarge", "ml.g5.48xlarge"], "processes_per_host": 2}}
-    made = plan(job, local())
-    assert made.processes_per_host == 2
-    assert "recorded as ml.g5.12xlarge" in str(made)
+    job_plan = plan(job, local())
+    assert job_plan.processes_per_host == 2
+    assert "recorded as ml.g5.12xlarge" in str(job_plan)
 
 
 def test_a_pipe_for_several_ranks_is_warned_of() -> None:
     job = {"inputs": {"t": {"uri": "s3://b/t/", "mode": "Pipe"}}, "compute": {"processes_per_host": 4}}
     inputs = {"t": InputFacts("s3://b/t/", "s3", objects=9, bytes=9)}
-    assert warned(plan(job, region(inputs=inputs)), "inputs.t: only one process can read a pipe, and 4 ranks")
-    alone = {**job, "compute": {}, "strategy": "custom"}
-    assert not warned(plan(alone, region(inputs=inputs)), "pipe")
+    assert has_warning(
+        plan(job, region(inputs=inputs)), "inputs.t: only one process can read a pipe, and 4 ranks"
+    )
+    one_rank = {**job, "compute": {}, "strategy": "custom"}
+    assert not has_warning(plan(one_rank, region(inputs=inputs)), "pipe")
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------
@@ -130,36 +134,44 @@ USAGE = "ml.g5.xlarge for training job usage"
 
 
 def test_what_was_read_is_told() -> None:
-    made = plan(GPU, region(quotas={USAGE: 8.0}))
+    job_plan = plan(GPU, region(quotas={USAGE: 8.0}))
     assert (
-        because(made, "quotas.read") == f"The account's quota {USAGE!r} is 8; the job takes 2 x ml.g5.xlarge."
+        explanation_of(job_plan, "quotas.read")
+        == f"The account's quota {USAGE!r} is 8; the job takes 2 x ml.g5.xlarge."
     )
 
 
 def test_what_is_not_listed_is_assumed_and_said() -> None:
-    assert "it is assumed to suffice" in because(plan(GPU, region(quotas={USAGE: None})), "quotas.assumed")
+    assert "it is assumed to suffice" in explanation_of(
+        plan(GPU, region(quotas={USAGE: None})), "quotas.assumed"
+    )
 
 
 def test_what_may_not_be_read_is_a_note_and_no_error() -> None:
-    denied = region(quotas_problem="ListServiceQuotas: AccessDeniedException")
-    assert warned(plan(GPU, denied), "could not be read (ListServiceQuotas: AccessDeniedException)")
-    made = plan({"compute": {"hosts": 2}}, denied)
-    assert "2 x ml.m5.xlarge is assumed" in because(made, "quotas.assumed")
-    assert not warned(made, "quotas")
+    denied_facts = region(quotas_problem="ListServiceQuotas: AccessDeniedException")
+    assert has_warning(
+        plan(GPU, denied_facts), "could not be read (ListServiceQuotas: AccessDeniedException)"
+    )
+    job_plan = plan({"compute": {"hosts": 2}}, denied_facts)
+    assert "2 x ml.m5.xlarge is assumed" in explanation_of(job_plan, "quotas.assumed")
+    assert not has_warning(job_plan, "quotas")
 
 
 def test_a_warm_pool_without_a_quota_is_warned_of() -> None:
-    kept = {"compute": {"instance_type": "ml.g5.xlarge", "keep_alive": "30m"}}
+    warm_pool = {"compute": {"instance_type": "ml.g5.xlarge", "keep_alive": "30m"}}
     quotas = {USAGE: 4.0, "ml.g5.xlarge for training warm pool usage": 0.0}
-    assert warned(
-        plan(kept, region(quotas=quotas)), "no host stays in the pool, and the service does not report that"
+    assert has_warning(
+        plan(warm_pool, region(quotas=quotas)),
+        "no host stays in the pool, and the service does not report that",
     )
 
 
 def test_a_preference_with_too_small_a_quota_is_passed_over() -> None:
-    job = {"compute": {"hosts": 2, "instance_preferences": TWO}}
+    job = {"compute": {"hosts": 2, "instance_preferences": TWO_TYPES}}
     quotas = {USAGE: 1.0, "ml.g6.xlarge for training job usage": 2.0}
-    assert warned(plan(job, region(quotas=quotas)), "ml.g5.xlarge is skipped: the account may have 1 of it")
+    assert has_warning(
+        plan(job, region(quotas=quotas)), "ml.g5.xlarge is skipped: the account may have 1 of it"
+    )
 
 
 @pytest.mark.parametrize(("hosts", "limit"), [(1, 1.0), (4, 4.0), (4, 100.0), (4, None)])
@@ -169,46 +181,52 @@ def test_a_quota_that_is_just_enough(hosts: int, limit: float | None) -> None:
 
 
 def test_a_local_endpoint_says_nothing_of_quotas() -> None:
-    made = plan(GPU, dataclasses.replace(local(), quotas_problem="never asked"))
-    assert not [reason for reason in made.reasons if reason.rule.startswith("quotas.")]
+    job_plan = plan(GPU, dataclasses.replace(local(), quotas_problem="never asked"))
+    assert not [reason for reason in job_plan.reasons if reason.rule.startswith("quotas.")]
 
 
 # ---- patches ---------------------------------------------------------------------------------------------
 
-SHORT = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9.0-gpu-py312"
-LONG = SHORT + "-cu130-ubuntu22.04-sagemaker"
+SHORT_TAG = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.9.0-gpu-py312"
+LONG_TAG = SHORT_TAG + "-cu130-ubuntu22.04-sagemaker"
 
 
 @pytest.mark.parametrize(
-    ("image", "today", "said"),
+    ("image", "today", "expected_text"),
     [
-        (LONG, "2026-11-21", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
-        (SHORT, "2026-10-16", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
-        (SHORT, "2026-10-15", "PyTorch 2.9.0 gets its last security patches on 2026-10-15"),
-        (LONG, "2026-09-15", "gets its last security patches on 2026-10-15"),
-        (LONG, "2026-09-14", None),
+        (LONG_TAG, "2026-11-21", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
+        (SHORT_TAG, "2026-10-16", "PyTorch 2.9.0 has had no security patches since 2026-10-15"),
+        (SHORT_TAG, "2026-10-15", "PyTorch 2.9.0 gets its last security patches on 2026-10-15"),
+        (LONG_TAG, "2026-09-15", "gets its last security patches on 2026-10-15"),
+        (LONG_TAG, "2026-09-14", None),
         ("mine/pytorch-training:2.9.0-gpu-py999", "2026-11-21", None),
         ("mine:1", "2026-11-21", None),
     ],
 )
-def test_images_past_their_end_of_patch_are_warned_of(image: str, today: str, said: str | None) -> None:
+def test_images_past_their_end_of_patch_are_warned_of(
+    image: str, today: str, expected_text: str | None
+) -> None:
     job = {"image": image, "compute": {"instance_type": "ml.g5.xlarge"}}
-    made = plan(job, region(today=date.fromisoformat(today)))
-    warnings = [warning for warning in made.warnings if "patches" in warning]
-    assert [said in warning for warning in warnings if said] == ([True] if said else [])
-    assert bool(warnings) == bool(said)
+    job_plan = plan(job, region(today=date.fromisoformat(today)))
+    warnings = [warning for warning in job_plan.warnings if "patches" in warning]
+    assert [expected_text in warning for warning in warnings if expected_text] == (
+        [True] if expected_text else []
+    )
+    assert bool(warnings) == bool(expected_text)
     assert not [w for w in plan(job, local(today=date.fromisoformat(today))).warnings if "patches" in w]
 
 
 def test_a_version_past_its_end_of_patch_is_warned_of() -> None:
-    old = {"framework_version": "2.6"}
-    assert warned(plan(old, region(today=date(2026, 11, 21))), "no security patches since 2026-01-29")
-    assert not warned(plan({}, region(today=date(2026, 11, 21))), "patches")
-    assert not warned(plan(old), "patches since")
+    old_version = {"framework_version": "2.6"}
+    assert has_warning(
+        plan(old_version, region(today=date(2026, 11, 21))), "no security patches since 2026-01-29"
+    )
+    assert not has_warning(plan({}, region(today=date(2026, 11, 21))), "patches")
+    assert not has_warning(plan(old_version), "patches since")
 
 
 def test_training_quotas_are_not_asked_for_what_trains_nothing() -> None:
-    asked = {"entry": "prepare.py", "compute": {"hosts": 30, "instance_type": "ml.m5.4xlarge"}}
-    assert relevant_quotas(Job.from_mapping({**asked, "strategy": "ddp"}))
+    base_job = {"entry": "prepare.py", "compute": {"hosts": 30, "instance_type": "ml.m5.4xlarge"}}
+    assert relevant_quotas(Job.from_mapping({**base_job, "strategy": "ddp"}))
     for strategy in ("processing", "spark"):
-        assert relevant_quotas(Job.from_mapping({**asked, "strategy": strategy})) == ()
+        assert relevant_quotas(Job.from_mapping({**base_job, "strategy": strategy})) == ()

@@ -32,17 +32,21 @@ from smlaunch.planner.throughput import DataShare, EstimateRange
 from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 
-ONE = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
+ONE_ACCELERATOR_SCRIPT = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
 FSDP = ScriptFacts(imports=TORCH.imports | {"torch.distributed.fsdp"})
 
 
-def chosen(made: Plan) -> Candidate:
-    (one,) = (candidate for candidate in made.candidates if candidate.chosen)
-    return one
+def chosen(job_plan: Plan) -> Candidate:
+    (match,) = (candidate for candidate in job_plan.candidates if candidate.chosen)
+    return match
 
 
-def rejected(made: Plan, instance_type: str) -> list[str]:
-    return [one.rule for one in made.candidates if one.instance_type == instance_type and not one.is_feasible]
+def rejection_rules(job_plan: Plan, instance_type: str) -> list[str]:
+    return [
+        candidate.rule
+        for candidate in job_plan.candidates
+        if candidate.instance_type == instance_type and not candidate.is_feasible
+    ]
 
 
 # ---- what is compared ------------------------------------------------------------------------------------
@@ -50,91 +54,99 @@ def rejected(made: Plan, instance_type: str) -> list[str]:
 
 @pytest.mark.parametrize("job", [{}, {"compute": {"hosts": 3, "instance_type": "ml.g5.12xlarge"}}])
 def test_a_job_without_a_workload_is_left_as_it_is(job: dict[str, Any]) -> None:
-    made = plan(job)
-    assert made.candidates == ()
-    assert "Machines compared" not in str(made)
-    assert made.to_dict()["candidates"] == []
+    job_plan = plan(job)
+    assert job_plan.candidates == ()
+    assert "Machines compared" not in str(job_plan)
+    assert job_plan.to_dict()["candidates"] == []
 
 
 def test_what_was_measured_is_taken_among_the_cheapest() -> None:
     job = {"workload": {"time_on_one": "10h"}}
-    assert chosen(plan(job, region(script=ONE))).instance_type == "ml.g5.xlarge"
+    assert chosen(plan(job, region(script=ONE_ACCELERATOR_SCRIPT))).instance_type == "ml.g5.xlarge"
     other = {"workload": {"time_on_one": "10h", "measured_on": "ml.g6.2xlarge"}}
-    made = plan(other, region(script=ONE))
-    assert chosen(made).instance_type == "ml.g6.xlarge"
-    assert "10h on ml.g6.2xlarge;" in str(made).replace("\n    ", " ")
+    job_plan = plan(other, region(script=ONE_ACCELERATOR_SCRIPT))
+    assert chosen(job_plan).instance_type == "ml.g6.xlarge"
+    assert "10h on ml.g6.2xlarge;" in str(job_plan).replace("\n    ", " ")
 
 
 def test_the_plan_launches_what_it_chose() -> None:
-    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "limits": {"max_runtime": "1d"}})
-    one = chosen(made)
-    assert made.requests[0]["ResourceConfig"]["InstanceType"] == one.instance_type == made.instance_type
-    assert made.requests[0]["ResourceConfig"]["InstanceCount"] == one.hosts == made.hosts
-    assert made.processes_per_host == one.processes_per_host
-    assert made.job.compute.instance_type is None, "the job stays what the user wrote"
-    document = made.to_dict()["candidates"]
+    job_plan = plan(
+        {"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "limits": {"max_runtime": "1d"}}
+    )
+    choice = chosen(job_plan)
+    assert (
+        job_plan.requests[0]["ResourceConfig"]["InstanceType"]
+        == choice.instance_type
+        == job_plan.instance_type
+    )
+    assert job_plan.requests[0]["ResourceConfig"]["InstanceCount"] == choice.hosts == job_plan.hosts
+    assert job_plan.processes_per_host == choice.processes_per_host
+    assert job_plan.job.compute.instance_type is None, "the job stays what the user wrote"
+    document = job_plan.to_dict()["candidates"]
     assert document[0]["chosen"]
     assert [row["chosen"] for row in document].count(True) == 1
-    assert len(document) == len(made.candidates)
+    assert len(document) == len(job_plan.candidates)
 
 
 def test_one_instance_before_several_and_the_rule_that_says_so() -> None:
-    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}})
-    assert chosen(made).hosts == 1
-    assert rejected(made, "ml.g5.xlarge") == ["time.too-slow", "scale.up-before-out"]
+    job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}})
+    assert chosen(job_plan).hosts == 1
+    assert rejection_rules(job_plan, "ml.g5.xlarge") == ["time.too-slow", "scale.up-before-out"]
 
 
 def test_types_that_would_do_as_well_are_named_for_capacity() -> None:
     job: dict[str, Any] = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
-    said = {reason.rule: reason.explanation for reason in plan(job).reasons}["capacity.preferences"]
-    assert "compute.instance_preferences: [ml.p4d.24xlarge, ml.p4de.24xlarge]" in said
+    explanation = {reason.rule: reason.explanation for reason in plan(job).reasons}["capacity.preferences"]
+    assert "compute.instance_preferences: [ml.p4d.24xlarge, ml.p4de.24xlarge]" in explanation
     job["compute"] = {"instance_preferences": ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]}
-    kept = plan(job)
-    assert [row["InstanceType"] for row in kept.requests[0]["ResourceConfig"]["InstancePreferences"]] == (
+    job_plan = plan(job)
+    assert [row["InstanceType"] for row in job_plan.requests[0]["ResourceConfig"]["InstancePreferences"]] == (
         ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
     )
-    assert "capacity.preferences" not in [reason.rule for reason in kept.reasons]
-    assert kept.candidates[0].chosen
+    assert "capacity.preferences" not in [reason.rule for reason in job_plan.reasons]
+    assert job_plan.candidates[0].chosen
 
 
 def test_a_script_for_one_accelerator_gets_one() -> None:
-    made = plan({"workload": {"time_on_one": "10h"}}, region(script=ONE))
-    assert rejected(made, "ml.g5.12xlarge") == ["capability.one-accelerator"]
-    data_parallel = dataclasses.replace(ONE, features={"one-process": FeatureLocation(1)})
-    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "14h"}}, region(script=data_parallel))
-    assert made.hosts == 1
-    assert made.processes_per_host == chosen(made).processes_per_host == 1
-    assert (find_instance_type(made.instance_type) or pytest.fail()).accelerators > 1
+    job_plan = plan({"workload": {"time_on_one": "10h"}}, region(script=ONE_ACCELERATOR_SCRIPT))
+    assert rejection_rules(job_plan, "ml.g5.12xlarge") == ["capability.one-accelerator"]
+    data_parallel = dataclasses.replace(ONE_ACCELERATOR_SCRIPT, features={"one-process": FeatureLocation(1)})
+    job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "14h"}}, region(script=data_parallel))
+    assert job_plan.hosts == 1
+    assert job_plan.processes_per_host == chosen(job_plan).processes_per_host == 1
+    assert (find_instance_type(job_plan.instance_type) or pytest.fail()).accelerators > 1
 
 
 def test_a_model_that_does_not_fit_one_accelerator() -> None:
     job = {"workload": {"model_memory": "60GB"}}
-    made = plan(job, region(script=ONE))
-    memory = (find_instance_type(made.instance_type) or pytest.fail()).accelerator_memory_gib
+    job_plan = plan(job, region(script=ONE_ACCELERATOR_SCRIPT))
+    memory = (find_instance_type(job_plan.instance_type) or pytest.fail()).accelerator_memory_gib
     assert memory is not None
     assert memory * 2**30 * MODEL_MEMORY_SHARE >= 60e9
-    assert rejected(made, "ml.g5.xlarge") == ["memory.model-too-large"]
+    assert rejection_rules(job_plan, "ml.g5.xlarge") == ["memory.model-too-large"]
     on_cpu = {**job, "compute": {"instance_type": "ml.m5.24xlarge"}}
     assert "60.0 GB of model fit within 80% of the 384 GiB of ml.m5.24xlarge" in str(plan(on_cpu))
-    sharded = plan({"workload": {"model_memory": "200GB"}}, region(script=FSDP))
-    assert sharded.cost.per_hour is not None
-    assert made.cost.per_hour is not None
-    assert "200.0 GB of model are sharded" in str(sharded).replace("\n    ", " ")
+    sharded_plan = plan({"workload": {"model_memory": "200GB"}}, region(script=FSDP))
+    assert sharded_plan.cost.per_hour is not None
+    assert job_plan.cost.per_hour is not None
+    assert "200.0 GB of model are sharded" in str(sharded_plan).replace("\n    ", " ")
 
 
 def test_what_the_account_may_not_have_is_not_chosen() -> None:
     job = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
     quotas = {f"{name} for training job usage": 0.0 for name in known_types() if name.startswith("ml.p")}
-    made = plan(job, region(quotas=quotas))
-    assert not made.instance_type.startswith("ml.p")
-    assert "quota.too-small" in rejected(made, "ml.p4d.24xlarge")
-    assert not [reason for reason in made.reasons if reason.rule == "quotas.read"], "of others nobody asked"
+    job_plan = plan(job, region(quotas=quotas))
+    assert not job_plan.instance_type.startswith("ml.p")
+    assert "quota.too-small" in rejection_rules(job_plan, "ml.p4d.24xlarge")
+    assert not [reason for reason in job_plan.reasons if reason.rule == "quotas.read"], (
+        "of others nobody asked"
+    )
     read = plan(job, region(quotas={"ml.p4d.24xlarge for training job usage": 2.0}))
     assert "quotas.read" in [reason.rule for reason in read.reasons]
     for count in (0.0, 1.0):
         every = {f"{name} for training job usage": count for name in known_types()}
-        large = {"workload": {"time_on_one": "3000h", "wanted_time": "24h"}}
-        (line,) = refusals(large, region(quotas=every))
+        large_job = {"workload": {"time_on_one": "3000h", "wanted_time": "24h"}}
+        (line,) = refusals(large_job, region(quotas=every))
         assert line.startswith(("compute.instance_type: ", "compute.hosts: "))
         assert f"for training job usage' is {count:g}" in line
 
@@ -143,17 +155,19 @@ def test_quotas_of_all_types_are_looked_at_where_a_workload_chooses() -> None:
     open_job = Job(entry="train.py", workload={"time_on_one": "10h"})
     assert "ml.p4d.24xlarge for training job usage" in relevant_quotas(open_job)
     assert relevant_quotas(Job(entry="train.py")) == ()
-    named = Job(entry="train.py", workload={"time_on_one": "10h"}, compute={"instance_type": "ml.g5.xlarge"})
-    assert relevant_quotas(named) == ("ml.g5.xlarge for training job usage",)
+    named_type = Job(
+        entry="train.py", workload={"time_on_one": "10h"}, compute={"instance_type": "ml.g5.xlarge"}
+    )
+    assert relevant_quotas(named_type) == ("ml.g5.xlarge for training job usage",)
 
 
 def test_heavy_preprocessing_wants_processors() -> None:
     work = {"time_on_one": "40h", "wanted_time": "16h"}
-    light, heavy = plan({"workload": work}), plan({"workload": {**work, "preprocessing": "heavy"}})
-    assert rejected(heavy, "ml.g5.12xlarge") == ["cpu.too-few-per-accelerator"]
-    assert "cpu.too-few-per-accelerator" not in rejected(light, "ml.g5.12xlarge")
-    known = find_instance_type(heavy.instance_type) or pytest.fail()
-    assert known.vcpu / known.accelerators >= 16
+    light_plan, heavy_plan = plan({"workload": work}), plan({"workload": {**work, "preprocessing": "heavy"}})
+    assert rejection_rules(heavy_plan, "ml.g5.12xlarge") == ["cpu.too-few-per-accelerator"]
+    assert "cpu.too-few-per-accelerator" not in rejection_rules(light_plan, "ml.g5.12xlarge")
+    chosen_type = find_instance_type(heavy_plan.instance_type) or pytest.fail()
+    assert chosen_type.vcpu / chosen_type.accelerators >= 16
 
 
 def test_hosts_that_share_nothing_are_no_more_than_their_files() -> None:
@@ -162,35 +176,39 @@ def test_hosts_that_share_nothing_are_no_more_than_their_files() -> None:
         "inputs": {"t": {"uri": "s3://b/t/", "split": "key", "mode": "FastFile"}},
     }
 
-    def made(files: int) -> Plan:
+    def plan_for(files: int) -> Plan:
         return plan(
             job,
-            with_inputs(region(script=ONE), {"t": InputFacts("s3://b/t/", "s3", objects=files, bytes=10**9)}),
+            with_inputs(
+                region(script=ONE_ACCELERATOR_SCRIPT),
+                {"t": InputFacts("s3://b/t/", "s3", objects=files, bytes=10**9)},
+            ),
         )
 
-    assert (made(100).strategy, made(100).hosts) == ("share-nothing", 6)
-    few = made(5)
-    assert few.hosts <= 5
-    assert "data.more-hosts-than-files" in rejected(few, "ml.g5.xlarge")
+    assert (plan_for(100).strategy, plan_for(100).hosts) == ("share-nothing", 6)
+    few_hosts = plan_for(5)
+    assert few_hosts.hosts <= 5
+    assert "data.more-hosts-than-files" in rejection_rules(few_hosts, "ml.g5.xlarge")
 
 
 def test_a_host_without_accelerators_counts_as_measured_when_it_is_the_same() -> None:
     work = {"kind": "inference", "time_on_one": "6h", "wanted_time": "4h", "measured_on": "ml.m5.xlarge"}
     job = {"workload": work, "inputs": {"t": {"uri": "s3://b/t/", "split": "key"}}}
     facts = InputFacts("s3://b/t/", "s3", objects=100, bytes=10**6)
-    made = plan(job, with_inputs(region(script=PLAIN), {"t": facts}))
-    assert (made.strategy, made.instance_type, made.hosts) == ("share-nothing", "ml.m5.xlarge", 2)
-    assert "compute.share-nothing" in [reason.rule for reason in made.reasons]
-    here = plan(job, with_inputs(local(script=PLAIN), {"t": facts}))
-    assert "They are of a region's machines, and not of this one." in str(here).replace("\n    ", " ")
+    job_plan = plan(job, with_inputs(region(script=PLAIN), {"t": facts}))
+    assert (job_plan.strategy, job_plan.instance_type, job_plan.hosts) == ("share-nothing", "ml.m5.xlarge", 2)
+    assert "compute.share-nothing" in [reason.rule for reason in job_plan.reasons]
+    local_plan = plan(job, with_inputs(local(script=PLAIN), {"t": facts}))
+    assert "They are of a region's machines, and not of this one." in str(local_plan).replace("\n    ", " ")
 
 
 def test_hosts_that_the_job_names_are_not_said_to_follow_from_the_tables() -> None:
     reasons = {
-        one.rule: one.explanation for one in plan({"strategy": "spark", "compute": {"hosts": 3}}).reasons
+        reason.rule: reason.explanation
+        for reason in plan({"strategy": "spark", "compute": {"hosts": 3}}).reasons
     }
     assert reasons["compute.tables"].startswith("The job names 3 hosts; for tables they are ml.m5.4xlarge, a")
-    reasons = {one.rule: one.explanation for one in plan({"strategy": "spark"}).reasons}
+    reasons = {reason.rule: reason.explanation for reason in plan({"strategy": "spark"}).reasons}
     assert "a host for every 100 GB of tables" in reasons["compute.tables"]
 
 
@@ -198,11 +216,11 @@ def test_tables_that_a_program_reads_whole_have_to_fit() -> None:
     pandas = ScriptFacts(imports=frozenset({"pandas"}))
     job = {"workload": {"kind": "preparation"}, "inputs": {"t": "s3://b/t/"}}
     facts = InputFacts("s3://b/t/", "s3", objects=10, bytes=20 * 10**9)
-    made = plan(job, with_inputs(region(script=pandas), {"t": facts}))
-    assert made.strategy == "processing"
-    assert made.planned_jobs[0].operation == "CreateProcessingJob"
-    assert (find_instance_type(made.instance_type) or pytest.fail()).memory_gib * 2**30 >= 5 * 20e9
-    assert "memory.data-too-large" in rejected(made, "ml.m5.xlarge")
+    job_plan = plan(job, with_inputs(region(script=pandas), {"t": facts}))
+    assert job_plan.strategy == "processing"
+    assert job_plan.planned_jobs[0].operation == "CreateProcessingJob"
+    assert (find_instance_type(job_plan.instance_type) or pytest.fail()).memory_gib * 2**30 >= 5 * 20e9
+    assert "memory.data-too-large" in rejection_rules(job_plan, "ml.m5.xlarge")
 
 
 # ---- what the job fixes ----------------------------------------------------------------------------------
@@ -210,16 +228,16 @@ def test_tables_that_a_program_reads_whole_have_to_fit() -> None:
 
 def test_a_named_type_gets_the_hosts_it_needs() -> None:
     work = {"time_on_one": "400h", "wanted_time": "24h"}
-    made = plan({"workload": work, "compute": {"instance_type": "ml.g5.48xlarge"}})
-    assert {one.instance_type for one in made.candidates} == {"ml.g5.48xlarge"}
-    assert made.hosts > 1
-    assert chosen(made).seconds is not None
+    job_plan = plan({"workload": work, "compute": {"instance_type": "ml.g5.48xlarge"}})
+    assert {candidate.instance_type for candidate in job_plan.candidates} == {"ml.g5.48xlarge"}
+    assert job_plan.hosts > 1
+    assert chosen(job_plan).seconds is not None
 
 
 def test_named_hosts_get_a_type() -> None:
-    made = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "compute": {"hosts": 2}})
-    assert made.hosts == 2
-    assert {one.hosts for one in made.candidates} == {2}
+    job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "compute": {"hosts": 2}})
+    assert job_plan.hosts == 2
+    assert {candidate.hosts for candidate in job_plan.candidates} == {2}
 
 
 def test_one_host_that_is_asked_for_is_one() -> None:
@@ -227,16 +245,16 @@ def test_one_host_that_is_asked_for_is_one() -> None:
     (line,) = refusals({"workload": work, "compute": {"hosts": 1}})
     assert line.startswith("workload.wanted_time: ml.")
     assert "the nearest of" in line
-    again = Job.from_mapping({"entry": "a.py", "workload": work, "compute": {"hosts": 1}})
-    assert Job.from_mapping(again.to_mapping()).compute.model_fields_set == {"hosts"}
+    job_of_one_host = Job.from_mapping({"entry": "a.py", "workload": work, "compute": {"hosts": 1}})
+    assert Job.from_mapping(job_of_one_host.to_mapping()).compute.model_fields_set == {"hosts"}
 
 
 def test_what_is_fixed_altogether_is_checked() -> None:
     fixed = {"compute": {"hosts": 1, "instance_type": "ml.g5.12xlarge"}}
-    made = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "14h"}})
-    assert made.warnings == ()
-    made = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "12h"}})
-    assert any("it may be more than the 12h that are wanted" in one for one in made.warnings)
+    job_plan = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "14h"}})
+    assert job_plan.warnings == ()
+    job_plan = plan({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "12h"}})
+    assert any("it may be more than the 12h that are wanted" in warning for warning in job_plan.warnings)
     (line,) = refusals({**fixed, "workload": {"time_on_one": "40h", "wanted_time": "6h"}})
     assert line.startswith("workload.wanted_time: ml.g5.12xlarge: takes 11 to 13 h, and 6h are wanted")
     (line,) = refusals({**fixed, "workload": {"model_memory": "60GB"}})
@@ -245,14 +263,14 @@ def test_what_is_fixed_altogether_is_checked() -> None:
 
 
 def test_a_longer_run_than_its_limit_is_told() -> None:
-    made = plan({"workload": {"time_on_one": "30h"}}, region(script=ONE))
-    assert any("limits.max_runtime ends it after 24 h" in one for one in made.warnings)
+    job_plan = plan({"workload": {"time_on_one": "30h"}}, region(script=ONE_ACCELERATOR_SCRIPT))
+    assert any("limits.max_runtime ends it after 24 h" in warning for warning in job_plan.warnings)
 
 
 def test_a_type_that_the_catalog_does_not_know_is_taken_as_it_is() -> None:
-    made = plan({"workload": {"time_on_one": "30h"}, "compute": {"instance_type": "ml.g99.xlarge"}})
-    assert made.instance_type == "ml.g99.xlarge"
-    assert made.candidates == ()
+    job_plan = plan({"workload": {"time_on_one": "30h"}, "compute": {"instance_type": "ml.g99.xlarge"}})
+    assert job_plan.instance_type == "ml.g99.xlarge"
+    assert job_plan.candidates == ()
 
 
 def test_nothing_will_do_and_why() -> None:
@@ -264,14 +282,14 @@ def test_nothing_will_do_and_why() -> None:
     (line,) = refusals({"workload": work, "limits": {"max_cost": 50, "max_runtime": "1h"}})
     assert line.startswith("limits.max_cost: ml.p4de.24xlarge, the nearest of ")
     assert ", more than $50.00; raise it" in line
-    (line,) = refusals({"workload": {"model_memory": "4000GB"}}, region(script=ONE))
+    (line,) = refusals({"workload": {"model_memory": "4000GB"}}, region(script=ONE_ACCELERATOR_SCRIPT))
     assert line.startswith("workload.model_memory: ")
 
 
 def test_on_this_machine_money_is_no_object() -> None:
     job = {"workload": {"time_on_one": "10h"}, "limits": {"max_cost": 1}}
-    made = plan(job, local(script=ONE))
-    assert chosen(made).instance_type == made.instance_type == "ml.g5.xlarge"
+    job_plan = plan(job, local(script=ONE_ACCELERATOR_SCRIPT))
+    assert chosen(job_plan).instance_type == job_plan.instance_type == "ml.g5.xlarge"
 
 
 # ---- properties ------------------------------------------------------------------------------------------
@@ -301,7 +319,7 @@ _COMPUTE = st.fixed_dictionaries(
 _LIMITS = st.fixed_dictionaries(
     {"max_runtime": st.sampled_from(["2h", "24h", "5d"])}, optional={"max_cost": st.integers(1, 5000)}
 )
-_SCRIPTS = st.sampled_from([TORCH, ONE, FSDP, PLAIN])
+_SCRIPTS = st.sampled_from([TORCH, ONE_ACCELERATOR_SCRIPT, FSDP, PLAIN])
 
 
 @settings(max_examples=120, deadline=None)
@@ -311,27 +329,27 @@ def test_what_is_chosen_will_do(
 ) -> None:
     job = {"workload": work, "compute": compute, "limits": limits}
     try:
-        made = plan(job, region(script=script))
+        job_plan = plan(job, region(script=script))
     except JobError:
         return
-    if not made.candidates:
+    if not job_plan.candidates:
         return
-    one = chosen(made)
-    assert one.is_feasible
-    assert made.candidates[0] is one
-    assert (one.instance_type, one.hosts) == (made.instance_type, made.hosts)
-    for field, value in (("hosts", made.hosts), ("instance_type", made.instance_type)):
+    choice = chosen(job_plan)
+    assert choice.is_feasible
+    assert job_plan.candidates[0] is choice
+    assert (choice.instance_type, choice.hosts) == (job_plan.instance_type, job_plan.hosts)
+    for field, value in (("hosts", job_plan.hosts), ("instance_type", job_plan.instance_type)):
         assert compute.get(field, value) == value
     if "max_cost" in limits:
-        assert made.cost.maximum is not None
-        assert made.cost.maximum <= limits["max_cost"]
-        assert one.dollars is None or "instance_type" in compute or one.dollars[1] <= limits["max_cost"]
-    if "wanted_time" in work and one.seconds is not None:
-        end = one.seconds[0] if "instance_type" in compute else one.seconds[1]
+        assert job_plan.cost.maximum is not None
+        assert job_plan.cost.maximum <= limits["max_cost"]
+        assert choice.dollars is None or "instance_type" in compute or choice.dollars[1] <= limits["max_cost"]
+    if "wanted_time" in work and choice.seconds is not None:
+        end = choice.seconds[0] if "instance_type" in compute else choice.seconds[1]
         assert end <= parse_duration(work["wanted_time"])
     names = {rule.name for rule in COMPUTE_RULES} | {"scale.up-before-out"}
-    assert {candidate.rule for candidate in made.candidates if not candidate.is_feasible} <= names
-    for candidate in made.candidates:
+    assert {candidate.rule for candidate in job_plan.candidates if not candidate.is_feasible} <= names
+    for candidate in job_plan.candidates:
         assert candidate.hosts <= max(MAX_HOSTS, compute.get("hosts", 1))
         for span in (candidate.seconds, candidate.dollars, candidate.per_hour):
             assert span is None or 0 <= span[0] <= span[1]
@@ -342,38 +360,46 @@ _TYPES = st.sampled_from([row for row in known_types().values() if row.accelerat
 
 @settings(max_examples=150, deadline=None)
 @given(_TYPES, _TYPES, st.integers(1, 32), st.booleans())
-def test_estimates_are_ranges_and_more_hosts_are_no_slower(one: Any, on: Any, hosts: int, talk: bool) -> None:
-    measured = Measurement(36_000.0, on, True, is_stated=True)
-    some = estimate_duration(HostGroup(one, hosts, one.accelerators, talk), measured, DataShare(0, 0))
-    if some is None:
-        assert accelerators.relative_speed(one, on) is None
+def test_estimates_are_ranges_and_more_hosts_are_no_slower(
+    instance: Any, on: Any, hosts: int, communication: bool
+) -> None:
+    measurement = Measurement(36_000.0, on, True, is_stated=True)
+    estimate = estimate_duration(
+        HostGroup(instance, hosts, instance.accelerators, communication), measurement, DataShare(0, 0)
+    )
+    if estimate is None:
+        assert accelerators.relative_speed(instance, on) is None
         return
-    assert 0 < some.low <= some.high
-    more = estimate_duration(HostGroup(one, hosts * 2, one.accelerators, talk), measured, DataShare(0, 0))
-    assert more is not None
+    assert 0 < estimate.low <= estimate.high
+    estimate_of_double = estimate_duration(
+        HostGroup(instance, hosts * 2, instance.accelerators, communication), measurement, DataShare(0, 0)
+    )
+    assert estimate_of_double is not None
     # Between one host and two lies the network, which may cost all of the second.
-    assert more.high <= some.high * 1.0001
-    assert more.low <= some.low
+    assert estimate_of_double.high <= estimate.high * 1.0001
+    assert estimate_of_double.low <= estimate.low
 
 
 def test_the_speed_of_what_was_measured_is_one() -> None:
     for instance in known_types().values():
         if instance.accelerators == 1:
-            measured = Measurement(3600.0, instance, True, is_stated=True)
-            assert speedup(HostGroup(instance, 1, 1), measured) == (1.0, 1.0)
+            measurement = Measurement(3600.0, instance, True, is_stated=True)
+            assert speedup(HostGroup(instance, 1, 1), measurement) == (1.0, 1.0)
 
 
 def test_prices_are_ranges_by_their_confidence() -> None:
-    sure, unsure = find_instance_type("ml.g5.12xlarge"), find_instance_type("ml.trn1.32xlarge")
-    assert sure is not None
-    assert unsure is not None
-    assert (sure.price_confidence, unsure.price_confidence) == ("high", "low")
-    narrow, wide = estimate_hourly_price(sure, 2), estimate_hourly_price(unsure, 1)
-    assert narrow is not None
-    assert wide is not None
-    assert narrow.high / narrow.low < wide.high / wide.low
-    assert narrow.low < 14.18 < narrow.high
-    assert estimate_price(narrow, EstimateRange(3600, 7200)).high == pytest.approx(narrow.high * 2)
+    known_type, unknown_type = find_instance_type("ml.g5.12xlarge"), find_instance_type("ml.trn1.32xlarge")
+    assert known_type is not None
+    assert unknown_type is not None
+    assert (known_type.price_confidence, unknown_type.price_confidence) == ("high", "low")
+    narrow_price, wide_price = estimate_hourly_price(known_type, 2), estimate_hourly_price(unknown_type, 1)
+    assert narrow_price is not None
+    assert wide_price is not None
+    assert narrow_price.high / narrow_price.low < wide_price.high / wide_price.low
+    assert narrow_price.low < 14.18 < narrow_price.high
+    assert estimate_price(narrow_price, EstimateRange(3600, 7200)).high == pytest.approx(
+        narrow_price.high * 2
+    )
     unknown = find_instance_type("ml.p5e.48xlarge")
     assert unknown is not None
     assert estimate_hourly_price(unknown, 1) is None

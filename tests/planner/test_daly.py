@@ -36,8 +36,8 @@ def test_no_other_interval_is_much_better(stall: float, ratio: float, restart: f
     """The form is an approximation: a few parts in a thousand below the true best where saves are dear."""
     mtbf = stall * ratio
     best = daly_interval(stall, mtbf)
-    reached = daly_makespan(100 * mtbf, best, stall, restart, mtbf)
-    assert reached <= daly_makespan(100 * mtbf, best * other, stall, restart, mtbf) * 1.005
+    makespan = daly_makespan(100 * mtbf, best, stall, restart, mtbf)
+    assert makespan <= daly_makespan(100 * mtbf, best * other, stall, restart, mtbf) * 1.005
 
 
 def test_a_save_dearer_than_two_failures_apart() -> None:

@@ -24,18 +24,22 @@ MACHINE = "arn:aws:states:eu-west-1:123456789012:execution:train:nightly"
 PIPELINE = "arn:aws:sagemaker:eu-west-1:123456789012:pipeline/chain/execution/abc"
 
 
-def seen(ending: Ending | None, outcome: SegmentOutcome | None = None, since: float = 10.0) -> ObservedRun:
+def observed_run(
+    ending: Ending | None, outcome: SegmentOutcome | None = None, since: float = 10.0
+) -> ObservedRun:
     job = ObservedJob(2, 1, ending, reason="AlgorithmError: boom", ended_at=NOW - since if ending else None)
     return ObservedRun(NOW, [job], committed_step=7, outcome=outcome)
 
 
 def test_a_job_that_runs_settles_nothing() -> None:
-    assert definite_result("nightly", seen(None, SegmentOutcome(FINISHED, 7, "nightly")), False) is None
+    assert (
+        definite_result("nightly", observed_run(None, SegmentOutcome(FINISHED, 7, "nightly")), False) is None
+    )
 
 
 @pytest.mark.parametrize("ending", list(Ending))
 def test_an_execution_that_runs_decides_by_itself_what_follows(ending: Ending) -> None:
-    assert inferred_result(seen(ending, since=9 * QUIET_SECONDS), RUNS) is None
+    assert inferred_result(observed_run(ending, since=9 * QUIET_SECONDS), RUNS) is None
 
 
 @pytest.mark.parametrize(
@@ -82,27 +86,34 @@ def test_an_execution_that_runs_decides_by_itself_what_follows(ending: Ending) -
 def test_an_execution_that_has_ended_says_how_the_run_did(
     execution: OrchestratorExecution, ending: Ending, code: int, status: str, sentence: str
 ) -> None:
-    found = inferred_result(seen(ending), execution)
-    assert found is not None and (found.exit_code, found.status) == (code, status)
-    assert found.summary.startswith(sentence)
+    result = inferred_result(observed_run(ending), execution)
+    assert result is not None and (result.exit_code, result.status) == (code, status)
+    assert result.summary.startswith(sentence)
 
 
 def test_some_ends_are_every_exports() -> None:
     """Also in an execution that goes on with other runs, or fails with one of them."""
-    said = SegmentOutcome(FINISHED, 7, "nightly")
-    done = definite_result("nightly", seen(Ending.COMPLETED, said), True)
-    assert done is not None and done.exit_code == 0
-    assert definite_result("nightly", seen(Ending.COMPLETED), False) == done
-    assert definite_result("nightly", seen(Ending.COMPLETED, said._replace(run="other")), True) is None
-    going = said._replace(result=CONTINUE)
-    found = {ending for ending in Ending if definite_result("nightly", seen(ending, going), True) is not None}
+    outcome = SegmentOutcome(FINISHED, 7, "nightly")
+    result = definite_result("nightly", observed_run(Ending.COMPLETED, outcome), True)
+    assert result is not None and result.exit_code == 0
+    assert definite_result("nightly", observed_run(Ending.COMPLETED), False) == result
+    assert (
+        definite_result("nightly", observed_run(Ending.COMPLETED, outcome._replace(run="other")), True)
+        is None
+    )
+    continuing = outcome._replace(result=CONTINUE)
+    found = {
+        ending
+        for ending in Ending
+        if definite_result("nightly", observed_run(ending, continuing), True) is not None
+    }
     assert found == {Ending.STOPPED, Ending.CLIENT, Ending.DISK_FULL}
 
 
 @pytest.mark.parametrize("ending", list(Ending))
 def test_where_nobody_can_be_asked_a_run_that_nothing_followed_has_ended(ending: Ending) -> None:
-    assert inferred_result(seen(ending), None) is None
-    late = inferred_result(seen(ending, since=QUIET_SECONDS + 1), None)
+    assert inferred_result(observed_run(ending), None) is None
+    late = inferred_result(observed_run(ending, since=QUIET_SECONDS + 1), None)
     assert late is not None and late.exit_code == (ENDING_RULES[ending].exit_code or 6)
     assert "nothing has followed for 20m or more; the newest checkpoint is step 7" in late.summary
 

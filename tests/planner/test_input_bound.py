@@ -18,17 +18,17 @@ def request(*channels: tuple[str, str | None], instance_type: str = "ml.g5.12xla
 
 
 def test_little_waiting_needs_no_advice() -> None:
-    found = assess_data_wait(0.034, request(("train", "File")))
-    assert (found.is_input_bound, found.advice) == (False, ())
-    assert found.summary == "not input bound: 3.4% of step time is waiting for data"
+    data_wait = assess_data_wait(0.034, request(("train", "File")))
+    assert (data_wait.is_input_bound, data_wait.advice) == (False, ())
+    assert data_wait.summary == "not input bound: 3.4% of step time is waiting for data"
 
 
 def test_what_follows_depends_on_how_the_data_come() -> None:
-    found = assess_data_wait(0.43, request(("smlaunch", "File"), ("train", "FastFile")))
-    assert found.summary == "input bound: 43% of step time"
-    assert found.advice[0].startswith("train comes from S3 in every epoch")
+    data_wait = assess_data_wait(0.43, request(("smlaunch", "File"), ("train", "FastFile")))
+    assert data_wait.summary == "input bound: 43% of step time"
+    assert data_wait.advice[0].startswith("train comes from S3 in every epoch")
     assert (
-        found.advice[-1]
+        data_wait.advice[-1]
         == "what fits these data: smlaunch data advise s3://b/train/ --instance-type ml.g5.12xlarge"
     )
     on_disk = assess_data_wait(0.43, request(("train", None))).advice

@@ -26,15 +26,15 @@ WAYS = (
 )
 
 
-def check(found: Partition, sizes: list[Number], hosts: int) -> None:
-    assert len(found.host_by_item) == len(sizes)
-    assert len(found.loads) == hosts
-    assert set(found.host_by_item) <= set(range(hosts))
-    for host, load in enumerate(found.loads):
+def check(partition: Partition, sizes: list[Number], hosts: int) -> None:
+    assert len(partition.host_by_item) == len(sizes)
+    assert len(partition.loads) == hosts
+    assert set(partition.host_by_item) <= set(range(hosts))
+    for host, load in enumerate(partition.loads):
         assert load == pytest.approx(
-            sum(size for size, of in zip(sizes, found.host_by_item, strict=True) if of == host)
+            sum(size for size, owner in zip(sizes, partition.host_by_item, strict=True) if owner == host)
         )
-    assert sum(found.counts) == len(sizes)
+    assert sum(partition.counts) == len(sizes)
 
 
 @given(SIZES, st.integers(1, 12))
@@ -51,7 +51,7 @@ def test_every_item_is_in_one_part(sizes: list[Number], hosts: int) -> None:
 def test_largest_first_is_within_its_bound_of_the_optimum(sizes: list[int], hosts: int) -> None:
     def fullest(hosts_of: tuple[int, ...]) -> int:
         return max(
-            sum(s for s, of in zip(sizes, hosts_of, strict=True) if of == host) for host in range(hosts)
+            sum(s for s, owner in zip(sizes, hosts_of, strict=True) if owner == host) for host in range(hosts)
         )
 
     optimum = min(map(fullest, product(range(hosts), repeat=len(sizes))))
@@ -71,8 +71,8 @@ def test_karmarkar_karp_finds_what_largest_first_does_not() -> None:
 
 def test_three_parts_by_hand() -> None:
     """Differences at each joining: (9) (8) (7) (6) (5) (4) in three parts."""
-    found = partitioning.karmarkar_karp([9, 8, 7, 6, 5, 4], 3)
-    assert found.loads == (13, 13, 13)
+    partition = partitioning.karmarkar_karp([9, 8, 7, 6, 5, 4], 3)
+    assert partition.loads == (13, 13, 13)
 
 
 def test_items_of_no_size_are_spread() -> None:
@@ -83,8 +83,8 @@ def test_items_of_no_size_are_spread() -> None:
 
 
 def test_fewer_items_than_hosts_and_one_giant() -> None:
-    found = partitioning.best_partition([5, 3], 4)
-    assert sorted(found.loads) == [0, 0, 3, 5]
+    partition = partitioning.best_partition([5, 3], 4)
+    assert sorted(partition.loads) == [0, 0, 3, 5]
     giant = partitioning.best_partition([1] * 9 + [1000], 4)
     assert max(giant.loads) == 1000
     assert partitioning.imbalance(giant.loads, 1000) == 1.0

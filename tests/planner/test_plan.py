@@ -32,9 +32,9 @@ from tests.tables import table
 S3_DATA = InputFacts("s3://b/data/", "s3", objects=1797, bytes=1_234_567)
 
 
-def refusals(job: dict[str, Any], surroundings: Facts | None = None) -> list[str]:
+def refusals(job: dict[str, Any], facts: Facts | None = None) -> list[str]:
     with pytest.raises(JobError) as caught:
-        plan(job, surroundings)
+        plan(job, facts)
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -42,7 +42,7 @@ def refusals(job: dict[str, Any], surroundings: Facts | None = None) -> list[str
 
 SHELL = dataclasses.replace(region().source, entry="train.sh")
 LIGHTNING = ScriptFacts(imports=frozenset({"lightning.pytorch"}))
-BOTH = ScriptFacts(imports=TORCH.imports, reads_resource_config=True)
+BOTH_SIGNS = ScriptFacts(imports=TORCH.imports, reads_resource_config=True)
 
 CHOICES: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     ({}, {"script": TORCH}, "ddp", 1, "strategy.torch-distributed"),
@@ -56,8 +56,8 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     ),
     ({}, {"script": PLAIN}, "custom", 1, "strategy.single-process"),
     ({}, {"script": READS_CONFIG}, "custom", 1, "strategy.reads-resourceconfig"),
-    ({"compute": {"hosts": 3}}, {"script": BOTH}, "custom", 1, "strategy.reads-resourceconfig"),
-    ({"compute": {"processes_per_host": 2}}, {"script": BOTH}, "ddp", 2, "strategy.torch-distributed"),
+    ({"compute": {"hosts": 3}}, {"script": BOTH_SIGNS}, "custom", 1, "strategy.reads-resourceconfig"),
+    ({"compute": {"processes_per_host": 2}}, {"script": BOTH_SIGNS}, "ddp", 2, "strategy.torch-distributed"),
     ({"compute": {"hosts": 2}}, {"script": PLAIN}, "ddp", 1, "strategy.several-processes"),
     ({"compute": {"processes_per_host": 4}}, {"script": PLAIN}, "ddp", 4, "strategy.several-processes"),
     ({"entry": "src/train.sh"}, {"script": TORCH, "source": SHELL}, "custom", 1, "strategy.shell-script"),
@@ -71,45 +71,50 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
 def test_what_is_chosen(
     job: dict[str, Any], facts: dict[str, Any], strategy: str, processes: int, rule: str
 ) -> None:
-    made = plan(job, region(**facts))
-    assert (made.strategy, made.processes_per_host) == (strategy, processes)
-    assert rule in [reason.rule for reason in made.reasons]
+    job_plan = plan(job, region(**facts))
+    assert (job_plan.strategy, job_plan.processes_per_host) == (strategy, processes)
+    assert rule in [reason.rule for reason in job_plan.reasons]
 
 
 def test_an_unknown_type_is_warned_of_and_counts_its_own_accelerators() -> None:
-    made = plan({"compute": {"instance_type": "ml.g5.12xlrge"}})
-    assert made.processes_per_host == "auto"
-    assert "ml.g5.12xlrge is not in the catalog of 2026-11 (did you mean ml.g5.12xlarge?)" in made.warnings[0]
-    assert "-cu133-" in made.image
-    assert not made.cost.is_known
-    assert " unknown: the price of ml.g5.12xlrge is not known" in str(made)
+    job_plan = plan({"compute": {"instance_type": "ml.g5.12xlrge"}})
+    assert job_plan.processes_per_host == "auto"
+    assert (
+        "ml.g5.12xlrge is not in the catalog of 2026-11 (did you mean ml.g5.12xlarge?)"
+        in job_plan.warnings[0]
+    )
+    assert "-cu133-" in job_plan.image
+    assert not job_plan.cost.is_known
+    assert " unknown: the price of ml.g5.12xlrge is not known" in str(job_plan)
 
 
 @pytest.mark.parametrize(
-    ("processes", "instance_type", "said"),
+    ("processes", "instance_type", "message"),
     [
         (8, "ml.g5.12xlarge", "8 ranks per host share the 4 x NVIDIA A10G"),
         (1, "ml.g5.12xlarge", "1 rank per host may leave some of the 4 x NVIDIA A10G"),
         (8, "ml.m5.xlarge", "8 ranks per host share the 4 vCPU"),
     ],
 )
-def test_an_uneven_number_of_processes_is_warned_of(processes: int, instance_type: str, said: str) -> None:
-    made = plan({"compute": {"processes_per_host": processes, "instance_type": instance_type}})
-    assert made.warnings[0].startswith(said)
+def test_an_uneven_number_of_processes_is_warned_of(processes: int, instance_type: str, message: str) -> None:
+    job_plan = plan({"compute": {"processes_per_host": processes, "instance_type": instance_type}})
+    assert job_plan.warnings[0].startswith(message)
 
 
 def test_processes_on_this_machine() -> None:
     gpu_type = {"compute": {"instance_type": "ml.g5.12xlarge"}}
-    made = plan(gpu_type, local())
-    assert made.processes_per_host == 1
-    assert any("A real ml.g5.12xlarge would run 4 ranks per host; here it is 1" in w for w in made.warnings)
-    made = plan(gpu_type, local(endpoint=EndpointFacts(accelerators_per_host=2)))
-    assert made.processes_per_host == 2
+    job_plan = plan(gpu_type, local())
+    assert job_plan.processes_per_host == 1
+    assert any(
+        "A real ml.g5.12xlarge would run 4 ranks per host; here it is 1" in w for w in job_plan.warnings
+    )
+    job_plan = plan(gpu_type, local(endpoint=EndpointFacts(accelerators_per_host=2)))
+    assert job_plan.processes_per_host == 2
     assert plan({"compute": {"processes_per_host": "auto"}}, local()).processes_per_host == 1
 
 
 @pytest.mark.parametrize(
-    ("job", "where", "uri"),
+    ("job", "region_facts", "uri"),
     [
         ({}, {}, "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"),
         (
@@ -126,14 +131,14 @@ def test_processes_on_this_machine() -> None:
         ({"image": "mine:1"}, {"region": "xx-nowhere-1"}, "mine:1"),
     ],
 )
-def test_the_image(job: dict[str, Any], where: dict[str, Any], uri: str) -> None:
-    assert plan(job, region(**where)).image == uri
+def test_the_image(job: dict[str, Any], region_facts: dict[str, Any], uri: str) -> None:
+    assert plan(job, region(**region_facts)).image == uri
 
 
 def test_an_endpoint_in_no_known_region_records_some_image_and_says_that_it_is_not_run() -> None:
-    made = plan({}, local(region="local-1"))
-    assert made.image.startswith("763104351884.dkr.ecr.us-east-1.")
-    assert "image.not-run" in [reason.rule for reason in made.reasons]
+    job_plan = plan({}, local(region="local-1"))
+    assert job_plan.image.startswith("763104351884.dkr.ecr.us-east-1.")
+    assert "image.not-run" in [reason.rule for reason in job_plan.reasons]
     assert any(
         w.startswith("image: The image is recorded") for w in plan({"image": "mine:1"}, local()).warnings
     )
@@ -141,7 +146,7 @@ def test_an_endpoint_in_no_known_region_records_some_image_and_says_that_it_is_n
 
 # ---- refusing --------------------------------------------------------------------------------------------
 
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+REFUSED_JOBS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"strategy": "custom", "compute": {"processes_per_host": 2}},
         {},
@@ -206,10 +211,10 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@table(("job", "facts", "said"), REFUSED)
-def test_what_is_refused(job: dict[str, Any], facts: dict[str, Any], said: str) -> None:
+@table(("job", "facts", "message"), REFUSED_JOBS)
+def test_what_is_refused(job: dict[str, Any], facts: dict[str, Any], message: str) -> None:
     lines = refusals(job, region(**facts))
-    assert any(line.startswith(said) for line in lines), lines
+    assert any(line.startswith(message) for line in lines), lines
     assert len(lines) == 1
 
 
@@ -227,16 +232,16 @@ def test_all_refusals_come_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         (InputFacts("s3://b/t/", "s3", exists=False), "inputs.t: s3://b/t/ does not exist in S3"),
         (InputFacts("s3://b/t/", "s3", objects=0), "inputs.t: s3://b/t/ has no objects under it"),
         (InputFacts("s3://b/t/", "s3", problem="access denied"), "inputs.t: access denied"),
     ],
 )
-def test_bad_inputs(facts: InputFacts, said: str) -> None:
+def test_bad_inputs(facts: InputFacts, message: str) -> None:
     (line,) = refusals({"inputs": {"t": "s3://b/t/"}}, with_inputs(region(), {"t": facts}))
-    assert line.startswith(said)
+    assert line.startswith(message)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "a--b", "-a", "a-", "x" * (MAX_RUN_ID_LENGTH + 1), "a\n"])
@@ -263,13 +268,13 @@ def test_job_names_are_whole_and_come_back(run: str) -> None:
 
 
 def test_cost_in_a_region() -> None:
-    made = plan(
+    job_plan = plan(
         {"compute": {"hosts": 2, "instance_type": "ml.g5.12xlarge"}, "limits": {"max_runtime": "10h"}}
     )
-    assert made.cost.is_known
-    assert made.cost.per_hour == pytest.approx(14.18)
-    assert made.cost.maximum == pytest.approx(141.8)
-    assert "an estimate" in made.cost.note
+    assert job_plan.cost.is_known
+    assert job_plan.cost.per_hour == pytest.approx(14.18)
+    assert job_plan.cost.maximum == pytest.approx(141.8)
+    assert "an estimate" in job_plan.cost.note
 
 
 def test_a_cap_that_cannot_be_kept_says_what_would() -> None:
@@ -295,11 +300,11 @@ def test_a_cap_needs_a_price() -> None:
 
 
 def test_spot() -> None:
-    made = plan({"compute": {"spot": True}, "checkpoints": "s3://b/c/", "limits": {"max_runtime": "3h"}})
-    (request,) = made.requests
+    job_plan = plan({"compute": {"spot": True}, "checkpoints": "s3://b/c/", "limits": {"max_runtime": "3h"}})
+    (request,) = job_plan.requests
     assert request["EnableManagedSpotTraining"] is True
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 10800, "MaxWaitTimeInSeconds": 21600}
-    assert "spot.wait" in [reason.rule for reason in made.reasons]
+    assert "spot.wait" in [reason.rule for reason in job_plan.reasons]
 
 
 # ---- data ------------------------------------------------------------------------------------------------
@@ -311,16 +316,16 @@ def test_local_data_is_sent_by_its_hash() -> None:
         "many": InputFacts("data", "local", objects=3, bytes=900, sha256=digest),
         "one": InputFacts("data/a.csv", "local", objects=1, bytes=300, sha256="ef" * 32, is_directory=False),
     }
-    made = plan({"inputs": {"many": "data", "one": "data/a.csv"}}, with_inputs(region(), facts))
+    job_plan = plan({"inputs": {"many": "data", "one": "data/a.csv"}}, with_inputs(region(), facts))
     base = "s3://sagemaker-us-east-1-123456789012/smlaunch/data"
-    uploads = [(u.kind, u.uri, u.path) for u in made.uploads if u.kind == "data"]
+    uploads = [(u.kind, u.uri, u.path) for u in job_plan.uploads if u.kind == "data"]
     assert uploads == [
         ("data", f"{base}/{digest}/", "data"),
         ("data", f"{base}/{'ef' * 32}/a.csv", "data/a.csv"),
     ]
     channels = {
         c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
-        for c in made.requests[0]["InputDataConfig"]
+        for c in job_plan.requests[0]["InputDataConfig"]
     }
     assert channels["many"] == f"{base}/{digest}/"
     assert channels["one"] == f"{base}/{'ef' * 32}/"
@@ -328,18 +333,18 @@ def test_local_data_is_sent_by_its_hash() -> None:
 
 def test_split_data() -> None:
     job = {"compute": {"hosts": 4}, "inputs": {"t": {"uri": "s3://b/t/", "split": "key"}}}
-    made = plan(job, with_inputs(region(), {"t": S3_DATA}))
-    assert made.to_dict()["parts"] == [{"channel": "t", "hosts": 4, "objects": 1797}]
-    assert "inputs.t.split" in [reason.rule for reason in made.reasons]
-    few = dataclasses.replace(S3_DATA, objects=3)
-    (told,) = refusals(job, with_inputs(region(), {"t": few}))
-    assert told.startswith("inputs.t.split: 3 objects cannot be split among 4 hosts")
-    capped = dataclasses.replace(few, is_truncated=True)
+    job_plan = plan(job, with_inputs(region(), {"t": S3_DATA}))
+    assert job_plan.to_dict()["parts"] == [{"channel": "t", "hosts": 4, "objects": 1797}]
+    assert "inputs.t.split" in [reason.rule for reason in job_plan.reasons]
+    few_objects = dataclasses.replace(S3_DATA, objects=3)
+    (message,) = refusals(job, with_inputs(region(), {"t": few_objects}))
+    assert message.startswith("inputs.t.split: 3 objects cannot be split among 4 hosts")
+    capped = dataclasses.replace(few_objects, is_truncated=True)
     assert plan(job, with_inputs(region(), {"t": capped})).shard_plans == ()
 
 
 @pytest.mark.parametrize(
-    ("size", "compute", "volume", "warned"),
+    ("size", "compute", "volume", "is_warned"),
     [
         (10**6, {}, 30, False),
         (41 * 10**9, {}, 71, False),
@@ -350,19 +355,21 @@ def test_split_data() -> None:
         (10**6, {"instance_type": "ml.g5.xlarge", "volume_gb": 9}, 9, True),
     ],
 )
-def test_disk(size: int, compute: dict[str, Any], volume: int, warned: bool) -> None:
+def test_disk(size: int, compute: dict[str, Any], volume: int, is_warned: bool) -> None:
     facts = dataclasses.replace(S3_DATA, bytes=size)
-    made = plan({"compute": compute, "inputs": {"t": "s3://b/data/"}}, with_inputs(region(), {"t": facts}))
-    assert made.requests[0]["ResourceConfig"]["VolumeSizeInGB"] == volume
-    assert any("GB" in warning for warning in made.warnings) is warned
+    job_plan = plan(
+        {"compute": compute, "inputs": {"t": "s3://b/data/"}}, with_inputs(region(), {"t": facts})
+    )
+    assert job_plan.requests[0]["ResourceConfig"]["VolumeSizeInGB"] == volume
+    assert any("GB" in warning for warning in job_plan.warnings) is is_warned
 
 
 # ---- what is sent ----------------------------------------------------------------------------------------
 
 
 def test_the_launch_specification() -> None:
-    made = plan({"args": ["--name", "it's; rm -rf /"], "compute": {"processes_per_host": 2}})
-    (task,) = made.planned_jobs
+    job_plan = plan({"args": ["--name", "it's; rm -rf /"], "compute": {"processes_per_host": 2}})
+    (task,) = job_plan.planned_jobs
     spec = task.launch_spec
     assert spec is not None
     assert spec.ranks.argv == (
@@ -374,47 +381,47 @@ def test_the_launch_specification() -> None:
     )
     assert (spec.ranks.per_host, spec.ranks.rendezvous, spec.max_runtime_seconds) == (2, True, 86400)
     assert spec.ranks.env == (("PYTHONUNBUFFERED", "1"),)
-    (content,) = [upload.content for upload in made.uploads if upload.kind == "launch"]
+    (content,) = [upload.content for upload in job_plan.uploads if upload.kind == "launch"]
     assert content is not None
     assert LaunchSpec.from_json(content) == spec
 
 
-def rules(made: Plan) -> list[str]:
-    return [reason.rule for reason in made.reasons]
+def rules(job_plan: Plan) -> list[str]:
+    return [reason.rule for reason in job_plan.reasons]
 
 
 def test_a_hang_is_the_strategys_matter_unless_the_job_says() -> None:
     ddp, custom = plan(), plan({"strategy": "custom"})
     assert [
-        made.planned_jobs[0].launch_spec.hang_seconds
-        for made in (ddp, custom)
-        if made.planned_jobs[0].launch_spec
+        job_plan.planned_jobs[0].launch_spec.hang_seconds
+        for job_plan in (ddp, custom)
+        if job_plan.planned_jobs[0].launch_spec
     ] == [
         3600,
         None,
     ]
     assert "limit.hang" in rules(ddp)
     assert "limit.hang" not in rules(custom)
-    said = plan({"limits": {"hang": "30m"}, "strategy": "custom"})
-    assert said.planned_jobs[0].launch_spec is not None
-    assert said.planned_jobs[0].launch_spec.hang_seconds == 1800
-    assert "limit.hang" not in rules(said)
+    stated = plan({"limits": {"hang": "30m"}, "strategy": "custom"})
+    assert stated.planned_jobs[0].launch_spec is not None
+    assert stated.planned_jobs[0].launch_spec.hang_seconds == 1800
+    assert "limit.hang" not in rules(stated)
 
 
 def test_the_launcher() -> None:
     (task,) = plan({"launcher": "torchrun"}).planned_jobs
     assert task.launch_spec is not None
     assert task.launch_spec.ranks.launcher == "torchrun"
-    with pytest.raises(JobError) as raised:
+    with pytest.raises(JobError) as error:
         plan({"launcher": "torchrun", "strategy": "custom"})
-    assert [problem.path for problem in raised.value.problems] == ["launcher"]
+    assert [problem.path for problem in error.value.problems] == ["launcher"]
 
 
 def test_the_jobs_own_environment_wins() -> None:
-    made = plan({"environment": {"PYTHONUNBUFFERED": "0"}})
-    assert made.planned_jobs[0].launch_spec is not None
-    assert made.planned_jobs[0].launch_spec.ranks.env == ()
-    assert made.requests[0]["Environment"] == {"PYTHONUNBUFFERED": "0"}
+    job_plan = plan({"environment": {"PYTHONUNBUFFERED": "0"}})
+    assert job_plan.planned_jobs[0].launch_spec is not None
+    assert job_plan.planned_jobs[0].launch_spec.ranks.env == ()
+    assert job_plan.requests[0]["Environment"] == {"PYTHONUNBUFFERED": "0"}
 
 
 def test_a_shell_script_is_started_by_its_shell() -> None:
@@ -424,36 +431,38 @@ def test_a_shell_script_is_started_by_its_shell() -> None:
 
 
 def test_tags_find_the_run_again() -> None:
-    made = plan({"tags": {"team": "vision"}})
-    tags = {tag["Key"]: tag["Value"] for tag in made.requests[0]["Tags"]}
+    job_plan = plan({"tags": {"team": "vision"}})
+    tags = {tag["Key"]: tag["Value"] for tag in job_plan.requests[0]["Tags"]}
     assert tags == {
         "team": "vision",
         "smlaunch:format": "1.0",
         "smlaunch:run": "digits",
         "smlaunch:segment": "1",
         "smlaunch:attempt": "1",
-        "smlaunch:job": made.job_hash,
+        "smlaunch:job": job_plan.job_hash,
     }
 
 
 def test_the_hash_is_of_what_is_run() -> None:
     data = InputFacts("data", "local", objects=1, bytes=1, sha256="cd" * 32)
-    here = with_inputs(region(), {"t": data})
+    region_facts = with_inputs(region(), {"t": data})
     job: dict[str, Any] = {"inputs": {"t": "data"}, "hyperparameters": {"lr": 0.1}}
-    same = plan(job, here).job_hash
+    same_hash = plan(job, region_facts).job_hash
 
-    moved = dataclasses.replace(region().source, root="/elsewhere/src")
-    there = with_inputs(local(source=moved), {"t": dataclasses.replace(data, uri="/elsewhere/data")})
+    moved_source = dataclasses.replace(region().source, root="/elsewhere/src")
+    local_facts = with_inputs(
+        local(source=moved_source), {"t": dataclasses.replace(data, uri="/elsewhere/data")}
+    )
     elsewhere = {**job, "entry": "/elsewhere/src/train.py", "inputs": {"t": "/elsewhere/data"}}
-    assert plan(elsewhere, there).job_hash == same
-    assert plan({**job, "name": "x", "limits": {"max_cost": 999}}, here).job_hash == same
-    assert plan({**job, "compute": {"price_per_hour": 1.5}}, here).job_hash == same
+    assert plan(elsewhere, local_facts).job_hash == same_hash
+    assert plan({**job, "name": "x", "limits": {"max_cost": 999}}, region_facts).job_hash == same_hash
+    assert plan({**job, "compute": {"price_per_hour": 1.5}}, region_facts).job_hash == same_hash
 
-    assert plan({**job, "hyperparameters": {"lr": 0.2}}, here).job_hash != same
+    assert plan({**job, "hyperparameters": {"lr": 0.2}}, region_facts).job_hash != same_hash
     other_data = with_inputs(region(), {"t": dataclasses.replace(data, sha256="ef" * 32)})
-    assert plan(job, other_data).job_hash != same
+    assert plan(job, other_data).job_hash != same_hash
     other_source = dataclasses.replace(region().source, archive_sha256="00" * 32)
-    assert plan(job, with_inputs(region(source=other_source), {"t": data})).job_hash != same
+    assert plan(job, with_inputs(region(source=other_source), {"t": data})).job_hash != same_hash
 
 
 def test_the_endpoints_honesty_is_told() -> None:
@@ -479,18 +488,18 @@ def test_the_endpoints_honesty_is_told() -> None:
         "inputs.b.mode: Pipe mode is not there yet.",
         "compute.spot: There is no spot capacity here.",
     ]
-    made = plan(job, local(endpoint=endpoint))
-    assert "compute.instance_type: hosts are processes of this machine." in made.warnings
-    assert "Hosts share this machine's network." in made.warnings
-    filled = plan({"workload": {"time_on_one": "2h"}}, local(endpoint=endpoint))
-    assert filled.warnings == ("Hosts share this machine's network.",)
+    job_plan = plan(job, local(endpoint=endpoint))
+    assert "compute.instance_type: hosts are processes of this machine." in job_plan.warnings
+    assert "Hosts share this machine's network." in job_plan.warnings
+    chosen_plan = plan({"workload": {"time_on_one": "2h"}}, local(endpoint=endpoint))
+    assert chosen_plan.warnings == ("Hosts share this machine's network.",)
     assert ("endpoint.ResourceConfig.InstanceType", "Hosts are processes of this machine.") in [
-        (reason.rule, reason.explanation) for reason in filled.reasons
+        (reason.rule, reason.explanation) for reason in chosen_plan.reasons
     ]
     assert ("endpoint.ResourceConfig.VolumeSizeInGB", "The disk is this machine's.") in [
-        (reason.rule, reason.explanation) for reason in made.reasons
+        (reason.rule, reason.explanation) for reason in job_plan.reasons
     ]
-    assert "Not there" not in str(made)
+    assert "Not there" not in str(job_plan)
 
 
 def test_planning_is_a_function() -> None:
@@ -541,7 +550,7 @@ def test_what_only_a_host_knows_is_told_from_what_is_meant_as_it_stands() -> Non
 
 
 @pytest.mark.parametrize(
-    ("job", "said"),
+    ("job", "message"),
     [
         ({}, "Run digits: train.py on 1 host = 1 rank, by ddp, in region us-east-1"),
         ({"compute": {"hosts": 2}}, "train.py on 2 hosts = 2 ranks,"),
@@ -550,8 +559,8 @@ def test_what_only_a_host_knows_is_told_from_what_is_meant_as_it_stands() -> Non
         ({"compute": {"instance_type": "ml.z9.large"}}, "on 1 host with a rank for each accelerator,"),
     ],
 )
-def test_the_headline(job: dict[str, Any], said: str) -> None:
-    assert said in str(plan(job)).splitlines()[0]
+def test_the_headline(job: dict[str, Any], message: str) -> None:
+    assert message in str(plan(job)).splitlines()[0]
 
 
 def test_nothing_a_user_writes_breaks_a_line() -> None:

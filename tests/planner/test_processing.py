@@ -22,7 +22,7 @@ from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
 RAW = InputFacts("s3://b/raw/", "s3", objects=10, bytes=1000)
-WHERE = with_inputs(dataclasses.replace(region(), script=PLAIN), {"raw": RAW})
+PROCESSING_FACTS = with_inputs(dataclasses.replace(region(), script=PLAIN), {"raw": RAW})
 TASK = JobParameters(
     name="clean-s1-a1",
     role="arn:aws:iam::123456789012:role/SageMaker",
@@ -50,7 +50,7 @@ TASK = JobParameters(
 def test_every_field_has_its_member() -> None:
     request = create_processing_job(TASK)
     assert check_request(CREATE_PROCESSING_JOB, request) == []
-    raw, manifest = (given["S3Input"] for given in request["ProcessingInputs"])
+    raw, manifest = (entry["S3Input"] for entry in request["ProcessingInputs"])
     assert raw["LocalPath"] == "/opt/ml/processing/input/raw"
     assert (raw["S3DataDistributionType"], manifest["S3DataType"]) == ("ShardedByS3Key", "ManifestFile")
     (output,) = request["ProcessingOutputConfig"]["Outputs"]
@@ -60,7 +60,7 @@ def test_every_field_has_its_member() -> None:
         "EnableNetworkIsolation": True,
         "EnableInterContainerTrafficEncryption": True,
     }
-    few = dataclasses.replace(
+    few_fields = dataclasses.replace(
         TASK,
         environment={},
         tags={},
@@ -69,7 +69,7 @@ def test_every_field_has_its_member() -> None:
         subnets=(),
         security_groups=(),
     )
-    assert not {"Environment", "Tags", "NetworkConfig"} & create_processing_job(few).keys()
+    assert not {"Environment", "Tags", "NetworkConfig"} & create_processing_job(few_fields).keys()
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_every_strategy_asks_for_an_operation_there_is() -> None:
 
 def test_a_plan() -> None:
     job = {"strategy": "processing", "compute": {"hosts": 3}, "limits": {"max_runtime": "9d"}}
-    made = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/"}}}, WHERE)
-    (task,) = made.planned_jobs
+    job_plan = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/"}}}, PROCESSING_FACTS)
+    (task,) = job_plan.planned_jobs
     assert (task.operation, task.request["ProcessingJobName"]) == (CREATE_PROCESSING_JOB, task.name)
-    assert made.processes_per_host == 1
-    assert any("3 hosts do the same work 3 times" in warning for warning in made.warnings)
-    assert f"send {CREATE_PROCESSING_JOB} {task.name}" in str(made)
-    split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, WHERE)
+    assert job_plan.processes_per_host == 1
+    assert any("3 hosts do the same work 3 times" in warning for warning in job_plan.warnings)
+    assert f"send {CREATE_PROCESSING_JOB} {task.name}" in str(job_plan)
+    split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, PROCESSING_FACTS)
     assert not any("the same work" in warning for warning in split.warnings)
 
 
@@ -113,7 +113,7 @@ def test_what_it_has_no_place_for_is_refused_at_once() -> None:
         "inputs": {"raw": {"uri": "s3://b/raw/", "mode": "FastFile", "content_type": "text/csv"}},
     }
     with pytest.raises(JobError) as caught:
-        plan(job, WHERE)
+        plan(job, PROCESSING_FACTS)
     assert {problem.path for problem in caught.value.problems} >= {
         "hyperparameters",
         "compute.spot",

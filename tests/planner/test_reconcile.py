@@ -51,7 +51,7 @@ NOW = 1_800_000_000.0
 CHAIN = RunPolicy(chain=True, attempts=3)
 
 
-def request(**more: Any) -> dict[str, Any]:
+def request(**fields: Any) -> dict[str, Any]:
     tags = {
         "smlaunch:format": "1.0",
         "smlaunch:run": RUN,
@@ -64,7 +64,7 @@ def request(**more: Any) -> dict[str, Any]:
         "StoppingCondition": {"MaxRuntimeInSeconds": 1000},
         "Environment": {STOP_AFTER_VARIABLE: "800", "MINE": "1"},
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
-        **more,
+        **fields,
     }
 
 
@@ -77,33 +77,35 @@ def workflow(policy: RunPolicy = CHAIN, *variants: Variant) -> Workflow:
     return Workflow(RUN, "h", variants or (Variant(1, request()),), policy, "s3://b/long/")
 
 
-def seen(
-    segment: int = 1, attempt: int = 1, ending: Ending | None = Ending.COMPLETED, **more: Any
+def observed_job(
+    segment: int = 1, attempt: int = 1, ending: Ending | None = Ending.COMPLETED, **fields: Any
 ) -> ObservedJob:
-    return ObservedJob(segment, attempt, ending, **{"ended_at": NOW - 1, "training_seconds": 100.0, **more})
+    return ObservedJob(segment, attempt, ending, **{"ended_at": NOW - 1, "training_seconds": 100.0, **fields})
 
 
-def old(segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **more: Any) -> ObservedJob:
+def old_job(
+    segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **fields: Any
+) -> ObservedJob:
     """So long ago that nobody waits for its outcome."""
-    return seen(segment, attempt, ending, ended_at=NOW - 99, **more)
+    return observed_job(segment, attempt, ending, ended_at=NOW - 99, **fields)
 
 
-def said(result: str = CONTINUE, job: str = f"{RUN}-s1-a1", step: int | None = 10) -> SegmentOutcome:
+def outcome_of(result: str = CONTINUE, job: str = f"{RUN}-s1-a1", step: int | None = 10) -> SegmentOutcome:
     return SegmentOutcome(result, step, RUN, job)
 
 
-def look(*jobs: ObservedJob, **more: Any) -> ObservedRun:
-    return ObservedRun(NOW, jobs, **more)
+def observe(*jobs: ObservedJob, **fields: Any) -> ObservedRun:
+    return ObservedRun(NOW, jobs, **fields)
 
 
-CONTINUES = said(step=None)
+CONTINUES = outcome_of(step=None)
 """Of some other job: what the newest one has told stands in ``reported``."""
 
 
 def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[ObservedJob]:
     """A first job, and one that began at each of these reported steps: segments, or attempts of one."""
-    return [old(1, 1, ending)] + [
-        old(segment or number + 1, number if segment else 1, ending, from_reported_step=step)
+    return [old_job(1, 1, ending)] + [
+        old_job(segment or number + 1, number if segment else 1, ending, from_reported_step=step)
         for number, step in enumerate(reported, 1)
     ]
 
@@ -131,9 +133,9 @@ class TestRequests:
         assert request_for(workflow(), 1, 1) == request()
 
     def test_later_ones_differ_in_name_and_tags_and_say_where_they_begin(self) -> None:
-        made = request_for(workflow(), 4, 2, step=70)
-        assert made["TrainingJobName"] == f"{RUN}-s4-a2"
-        tags = {tag["Key"]: tag["Value"] for tag in made["Tags"]}
+        later_request = request_for(workflow(), 4, 2, step=70)
+        assert later_request["TrainingJobName"] == f"{RUN}-s4-a2"
+        tags = {tag["Key"]: tag["Value"] for tag in later_request["Tags"]}
         assert tags == {
             "smlaunch:format": "1.0",
             "smlaunch:run": RUN,
@@ -141,44 +143,60 @@ class TestRequests:
             "smlaunch:attempt": "2",
             "smlaunch:job": "h",
         }
-        assert made["Environment"] == {STOP_AFTER_VARIABLE: "800", "MINE": "1", FROM_STEP_VARIABLE: "70"}
+        assert later_request["Environment"] == {
+            STOP_AFTER_VARIABLE: "800",
+            "MINE": "1",
+            FROM_STEP_VARIABLE: "70",
+        }
 
     def test_on_demand_has_no_wait_for_spot(self) -> None:
-        made = request_for(workflow(CHAIN, Variant(1, spot_request())), 1, 2, spot=False)
-        assert "EnableManagedSpotTraining" not in made
-        assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 1000}
+        later_request = request_for(workflow(CHAIN, Variant(1, spot_request())), 1, 2, spot=False)
+        assert "EnableManagedSpotTraining" not in later_request
+        assert later_request["StoppingCondition"] == {"MaxRuntimeInSeconds": 1000}
 
     @pytest.mark.parametrize(
-        ("left", "limit", "stop_after"), [(600, 600, 400), (300, 300, 150), (5000, 1000, 800)]
+        ("seconds_left", "limit", "stop_after"), [(600, 600, 400), (300, 300, 150), (5000, 1000, 800)]
     )
-    def test_a_shorter_segment_ends_earlier_too(self, left: float, limit: int, stop_after: int) -> None:
-        made = request_for(workflow(), 2, 1, seconds_left=left)
-        assert made["StoppingCondition"]["MaxRuntimeInSeconds"] == limit
-        assert made["Environment"][STOP_AFTER_VARIABLE] == str(stop_after)
+    def test_a_shorter_segment_ends_earlier_too(
+        self, seconds_left: float, limit: int, stop_after: int
+    ) -> None:
+        later_request = request_for(workflow(), 2, 1, seconds_left=seconds_left)
+        assert later_request["StoppingCondition"]["MaxRuntimeInSeconds"] == limit
+        assert later_request["Environment"][STOP_AFTER_VARIABLE] == str(stop_after)
 
     def test_the_workflow_is_not_changed(self) -> None:
-        made = workflow(CHAIN, Variant(1, spot_request()))
-        request_for(made, 3, 1, step=5, spot=False, seconds_left=10)
-        assert made == workflow(CHAIN, Variant(1, spot_request()))
+        stored_workflow = workflow(CHAIN, Variant(1, spot_request()))
+        request_for(stored_workflow, 3, 1, step=5, spot=False, seconds_left=10)
+        assert stored_workflow == workflow(CHAIN, Variant(1, spot_request()))
 
     def test_variants_by_number(self) -> None:
-        made = workflow(CHAIN, *(Variant(first, request(InputMode=str(first))) for first in (1, 2, 5)))
-        chosen = [variant_for(made, segment, 0).first_segment for segment in range(1, 8)]
+        stored_workflow = workflow(
+            CHAIN, *(Variant(first, request(InputMode=str(first))) for first in (1, 2, 5))
+        )
+        chosen = [variant_for(stored_workflow, segment, 0).first_segment for segment in range(1, 8)]
         assert chosen == [1, 2, 2, 2, 5, 5, 5]
 
     def test_a_variant_with_a_last_step_holds_until_it_is_reached(self) -> None:
-        made = workflow(
+        stored_workflow = workflow(
             CHAIN,
             Variant(1, request(), until_step=50),
             Variant(2, request(), until_step=90),
             Variant(3, request()),
         )
-        assert [variant_for(made, 4, step).first_segment for step in (0, 49, 50, 89, 90)] == [1, 1, 2, 2, 3]
-        assert variant_for(made, 2).first_segment == 2
+        assert [variant_for(stored_workflow, 4, step).first_segment for step in (0, 49, 50, 89, 90)] == [
+            1,
+            1,
+            2,
+            2,
+            3,
+        ]
+        assert variant_for(stored_workflow, 2).first_segment == 2
 
     def test_written_and_read_again(self) -> None:
-        made = workflow(replace(CHAIN, max_cost=5.0), Variant(1, spot_request(), 3.5, until_step=7))
-        assert Workflow.from_json(made.to_json()) == made
+        stored_workflow = workflow(
+            replace(CHAIN, max_cost=5.0), Variant(1, spot_request(), 3.5, until_step=7)
+        )
+        assert Workflow.from_json(stored_workflow.to_json()) == stored_workflow
 
     def test_later_versions(self) -> None:
         text = workflow().to_json()
@@ -186,9 +204,9 @@ class TestRequests:
         assert Workflow.from_json(newer) == workflow()
         with pytest.raises(JobError, match=r"version 2\.0"):
             Workflow.from_json(text.replace('"version": "1.0"', '"version": "2.0"'))
-        for broken in ("", "[]", "{}", '{"version": "1.0"}'):
+        for document in ("", "[]", "{}", '{"version": "1.0"}'):
             with pytest.raises(JobError, match=r"workflow\.json"):
-                Workflow.from_json(broken)
+                Workflow.from_json(document)
 
 
 class TestEndings:
@@ -212,7 +230,7 @@ class TestEndings:
 class TestOneJob:
     """A run without a chain, as runs have always been."""
 
-    ALONE = RunPolicy()
+    ONE_JOB = RunPolicy()
 
     @pytest.mark.parametrize(
         ("ending", "code"),
@@ -228,172 +246,210 @@ class TestOneJob:
         ],
     )
     def test_ends_as_its_job_does(self, ending: Ending, code: int) -> None:
-        assert finished(next_action(workflow(self.ALONE), look(seen(ending=ending)))).exit_code == code
+        assert (
+            finished(next_action(workflow(self.ONE_JOB), observe(observed_job(ending=ending)))).exit_code
+            == code
+        )
 
     def test_starts_and_is_watched(self) -> None:
-        assert submitted(next_action(workflow(self.ALONE), look())).request == request()
-        assert next_action(workflow(self.ALONE), look(seen(ending=None))) == FollowJob(JobName(RUN, 1, 1))
+        assert submitted(next_action(workflow(self.ONE_JOB), observe())).request == request()
+        assert next_action(workflow(self.ONE_JOB), observe(observed_job(ending=None))) == FollowJob(
+            JobName(RUN, 1, 1)
+        )
 
     def test_ended_itself_before_its_limit(self) -> None:
-        action = finished(next_action(workflow(self.ALONE), look(seen(), outcome=said(), committed_step=10)))
+        action = finished(
+            next_action(
+                workflow(self.ONE_JOB), observe(observed_job(), outcome=outcome_of(), committed_step=10)
+            )
+        )
         assert (action.exit_code, "step 10" in action.summary) == (6, True)
 
     def test_attempts_where_they_are_asked_for(self) -> None:
-        made = workflow(RunPolicy(attempts=2))
-        again = submitted(next_action(made, look(seen(ending=Ending.SERVICE))))
-        assert again.name == JobName(RUN, 1, 2)
-        jobs = seen(ending=Ending.SERVICE), seen(1, 2, Ending.SERVICE)
-        assert finished(next_action(made, look(*jobs))).exit_code == 4
+        one_job = workflow(RunPolicy(attempts=2))
+        second = submitted(next_action(one_job, observe(observed_job(ending=Ending.SERVICE))))
+        assert second.name == JobName(RUN, 1, 2)
+        jobs = observed_job(ending=Ending.SERVICE), observed_job(1, 2, Ending.SERVICE)
+        assert finished(next_action(one_job, observe(*jobs))).exit_code == 4
 
 
 class TestChain:
     def test_the_next_segment_from_a_newer_checkpoint(self) -> None:
-        action = submitted(next_action(workflow(), look(seen(), committed_step=10, outcome=said())))
+        action = submitted(
+            next_action(workflow(), observe(observed_job(), committed_step=10, outcome=outcome_of()))
+        )
         assert action.name == JobName(RUN, 2, 1)
         assert action.request["Environment"][FROM_STEP_VARIABLE] == "10"
 
     def test_the_end(self) -> None:
-        jobs = seen(), seen(2, from_step=10)
+        jobs = observed_job(), observed_job(2, from_step=10)
         action = finished(
             next_action(
-                workflow(), look(*jobs, committed_step=15, outcome=said(FINISHED, f"{RUN}-s2-a1", 15))
+                workflow(),
+                observe(*jobs, committed_step=15, outcome=outcome_of(FINISHED, f"{RUN}-s2-a1", 15)),
             )
         )
         assert (action.exit_code, action.status) == (0, "Completed")
 
     def test_an_outcome_may_come_late(self) -> None:
-        action = next_action(workflow(), look(seen(), committed_step=10))
+        action = next_action(workflow(), observe(observed_job(), committed_step=10))
         assert isinstance(action, WaitUntil)
         assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
-        late = look(seen(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
+        late = observe(observed_job(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
         assert submitted(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
 
     def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
-        stopped = look(
-            seen(ending=Ending.STOPPED),
+        stopped_run = observe(
+            observed_job(ending=Ending.STOPPED),
             committed_step=10,
-            outcome=said(FINISHED)._replace(ranks_succeeded=True),
+            outcome=outcome_of(FINISHED)._replace(ranks_succeeded=True),
             stop_requested=True,
         )
-        action = finished(next_action(workflow(), stopped))
+        action = finished(next_action(workflow(), stopped_run))
         assert (action.status, action.exit_code) == ("Completed", 0)
         assert "it had finished when it was stopped" in action.summary
-        torn = replace(stopped, outcome=said(FINISHED))
-        assert finished(next_action(workflow(), torn)).status == "Stopped"
+        stopped_and_finished = replace(stopped_run, outcome=outcome_of(FINISHED))
+        assert finished(next_action(workflow(), stopped_and_finished)).status == "Stopped"
 
     def test_ranks_that_train_apart_have_no_step_in_common(self) -> None:
         """The one with the highest step has finished; another goes on below it, which its files show."""
-        apart = CONTINUES._replace(independent_ranks=2)
+        independent = CONTINUES._replace(independent_ranks=2)
         jobs = [
-            old(segment, from_reported_step=100, from_files_digest=digest)
+            old_job(segment, from_reported_step=100, from_files_digest=digest)
             for segment, digest in ((2, "a"), (3, "b"), (4, "c"))
         ]
-        on = look(*jobs, outcome=apart, reported_step=45, repeats_steps=True, files_digest="d")
+        on = observe(*jobs, outcome=independent, reported_step=45, repeats_steps=True, files_digest="d")
         assert submitted(next_action(workflow(), on)).name == JobName(RUN, 5, 1)
         idle = [replace(job, from_files_digest="a") for job in jobs]
         end = finished(
-            next_action(workflow(), look(*idle, outcome=apart, reported_step=45, files_digest="a"))
+            next_action(workflow(), observe(*idle, outcome=independent, reported_step=45, files_digest="a"))
         )
         assert end.status == "Failed"
 
     def test_another_runs_outcome_is_not_ours(self) -> None:
-        stale = look(
-            seen(ended_at=NOW - 99),
+        stale = observe(
+            observed_job(ended_at=NOW - 99),
             committed_step=10,
             outcome=SegmentOutcome(FINISHED, 10, "other", "other-s9-a1"),
         )
         assert submitted(next_action(workflow(), stale)).name == JobName(RUN, 2, 1)
 
     def test_at_its_max_runtime_with_a_newer_checkpoint(self) -> None:
-        action = submitted(next_action(workflow(), look(seen(ending=Ending.TIME), committed_step=10)))
+        action = submitted(
+            next_action(workflow(), observe(observed_job(ending=Ending.TIME), committed_step=10))
+        )
         assert action.name == JobName(RUN, 2, 1)
 
     @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
     def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
-        jobs = [seen(), *(seen(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
-        again = submitted(
-            next_action(workflow(), look(*jobs[:3], committed_step=10, outcome=said(job=f"{RUN}-s2-a2")))
+        jobs = [observed_job(), *(observed_job(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
+        resubmitted = submitted(
+            next_action(
+                workflow(), observe(*jobs[:3], committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a2"))
+            )
         )
-        assert again.name == JobName(RUN, 2, 3)
+        assert resubmitted.name == JobName(RUN, 2, 3)
         action = finished(
-            next_action(workflow(), look(*jobs, committed_step=10, outcome=said(job=f"{RUN}-s2-a3")))
+            next_action(workflow(), observe(*jobs, committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a3")))
         )
         assert (action.exit_code, action.status) == (1, "Failed")
         assert f"{RUN}-s2-a1, {RUN}-s2-a2, {RUN}-s2-a3 left nothing newer than step 10" in action.summary
 
     def test_a_checkpoint_that_did_not_get_there_is_told(self) -> None:
-        jobs = [seen(1, attempt) for attempt in (1, 2, 3)]
-        action = finished(next_action(workflow(), look(*jobs, outcome=said(job=f"{RUN}-s1-a3", step=40))))
+        jobs = [observed_job(1, attempt) for attempt in (1, 2, 3)]
+        action = finished(
+            next_action(workflow(), observe(*jobs, outcome=outcome_of(job=f"{RUN}-s1-a3", step=40)))
+        )
         assert "committed step 40, which is incomplete in S3" in action.summary
 
     def test_a_failure_after_progress_goes_on_and_attempts_count_anew(self) -> None:
-        jobs = [seen(1, attempt, Ending.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
-        assert submitted(next_action(workflow(), look(*jobs, committed_step=9))).name == JobName(RUN, 1, 8)
+        jobs = [observed_job(1, attempt, Ending.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
+        assert submitted(next_action(workflow(), observe(*jobs, committed_step=9))).name == JobName(RUN, 1, 8)
 
     def test_a_failure_without_progress_uses_up_attempts(self) -> None:
         jobs = [
-            seen(1, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
+            observed_job(1, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
             for attempt in (1, 2, 3)
         ]
-        assert submitted(next_action(workflow(), look(*jobs[:2], committed_step=5))).name == JobName(
+        assert submitted(next_action(workflow(), observe(*jobs[:2], committed_step=5))).name == JobName(
             RUN, 1, 3
         )
-        action = finished(next_action(workflow(), look(*jobs, committed_step=5)))
+        action = finished(next_action(workflow(), observe(*jobs, committed_step=5)))
         assert (action.exit_code, action.status) == (1, "Failed")
         assert "boom; tried 3 times without a newer checkpoint" in action.summary
 
     def test_what_cannot_work_is_given_up_at_once(self) -> None:
-        failed = seen(ending=Ending.CLIENT, reason="ClientError: no such bucket")
-        assert finished(next_action(workflow(), look(failed))).exit_code == 2
+        failed = observed_job(ending=Ending.CLIENT, reason="ClientError: no such bucket")
+        assert finished(next_action(workflow(), observe(failed))).exit_code == 2
 
     def test_capacity_is_waited_for_longer_each_time(self) -> None:
         waits = []
         for attempts in (1, 2):
-            jobs = [seen(1, attempt + 1, Ending.CAPACITY) for attempt in range(attempts)]
-            waits.append(submitted(next_action(workflow(), look(*jobs))).not_before - (NOW - 1))
+            jobs = [observed_job(1, attempt + 1, Ending.CAPACITY) for attempt in range(attempts)]
+            waits.append(submitted(next_action(workflow(), observe(*jobs))).not_before - (NOW - 1))
         assert waits == [60.0, 120.0]
-        near = submitted(next_action(workflow(), look(seen(ending=Ending.CAPACITY), time_scale=0.01)))
+        near = submitted(
+            next_action(workflow(), observe(observed_job(ending=Ending.CAPACITY), time_scale=0.01))
+        )
         assert near.not_before == pytest.approx(NOW - 1 + 0.6)
 
     @pytest.mark.parametrize("ending", [Ending.WAIT_EXCEEDED, Ending.CAPACITY])
     def test_starved_spot_goes_on_demand_when_asked(self, ending: Ending) -> None:
-        made = workflow(replace(CHAIN, on_demand_fallback=True), Variant(1, spot_request()))
-        action = submitted(next_action(made, look(seen(ending=ending, spot=True))))
+        spot_workflow = workflow(replace(CHAIN, on_demand_fallback=True), Variant(1, spot_request()))
+        action = submitted(next_action(spot_workflow, observe(observed_job(ending=ending, spot=True))))
         assert action.name == JobName(RUN, 1, 2)
         assert "EnableManagedSpotTraining" not in action.request
         assert action.not_before == 0.0
-        later = look(seen(ending=ending, spot=True), seen(1, 2, Ending.ALGORITHM), committed_step=5)
-        assert "EnableManagedSpotTraining" not in submitted(next_action(made, later)).request
-        on = look(
-            seen(ending=ending, spot=True), seen(1, 2), committed_step=5, outcome=said(job=f"{RUN}-s1-a2")
+        later_run = observe(
+            observed_job(ending=ending, spot=True), observed_job(1, 2, Ending.ALGORITHM), committed_step=5
         )
-        assert submitted(next_action(made, on)).request["EnableManagedSpotTraining"] is True
+        assert "EnableManagedSpotTraining" not in submitted(next_action(spot_workflow, later_run)).request
+        on = observe(
+            observed_job(ending=ending, spot=True),
+            observed_job(1, 2),
+            committed_step=5,
+            outcome=outcome_of(job=f"{RUN}-s1-a2"),
+        )
+        assert submitted(next_action(spot_workflow, on)).request["EnableManagedSpotTraining"] is True
 
     def test_starved_spot_ends_the_run_when_not(self) -> None:
-        made = workflow(CHAIN, Variant(1, spot_request()))
-        assert finished(next_action(made, look(seen(ending=Ending.WAIT_EXCEEDED, spot=True)))).exit_code == 6
+        spot_workflow = workflow(CHAIN, Variant(1, spot_request()))
+        assert (
+            finished(
+                next_action(spot_workflow, observe(observed_job(ending=Ending.WAIT_EXCEEDED, spot=True)))
+            ).exit_code
+            == 6
+        )
 
     def test_a_person_stops_it_and_goes_on(self) -> None:
-        stopped = look(seen(ending=Ending.STOPPED), committed_step=7)
-        assert finished(next_action(workflow(), stopped)).exit_code == 5
-        again = submitted(next_action(workflow(), replace(stopped, override_failure=JobName(RUN, 1, 1))))
-        assert again.name == JobName(RUN, 1, 2)
-        assert again.not_before == 0.0
+        stopped_run = observe(observed_job(ending=Ending.STOPPED), committed_step=7)
+        assert finished(next_action(workflow(), stopped_run)).exit_code == 5
+        resubmitted = submitted(
+            next_action(workflow(), replace(stopped_run, override_failure=JobName(RUN, 1, 1)))
+        )
+        assert resubmitted.name == JobName(RUN, 1, 2)
+        assert resubmitted.not_before == 0.0
 
     def test_a_stop_between_two_segments(self) -> None:
-        between = look(seen(), committed_step=10, outcome=said(), stop_requested=True)
-        assert finished(next_action(workflow(), between)).exit_code == 5
-        done = look(seen(), committed_step=10, outcome=said(FINISHED), stop_requested=True)
-        assert finished(next_action(workflow(), done)).exit_code == 0
-        assert finished(next_action(workflow(), look(stop_requested=True))).exit_code == 5
+        between_segments = observe(
+            observed_job(), committed_step=10, outcome=outcome_of(), stop_requested=True
+        )
+        assert finished(next_action(workflow(), between_segments)).exit_code == 5
+        finished_run = observe(
+            observed_job(), committed_step=10, outcome=outcome_of(FINISHED), stop_requested=True
+        )
+        assert finished(next_action(workflow(), finished_run)).exit_code == 0
+        assert finished(next_action(workflow(), observe(stop_requested=True))).exit_code == 5
 
     def test_finished_and_then_failed_is_done_again_for_its_model(self) -> None:
-        failed = seen(ending=Ending.SERVICE, reason="InternalServerError: gone")
+        failed = observed_job(ending=Ending.SERVICE, reason="InternalServerError: gone")
         action = submitted(
             next_action(
                 workflow(),
-                look(
-                    failed, committed_step=20, outcome=said(FINISHED, step=20)._replace(ranks_succeeded=True)
+                observe(
+                    failed,
+                    committed_step=20,
+                    outcome=outcome_of(FINISHED, step=20)._replace(ranks_succeeded=True),
                 ),
             )
         )
@@ -406,7 +462,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
     def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
         action = submitted(
-            next_action(workflow(), look(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
+            next_action(workflow(), observe(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
         )
         assert action.name == JobName(RUN, 4, 1)
         assert action.reason == "the script has reported step 189"
@@ -414,10 +470,10 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     def test_a_crash_after_a_higher_step_goes_on(self) -> None:
         jobs = [
-            seen(1, attempt, Ending.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
+            observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
             for attempt in range(1, 9)
         ]
-        action = submitted(next_action(workflow(), look(*jobs, reported_step=71)))
+        action = submitted(next_action(workflow(), observe(*jobs, reported_step=71)))
         assert (action.name, action.request["Environment"][FROM_REPORTED_VARIABLE]) == (
             JobName(RUN, 1, 9),
             "71",
@@ -426,12 +482,12 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     def test_three_jobs_without_a_higher_one_end_it(self) -> None:
         for reported in (63, 60, 0, None):
             jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
-            again = submitted(
-                next_action(workflow(), look(*jobs[:3], outcome=CONTINUES, reported_step=reported))
+            resubmitted = submitted(
+                next_action(workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=reported))
             )
-            assert again.name == JobName(RUN, 2, 3)
-            assert again.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
-            end = finished(next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=reported)))
+            assert resubmitted.name == JobName(RUN, 2, 3)
+            assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
+            end = finished(next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=reported)))
             assert (end.exit_code, end.status) == (1, "Failed")
             names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
             assert end.summary.startswith(
@@ -441,107 +497,121 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
         """By the machine's speed of the moment; it counts for nothing, for whoever looks later too."""
         jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
-        again = submitted(
-            next_action(workflow(), look(*jobs[:3], outcome=CONTINUES, reported_step=66, repeats_steps=True))
+        resubmitted = submitted(
+            next_action(
+                workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=66, repeats_steps=True)
+            )
         )
-        assert again.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
+        assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
         end = finished(
-            next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=66, repeats_steps=True))
+            next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=66, repeats_steps=True))
         )
         assert "s2-a3 reported steps up to 66, and most of them had been reported before" in end.summary
 
     def test_three_failures_at_the_same_step(self) -> None:
         jobs = [
-            seen(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
+            observed_job(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
             for attempt in (1, 2, 3)
         ]
-        assert submitted(next_action(workflow(), look(*jobs[:2], reported_step=5))).name == JobName(RUN, 2, 3)
-        end = finished(next_action(workflow(), look(*jobs, reported_step=5)))
+        assert submitted(next_action(workflow(), observe(*jobs[:2], reported_step=5))).name == JobName(
+            RUN, 2, 3
+        )
+        end = finished(next_action(workflow(), observe(*jobs, reported_step=5)))
         assert end.exit_code == 1
         assert end.summary == "AlgorithmError: boom; tried 3 times without getting the run beyond step 5"
 
     def test_failures_and_planned_ends_are_counted_together(self) -> None:
         endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME
-        jobs = [seen(2, attempt, ending, from_reported_step=5) for attempt, ending in enumerate(endings, 1)]
-        assert finished(next_action(workflow(), look(*jobs, reported_step=5))).exit_code == 1
+        jobs = [
+            observed_job(2, attempt, ending, from_reported_step=5)
+            for attempt, ending in enumerate(endings, 1)
+        ]
+        assert finished(next_action(workflow(), observe(*jobs, reported_step=5))).exit_code == 1
 
     def test_a_committed_step_counts_also_where_none_is_reported_beyond(self) -> None:
         jobs = [
-            seen(1, attempt, Ending.ALGORITHM, from_reported_step=57, from_step=50) for attempt in (1, 2, 3)
+            observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=57, from_step=50)
+            for attempt in (1, 2, 3)
         ]
-        action = submitted(next_action(workflow(), look(*jobs, reported_step=55, committed_step=54)))
+        action = submitted(next_action(workflow(), observe(*jobs, reported_step=55, committed_step=54)))
         environment = action.request["Environment"]
         assert (environment[FROM_STEP_VARIABLE], environment[FROM_REPORTED_VARIABLE]) == ("54", "57")
 
     def test_where_no_step_is_reported_changed_files_count(self) -> None:
-        jobs = [old(), old(2, from_files_digest="aa"), old(3, from_files_digest="bb")]
-        action = submitted(next_action(workflow(), look(*jobs, outcome=CONTINUES, files_digest="cc")))
+        jobs = [old_job(), old_job(2, from_files_digest="aa"), old_job(3, from_files_digest="bb")]
+        action = submitted(next_action(workflow(), observe(*jobs, outcome=CONTINUES, files_digest="cc")))
         assert (action.name, action.reason) == (JobName(RUN, 4, 1), "its checkpoint files have changed")
         assert action.request["Environment"][FROM_FILES_VARIABLE] == "cc"
-        idle = [*jobs, *(old(4, attempt, from_files_digest="cc") for attempt in (1, 2, 3))]
-        again = submitted(next_action(workflow(), look(*idle[:-1], outcome=CONTINUES, files_digest="cc")))
-        assert again.name == JobName(RUN, 4, 3)
-        end = finished(next_action(workflow(), look(*idle, outcome=CONTINUES, files_digest="cc")))
+        idle = [*jobs, *(old_job(4, attempt, from_files_digest="cc") for attempt in (1, 2, 3))]
+        resubmitted = submitted(
+            next_action(workflow(), observe(*idle[:-1], outcome=CONTINUES, files_digest="cc"))
+        )
+        assert resubmitted.name == JobName(RUN, 4, 3)
+        end = finished(next_action(workflow(), observe(*idle, outcome=CONTINUES, files_digest="cc")))
         assert (end.exit_code, "saved no new or changed checkpoint file" in end.summary) == (1, True)
 
     def test_files_do_not_count_where_a_step_is_reported(self) -> None:
         jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
         assert finished(
-            next_action(workflow(), look(*jobs, outcome=CONTINUES, reported_step=63, files_digest="new"))
+            next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=63, files_digest="new"))
         ).exit_code
 
     def test_the_first_job_without_steps_has_no_files_to_compare_with(self) -> None:
         """Three attempts are three, also where a job before them had reported steps."""
         mark = ProgressMark(0, 26)
-        jobs = [seen(2, attempt, Ending.ALGORITHM, **as_seen(mark)) for attempt in (1, 2, 3)]
-        after = progress_mark_after(jobs[0], look(jobs[0], files_digest="digest"))
-        assert not after.is_beyond(mark)
-        assert progress_mark_after(jobs[1], look(*jobs[:2], files_digest="other")).is_beyond(after)
-        assert finished(next_action(workflow(), look(*jobs, files_digest="digest"))).exit_code == 1
+        jobs = [observed_job(2, attempt, Ending.ALGORITHM, **as_seen(mark)) for attempt in (1, 2, 3)]
+        next_mark = progress_mark_after(jobs[0], observe(jobs[0], files_digest="digest"))
+        assert not next_mark.is_beyond(mark)
+        assert progress_mark_after(jobs[1], observe(*jobs[:2], files_digest="other")).is_beyond(next_mark)
+        assert finished(next_action(workflow(), observe(*jobs, files_digest="digest"))).exit_code == 1
 
     def test_no_file_and_no_step_ends_it(self) -> None:
-        jobs = [old(1, attempt) for attempt in (1, 2, 3)]
-        assert submitted(next_action(workflow(), look(*jobs[:2], outcome=CONTINUES))).name == JobName(
+        jobs = [old_job(1, attempt) for attempt in (1, 2, 3)]
+        assert submitted(next_action(workflow(), observe(*jobs[:2], outcome=CONTINUES))).name == JobName(
             RUN, 1, 3
         )
-        end = finished(next_action(workflow(), look(*jobs, outcome=CONTINUES)))
+        end = finished(next_action(workflow(), observe(*jobs, outcome=CONTINUES)))
         assert (end.exit_code, "no complete checkpoint is in S3" in end.summary) == (1, True)
 
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.booleans(), st.sampled_from(["", "a", "b"]))))
-    def test_whoever_looks_later_judges_alike(self, told: list[tuple[int | None, bool, str]]) -> None:
+    def test_whoever_looks_later_judges_alike(self, observations: list[tuple[int | None, bool, str]]) -> None:
         """A job is judged when it has ended; afterwards the next job's request says the same of it."""
         jobs: list[ObservedJob] = []
-        judged: list[bool] = []
+        progress_flags: list[bool] = []
         mark = ProgressMark()
-        for attempt, (reported, repeats, files) in enumerate(told, 1):
-            jobs.append(seen(1, attempt, Ending.ALGORITHM, **as_seen(mark)))
-            now = look(*jobs, reported_step=reported, repeats_steps=repeats, files_digest=files)
-            after = progress_mark_after(jobs[-1], now)
-            judged.append(after.is_beyond(mark))
-            assert progress_by_job(jobs, after) == judged
-            assert repeats is False or reported is None or not judged[-1]
-            mark = after
+        for attempt, (reported, repeats, files) in enumerate(observations, 1):
+            jobs.append(observed_job(1, attempt, Ending.ALGORITHM, **as_seen(mark)))
+            now = observe(*jobs, reported_step=reported, repeats_steps=repeats, files_digest=files)
+            next_mark = progress_mark_after(jobs[-1], now)
+            progress_flags.append(next_mark.is_beyond(mark))
+            assert progress_by_job(jobs, next_mark) == progress_flags
+            assert repeats is False or reported is None or not progress_flags[-1]
+            mark = next_mark
 
 
 class TestCaps:
     def test_training_time_is_used_up(self) -> None:
-        made = workflow(replace(CHAIN, total_seconds=1500))
-        most = look(seen(training_seconds=850.0), committed_step=10, outcome=said())
-        action = submitted(next_action(made, most))
+        capped_workflow = workflow(replace(CHAIN, total_seconds=1500))
+        most = observe(observed_job(training_seconds=850.0), committed_step=10, outcome=outcome_of())
+        action = submitted(next_action(capped_workflow, most))
         assert action.request["StoppingCondition"]["MaxRuntimeInSeconds"] == 650
         assert action.request["Environment"][STOP_AFTER_VARIABLE] == "450"
-        rest = look(seen(training_seconds=1200.0), committed_step=10, outcome=said())
-        assert finished(next_action(made, rest)).exit_code == 6
+        used_up_run = observe(observed_job(training_seconds=1200.0), committed_step=10, outcome=outcome_of())
+        assert finished(next_action(capped_workflow, used_up_run)).exit_code == 6
 
     def test_cost_shortens_the_last_segment_and_ends_the_run(self) -> None:
-        made = workflow(replace(CHAIN, max_cost=10.0), Variant(1, request(), price_per_hour=36.0))
-        one = look(seen(billable_seconds=500.0), committed_step=10, outcome=said())
-        assert cost_so_far(made, one.jobs) == pytest.approx(5.0)
-        shortened = submitted(next_action(made, one)).request
+        capped_workflow = workflow(replace(CHAIN, max_cost=10.0), Variant(1, request(), price_per_hour=36.0))
+        one_segment = observe(observed_job(billable_seconds=500.0), committed_step=10, outcome=outcome_of())
+        assert cost_so_far(capped_workflow, one_segment.jobs) == pytest.approx(5.0)
+        shortened = submitted(next_action(capped_workflow, one_segment)).request
         assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
-        two = seen(billable_seconds=500.0), seen(2, billable_seconds=460.0, from_step=10)
-        action = finished(next_action(made, look(*two, committed_step=20, outcome=said(job=f"{RUN}-s2-a1"))))
+        two = observed_job(billable_seconds=500.0), observed_job(2, billable_seconds=460.0, from_step=10)
+        action = finished(
+            next_action(
+                capped_workflow, observe(*two, committed_step=20, outcome=outcome_of(job=f"{RUN}-s2-a1"))
+            )
+        )
         assert action.exit_code == 6
         assert "$10.00 is reached: $9.60 spent" in action.summary
         assert "step 20" in action.summary
@@ -553,50 +623,52 @@ class TestCaps:
 class World:
     """Jobs, checkpoints and an outcome, as a service would have them; what each job does is drawn."""
 
-    def __init__(self, made: Workflow, fates: list[tuple[Ending, int, bool]]) -> None:
-        self.workflow = made
-        self.fates = fates
+    def __init__(self, stored_workflow: Workflow, endings: list[tuple[Ending, int, bool]]) -> None:
+        self.workflow = stored_workflow
+        self.endings = endings
         self.jobs: dict[JobName, ObservedJob] = {}
         self.step = 0
         self.outcome: SegmentOutcome | None = None
         self.now = NOW
         self.most_billable = 0.0
 
-    def observed(self, **more: Any) -> ObservedRun:
-        return ObservedRun(self.now, tuple(self.jobs.values()), self.step, self.outcome, **more)
+    def observed(self, **fields: Any) -> ObservedRun:
+        return ObservedRun(self.now, tuple(self.jobs.values()), self.step, self.outcome, **fields)
 
     def create(self, action: Submit) -> None:
         """What SageMaker does: a name can be taken only once."""
         if action.name in self.jobs:
             return
         assert all(job.ending is not None for job in self.jobs.values()), "two jobs of a run at once"
-        fate, gain, finishes = self.fates[len(self.jobs) % len(self.fates)]
+        ending, gain, finishes = self.endings[len(self.jobs) % len(self.endings)]
         limit = action.request["StoppingCondition"]["MaxRuntimeInSeconds"]
         self.now = max(self.now, action.not_before) + 1
         if action.clears_outcome:
             self.outcome = None
-        if fate is Ending.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
-            fate = Ending.TIME
-        used = 0.0 if fate in (Ending.CAPACITY, Ending.CLIENT, Ending.WAIT_EXCEEDED) else float(limit)
-        before, self.step = self.step, self.step + (gain if used else 0)
-        if fate is Ending.COMPLETED:
+        if ending is Ending.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
+            ending = Ending.TIME
+        used_seconds = (
+            0.0 if ending in (Ending.CAPACITY, Ending.CLIENT, Ending.WAIT_EXCEEDED) else float(limit)
+        )
+        step_before, self.step = self.step, self.step + (gain if used_seconds else 0)
+        if ending is Ending.COMPLETED:
             result = FINISHED if finishes else CONTINUE
             self.outcome = SegmentOutcome(result, self.step, RUN, str(action.name))
-        self.now += used
+        self.now += used_seconds
         self.jobs[action.name] = ObservedJob(
             action.name.segment,
             action.name.attempt,
-            fate,
+            ending,
             ended_at=self.now,
-            training_seconds=used,
-            billable_seconds=used,
+            training_seconds=used_seconds,
+            billable_seconds=used_seconds,
             spot=bool(action.request.get("EnableManagedSpotTraining")),
             from_step=int(action.request["Environment"].get(FROM_STEP_VARIABLE, 0)),
         )
-        assert self.jobs[action.name].from_step == before
+        assert self.jobs[action.name].from_step == step_before
 
 
-fates = st.lists(
+ending_lists = st.lists(
     st.tuples(st.sampled_from(list(Ending)), st.integers(0, 3), st.booleans()), min_size=1, max_size=8
 )
 policies = st.builds(
@@ -620,19 +692,19 @@ def run_to_end(world: World) -> tuple[Finish, int]:
             assert action.until > world.now
             world.now = action.until
         else:
-            before = len(world.jobs)
+            jobs_before = len(world.jobs)
             world.create(submitted(action))
-            assert len(world.jobs) == before + 1, "a name was asked for twice"
+            assert len(world.jobs) == jobs_before + 1, "a name was asked for twice"
     raise AssertionError("it never ends")
 
 
 @settings(max_examples=200, deadline=None)
-@given(fates, policies, prices, st.booleans())
+@given(ending_lists, policies, prices, st.booleans())
 def test_every_run_ends_within_its_bounds(
-    drawn: list[tuple[Ending, int, bool]], policy: RunPolicy, price: float | None, spot: bool
+    job_endings: list[tuple[Ending, int, bool]], policy: RunPolicy, price: float | None, spot: bool
 ) -> None:
     variant = Variant(1, spot_request() if spot else request(), price)
-    world = World(workflow(policy, variant), drawn)
+    world = World(workflow(policy, variant), job_endings)
     end, _ = run_to_end(world)
     jobs = list(world.jobs.values())
     assert next_action(world.workflow, world.observed()) == end
@@ -652,28 +724,28 @@ def test_every_run_ends_within_its_bounds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(fates, policies, st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=40))
+@given(ending_lists, policies, st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=40))
 def test_two_drivers_and_killed_ones_make_the_same_jobs(
-    drawn: list[tuple[Ending, int, bool]], policy: RunPolicy, troubles: list[tuple[bool, int]]
+    job_endings: list[tuple[Ending, int, bool]], policy: RunPolicy, troubles: list[tuple[bool, int]]
 ) -> None:
     """``troubles``, round by round: whether the driver is killed before it acts, and what another one, that
     looked some time ago and only now gets to act, had seen."""
-    alone, shared = World(workflow(policy), drawn), World(workflow(policy), drawn)
-    end, _ = run_to_end(alone)
-    remembered: list[ObservedRun] = []
+    single_driver, shared = World(workflow(policy), job_endings), World(workflow(policy), job_endings)
+    end, _ = run_to_end(single_driver)
+    observed_runs: list[ObservedRun] = []
     for _ in range(500):
-        killed, looked = troubles.pop() if troubles else (False, 0)
-        if remembered:
-            stale = next_action(shared.workflow, remembered[-1 - looked % len(remembered)])
+        is_killed, run_index = troubles.pop() if troubles else (False, 0)
+        if observed_runs:
+            stale = next_action(shared.workflow, observed_runs[-1 - run_index % len(observed_runs)])
             if isinstance(stale, Submit):
                 shared.create(stale)
-        remembered.append(shared.observed())
+        observed_runs.append(shared.observed())
         action = next_action(shared.workflow, shared.observed())
         if isinstance(action, Finish):
             break
         if isinstance(action, WaitUntil):
             shared.now = action.until
-        elif not killed:
+        elif not is_killed:
             shared.create(submitted(action))
-    assert list(shared.jobs) == list(alone.jobs)
-    assert (shared.step, action) == (alone.step, end)
+    assert list(shared.jobs) == list(single_driver.jobs)
+    assert (shared.step, action) == (single_driver.step, end)

@@ -21,16 +21,16 @@ from tests.planner.fixtures import PLAIN, plan, region
 from tests.tables import table
 
 
-def problems(job: Mapping[str, Any], surroundings: Facts) -> list[Problem]:
+def problems(job: Mapping[str, Any], facts: Facts) -> list[Problem]:
     """As the command line has them: of a job that cannot be read, and of one that cannot work."""
     try:
-        whole = Job.from_mapping(job)
+        complete_job = Job.from_mapping(job)
     except JobError as error:
-        rest = parse_valid_fields(job, error.problems)
-        assert rest is not None
-        return [*error.problems, *check_partial_job(rest.job, surroundings, rest.unknown_fields)]
+        partial = parse_valid_fields(job, error.problems)
+        assert partial is not None
+        return [*error.problems, *check_partial_job(partial.job, facts, partial.unknown_fields)]
     with pytest.raises(JobError) as caught:
-        make_plan(whole, surroundings, "digits")
+        make_plan(complete_job, facts, "digits")
     return list(caught.value.problems)
 
 
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     world: Mapping[str, Any] = {}
 
 
-GOOD = {"entry": "src/train.py", "compute": {"instance_type": "ml.g5.xlarge"}}
+GOOD_JOB = {"entry": "src/train.py", "compute": {"instance_type": "ml.g5.xlarge"}}
 
 FAULTS = [
     Fault("hyperparameters.wide", {"hyperparameters": {"wide": "x" * 2501}}),
@@ -76,21 +76,21 @@ FAULTS = [
 ]
 
 
-def together(faults: list[Fault]) -> tuple[dict[str, Any], Facts]:
-    job: dict[str, Any] = dict(GOOD)
+def combine_faults(faults: list[Fault]) -> tuple[dict[str, Any], Facts]:
+    job: dict[str, Any] = dict(GOOD_JOB)
     world: dict[str, Any] = {}
     for fault in faults:
         job = merge_mappings(job, fault.job)
         world |= fault.world
-    there = {name: InputFacts("s3://b/data/", "s3", objects=9, bytes=9) for name in ("code", "fast", "odd")}
+    inputs = {name: InputFacts("s3://b/data/", "s3", objects=9, bytes=9) for name in ("code", "fast", "odd")}
     if world.pop("gone", False):
-        there["gone"] = InputFacts("s3://b/gone/", "s3", exists=False, problem="there is no object")
-    return job, region(inputs=there, **world)
+        inputs["gone"] = InputFacts("s3://b/gone/", "s3", exists=False, problem="there is no object")
+    return job, region(inputs=inputs, **world)
 
 
 @table("fault", FAULTS)
 def test_each_is_refused_alone(fault: Fault) -> None:
-    job, world = together([fault])
+    job, world = combine_faults([fault])
     assert {problem.path for problem in problems(job, world)} == {fault.field}
 
 
@@ -99,24 +99,24 @@ def test_each_is_refused_alone(fault: Fault) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_any_of_them_together_are_all_told(faults: list[Fault]) -> None:
-    job, world = together(faults)
-    found = problems(job, world)
-    assert {problem.path for problem in found} == {fault.field for fault in faults}
-    assert len(set(found)) == len(found)
+    job, world = combine_faults(faults)
+    found_problems = problems(job, world)
+    assert {problem.path for problem in found_problems} == {fault.field for fault in faults}
+    assert len(set(found_problems)) == len(found_problems)
 
 
 def test_what_follows_from_a_default_in_the_place_of_a_mistake_is_not_said() -> None:
     """A day would be too long without checkpoints; but nobody knows what `soon` was to be."""
-    job = {**GOOD, "compute": {"spot": True}, "limits": {"max_runtime": "soon"}}
+    job = {**GOOD_JOB, "compute": {"spot": True}, "limits": {"max_runtime": "soon"}}
     assert [problem.path for problem in problems(job, region())] == ["limits.max_runtime"]
-    unknown = {**GOOD, "strategy": "dpp", "compute": {"processes_per_host": 2}, "launcher": "torchrun"}
+    unknown = {**GOOD_JOB, "strategy": "dpp", "compute": {"processes_per_host": 2}, "launcher": "torchrun"}
     assert [problem.path for problem in problems(unknown, region(script=PLAIN))] == ["strategy"]
 
 
 def test_a_job_that_runs_nothing_is_looked_at_all_the_same() -> None:
     job = {"compute": {"hosts": 0, "keep_alive": "7h"}, "requirements": "r.txt", "tags": {"aws:x": "y"}}
-    found = [problem.path for problem in problems(job, region())]
-    assert found == ["entry", "compute.hosts", "compute.keep_alive", "tags.aws:x"]
+    paths = [problem.path for problem in problems(job, region())]
+    assert paths == ["entry", "compute.hosts", "compute.keep_alive", "tags.aws:x"]
 
 
 def test_nothing_is_left_of_what_is_no_job() -> None:
@@ -136,16 +136,16 @@ def test_only_what_cannot_be_read_is_left_out() -> None:
     }
     with pytest.raises(JobError) as caught:
         Job.from_mapping(job)
-    rest = parse_valid_fields(job, caught.value.problems)
-    assert rest is not None
-    assert set(rest.unknown_fields) == {
+    partial = parse_valid_fields(job, caught.value.problems)
+    assert partial is not None
+    assert set(partial.unknown_fields) == {
         "compute.spot",
         "hyperparameters.model.lr",
         "inputs.a.b",
         "checkpoints",
         "segments",
     }
-    assert rest.job.to_mapping() == {
+    assert partial.job.to_mapping() == {
         "entry": "train.py",
         "compute": {"hosts": 2},
         "hyperparameters": {"model": 1},
@@ -155,7 +155,7 @@ def test_only_what_cannot_be_read_is_left_out() -> None:
 
 # ---- where a rule ends -----------------------------------------------------------------------------------
 
-FINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+VALID_JOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("an hour of spot", {"compute": {"spot": True}, "limits": {"max_runtime": "1h"}}, {}),
     (
         "a chain on spot, whose prefix is the run's own",
@@ -163,8 +163,8 @@ FINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"script": ScriptFacts(imports=frozenset({"smlaunch.train", "torch.distributed"}))},
     ),
     ("six hours of a warm pool", {"compute": {"keep_alive": "6h"}}, {}),
-    ("half an hour of waiting", {**GOOD, "limits": {"max_pending": "30m"}}, {}),
-    ("28 days of waiting", {**GOOD, "limits": {"max_pending": "28d"}}, {}),
+    ("half an hour of waiting", {**GOOD_JOB, "limits": {"max_pending": "30m"}}, {}),
+    ("28 days of waiting", {**GOOD_JOB, "limits": {"max_pending": "28d"}}, {}),
     (
         "one preference of several with an accelerator",
         {
@@ -196,7 +196,7 @@ FINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@table(("job", "world"), [row[1:] for row in FINE])
+@table(("job", "world"), [row[1:] for row in VALID_JOBS])
 def test_what_is_not_refused(job: dict[str, Any], world: dict[str, Any]) -> None:
     job = {key: value for key, value in {"entry": "src/train.py", **job}.items() if value is not None}
     assert plan(job, region(**world)).requests
@@ -211,8 +211,8 @@ def test_an_algorithm_that_keeps_checkpoints_may_wait_for_spot() -> None:
         "limits": {"max_runtime": "30m", "max_wait": "2h"},
         "checkpoints": "s3://b/kept/",
     }
-    made = make_plan(Job.from_mapping(job), region(), "digits")
-    assert made.requests[0]["StoppingCondition"]["MaxWaitTimeInSeconds"] == 7200
+    job_plan = make_plan(Job.from_mapping(job), region(), "digits")
+    assert job_plan.requests[0]["StoppingCondition"]["MaxWaitTimeInSeconds"] == 7200
 
 
 def test_rules_have_names_of_their_own_and_say_where_they_come_from() -> None:

@@ -8,5 +8,5 @@ from tests.conftest import ROOT
 
 def test_the_page_says_what_the_rules_say() -> None:
     command = [sys.executable, str(ROOT / "tools" / "generate_refusals.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}: run tools/generate_refusals.py"
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, f"{result.stdout}{result.stderr}: run tools/generate_refusals.py"

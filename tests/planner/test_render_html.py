@@ -46,33 +46,33 @@ class Page(HTMLParser):
             self.text += data
 
 
-def page(made: Plan) -> Page:
-    return Page(made._repr_html_())
+def page(job_plan: Plan) -> Page:
+    return Page(job_plan._repr_html_())
 
 
 def test_it_says_all_that_the_text_says() -> None:
-    made = plan({"workload": WORK, "limits": {"max_runtime": "1d"}, "tags": {"team": "a"}})
-    seen = page(made)
-    for reason in made.reasons:
-        assert reason.explanation in seen.text
-        assert reason.rule in seen.text
-    assert made.run in seen.text
-    assert made.image in seen.text
-    assert f"Machines compared: {len(made.candidates)}" in seen.text
-    assert '"TrainingJobName": "digits-s1-a1"' in seen.text
+    job_plan = plan({"workload": WORK, "limits": {"max_runtime": "1d"}, "tags": {"team": "a"}})
+    rendered = page(job_plan)
+    for reason in job_plan.reasons:
+        assert reason.explanation in rendered.text
+        assert reason.rule in rendered.text
+    assert job_plan.run in rendered.text
+    assert job_plan.image in rendered.text
+    assert f"Machines compared: {len(job_plan.candidates)}" in rendered.text
+    assert '"TrainingJobName": "digits-s1-a1"' in rendered.text
     chosen = [
-        attributes for tag, attributes in seen.tags if tag == "tr" and attributes.get("class") == "chosen"
+        attributes for tag, attributes in rendered.tags if tag == "tr" and attributes.get("class") == "chosen"
     ]
     assert len(chosen) == 1
 
 
 def test_requests_are_folded_and_a_long_chain_shows_its_first() -> None:
-    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
-    seen = page(made)
-    folds = [attributes for tag, attributes in seen.tags if tag == "details"]
+    job_plan = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
+    rendered = page(job_plan)
+    folds = [attributes for tag, attributes in rendered.tags if tag == "details"]
     assert sum("open" in attributes for attributes in folds) <= 2
-    assert f"and {len(made.planned_jobs) - MAX_SHOWN} more requests" in seen.text
-    assert seen.text.count('"TrainingJobName"') == MAX_SHOWN
+    assert f"and {len(job_plan.planned_jobs) - MAX_SHOWN} more requests" in rendered.text
+    assert rendered.text.count('"TrainingJobName"') == MAX_SHOWN
 
 
 def test_it_has_no_ground_of_its_own_and_touches_nothing_else() -> None:
@@ -106,11 +106,11 @@ def test_what_the_job_holds_is_text(evil: str) -> None:
         "output": "s3://b/o/",
     }
     source = dataclasses.replace(region().source, root=evil, entry="train.py")
-    made = plan(job, local(source=source))
-    seen = page(made)
-    assert not {"script", "img"} & {tag for tag, _ in seen.tags}
-    assert "\x1b" not in made._repr_html_()
-    assert not [attributes for _, attributes in seen.tags if "onerror" in attributes]
+    job_plan = plan(job, local(source=source))
+    rendered = page(job_plan)
+    assert not {"script", "img"} & {tag for tag, _ in rendered.tags}
+    assert "\x1b" not in job_plan._repr_html_()
+    assert not [attributes for _, attributes in rendered.tags if "onerror" in attributes]
 
 
 _WORDS = st.text(max_size=30)
@@ -118,14 +118,14 @@ _WORDS = st.text(max_size=30)
 
 @settings(max_examples=60, deadline=None)
 @given(_WORDS, _WORDS, st.booleans(), st.integers(1, 64))
-def test_any_candidate_is_shown(name: str, because: str, timed: bool, hosts: int) -> None:
+def test_any_candidate_is_shown(name: str, objection: str, timed: bool, hosts: int) -> None:
     spans: dict[str, Any] = (
         {"seconds": (1.0, 2e6), "dollars": (0.0, 1e5), "per_hour": (0.1, 3.0)} if timed else {}
     )
     candidates = (
         Candidate("ddp", "ml.g5.xlarge", 1, 1, chosen=True),
         Candidate("ddp", name, hosts, 8, **spans),
-        Candidate("ddp", name, hosts, 8, rule="time.too-slow", objection=because, **spans),
+        Candidate("ddp", name, hosts, 8, rule="time.too-slow", objection=objection, **spans),
     )
     made = dataclasses.replace(plan(), candidates=candidates)
     page(made)
@@ -138,24 +138,24 @@ def test_any_candidate_is_shown(name: str, because: str, timed: bool, hosts: int
 
 
 def test_the_table_marks_what_is_chosen_and_counts_the_others() -> None:
-    made = plan({"workload": WORK})
-    lines = comparison_lines(made.candidates)
+    job_plan = plan({"workload": WORK})
+    lines = comparison_lines(job_plan.candidates)
     marked = [line for line in lines if line.startswith("  * ")]
     assert len(marked) == 1
-    assert marked[0].split()[1:4] == ["1", "x", made.instance_type]
+    assert marked[0].split()[1:4] == ["1", "x", job_plan.instance_type]
     assert any(line.endswith("[scale.up-before-out]") for line in lines)
     assert len([line for line in lines if line.startswith("    1 x ml.")]) <= MAX_SHOWN
 
 
 def test_colours_are_only_painted_where_they_are_asked_for() -> None:
-    made = plan({"workload": WORK, "compute": {"instance_type": "ml.g5.48xlarge"}})
+    job_plan = plan({"workload": WORK, "compute": {"instance_type": "ml.g5.48xlarge"}})
     painted: list[tuple[str, str]] = []
 
     def paint(kind: str, text: str) -> str:
         painted.append((kind, text))
         return text
 
-    assert as_text(made, paint) == as_text(made) == str(made)
+    assert as_text(job_plan, paint) == as_text(job_plan) == str(job_plan)
     kinds = {kind for kind, _ in painted}
     assert "heading" in kinds
     assert ("heading", "Why") in painted

@@ -58,8 +58,13 @@ def can(folder: Path, text: str) -> ScriptCapability:
 
 
 def test_a_script_with_all_of_it_lacks_nothing(tmp_path: Path) -> None:
-    found = can(tmp_path, COMPLETE)
-    assert (found.accelerator_use, found.missing_steps, found.shards_model, found.uses_accelerators) == (
+    capability = can(tmp_path, COMPLETE)
+    assert (
+        capability.accelerator_use,
+        capability.missing_steps,
+        capability.shards_model,
+        capability.uses_accelerators,
+    ) == (
         "several",
         (),
         False,
@@ -67,13 +72,13 @@ def test_a_script_with_all_of_it_lacks_nothing(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "instead", "said", "line"), LACKS, ids=[row[2] for row in LACKS])
+@pytest.mark.parametrize(("text", "instead", "message", "line"), LACKS, ids=[row[2] for row in LACKS])
 def test_each_thing_that_lacks_is_said_with_its_line(
-    tmp_path: Path, text: str, instead: str, said: str, line: int | None
+    tmp_path: Path, text: str, instead: str, message: str, line: int | None
 ) -> None:
     assert text in COMPLETE
     (missing,) = can(tmp_path, COMPLETE.replace(text, instead)).missing_steps
-    assert missing.startswith(said)
+    assert missing.startswith(message)
     assert line is None or f"(train.py, line {line})" in missing
 
 
@@ -97,10 +102,10 @@ def test_each_thing_that_lacks_is_said_with_its_line(
     ],
 )
 def test_what_it_can_use(tmp_path: Path, text: str, use: str) -> None:
-    found = can(tmp_path, text)
-    assert found.accelerator_use == use
+    capability = can(tmp_path, text)
+    assert capability.accelerator_use == use
     if use == "several":
-        assert not [one for one in found.missing_steps if not one.startswith("the device")]
+        assert not [step for step in capability.missing_steps if not step.startswith("the device")]
 
 
 def test_sharding_is_seen(tmp_path: Path) -> None:
@@ -110,8 +115,12 @@ def test_sharding_is_seen(tmp_path: Path) -> None:
 
 
 def test_nobody_guesses_where_nobody_looked() -> None:
-    found = script_capability(ScriptFacts(imports=frozenset({"torch.distributed"})), "train.py")
-    assert (found.accelerator_use, found.missing_steps, found.was_analyzed) == ("several", (), False)
+    capability = script_capability(ScriptFacts(imports=frozenset({"torch.distributed"})), "train.py")
+    assert (capability.accelerator_use, capability.missing_steps, capability.was_analyzed) == (
+        "several",
+        (),
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,8 +131,8 @@ def test_nobody_guesses_where_nobody_looked() -> None:
 def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
     script = ENTRYPOINTS / f"{name}.py"
     facts = dataclasses.replace(read_script(script), features=transitive_features(script, ENTRYPOINTS))
-    found = script_capability(facts, script.name)
-    assert (found.accelerator_use, found.missing_steps) == ("several", ())
+    capability = script_capability(facts, script.name)
+    assert (capability.accelerator_use, capability.missing_steps) == ("several", ())
 
 
 def test_what_the_script_lacks_is_looked_for_in_its_own_modules(tmp_path: Path) -> None:
@@ -150,8 +159,8 @@ def test_a_plan_of_several_ranks_says_what_lacks(tmp_path: Path) -> None:
     (warning,) = plan(job, region(script=read(tmp_path, text))).warnings
     assert warning.startswith("For 4 ranks train.py lacks, by its source: sampler.set_epoch")
     assert "only rank 0 writing what is saved (train.py, line 16)" in warning
-    one = {"compute": {"instance_type": "ml.g5.xlarge"}}
-    assert plan(one, region(script=read(tmp_path, text))).warnings == ()
+    one_rank = {"compute": {"instance_type": "ml.g5.xlarge"}}
+    assert plan(one_rank, region(script=read(tmp_path, text))).warnings == ()
 
 
 ONE_ACCELERATOR = """\
@@ -165,11 +174,11 @@ torch.save(model.state_dict(), "model.pt")
 
 def test_a_script_for_one_accelerator_on_several_is_told_all_that_it_lacks(tmp_path: Path) -> None:
     job = {"strategy": "ddp", "compute": {"instance_type": "ml.g5.12xlarge"}}
-    alone, lacks = plan(job, region(script=read(tmp_path, ONE_ACCELERATOR))).warnings
-    assert "every rank trains separately on the same data" in alone
+    first_warning, lacks = plan(job, region(script=read(tmp_path, ONE_ACCELERATOR))).warnings
+    assert "every rank trains separately on the same data" in first_warning
     assert lacks.startswith("For 4 ranks train.py lacks, by its source: a process group")
-    for words in ("gradients that are averaged", "DistributedSampler", "only rank 0 writing"):
-        assert words in lacks
+    for expected_text in ("gradients that are averaged", "DistributedSampler", "only rank 0 writing"):
+        assert expected_text in lacks
 
 
 def test_accelerators_that_would_be_idle_are_told_of(tmp_path: Path) -> None:
@@ -184,16 +193,16 @@ def test_accelerators_that_would_be_idle_are_told_of(tmp_path: Path) -> None:
 
 def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
     facts = read(tmp_path, "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()")
-    made = plan({}, region(script=facts))
-    (task,) = made.planned_jobs
+    job_plan = plan({}, region(script=facts))
+    (task,) = job_plan.planned_jobs
     assert task.launch_spec is not None
     assert dict(task.launch_spec.ranks.env)["MPLBACKEND"] == "Agg"
-    assert "display.matplotlib" in [reason.rule for reason in made.reasons]
-    assert "train.py, line 3: hosts have no display" in made.warnings[0]
-    own = plan({"environment": {"MPLBACKEND": "svg"}}, region(script=facts))
-    assert own.planned_jobs[0].launch_spec is not None
-    assert "MPLBACKEND" not in dict(own.planned_jobs[0].launch_spec.ranks.env)
-    assert "display.matplotlib" not in [reason.rule for reason in own.reasons]
+    assert "display.matplotlib" in [reason.rule for reason in job_plan.reasons]
+    assert "train.py, line 3: hosts have no display" in job_plan.warnings[0]
+    own_backend = plan({"environment": {"MPLBACKEND": "svg"}}, region(script=facts))
+    assert own_backend.planned_jobs[0].launch_spec is not None
+    assert "MPLBACKEND" not in dict(own_backend.planned_jobs[0].launch_spec.ranks.env)
+    assert "display.matplotlib" not in [reason.rule for reason in own_backend.reasons]
     assert "MPLBACKEND" not in str(plan().planned_jobs[0].launch_spec)
 
 

@@ -29,25 +29,25 @@ GB = 10**9
 TWELVE = CheckpointFacts(12 * GB, 4 * GB)
 
 
-def chain(job: dict[str, Any] | None = None, surroundings: Facts | None = None) -> Plan:
+def chain(job: dict[str, Any] | None = None, facts: Facts | None = None) -> Plan:
     """With a script that can go on."""
-    return plan(job, dataclasses.replace(surroundings or region(), script=OURS))
+    return plan(job, dataclasses.replace(facts or region(), script=OURS))
 
 
-def rules(made: Plan) -> list[str]:
-    return [reason.rule for reason in made.reasons]
+def rules(job_plan: Plan) -> list[str]:
+    return [reason.rule for reason in job_plan.reasons]
 
 
 # ---- cutting ---------------------------------------------------------------------------------------------
 
 
 def test_what_fits_into_one_job_is_one_job_as_ever() -> None:
-    made = chain({"limits": {"max_runtime": "28d"}})
-    assert [segment.max_runtime for segment in made.segments] == [28 * 86400]
-    assert not made.workflow.policy.chain
-    assert made.schedule is None
-    assert made.checkpoints is None
-    assert "Environment" not in made.requests[0]
+    job_plan = chain({"limits": {"max_runtime": "28d"}})
+    assert [segment.max_runtime for segment in job_plan.segments] == [28 * 86400]
+    assert not job_plan.workflow.policy.chain
+    assert job_plan.schedule is None
+    assert job_plan.checkpoints is None
+    assert "Environment" not in job_plan.requests[0]
 
 
 CUTS = [
@@ -64,19 +64,19 @@ CUTS = [
 def test_cuts(
     limits: dict[str, str], facts: dict[str, Any], count: int, length: str, stop_after: str
 ) -> None:
-    made = chain({"limits": limits}, region(**facts))
-    first = made.segments[0]
-    assert len(made.segments) == len(made.planned_jobs) == count
+    job_plan = chain({"limits": limits}, region(**facts))
+    first = job_plan.segments[0]
+    assert len(job_plan.segments) == len(job_plan.planned_jobs) == count
     assert format_duration(first.max_runtime) == length
     assert first.stop_after == segments.parse_duration(stop_after)
-    assert made.workflow.policy.chain
-    assert [task.name for task in made.planned_jobs][:2] == [f"digits-s{n}-a1" for n in (1, 2)][:count]
+    assert job_plan.workflow.policy.chain
+    assert [task.name for task in job_plan.planned_jobs][:2] == [f"digits-s{n}-a1" for n in (1, 2)][:count]
 
 
 def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
-    made = chain({"limits": {"max_runtime": "50h", "segment": "24h"}})
+    job_plan = chain({"limits": {"max_runtime": "50h", "segment": "24h"}})
     bucket = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits"
-    for task, segment in zip(made.planned_jobs, made.segments, strict=True):
+    for task, segment in zip(job_plan.planned_jobs, job_plan.segments, strict=True):
         assert task.request["CheckpointConfig"] == {
             "S3Uri": f"{bucket}/checkpoints/",
             "LocalPath": "/opt/ml/checkpoints",
@@ -85,8 +85,8 @@ def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
         assert task.request["StoppingCondition"]["MaxRuntimeInSeconds"] == segment.max_runtime
         uris = [c["DataSource"]["S3DataSource"]["S3Uri"] for c in task.request["InputDataConfig"]]
         assert f"{bucket}/launch/" in uris
-        assert task.launch_spec == made.planned_jobs[0].launch_spec
-    (launch,) = [upload for upload in made.uploads if upload.kind == "launch"]
+        assert task.launch_spec == job_plan.planned_jobs[0].launch_spec
+    (launch,) = [upload for upload in job_plan.uploads if upload.kind == "launch"]
     spec = LaunchSpec.from_json(launch.content or "")
     assert spec.run == "digits"
     assert spec.margin_seconds == 300
@@ -97,50 +97,50 @@ def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     segments=st.integers(1, 20),
-    rest=st.integers(0, 28 * 86400),
+    last_seconds=st.integers(0, 28 * 86400),
     segment=st.integers(2, 28 * 86400),
-    here=st.sampled_from([region(), local()]),
+    known_facts=st.sampled_from([region(), local()]),
 )
 def test_the_plans_tasks_are_what_the_driver_would_send(
-    segments: int, rest: int, segment: int, here: Facts
+    segments: int, last_seconds: int, segment: int, known_facts: Facts
 ) -> None:
     """And their planned ends lie before their limits, within the time there is in all."""
-    total = segments * segment + rest % segment
+    total = segments * segment + last_seconds % segment
     limits = {"max_runtime": f"{total}s", "segment": f"{segment}s"}
     try:
-        made = chain({"limits": limits}, here)
+        job_plan = chain({"limits": limits}, known_facts)
     except JobError as error:
-        said = str(error)
-        assert "leaves no time to train" in said or "more than 999 segments" in said
+        message = str(error)
+        assert "leaves no time to train" in message or "more than 999 segments" in message
         return
-    workflow = Workflow.from_json(made.workflow.to_json())
-    assert json.loads(workflow.to_json()) == json.loads(made.workflow.to_json())
-    left = float(total)
-    for task, planned in zip(made.planned_jobs, made.segments, strict=True):
-        again = request_for(workflow, task.segment, 1, seconds_left=left)
-        assert again == task.request
-        assert planned.stop_after is not None
-        assert 0 <= planned.stop_after <= planned.max_runtime <= left
-        left -= planned.stop_after if planned.max_runtime > 1 else 1
-    assert made.workflow.policy.total_seconds == total
+    workflow = Workflow.from_json(job_plan.workflow.to_json())
+    assert json.loads(workflow.to_json()) == json.loads(job_plan.workflow.to_json())
+    seconds_left = float(total)
+    for task, segment_plan in zip(job_plan.planned_jobs, job_plan.segments, strict=True):
+        repeated_request = request_for(workflow, task.segment, 1, seconds_left=seconds_left)
+        assert repeated_request == task.request
+        assert segment_plan.stop_after is not None
+        assert 0 <= segment_plan.stop_after <= segment_plan.max_runtime <= seconds_left
+        seconds_left -= segment_plan.stop_after if segment_plan.max_runtime > 1 else 1
+    assert job_plan.workflow.policy.total_seconds == total
 
 
 # ---- planned ends, start cost, interval --------------------------------------------------------------------
 
 
 def test_short_segments_give_a_quarter() -> None:
-    made = chain({"limits": {"max_runtime": "40s", "segment": "10s"}}, local())
-    assert (made.segments[0].max_runtime, made.segments[0].stop_after) == (10, 7)
-    assert "a quarter of its time" in str(made)
+    job_plan = chain({"limits": {"max_runtime": "40s", "segment": "10s"}}, local())
+    assert (job_plan.segments[0].max_runtime, job_plan.segments[0].stop_after) == (10, 7)
+    assert "a quarter of its time" in str(job_plan)
 
 
 def test_what_a_start_brings_makes_the_planned_end_earlier() -> None:
     facts = {"train": InputFacts("s3://b/t/", "s3", objects=9, bytes=120 * GB)}
     job = {"limits": {"max_runtime": "60d", "segment": "24h"}, "inputs": {"train": "s3://b/t/"}}
-    made = chain(job, with_inputs(region(), facts))
-    assert made.schedule is not None
-    assert made.schedule.start == 600 + 60
-    assert made.segments[0].stop_after == 86400 - 300 - 600
+    job_plan = chain(job, with_inputs(region(), facts))
+    assert job_plan.schedule is not None
+    assert job_plan.schedule.start == 600 + 60
+    assert job_plan.segments[0].stop_after == 86400 - 300 - 600
     job["inputs"] = {"train": {"uri": "s3://b/t/", "mode": "FastFile"}}
     streamed = chain(job, with_inputs(region(), facts))
     assert streamed.segments[0].stop_after == 86400 - 300
@@ -161,14 +161,14 @@ def test_more_segments_than_names_are_refused() -> None:
 def test_the_expectation_is_dalys() -> None:
     """Anchors: T = 2000 h, M = 72 h, d = 1 s, R = 5 min, S = 24 h, Q = 15 min give a goodput of .9672 there;
     here the margin before the limit is not lost, since a segment ends when it has saved."""
-    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"hosts": 4}})
-    expected = made.schedule
+    job_plan = chain({"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"hosts": 4}})
+    expected = job_plan.schedule
     assert expected is not None
     assert expected.mtbf == HOST_MTBF / 4
     assert expected.interval == pytest.approx(daly_interval(1.0, HOST_MTBF / 4))
     assert 0.998 < expected.goodput < 1
     assert expected.makespan == 60 * 86400 + 61 * 300
-    assert f"{format_span(expected.interval)} or as measured" in str(made)
+    assert f"{format_span(expected.interval)} or as measured" in str(job_plan)
 
 
 def test_spot_hosts_fail_more_often() -> None:
@@ -179,22 +179,22 @@ def test_spot_hosts_fail_more_often() -> None:
 
 
 def test_a_stated_interval_is_kept() -> None:
-    made = chain({"limits": {"segment": "12h"}, "checkpoints": {"interval": "20m", "keep": 5}})
-    assert made.checkpoints is not None
-    assert (made.checkpoints.interval_seconds, made.checkpoints.keep) == (1200.0, 5)
-    assert "one every 20m; the newest 5 are kept" in str(made)
-    assert "checkpoints.interval" not in rules(made)
+    job_plan = chain({"limits": {"segment": "12h"}, "checkpoints": {"interval": "20m", "keep": 5}})
+    assert job_plan.checkpoints is not None
+    assert (job_plan.checkpoints.interval_seconds, job_plan.checkpoints.keep) == (1200.0, 5)
+    assert "one every 20m; the newest 5 are kept" in str(job_plan)
+    assert "checkpoints.interval" not in rules(job_plan)
 
 
 def test_a_quota_nobody_could_read_is_told_and_not_assumed() -> None:
-    made = chain(
+    job_plan = chain(
         {"limits": {"max_runtime": "60d"}},
         region(max_runtime_quota_problem="ListServiceQuotas: AccessDenied"),
     )
-    assert made.segments[0].max_runtime == 28 * 86400
-    assert any("could not be read (ListServiceQuotas: AccessDenied)" in text for text in made.warnings)
-    known = chain({"limits": {"max_runtime": "60d"}}, region(max_runtime_quota=5 * 86400))
-    assert "segment.quota" in rules(known)
+    assert job_plan.segments[0].max_runtime == 28 * 86400
+    assert any("could not be read (ListServiceQuotas: AccessDenied)" in text for text in job_plan.warnings)
+    known_quota = chain({"limits": {"max_runtime": "60d"}}, region(max_runtime_quota=5 * 86400))
+    assert "segment.quota" in rules(known_quota)
 
 
 # ---- what a chain is worth ---------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_script_that_does_nothing_is_refused_past_its_limit(limits: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (ScriptFacts(imports=frozenset({"xgboost"})), "XGBoost resumes after the last saved tree"),
         (ScriptFacts(imports=frozenset({"tensorflow.keras"})), "BackupAndRestore resumes"),
@@ -225,14 +225,14 @@ def test_a_script_that_does_nothing_is_refused_past_its_limit(limits: dict[str, 
         (ScriptFacts(module_imports=frozenset({"xgboost.sklearn"})), "XGBoost resumes"),
     ],
 )
-def test_what_a_chain_is_worth_without_ours(script: ScriptFacts, said: str) -> None:
-    assert any(said in text for text in plan(SEVERAL, region(script=script)).warnings)
+def test_what_a_chain_is_worth_without_ours(script: ScriptFacts, message: str) -> None:
+    assert any(message in text for text in plan(SEVERAL, region(script=script)).warnings)
 
 
 def test_ours_found_in_a_module_of_the_source_is_ours() -> None:
-    made = plan(SEVERAL, region(script=ScriptFacts(module_imports=frozenset({"smlaunch.train"}))))
-    assert "resume.exact" in rules(made)
-    assert made.warnings == ()
+    job_plan = plan(SEVERAL, region(script=ScriptFacts(module_imports=frozenset({"smlaunch.train"}))))
+    assert "resume.exact" in rules(job_plan)
+    assert job_plan.warnings == ()
 
 
 def test_one_segment_asks_nothing_of_the_script() -> None:
@@ -240,25 +240,25 @@ def test_one_segment_asks_nothing_of_the_script() -> None:
 
 
 def test_a_prefix_that_the_user_states_is_believed() -> None:
-    made = plan({**SEVERAL, "checkpoints": "s3://b/c/"}, region(script=PLAIN))
-    assert any("verify-resume" in text for text in made.warnings)
+    job_plan = plan({**SEVERAL, "checkpoints": "s3://b/c/"}, region(script=PLAIN))
+    assert any("verify-resume" in text for text in job_plan.warnings)
 
 
 # ---- carriers ----------------------------------------------------------------------------------------------
 
 
 def test_a_state_that_the_sync_could_not_bring_in_time_goes_directly() -> None:
-    kept = CheckpointFacts(total_bytes=6000 * GB, step_bytes=2000 * GB)
+    checkpoint_facts = CheckpointFacts(total_bytes=6000 * GB, step_bytes=2000 * GB)
     job = {
         "limits": {"max_runtime": "10d", "segment": "24h"},
         "compute": {"hosts": 8},
         "checkpoints": "s3://b/c/",
     }
-    made = chain(job, region(checkpoints=kept))
-    assert made.checkpoints is not None
-    assert made.checkpoints.upload == "direct"
-    assert "CheckpointConfig" not in made.requests[0]
-    assert "upload.direct" in rules(made)
+    job_plan = chain(job, region(checkpoints=checkpoint_facts))
+    assert job_plan.checkpoints is not None
+    assert job_plan.checkpoints.upload == "direct"
+    assert "CheckpointConfig" not in job_plan.requests[0]
+    assert "upload.direct" in rules(job_plan)
     small = chain(job, region(checkpoints=CheckpointFacts(30 * GB, 10 * GB)))
     assert small.checkpoints is not None
     assert small.checkpoints.upload == "sync"
@@ -274,8 +274,8 @@ def test_a_direct_carrier_that_cannot_be() -> None:
     job = {**SEVERAL, "checkpoints": {"upload": "direct"}, "network_isolation": True}
     (line,) = refusals(job, region(script=OURS))
     assert line.startswith("checkpoints.upload: direct uploads from the hosts to S3")
-    own = ScriptFacts(names_checkpoint_dir=True)
-    (line,) = refusals({**SEVERAL, "checkpoints": {"upload": "direct"}}, region(script=own))
+    own_script = ScriptFacts(names_checkpoint_dir=True)
+    (line,) = refusals({**SEVERAL, "checkpoints": {"upload": "direct"}}, region(script=own_script))
     assert "train.py does not use it; use sync" in line
 
 
@@ -292,28 +292,28 @@ GROWS = {
 
 
 def test_later_segments_may_differ() -> None:
-    made = chain(GROWS)
-    first, second = made.workflow.variants
+    job_plan = chain(GROWS)
+    first, second = job_plan.workflow.variants
     assert (first.first_segment, second.first_segment) == (1, 2)
     assert (first.until_step, second.until_step) == (1000, None)
     assert first.request["Environment"][UNTIL_STEP_VARIABLE] == "1000"
     assert UNTIL_STEP_VARIABLE not in second.request["Environment"]
     assert first.request["HyperParameters"] == {"lr": "0.1", "batch": "32"}
     assert second.request["HyperParameters"] == {"lr": "0.1", "batch": "64"}
-    assert [segment.hosts for segment in made.segments[:3]] == [1, 2, 2]
-    assert [segment.max_runtime for segment in made.segments[:3]] == [86400, 43200, 43200]
-    (told,) = [text for text in made.warnings if "bit-identical" in text]
-    assert told.startswith("What follows on step 1000 differs (hosts 1 -> 2, batch 32 -> 64)")
-    assert [upload.uri for upload in made.uploads if upload.kind == "launch"] == [
+    assert [segment.hosts for segment in job_plan.segments[:3]] == [1, 2, 2]
+    assert [segment.max_runtime for segment in job_plan.segments[:3]] == [86400, 43200, 43200]
+    (warning,) = [text for text in job_plan.warnings if "bit-identical" in text]
+    assert warning.startswith("What follows on step 1000 differs (hosts 1 -> 2, batch 32 -> 64)")
+    assert [upload.uri for upload in job_plan.uploads if upload.kind == "launch"] == [
         f"s3://sagemaker-us-east-1-123456789012/smlaunch/digits/{folder}/job.json"
         for folder in ("launch", "launch-2")
     ]
 
 
 def test_lengths_add_up_where_nothing_else_is_said() -> None:
-    made = chain({"segments": [{"length": "1h"}, {"length": "2h"}]})
-    assert made.schedule is not None
-    assert made.schedule.total == 3 * 3600
+    job_plan = chain({"segments": [{"length": "1h"}, {"length": "2h"}]})
+    assert job_plan.schedule is not None
+    assert job_plan.schedule.total == 3 * 3600
     (line,) = refusals(
         {"limits": {"max_runtime": "9h", "segment": "1h"}, "segments": [{"length": "2h"}]},
         region(script=OURS),
@@ -322,8 +322,8 @@ def test_lengths_add_up_where_nothing_else_is_said() -> None:
 
 
 def test_a_change_that_never_comes_is_told() -> None:
-    made = chain({"limits": {"max_runtime": "2h"}, "segments": [{}, {}]})
-    assert any(text.startswith("segments[1] never starts") for text in made.warnings)
+    job_plan = chain({"limits": {"max_runtime": "2h"}, "segments": [{}, {}]})
+    assert any(text.startswith("segments[1] never starts") for text in job_plan.warnings)
 
 
 # ---- money, attempts, spot ---------------------------------------------------------------------------------
@@ -333,11 +333,11 @@ DEAR = {"instance_type": "ml.g5.12xlarge", "price_per_hour": 10.0}
 
 def test_a_cap_of_a_chain_ends_it_on_the_way() -> None:
     limits = {"max_runtime": "60d", "segment": "24h", "max_cost": 500.0}
-    made = chain({"limits": limits, "compute": DEAR})
-    assert made.cost.maximum == 500.0
-    assert made.workflow.policy.max_cost == 500.0
-    assert made.workflow.variants[0].price_per_hour == 10.0
-    assert "cost.capped-while-running" in rules(made)
+    job_plan = chain({"limits": limits, "compute": DEAR})
+    assert job_plan.cost.maximum == 500.0
+    assert job_plan.workflow.policy.max_cost == 500.0
+    assert job_plan.workflow.variants[0].price_per_hour == 10.0
+    assert "cost.capped-while-running" in rules(job_plan)
     (line,) = refusals({"limits": {**limits, "max_cost": 0.5}, "compute": DEAR}, region(script=OURS))
     assert line.startswith("limits.max_cost: 1 x ml.g5.12xlarge for up to 60d may cost $14,400.00")
     assert "it pays for 3m" in line
@@ -346,9 +346,9 @@ def test_a_cap_of_a_chain_ends_it_on_the_way() -> None:
 
 
 def test_the_dearest_segment_bounds_the_cost() -> None:
-    made = chain({**GROWS, "compute": DEAR})
-    assert made.cost.per_hour == 20.0
-    assert made.cost.maximum == 20.0 * 72
+    job_plan = chain({**GROWS, "compute": DEAR})
+    assert job_plan.cost.per_hour == 20.0
+    assert job_plan.cost.maximum == 20.0 * 72
 
 
 def test_attempts() -> None:
@@ -368,9 +368,9 @@ def test_what_is_only_about_money_and_patience_is_not_part_of_the_jobs_hash() ->
 
 
 def test_a_spot_chain_needs_no_prefix_of_the_users() -> None:
-    made = chain({**SEVERAL, "compute": {"spot": True, "on_demand_fallback": True}})
-    assert made.workflow.policy.on_demand_fallback
-    assert made.requests[0]["StoppingCondition"]["MaxWaitTimeInSeconds"] == 2 * 86400
+    job_plan = chain({**SEVERAL, "compute": {"spot": True, "on_demand_fallback": True}})
+    assert job_plan.workflow.policy.on_demand_fallback
+    assert job_plan.requests[0]["StoppingCondition"]["MaxWaitTimeInSeconds"] == 2 * 86400
     (line,) = refusals({"compute": {"on_demand_fallback": True}})
     assert line.startswith("compute.on_demand_fallback: it replaces spot capacity")
 
@@ -381,23 +381,23 @@ def test_variables_of_the_plan_are_not_the_users() -> None:
 
 
 def test_the_document_and_the_text_tell_of_segments() -> None:
-    made = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
-    document = made.to_dict()
+    job_plan = chain({"limits": {"max_runtime": "60d", "segment": "24h"}})
+    document = job_plan.to_dict()
     assert json.loads(json.dumps(document)) == document
     assert document["segments"][60]["index"] == 61
-    assert document["schedule"]["goodput"] == made.schedule.goodput  # type: ignore[union-attr]
+    assert document["schedule"]["goodput"] == job_plan.schedule.goodput  # type: ignore[union-attr]
     assert document["checkpoints"]["upload"] == "sync"
-    text = str(made)
+    text = str(job_plan)
     assert "  segments     60 x 1d + 5h; the first ends itself after 23h55m\n" in text
     assert "send the next, up to digits-s61-a1 if none fails" in text
 
 
 def test_costs_of_a_known_state() -> None:
     job = chain({"compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}).job
-    known = SegmentCosts.for_job(job, region(checkpoints=TWELVE))
-    assert known.stall == pytest.approx(1.0)
-    assert known.download == pytest.approx(60.0)
-    assert known.save == pytest.approx(40.0)
+    costs = SegmentCosts.for_job(job, region(checkpoints=TWELVE))
+    assert costs.stall == pytest.approx(1.0)
+    assert costs.download == pytest.approx(60.0)
+    assert costs.save == pytest.approx(40.0)
     job = chain({**SEVERAL, "compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}, region(checkpoints=TWELVE))
     assert "downloads 12.0 GB of checkpoints to each of 2 hosts, in 1m at 200 MB/s" in str(job).replace(
         "\n    ", " "

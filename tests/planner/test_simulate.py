@@ -57,8 +57,8 @@ def test_an_attempt_has_a_segment_before_it() -> None:
     renewed = simulate_run(ChainModel(100, 50, 10, 20, 1, 15, math.inf), [45])
     assert (renewed.segments, renewed.failures) == (3, 1)
     assert renewed.makespan == 45 + 5 + 50 + 50 + 10 + (100 - 20 - 38 - 38) + 1
-    kept = simulate_run(ChainModel(100, 50, 10, 20, 1, 15, math.inf, renewed=False), [45])
-    assert kept.recovering == 5, "the segment's time is over before it trains again"
+    cut_run = simulate_run(ChainModel(100, 50, 10, 20, 1, 15, math.inf, renewed=False), [45])
+    assert cut_run.recovering == 5, "the segment's time is over before it trains again"
 
 
 def test_nothing_fails_between_two_jobs() -> None:
@@ -103,50 +103,50 @@ def test_one_job_is_daly_s_own_case() -> None:
     assert simulation.makespan / simulation.closed_form == pytest.approx(1, abs=0.01)
 
 
-def obvious(chain: ChainModel, failures: list[int]) -> int:
+def simulate_by_ticks(chain: ChainModel, failures: list[int]) -> int:
     """The same rules, one tick after the other: no sums, no division. All times are whole ticks."""
-    now, saved, trained, needs, state = 0, 0, 0, int(chain.start), "down"
+    now, saved_seconds, trained_seconds, needs, state = 0, 0, 0, int(chain.start), "down"
     end, since, pending = chain.segment, 0, list(failures)
     while True:
         if pending and pending[0] == now:
             pending.pop(0)
-            trained, state, needs = saved, "down", int(chain.restart)
+            trained_seconds, state, needs = saved_seconds, "down", int(chain.restart)
             if chain.renewed:
                 end = now + max(0, int(chain.restart - chain.start)) + chain.segment
         if state == "down" and needs == 0:
             state, since = "train", 0
         if state == "save" and needs == 0:
-            saved, state, since = trained, "train", 0
-            if saved == chain.work:
+            saved_seconds, state, since = trained_seconds, "train", 0
+            if saved_seconds == chain.work:
                 return now
         if now == end:
             if state == "save":  # one that began before the last one was due serves as the last one
-                saved = trained
-            trained = saved
+                saved_seconds = trained_seconds
+            trained_seconds = saved_seconds
             now += int(chain.gap)
             pending = [failure for failure in pending if failure >= now]
             state, needs, end = "down", int(chain.start), now + chain.segment
         if state == "train" and (
-            since == chain.interval or trained == chain.work or now >= end - chain.stall
+            since == chain.interval or trained_seconds == chain.work or now >= end - chain.stall
         ):
             state, needs = "save", int(chain.stall)
         if state == "train":
-            trained, since = trained + 1, since + 1
+            trained_seconds, since = trained_seconds + 1, since + 1
         else:
             needs -= 1
         now += 1
 
 
-whole = st.integers(1, 12)
+small_numbers = st.integers(1, 12)
 
 
 @given(
     work=st.integers(1, 60),
-    start=whole,
-    interval=whole,
+    start=small_numbers,
+    interval=small_numbers,
     stall=st.integers(1, 3),
-    restart=whole,
-    room=st.integers(1, 40),
+    restart=small_numbers,
+    seconds_between=st.integers(1, 40),
     gap=st.integers(0, 5),
     renewed=st.booleans(),
     failures=st.lists(st.integers(0, 200), max_size=4, unique=True).map(sorted),
@@ -157,18 +157,18 @@ def test_the_same_as_tick_by_tick(
     interval: int,
     stall: int,
     restart: int,
-    room: int,
+    seconds_between: int,
     gap: int,
     renewed: bool,
     failures: list[int],
 ) -> None:
     """Eight ticks a second, and each failure at a fraction of its own: no two things happen at once."""
-    figures = (work, start + stall + room, start, interval, stall, restart, math.inf, gap)
+    figures = (work, start + stall + seconds_between, start, interval, stall, restart, math.inf, gap)
     chain = ChainModel(*(8 * figure for figure in figures), renewed)
     ticks = [8 * failure + number + 1 for number, failure in enumerate(failures)]
     run = simulate_run(chain, [float(tick) for tick in ticks])
     assert run.makespan == pytest.approx(parts(run))
-    assert run.makespan == obvious(chain, ticks)
+    assert run.makespan == simulate_by_ticks(chain, ticks)
 
 
 def test_the_same_numbers_make_the_same_run() -> None:

@@ -32,27 +32,27 @@ def verdicts(advice: StorageAdvice) -> dict[str, str]:
 
 
 G5 = find_instance_type("ml.g5.12xlarge")  # 192 GiB, 3.8 TB of NVMe
-SMALL = find_instance_type("ml.m5.large")  # 8 GiB, a volume
+SMALL_HOST = find_instance_type("ml.m5.large")  # 8 GiB, a volume
 TINY_DISK = find_instance_type("ml.g4dn.xlarge")  # 125 GB of NVMe
 
 
 @table(
-    ("facts", "needs", "machine", "taken"),
+    ("facts", "needs", "machine", "chosen_name"),
     [
         (data(8 * GB), AccessPattern(), HostProfile(G5), "memory"),
         (data(8 * GB), AccessPattern(), HostProfile(), "memory"),
-        (data(8 * GB), AccessPattern(), HostProfile(SMALL), "File"),
+        (data(8 * GB), AccessPattern(), HostProfile(SMALL_HOST), "File"),
         (data(12 * GB), AccessPattern(), HostProfile(G5), "File"),
         (data(90 * GB), AccessPattern(), HostProfile(G5), "File"),
         (data(90 * GB), AccessPattern(epochs=1), HostProfile(G5), "FastFile"),
         (data(90 * GB), AccessPattern(epochs=1, random_access=True), HostProfile(G5), "File"),
         (data(900 * GB), AccessPattern(), HostProfile(G5), "FastFile"),
         (data(900 * GB), AccessPattern(random_access=True), HostProfile(G5), "File"),
-        (data(900 * GB), AccessPattern(random_access=True), HostProfile(SMALL), "FSx for Lustre"),
+        (data(900 * GB), AccessPattern(random_access=True), HostProfile(SMALL_HOST), "FSx for Lustre"),
         (
             data(900 * GB),
             AccessPattern(epochs=1, random_access=True),
-            HostProfile(SMALL),
+            HostProfile(SMALL_HOST),
             "S3 Express One Zone",
         ),
         (data(900 * GB), AccessPattern(random_access=True), HostProfile(TINY_DISK), "FSx for Lustre"),
@@ -68,10 +68,10 @@ TINY_DISK = find_instance_type("ml.g4dn.xlarge")  # 125 GB of NVMe
     ],
 )
 def test_the_rules_of_size(
-    facts: DatasetStats, needs: AccessPattern, machine: HostProfile, taken: str
+    facts: DatasetStats, needs: AccessPattern, machine: HostProfile, chosen_name: str
 ) -> None:
     advice = advise_storage(facts, needs, machine)
-    assert advice.chosen.name == taken
+    assert advice.chosen.name == chosen_name
     assert advice.reasons
 
 
@@ -81,9 +81,9 @@ def test_many_small_files_go_into_archives_first() -> None:
     assert advice.pack_first
     assert verdicts(advice)["shards"] == "first"
     assert advice.mode == "File"
-    alone = HostProfile(G5).download_time(DataShare(small.bytes, small.files))
+    without_archives = HostProfile(G5).download_time(DataShare(small.bytes, small.files))
     assert advice.chosen.startup is not None
-    assert advice.chosen.startup.high < alone.high / 10
+    assert advice.chosen.startup.high < without_archives.high / 10
     text = as_text(advice, "s3://b/it's mine/")
     assert """smlaunch data pack 's3://b/it'"'"'s mine/' s3://BUCKET/packed/ --shard-size 150MB""" in text
     assert "--input train=s3://BUCKET/packed/,mode=File" in text
@@ -109,11 +109,14 @@ def test_on_slurm_the_archive_is_unpacked_on_the_nodes_own_disk() -> None:
 def test_tables_at_scale_are_prepared_once() -> None:
     tables = DatasetStats(1000, 400 * GB, table_bytes=300 * GB)
     assert verdicts(advise_storage(tables, AccessPattern(), HostProfile(G5)))["EMR, Glue or Spark"] == "first"
-    for few in (
+    for few_tables in (
         DatasetStats(1000, 400 * GB, table_bytes=GB),
         DatasetStats(100, 40 * GB, table_bytes=40 * GB),
     ):
-        assert verdicts(advise_storage(few, AccessPattern(), HostProfile(G5)))["EMR, Glue or Spark"] == "poor"
+        assert (
+            verdicts(advise_storage(few_tables, AccessPattern(), HostProfile(G5)))["EMR, Glue or Spark"]
+            == "poor"
+        )
 
 
 def test_the_volumes_speed_bounds_a_download_and_the_disks_size_a_copy() -> None:
@@ -173,9 +176,9 @@ def test_one_way_is_taken_whatever_the_data(
 
 @given(_DATA, _MACHINES, st.integers(2, 50))
 @settings(max_examples=50, deadline=None)
-def test_more_data_never_takes_less_time(facts: DatasetStats, machine: HostProfile, more: int) -> None:
+def test_more_data_never_takes_less_time(facts: DatasetStats, machine: HostProfile, factor: int) -> None:
     share = DataShare(facts.bytes, facts.files)
-    larger = DataShare(facts.bytes * more, facts.files * more)
+    larger = DataShare(facts.bytes * factor, facts.files * factor)
     for way in (machine.download_time, machine.disk_read_time, machine.memory_read_time):
         assert way(share).high <= way(larger).high * 1.0001
         assert way(share).low <= way(larger).low * 1.0001
@@ -226,35 +229,35 @@ def _facts(objects: int, size: int, **changes: object) -> InputFacts:
     return dataclasses.replace(InputFacts("s3://b/d/", "s3", objects=objects, bytes=size), **changes)  # type: ignore[arg-type]
 
 
-def _said(facts: InputFacts, mode: str = "File", **surroundings: object) -> tuple[str, str]:
+def _storage_advice(facts: InputFacts, mode: str = "File", **known_facts: object) -> tuple[str, str]:
     """The reason on the channel ``train``, and the warnings."""
     job = {"inputs": {"train": {"uri": "s3://b/d/", "mode": mode}}}
-    made = plan(job, with_inputs(region(**surroundings), {"train": facts}))
-    reasons = [reason.explanation for reason in made.reasons if reason.rule == "inputs.train.storage"]
-    return "".join(reasons), " ".join(made.warnings)
+    job_plan = plan(job, with_inputs(region(**known_facts), {"train": facts}))
+    reasons = [reason.explanation for reason in job_plan.reasons if reason.rule == "inputs.train.storage"]
+    return "".join(reasons), " ".join(job_plan.warnings)
 
 
 def test_a_plan_says_how_its_channels_are_best_read() -> None:
-    because, warnings = _said(_facts(500, 50 * GB))
-    assert because.startswith("Mode File as advised: File (")
-    assert "before training" in because
+    explanation, warnings = _storage_advice(_facts(500, 50 * GB))
+    assert explanation.startswith("Mode File as advised: File (")
+    assert "before training" in explanation
     assert not warnings
-    because, _ = _said(_facts(500, 50 * GB), mode="Pipe")
-    assert because.startswith("Mode Pipe as the job says; advised for most scripts: File")
+    explanation, _ = _storage_advice(_facts(500, 50 * GB), mode="Pipe")
+    assert explanation.startswith("Mode Pipe as the job says; advised for most scripts: File")
 
 
 def test_a_plan_warns_of_many_small_files() -> None:
-    _, warnings = _said(_facts(9_000, GB))
+    _, warnings = _storage_advice(_facts(9_000, GB))
     assert "smlaunch data pack" in warnings
-    _, warnings = _said(_facts(10_000, GB, is_truncated=True))
+    _, warnings = _storage_advice(_facts(10_000, GB, is_truncated=True))
     assert "smlaunch data advise s3://b/d/" in warnings
 
 
 def test_a_plan_has_nothing_to_say_of_little_data_or_of_this_machine() -> None:
-    assert _said(_facts(1000, 10**6)) == ("", "")
+    assert _storage_advice(_facts(1000, 10**6)) == ("", "")
     job = {"inputs": {"train": {"uri": "s3://b/d/"}}}
-    here = plan(job, with_inputs(local(), {"train": _facts(500, 50 * GB)}))
-    assert not any(reason.rule == "inputs.train.storage" for reason in here.reasons)
+    local_plan = plan(job, with_inputs(local(), {"train": _facts(500, 50 * GB)}))
+    assert not any(reason.rule == "inputs.train.storage" for reason in local_plan.reasons)
 
 
 def test_every_known_type_can_be_advised_for() -> None:

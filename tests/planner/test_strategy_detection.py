@@ -42,9 +42,9 @@ NOT_SPOKEN = [
 
 @table(("imports", "strategy", "library"), SPOKEN)
 def test_the_library_that_starts_the_others_counts(imports: str, strategy: str, library: str) -> None:
-    found = detect_strategy(frozenset(imports.split()))
-    assert found is not None
-    assert (found.strategy, found.library) == (strategy, library)
+    detected = detect_strategy(frozenset(imports.split()))
+    assert detected is not None
+    assert (detected.strategy, detected.library) == (strategy, library)
 
 
 @pytest.mark.parametrize("imports", NOT_SPOKEN)

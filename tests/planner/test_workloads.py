@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "workloads"
 WORKLOADS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.yaml")}
 
 
-def planned(workload: dict[str, Any], folder: Path) -> Plan:
+def plan_workload(workload: dict[str, Any], folder: Path) -> Plan:
     """The plan in a region where nothing lacks; the script is written to ``folder`` and read as ever."""
     job = workload["job"]
     script, source = ScriptFacts(), NO_SOURCE
@@ -32,19 +32,19 @@ def planned(workload: dict[str, Any], folder: Path) -> Plan:
         path.write_text(workload["script"], encoding="utf-8")
         script = read_script(path)
         source = SourceFacts(str(folder), job["entry"], "ab" * 32, file_count=1, bytes=path.stat().st_size)
-    given = Job.from_mapping(job)
+    parsed_job = Job.from_mapping(job)
     inputs = {
-        name: InputFacts(given.inputs[name].uri, "s3", objects=data["files"], bytes=int(data["bytes"]))
+        name: InputFacts(parsed_job.inputs[name].uri, "s3", objects=data["files"], bytes=int(data["bytes"]))
         for name, data in workload.get("data", {}).items()
     }
     longest = workload.get("max_runtime_quota")
-    surroundings = region(
+    known_facts = region(
         script=script,
         source=source,
         inputs=inputs,
         max_runtime_quota=None if longest is None else parse_duration(longest),
     )
-    return make_plan(given, surroundings, "work")
+    return make_plan(parsed_job, known_facts, "work")
 
 
 def test_there_are_ten_and_each_rests_on_a_sentence() -> None:
@@ -57,21 +57,25 @@ def test_there_are_ten_and_each_rests_on_a_sentence() -> None:
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_each_gets_what_was_expected(name: str, tmp_path: Path) -> None:
     expected = WORKLOADS[name]["expected"]
-    made = planned(WORKLOADS[name], tmp_path)
-    assert made.strategy == expected["strategy"]
-    assert made.hosts == expected["hosts"]
-    assert [made.instance_type] == expected["instance_types"]
+    job_plan = plan_workload(WORKLOADS[name], tmp_path)
+    assert job_plan.strategy == expected["strategy"]
+    assert job_plan.hosts == expected["hosts"]
+    assert [job_plan.instance_type] == expected["instance_types"]
     if "processes_per_host" in expected:
-        assert made.processes_per_host == expected["processes_per_host"]
-    assert len(made.segments) == expected.get("segments", 1)
-    assert made.planned_jobs[0].operation == expected.get("operation", "CreateTrainingJob")
-    rules = [reason.rule for reason in made.reasons]
+        assert job_plan.processes_per_host == expected["processes_per_host"]
+    assert len(job_plan.segments) == expected.get("segments", 1)
+    assert job_plan.planned_jobs[0].operation == expected.get("operation", "CreateTrainingJob")
+    rules = [reason.rule for reason in job_plan.reasons]
     assert [rule for rule in expected.get("rules", []) if rule not in rules] == []
-    said = " ".join([*(reason.explanation for reason in made.reasons), *made.warnings])
-    assert [text for text in expected.get("says", []) if text not in said] == []
-    rejected = {(one.rule, one.instance_type) for one in made.candidates if not one.is_feasible}
-    assert [pair for pair in expected.get("rejected", {}).items() if pair not in rejected] == []
-    channels = {row["ChannelName"]: row for row in made.requests[0].get("InputDataConfig", [])}
+    explanations = " ".join([*(reason.explanation for reason in job_plan.reasons), *job_plan.warnings])
+    assert [text for text in expected.get("says", []) if text not in explanations] == []
+    rejections = {
+        (candidate.rule, candidate.instance_type)
+        for candidate in job_plan.candidates
+        if not candidate.is_feasible
+    }
+    assert [pair for pair in expected.get("rejected", {}).items() if pair not in rejections] == []
+    channels = {row["ChannelName"]: row for row in job_plan.requests[0].get("InputDataConfig", [])}
     for channel, mode in expected.get("modes", {}).items():
         assert channels[channel].get("InputMode", "File") == mode
     for channel, split in expected.get("split", {}).items():
