@@ -36,7 +36,7 @@ def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], T
                 except (Exception, pytest.fail.Exception) as error:
                     failures.append((row, error))
             if failures:
-                lines = [f"{_words(row)}: {type(error).__name__}: {error}" for row, error in failures]
+                lines = [f"{_describe_row(row)}: {type(error).__name__}: {error}" for row, error in failures]
                 count = f"{len(failures)} of {len(cases)} rows fail"
                 raise AssertionError("\n\n".join((count, *lines))) from failures[0][1]
 
@@ -47,5 +47,5 @@ def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], T
     return decorate
 
 
-def _words(row: dict[str, Any]) -> str:
+def _describe_row(row: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in row.items())

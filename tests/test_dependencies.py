@@ -26,34 +26,38 @@ def project() -> Any:
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def asked(project: Any) -> list[Requirement]:
+def required_distributions(project: Any) -> list[Requirement]:
     extras = project["optional-dependencies"]
     return [Requirement(line) for line in [*project["dependencies"], *chain(*extras.values())]]
 
 
 def pinned() -> dict[str, set[str]]:
     """Of constraints.txt, and of those environments of `make test-real` that stand for extras."""
-    found: dict[str, set[str]] = {}
+    versions_by_name: dict[str, set[str]] = {}
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     for word in [*lines, *chain(*(ENVIRONMENTS[name] for name in OF_EXTRAS))]:
         if (line := re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?==([\w.]+)", word)) is not None:
-            found.setdefault(line[1].lower(), set()).add(line[2])
-    return found
+            versions_by_name.setdefault(line[1].lower(), set()).add(line[2])
+    return versions_by_name
 
 
 def test_the_versions_that_are_tested_are_within_the_bounds(project: Any) -> None:
     versions = pinned()
-    compared = 0
-    for requirement in asked(project):
+    compared_count = 0
+    for requirement in required_distributions(project):
         for version in versions.get(requirement.name.lower(), ()):
             assert requirement.specifier.contains(version), f"{requirement}: {version}"
-            compared += 1
-    assert compared > 15
+            compared_count += 1
+    assert compared_count > 15
 
 
 @pytest.mark.parametrize(("name", "untested"), [("moto", "5.3"), ("pydantic", "3.0")])
 def test_versions_that_may_break_us_are_not_installed(project: Any, name: str, untested: str) -> None:
-    (requirement,) = [one for one in asked(project) if one.name == name]
+    (requirement,) = [
+        requirement_found
+        for requirement_found in required_distributions(project)
+        if requirement_found.name == name
+    ]
     (tested,) = pinned()[name]
     assert requirement.specifier.contains(tested)
     assert not requirement.specifier.contains(untested)
@@ -72,17 +76,21 @@ def imported_names() -> set[str]:
 
 def test_all_that_is_asked_for_is_imported(project: Any) -> None:
     """But for the tools of this checkout (``dev``)."""
-    extras = {name: words for name, words in project["optional-dependencies"].items() if name != "dev"}
-    known = imported_names()
+    extras = {
+        name: requirements for name, requirements in project["optional-dependencies"].items() if name != "dev"
+    }
+    imported = imported_names()
     for line in [*project["dependencies"], *chain(*extras.values())]:
         name = Requirement(line).name
-        assert name in WITH_MOTO or IMPORTED_AS.get(name, name) in known, name
+        assert name in WITH_MOTO or IMPORTED_AS.get(name, name) in imported, name
 
 
 def test_extras_that_are_named_to_users_exist(project: Any) -> None:
     texts = [*(ROOT / "smlaunch").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    named = {name for path in texts for name in re.findall(r"smlaunch\[(\w+)\]", path.read_text("utf-8"))}
-    assert named == set(project["optional-dependencies"]) - {"dev"}
+    extras_named = {
+        name for path in texts for name in re.findall(r"smlaunch\[(\w+)\]", path.read_text("utf-8"))
+    }
+    assert extras_named == set(project["optional-dependencies"]) - {"dev"}
 
 
 def test_every_patch_of_moto_names_the_test_that_fails_without_it() -> None:
@@ -93,12 +101,14 @@ def test_every_patch_of_moto_names_the_test_that_fails_without_it() -> None:
         node.attr for node in ast.walk(calls) if isinstance(node, ast.Attribute) and is_patches(node.value)
     }
     patches = ast.parse((moto / "patches.py").read_text("utf-8")).body
-    reasons = {one.name: ast.get_docstring(one) or "" for one in patches if isinstance(one, ast.FunctionDef)}
+    reasons = {
+        node.name: ast.get_docstring(node) or "" for node in patches if isinstance(node, ast.FunctionDef)
+    }
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "real").glob("test_*.py"))
     assert len(applied) == 12
     for name in applied:
-        named = re.search(r"Needed by ``(test_\w+)``", reasons[name])
-        assert named is not None and f"def {named[1]}(" in tests, name
+        match = re.search(r"Needed by ``(test_\w+)``", reasons[name])
+        assert match is not None and f"def {match[1]}(" in tests, name
 
 
 def is_patches(node: ast.expr) -> bool:

@@ -131,10 +131,10 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@table(("mistake", "said"), ONE_MISTAKE)
-def test_one_mistake_is_one_line_with_its_path(mistake: dict[str, Any], said: str) -> None:
+@table(("mistake", "message"), ONE_MISTAKE)
+def test_one_mistake_is_one_line_with_its_path(mistake: dict[str, Any], message: str) -> None:
     (line,) = problems({"entry": "train.py", **mistake})
-    assert line.startswith(said)
+    assert line.startswith(message)
 
 
 def test_five_mistakes_are_reported_at_once() -> None:
@@ -277,7 +277,7 @@ def test_merge_does_not_modify_its_arguments() -> None:
 
 
 @table(
-    ("text", "place", "said"),
+    ("text", "position", "message"),
     [
         ("entry: a.py\nargs: [a, b\n", ":3:1: ", "while parsing a flow sequence"),
         ("entry: a.py\n\tstrategy: ddp\n", ":2:1: ", "cannot start any token"),
@@ -292,14 +292,14 @@ def test_merge_does_not_modify_its_arguments() -> None:
         ("entry: a.py\nargs: [" + "9" * 5000 + "]\n", ": ", "cannot be read"),
     ],
 )
-def test_yaml_errors_have_line_and_column(tmp_path: Path, text: str, place: str, said: str) -> None:
+def test_yaml_errors_have_line_and_column(tmp_path: Path, text: str, position: str, message: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
     with pytest.raises(JobError) as caught:
         Job.from_file(file)
     (problem,) = caught.value.problems
-    assert str(problem).startswith(f"{file}{place}")
-    assert said in problem.message
+    assert str(problem).startswith(f"{file}{position}")
+    assert message in problem.message
 
 
 def test_a_missing_job_file(tmp_path: Path) -> None:
@@ -337,20 +337,20 @@ texts = st.one_of(
     st.sampled_from(HOSTILE),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
 )
-filled = texts.filter(str.strip)
+filled_texts = texts.filter(str.strip)
 numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), numbers, texts),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
     max_leaves=6,
 )
-uris = st.one_of(filled.filter(lambda text: "://" not in text), st.just("s3://bucket/prefix/"))
+uris = st.one_of(filled_texts.filter(lambda text: "://" not in text), st.just("s3://bucket/prefix/"))
 channels = st.builds(
     Channel,
     uris,
     mode=st.sampled_from(["File", "FastFile", "Pipe"]),
     split=st.sampled_from([None, "key", "bytes"]),
-    content_type=st.one_of(st.none(), filled),
+    content_type=st.one_of(st.none(), filled_texts),
 )
 computes = st.builds(
     Compute,
@@ -365,24 +365,24 @@ computes = st.builds(
 checkpoints = st.builds(
     Checkpoints,
     st.sampled_from([None, "s3://b/c"]),
-    local_path=filled,
+    local_path=filled_texts,
     interval=st.sampled_from([None, "5m"]),
     keep=st.integers(3, 9),
     upload=st.sampled_from([None, "sync", "direct"]),
 )
 segments = st.builds(
     SegmentChange,
-    hyperparameters=st.dictionaries(filled, json_values, max_size=2),
+    hyperparameters=st.dictionaries(filled_texts, json_values, max_size=2),
     compute=st.builds(SegmentCompute, hosts=st.sampled_from([None, 4])),
     until_step=st.sampled_from([None, 1000]),
     length=st.sampled_from([None, "12h"]),
 )
 jobs = st.builds(
     Job,
-    entry=filled.map(lambda text: text + ".py"),
+    entry=filled_texts.map(lambda text: text + ".py"),
     strategy=st.sampled_from([None, "ddp", "custom"]),
     args=st.lists(texts, max_size=3),
-    hyperparameters=st.dictionaries(filled, json_values, max_size=4),
+    hyperparameters=st.dictionaries(filled_texts, json_values, max_size=4),
     compute=computes,
     inputs=st.dictionaries(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), channels, max_size=2),
     environment=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True), texts, max_size=2),

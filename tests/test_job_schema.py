@@ -18,7 +18,7 @@ SCHEMA = job_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
 JOBS = Path(__file__).parent / "planner" / "workloads"
 
-RIGHT: list[dict[str, Any]] = [
+VALID_JOBS: list[dict[str, Any]] = [
     {"entry": "train.py"},
     {"algorithm": "xgboost", "inputs": {"train": "s3://b/train/"}},
     {"image": "repository:1", "args": ["a", 3]},
@@ -38,7 +38,7 @@ def test_the_schema_is_valid() -> None:
     assert set(SCHEMA["properties"]) == set(Job.model_fields)
 
 
-@pytest.mark.parametrize("mapping", RIGHT, ids=str)
+@pytest.mark.parametrize("mapping", VALID_JOBS, ids=str)
 def test_valid_jobs_pass(mapping: dict[str, Any]) -> None:
     Job.from_mapping(mapping)
     assert not list(VALIDATOR.iter_errors(mapping))
@@ -70,20 +70,20 @@ def test_visible_mistakes_are_rejected(mapping: dict[str, Any]) -> None:
 
 def test_most_mistakes_are_rejected() -> None:
     """Not all: a schema knows nothing of surrogates, or of what two fields mean together."""
-    seen = [
+    rejections = [
         bool(list(VALIDATOR.iter_errors({"entry": "train.py", **mistake})))
         for mistake, _ in ONE_MISTAKE
         if all(isinstance(key, str) for key in mistake)
     ]
-    assert sum(seen) >= 0.6 * len(seen)
+    assert sum(rejections) >= 0.6 * len(rejections)
 
 
 def test_every_field_is_described() -> None:
     missing = [
         f"{name}.{field}"
         for name, part in (("Job", SCHEMA), *SCHEMA["$defs"].items())
-        for field, said in part.get("properties", {}).items()
-        if "description" not in said and "$ref" not in said
+        for field, schema in part.get("properties", {}).items()
+        if "description" not in schema and "$ref" not in schema
     ]
     assert not missing
 

@@ -127,13 +127,13 @@ def test_names_of_other_things(name: str) -> None:
 @pytest.mark.parametrize("secret", FORMS)
 def test_secret_formats_are_masked_under_any_name(secret: str) -> None:
     assert mask_named_value("note", secret) == MASK
-    shown = mask_text(f"it was {secret}, they said")
-    assert shown == f"it was {MASK}, they said"
+    masked = mask_text(f"it was {secret}, they said")
+    assert masked == f"it was {MASK}, they said"
     assert secret not in str(mask_document({"a": [{"b": f"x {secret}"}]}))
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("postgres://me:hunter2@db:5432/x", "postgres://me:****@db:5432/x"),
         (
@@ -151,9 +151,9 @@ def test_secret_formats_are_masked_under_any_name(secret: str) -> None:
         ("lr=0.1 max_tokens=512 pad_token=<pad>", "lr=0.1 max_tokens=512 pad_token=<pad>"),
     ],
 )
-def test_texts(text: str, shown: str) -> None:
-    assert mask_text(text) == shown
-    assert mask_text(shown) == shown
+def test_texts(text: str, expected: str) -> None:
+    assert mask_text(text) == expected
+    assert mask_text(expected) == expected
 
 
 def test_switches_and_numbers_are_not_masked() -> None:
@@ -167,7 +167,7 @@ def test_switches_and_numbers_are_not_masked() -> None:
 
 
 def test_arguments_of_a_command() -> None:
-    words = [
+    arguments = [
         "--api-key",
         "X",
         "--lr",
@@ -180,7 +180,7 @@ def test_arguments_of_a_command() -> None:
         "--next",
         "n",
     ]
-    assert list(mask_arguments(words)) == [
+    assert list(mask_arguments(arguments)) == [
         *("--api-key", MASK, "--lr", "0.1", f"--password={MASK}", "-token", MASK, f"API_KEY={MASK}"),
         *("--hub-token", "--next", "n"),
     ]
@@ -193,14 +193,14 @@ def test_documents() -> None:
         "Tags": [{"Key": "API_TOKEN", "Value": "x"}, {"Key": "team", "Value": "y"}],
         "argv": ["train.py", "--password", "x", {"ref": "a"}],
     }
-    before = repr(document)
+    document_before = repr(document)
     assert mask_document(document) == {
         "Environment": {"HF_TOKEN": MASK, "LR": "1"},
         "HyperParameters": {"config": '{"api_key": "****", "lr": 1}', "list": '["a", 1]'},
         "Tags": [{"Key": "API_TOKEN", "Value": MASK}, {"Key": "team", "Value": "y"}],
         "argv": ["train.py", "--password", MASK, {"ref": "a"}],
     }
-    assert repr(document) == before
+    assert repr(document) == document_before
 
 
 def test_unsplittable_arguments_are_masked_after_the_name() -> None:
@@ -281,7 +281,7 @@ def test_values_under_names_of_other_things_are_shown(name: str, value: object) 
 
 
 @table(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("--api-key ZZ6 --lr 0.1", "--api-key **** --lr 0.1"),
         ("run --token 'two words' -x", "run --token **** -x"),
@@ -303,10 +303,10 @@ def test_values_under_names_of_other_things_are_shown(name: str, value: object) 
         ("https://example.com/services/a --lr 0.1", "https://example.com/services/a --lr 0.1"),
     ],
 )
-def test_values_in_texts(text: str, shown: str) -> None:
-    assert mask_named_value("note", text) == shown
-    assert mask_named_value("note", shown) == shown
-    assert list(mask_arguments([text])) == [shown]
+def test_values_in_texts(text: str, expected: str) -> None:
+    assert mask_named_value("note", text) == expected
+    assert mask_named_value("note", expected) == expected
+    assert list(mask_arguments([text])) == [expected]
 
 
 def test_a_data_source_name_is_masked() -> None:
@@ -324,6 +324,6 @@ def test_the_fields_of_an_export_go_by_the_same_rule() -> None:
 
 
 def test_a_long_word_is_read_once() -> None:
-    begun = time.process_time()
+    start_time = time.process_time()
     mask_text("=" + "a1" * 100_000)
-    assert time.process_time() - begun < 5
+    assert time.process_time() - start_time < 5

@@ -103,11 +103,11 @@ def _offered(folder: Path) -> set[str]:
 
 
 def test_every_exception_of_ours_can_be_caught_by_its_public_name() -> None:
-    raised = {
+    raised_names = {
         name
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, errors.SmlaunchError)
     }
-    assert raised >= {"TrainingFailed", "JobError"}
-    assert raised <= set(smlaunch.__all__)
-    assert all(getattr(smlaunch, name) is getattr(errors, name) for name in raised)
+    assert raised_names >= {"TrainingFailed", "JobError"}
+    assert raised_names <= set(smlaunch.__all__)
+    assert all(getattr(smlaunch, name) is getattr(errors, name) for name in raised_names)

@@ -14,7 +14,7 @@ from smlaunch.api.validation import check_request
 from smlaunch.runtime.hyperparameters import decode_hyperparameters
 from tests.tables import table
 
-SMALL = JobParameters(
+SMALL_JOB = JobParameters(
     name="digits-s1-a1",
     role="arn:aws:iam::123456789012:role/SageMaker",
     image="123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
@@ -30,7 +30,7 @@ SMALL = JobParameters(
 
 
 def test_the_least_request_has_no_empty_member() -> None:
-    assert create_training_job(SMALL) == {
+    assert create_training_job(SMALL_JOB) == {
         "TrainingJobName": "digits-s1-a1",
         "AlgorithmSpecification": {
             "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
@@ -42,12 +42,12 @@ def test_the_least_request_has_no_empty_member() -> None:
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
     }
-    assert check_request("CreateTrainingJob", create_training_job(SMALL)) == []
+    assert check_request("CreateTrainingJob", create_training_job(SMALL_JOB)) == []
 
 
 def test_every_field_has_its_member() -> None:
     task = dataclasses.replace(
-        SMALL,
+        SMALL_JOB,
         hyperparameters={"lr": 0.1},
         channels=(
             InputChannel("train", "s3://bucket/a/", "FastFile", is_sharded=True, content_type="text/csv"),
@@ -65,7 +65,7 @@ def test_every_field_has_its_member() -> None:
     )
     request = create_training_job(task)
     assert check_request("CreateTrainingJob", request) == []
-    for member, value in create_training_job(SMALL).items():
+    for member, value in create_training_job(SMALL_JOB).items():
         if member != "StoppingCondition":
             assert request.pop(member) == value
     assert request == {
@@ -165,13 +165,13 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
 
 @settings(deadline=None)
 @given(st.dictionaries(keys, texts, max_size=4))
-def test_text_reaches_the_script_exactly_and_passes_the_service(sent: dict[str, str]) -> None:
-    request = create_training_job(dataclasses.replace(SMALL, hyperparameters=sent))
+def test_text_reaches_the_script_exactly_and_passes_the_service(hyperparameters: dict[str, str]) -> None:
+    request = create_training_job(dataclasses.replace(SMALL_JOB, hyperparameters=hyperparameters))
     assert check_request("CreateTrainingJob", request) == []
     wire = json.loads(json.dumps(request.get("HyperParameters", {})))
-    words = decode_hyperparameters(wire).to_args()
-    assert dict(zip(words[::2], words[1::2], strict=True)) == {
-        ("--" if len(key) > 1 else "-") + key: value for key, value in sent.items()
+    arguments = decode_hyperparameters(wire).to_args()
+    assert dict(zip(arguments[::2], arguments[1::2], strict=True)) == {
+        ("--" if len(key) > 1 else "-") + key: value for key, value in hyperparameters.items()
     }
 
 

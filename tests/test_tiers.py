@@ -32,18 +32,18 @@ def test_a_unit_test_opens_no_socket_and_starts_no_process(event: str, act: obje
 
 
 def test_nor_does_a_thread_of_its_own() -> None:
-    refused: list[tiers.Refused] = []
+    refusals: list[tiers.Refused] = []
 
     def act() -> None:
         try:
             socket.socket()
         except tiers.Refused as error:
-            refused.append(error)
+            refusals.append(error)
 
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
-    assert len(refused) == 1
+    assert len(refusals) == 1
 
 
 @table("name", tiers.FILES)

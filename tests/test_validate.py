@@ -44,17 +44,17 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     """The good request with one member set, or taken out by ``...``."""
     request = copy.deepcopy(REQUEST)
     *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
-    at: Any = request
+    node: Any = request
     for step in parents:
-        at = at.setdefault(step, {}) if isinstance(at, dict) else at[step]
+        node = node.setdefault(step, {}) if isinstance(node, dict) else node[step]
     if value is ...:
-        del at[last]
+        del node[last]
     else:
-        at[last] = value
+        node[last] = value
     return request
 
 
-def found(request: dict[str, Any], operation: str = "CreateTrainingJob") -> list[tuple[str, str]]:
+def violations(request: dict[str, Any], operation: str = "CreateTrainingJob") -> list[tuple[str, str]]:
     return [(violation.dotted_path(), violation.rule) for violation in check_request(operation, request)]
 
 
@@ -152,49 +152,49 @@ def test_a_good_request_passes() -> None:
     ],
 )
 def test_one_broken_rule(path: str, value: Any, expected: list[tuple[str, str]]) -> None:
-    assert found(changed(path, value)) == expected
+    assert violations(changed(path, value)) == expected
 
 
 def test_spot() -> None:
     request = changed("EnableManagedSpotTraining", True)
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}
-    assert found(request) == []
+    assert violations(request) == []
     request["StoppingCondition"]["MaxWaitTimeInSeconds"] = 59
-    assert found(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
+    assert violations(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
     request["StoppingCondition"] = {"MaxWaitTimeInSeconds": 60}  # the runtime's default is a day
-    assert found(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
+    assert violations(request) == [("StoppingCondition.MaxWaitTimeInSeconds", "service")]
 
 
 def test_instance_groups_and_preferences() -> None:
     group = {"InstanceGroupName": "a", "InstanceType": "ml.m5.large", "InstanceCount": 1}
-    assert found(changed("ResourceConfig", {"InstanceGroups": [group]})) == []
-    assert found(changed("ResourceConfig", {"InstanceGroups": [group, group]})) == [
+    assert violations(changed("ResourceConfig", {"InstanceGroups": [group]})) == []
+    assert violations(changed("ResourceConfig", {"InstanceGroups": [group, group]})) == [
         ("ResourceConfig.InstanceGroups", "service")
     ]
-    both = {"InstanceGroups": [group], "InstanceType": "ml.m5.large"}
-    assert found(changed("ResourceConfig", both)) == [("ResourceConfig.InstanceType", "service")]
+    both_fields = {"InstanceGroups": [group], "InstanceType": "ml.m5.large"}
+    assert violations(changed("ResourceConfig", both_fields)) == [("ResourceConfig.InstanceType", "service")]
     preference = {"InstanceType": "ml.m5.large"}
-    counted = {**preference, "InstanceCount": 1}
-    for resources, broken in (
-        ({"InstancePreferences": [counted, counted]}, False),
+    with_count = {**preference, "InstanceCount": 1}
+    for resources, is_broken in (
+        ({"InstancePreferences": [with_count, with_count]}, False),
         ({"InstancePreferences": [preference], "InstanceCount": 1}, False),
         ({"InstancePreferences": [preference]}, True),
-        ({"InstancePreferences": [counted, preference]}, True),
-        ({"InstancePreferences": [counted], "InstanceCount": 1}, True),
+        ({"InstancePreferences": [with_count, preference]}, True),
+        ({"InstancePreferences": [with_count], "InstanceCount": 1}, True),
     ):
-        expected = [("ResourceConfig.InstancePreferences", "service")] if broken else []
-        assert found(changed("ResourceConfig", resources)) == expected
-    request = changed("ResourceConfig", {"InstancePreferences": [counted], "InstanceType": "ml.m5.large"})
-    assert found(request) == [("ResourceConfig.InstanceType", "service")]
+        expected = [("ResourceConfig.InstancePreferences", "service")] if is_broken else []
+        assert violations(changed("ResourceConfig", resources)) == expected
+    request = changed("ResourceConfig", {"InstancePreferences": [with_count], "InstanceType": "ml.m5.large"})
+    assert violations(request) == [("ResourceConfig.InstanceType", "service")]
 
 
 def test_a_training_plan_stands_in_one_place() -> None:
     plan = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/p"
     preference = {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [plan]}
     resources = {"InstancePreferences": [preference], "InstanceCount": 1}
-    assert found(changed("ResourceConfig", resources)) == []
+    assert violations(changed("ResourceConfig", resources)) == []
     expected = [("ResourceConfig.InstancePreferences[0].TrainingPlanArns", "service")]
-    assert found(changed("ResourceConfig", {**resources, "TrainingPlanArn": plan})) == expected
+    assert violations(changed("ResourceConfig", {**resources, "TrainingPlanArn": plan})) == expected
 
 
 def test_all_problems_come_at_once_and_read_well() -> None:
@@ -236,8 +236,8 @@ def test_what_aws_says() -> None:
 
 
 def test_other_operations() -> None:
-    assert found({"MaxResults": 101}, "ListTrainingJobs") == [("MaxResults", "max")]
-    assert found({"TrainingJobName": "x"}, "DescribeTrainingJob") == []
+    assert violations({"MaxResults": 101}, "ListTrainingJobs") == [("MaxResults", "max")]
+    assert violations({"TrainingJobName": "x"}, "DescribeTrainingJob") == []
     assert check_request("CreateLogGroup", {"logGroupName": "a b"}, "logs")[0].rule == "pattern"
     assert {
         "CreateProcessingJob",

@@ -97,7 +97,7 @@ FILES = {
 }
 """What is not of its folder's tier: whole files, or single tests of a file that is otherwise."""
 
-_REFUSED = frozenset(
+_REFUSED_EVENTS = frozenset(
     (
         "socket.__new__",
         "socket.bind",
@@ -116,9 +116,9 @@ _REFUSED = frozenset(
 
 
 def tier_of(item: pytest.Item, tests: Path) -> str:
-    for own in (CHAOS, REAL):
-        if item.get_closest_marker(own):
-            return own
+    for marker in (CHAOS, REAL):
+        if item.get_closest_marker(marker):
+            return marker
     file = item.path.relative_to(tests)
     for name in (f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}", file.as_posix()):
         if name in FILES:
@@ -153,5 +153,5 @@ class Guard:
         self._test = ""
 
     def _check(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._test and event in _REFUSED and threading.current_thread() not in self._older:
+        if self._test and event in _REFUSED_EVENTS and threading.current_thread() not in self._older:
             raise Refused(f"{event} in a unit test: {self._test} belongs to another tier, see tests/tiers.py")

@@ -35,7 +35,7 @@ _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC")
 
 
 def run(
-    words: Sequence[str],
+    arguments: Sequence[str],
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
@@ -45,17 +45,17 @@ def run(
     server = _server()
     if server.of_the_interpreter != _of_the_interpreter(variables):
         raise ValueError("another interpreter's settings: start a real process")
-    request = {"words": list(words), "env": variables, "cwd": str(cwd or Path.cwd())}
+    request = {"words": list(arguments), "env": variables, "cwd": str(cwd or Path.cwd())}
     with server.connect() as connection, _pipe() as (out, out_end), _pipe() as (err, err_end):
         _send(connection, request, [out_end, err_end])
         for end in (out_end, err_end):
             os.close(end)
-        text, code = _follow(connection, out, err, timeout, words)
-    return subprocess.CompletedProcess(["smlaunch", *words], code, text[0], text[1])
+        text, code = _follow(connection, out, err, timeout, arguments)
+    return subprocess.CompletedProcess(["smlaunch", *arguments], code, text[0], text[1])
 
 
 def _follow(
-    connection: socket.socket, out: int, err: int, timeout: float | None, words: Sequence[str]
+    connection: socket.socket, out: int, err: int, timeout: float | None, arguments: Sequence[str]
 ) -> tuple[list[str], int]:
     """Both streams to their ends, and the exit code, which may come before."""
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -64,16 +64,16 @@ def _follow(
         for descriptor in received:
             selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map():
-            left = None if deadline is None else deadline - time.monotonic()
-            ready = selector.select(left) if left is None or left > 0 else []
+            seconds_left = None if deadline is None else deadline - time.monotonic()
+            ready = selector.select(seconds_left) if seconds_left is None or seconds_left > 0 else []
             if not ready:
                 pid, _, _ = received[connection.fileno()].partition(b"\n")
                 os.kill(int(pid), signal.SIGKILL)
-                raise subprocess.TimeoutExpired(["smlaunch", *words], timeout or 0, bytes(received[out]))
+                raise subprocess.TimeoutExpired(["smlaunch", *arguments], timeout or 0, bytes(received[out]))
             for key, _ in ready:
-                some = os.read(key.fd, 1 << 16)
-                received[key.fd] += some
-                if not some:
+                received_bytes = os.read(key.fd, 1 << 16)
+                received[key.fd] += received_bytes
+                if not received_bytes:
                     selector.unregister(key.fd)
     pid, _, status = received[connection.fileno()].partition(b"\n")
     assert status, "the server of commands has ended"
@@ -188,8 +188,8 @@ def _start(connection: socket.socket) -> bool:
 
 
 def _become(request: dict[str, object], descriptors: list[int]) -> None:
-    words, variables = request["words"], request["env"]
-    assert isinstance(words, list) and isinstance(variables, dict)
+    arguments, variables = request["words"], request["env"]
+    assert isinstance(arguments, list) and isinstance(variables, dict)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((nothing, *descriptors)):
         os.dup2(descriptor, number)
@@ -197,7 +197,7 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
     os.chdir(str(request["cwd"]))
     os.environ.clear()
     os.environ.update(variables)
-    sys.argv = ["smlaunch", *words]
+    sys.argv = ["smlaunch", *arguments]
 
 
 def _import_all() -> None:

@@ -36,35 +36,36 @@ class TaskTries:
     def __init__(self, target: Target, folder: Path, base: str) -> None:
         self.target, self.base = target, base
         self.script = write_script(folder / base)
-        self.told: list[str] = []
-        self.heard: list[Event] = []
+        self.messages: list[str] = []
+        self.events: list[Event] = []
 
     def job(self) -> Job:
         return Job.from_mapping(
             {"entry": str(self.script), "limits": {"max_runtime": "10m", "segment": "60s", "attempts": 1}}
         )
 
-    def begin(self, number: int, cleared_at: int = 0, *, own: bool = True) -> StartedRun:
-        this = TaskTry(self.base, number, cleared_at, own)
-        return start_or_reattach(this, self.job, self.target, self.told.append)
+    def begin(self, number: int, last_cleared: int = 0, *, own_job: bool = True) -> StartedRun:
+        this = TaskTry(self.base, number, last_cleared, own_job)
+        return start_or_reattach(this, self.job, self.target, self.messages.append)
 
     def jobs(self) -> list[str]:
-        found = sorted(row.name for row in self.target.control.list(self.base))
-        return [name.removeprefix(f"{self.base}-") for name in found]
+        names = sorted(row.name for row in self.target.control.list(self.base))
+        return [name.removeprefix(f"{self.base}-") for name in names]
 
 
 CHAIN = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 
 
-def step_by_step(name: str, target: Target, told: list[str]) -> None:
+def step_by_step(name: str, target: Target, messages: list[str]) -> None:
     """As a deferred task goes on: every step in a process of its own."""
     while True:
-        run = reattach(name, target, told.append)
-        standing = submit_due_jobs(run)
-        if standing.run_has_ended:
+        run = reattach(name, target, messages.append)
+        task_state = submit_due_jobs(run)
+        if task_state.run_has_ended:
             return
         while any(
-            target.control.describe(job)["TrainingJobStatus"] == "InProgress" for job in standing.running_jobs
+            target.control.describe(job)["TrainingJobStatus"] == "InProgress"
+            for job in task_state.running_jobs
         ):
             time.sleep(0.02)
 
@@ -73,28 +74,28 @@ def test_each_try_finds_the_run_in_another_process(target: Target, tmp_path: Pat
     tries = TaskTries(target, tmp_path, "steps")
     first, second = tries.begin(1), tries.begin(2)
     assert first.run.name == second.run.name == "steps" and not second.is_finished
-    step_by_step("steps", target, tries.told)
+    step_by_step("steps", target, tries.messages)
     assert tries.jobs() == CHAIN
     assert fetch_outcome("steps", target).to_dict()["status"] == "Completed"
     # Nobody heard of the end: a third try reports it, and trains nothing.
     assert tries.begin(3).is_finished and tries.jobs() == CHAIN
     # Cleared after that: to be done again, under the name of that try; a retry of it goes on with it.
-    assert tries.begin(4, cleared_at=3).run.name == "steps-t4"
-    assert tries.begin(5, cleared_at=3).run.name == "steps-t4"
-    follow_run(tries.begin(5, cleared_at=3).run, tries.heard.append)
+    assert tries.begin(4, last_cleared=3).run.name == "steps-t4"
+    assert tries.begin(5, last_cleared=3).run.name == "steps-t4"
+    follow_run(tries.begin(5, last_cleared=3).run, tries.events.append)
     assert tries.jobs() == CHAIN + [f"t4-{job}" for job in CHAIN]
 
 
 def test_a_failed_chain_is_resumed_and_a_changed_job_starts_a_new_run(target: Target, tmp_path: Path) -> None:
     tries = TaskTries(target, tmp_path, "fails")
-    good = tries.script.read_text()
+    script_text = tries.script.read_text()
     tries.script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
-    follow_run(tries.begin(1).run, tries.heard.append)
+    follow_run(tries.begin(1).run, tries.events.append)
     assert fetch_outcome("fails", target).exit_code == 1 and tries.jobs() == ["s1-a1"]
-    follow_run(tries.begin(2).run, tries.heard.append)
+    follow_run(tries.begin(2).run, tries.events.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"], "a retry is the next attempt"
-    tries.script.write_text(good)
-    follow_run(tries.begin(3, cleared_at=2).run, tries.heard.append)
+    tries.script.write_text(script_text)
+    follow_run(tries.begin(3, last_cleared=2).run, tries.events.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"] + [f"t3-{job}" for job in CHAIN]
 
 
@@ -105,6 +106,6 @@ def test_a_try_waits_for_a_run_that_is_being_stopped(target: Target, tmp_path: P
     while not any("progress" in line.text for line in run.logs()):
         time.sleep(0.05)
     Run.attach(run.name, target).stop()
-    follow_run(tries.begin(2).run, tries.heard.append)
+    follow_run(tries.begin(2).run, tries.events.append)
     assert tries.jobs()[:2] == ["s1-a1", "s1-a2"]
     assert fetch_outcome("stopped", target).exit_code == 0

@@ -41,7 +41,7 @@ def test_invalid_run_ids_are_refused(run: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("newest", "cleared", "action"),
+    ("newest", "was_cleared", "action"),
     [
         (None, 0, StartAction.LAUNCH),
         (LatestRun(1, None), 0, StartAction.ATTACH),
@@ -55,8 +55,8 @@ def test_invalid_run_ids_are_refused(run: str) -> None:
         (LatestRun(1, 1), 0, StartAction.LAUNCH),
     ],
 )
-def test_the_start_action_of_a_try(newest: LatestRun | None, cleared: int, action: StartAction) -> None:
-    assert choose_start_action(newest, cleared) is action
+def test_the_start_action_of_a_try(newest: LatestRun | None, was_cleared: int, action: StartAction) -> None:
+    assert choose_start_action(newest, was_cleared) is action
 
 
 def test_tries_before_clear() -> None:

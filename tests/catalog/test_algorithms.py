@@ -16,9 +16,9 @@ from tests.tables import table
 
 
 def test_there_are_24_of_which_jumpstart_hosts_seven() -> None:
-    known = known_algorithms().values()
-    assert len(known) == 24
-    assert {row.id for row in known if row.jumpstart} == {
+    algorithms = known_algorithms().values()
+    assert len(algorithms) == 24
+    assert {row.id for row in algorithms if row.jumpstart} == {
         *("autogluon-tabular", "catboost", "lightgbm", "tabtransformer", "image-classification-tensorflow"),
         *("object-detection-tensorflow", "text-classification-tensorflow"),
     }

@@ -44,8 +44,8 @@ def test_images() -> None:
             f"{images.default_version(family, processor)} ({processor})"
             for processor in images.family_processors(family)
         )
-        known = images.family_versions(family)
-        span = f"{known[0]} to {known[-1]}" if known else "none: retired"
+        versions = images.family_versions(family)
+        span = f"{versions[0]} to {versions[-1]}" if versions else "none: retired"
         expected.append(
             f"| `{family}` | {images.family_title(family)} | {span} | {defaults} |".replace("|  |", "| |")
         )

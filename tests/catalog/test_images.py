@@ -87,9 +87,9 @@ NOTED = [
 ]
 
 
-@pytest.mark.parametrize(("family", "processor", "version", "said"), NOTED)
-def test_what_is_not_sure_is_said(family: str, processor: str, version: str, said: str) -> None:
-    assert said in training_image(family, "us-east-1", "aws", processor, version).note
+@pytest.mark.parametrize(("family", "processor", "version", "note"), NOTED)
+def test_what_is_not_sure_is_said(family: str, processor: str, version: str, note: str) -> None:
+    assert note in training_image(family, "us-east-1", "aws", processor, version).note
 
 
 def test_what_is_said_of_gpus_is_not_said_of_cpus() -> None:
@@ -137,12 +137,12 @@ UNKNOWN = [
 ]
 
 
-@table(("asked", "part", "said"), UNKNOWN)
-def test_what_is_not_known(asked: tuple[str, ...], part: str, said: str) -> None:
+@table(("arguments", "part", "message"), UNKNOWN)
+def test_what_is_not_known(arguments: tuple[str, ...], part: str, message: str) -> None:
     with pytest.raises(UnknownImage) as caught:
-        training_image(*asked)
+        training_image(*arguments)
     assert caught.value.unknown_part == part
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_versions_are_found_by_their_first_numbers() -> None:
@@ -153,7 +153,7 @@ def test_versions_are_found_by_their_first_numbers() -> None:
 
 
 def test_source_and_date_stand_in_the_tables() -> None:
-    told = images.table_sources()
-    assert told["registries"].startswith("sagemaker 3.27.0")
-    assert "aws/deep-learning-containers commit e0ecedea" in told["published"]
-    assert "2026-08-21" in told["published"]
+    sources = images.table_sources()
+    assert sources["registries"].startswith("sagemaker 3.27.0")
+    assert "aws/deep-learning-containers commit e0ecedea" in sources["published"]
+    assert "2026-08-21" in sources["published"]

@@ -9,7 +9,7 @@ import pytest
 from smlaunch.discovery.sdk_images import resolve_image
 from smlaunch.job.model import Job
 from smlaunch.planner.facts import ResolvedImage
-from tests.strategies.requests import channel, documented, planned, refusals, request_of
+from tests.strategies.requests import channel, documented, plan_job, refusals, request_of
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"
 HOSTED = "763104351884.dkr.ecr.us-east-1.amazonaws.com/jumpstart-tabular-training:1.0"
@@ -21,13 +21,13 @@ JUMPSTART = {
 
 def test_its_image_is_taken_and_the_doubt_is_told() -> None:
     answer = ResolvedImage(URI, source="sagemaker 4.1.0")
-    plan = planned({"framework_version": "9.9"}, resolved_image=answer)
+    plan = plan_job({"framework_version": "9.9"}, resolved_image=answer)
     assert plan.image == URI
-    because = {reason.rule: reason.explanation for reason in plan.reasons}["image.resolved"]
-    assert because.startswith("The catalog does not know it (no PyTorch 9.9 image is known")
-    assert f"sagemaker 4.1.0 does: {URI}" in because
+    explanation = {reason.rule: reason.explanation for reason in plan.reasons}["image.resolved"]
+    assert explanation.startswith("The catalog does not know it (no PyTorch 9.9 image is known")
+    assert f"sagemaker 4.1.0 does: {URI}" in explanation
     assert any("that the registry has it is unconfirmed" in warning for warning in plan.warnings)
-    assert planned(JUMPSTART, resolved_image=answer).image == URI
+    assert plan_job(JUMPSTART, resolved_image=answer).image == URI
 
 
 def test_jumpstarts_image_comes_with_its_script_and_its_model() -> None:
@@ -35,7 +35,7 @@ def test_jumpstarts_image_comes_with_its_script_and_its_model() -> None:
         HOSTED, None, "sagemaker 3.27.0", "s3://jumpstart/script.tar.gz", "s3://jumpstart/model/"
     )
     job = {**JUMPSTART, "hyperparameters": {"iterations": 100}, "compute": {"instance_type": "ml.m5.xlarge"}}
-    plan = planned(job, resolved_image=answer)
+    plan = plan_job(job, resolved_image=answer)
     assert request_of(plan) == documented(
         HOSTED,
         "ml.m5.xlarge",
@@ -52,30 +52,30 @@ def test_jumpstarts_image_comes_with_its_script_and_its_model() -> None:
         script=False,
     )
     assert not any("smlaunch does not add them" in warning for warning in plan.warnings)
-    named = planned({**job, "image": HOSTED}, resolved_image=None)
-    assert any("smlaunch does not add them" in warning for warning in named.warnings)
+    plan_of_named_image = plan_job({**job, "image": HOSTED}, resolved_image=None)
+    assert any("smlaunch does not add them" in warning for warning in plan_of_named_image.warnings)
 
 
 def test_its_problem_is_told() -> None:
     answer = ResolvedImage(problem="sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9")
-    (told,) = refusals({"framework_version": "9.9"}, resolved_image=answer)
-    assert told.startswith("framework_version: no PyTorch 9.9 image is known")
-    assert told.endswith(
+    (message,) = refusals({"framework_version": "9.9"}, resolved_image=answer)
+    assert message.startswith("framework_version: no PyTorch 9.9 image is known")
+    assert message.endswith(
         "; sagemaker 4.1.0 says: ValueError: Unsupported pytorch version: 9.9; or name an image"
     )
-    (told,) = refusals(JUMPSTART, resolved_image=answer)
-    assert told.startswith(
+    (message,) = refusals(JUMPSTART, resolved_image=answer)
+    assert message.startswith(
         "image: JumpStart hosts CatBoost, and its image is in no table; sagemaker 4.1.0 says: "
     )
 
 
 def test_it_is_not_taken_for_what_the_catalog_knows() -> None:
-    assert planned({}, resolved_image=ResolvedImage(URI)).image != URI
+    assert plan_job({}, resolved_image=ResolvedImage(URI)).image != URI
     # An image for GPUs of something that has none is no gap of the catalog's.
     job = {"strategy": "neuron", "compute": {"instance_type": "ml.g5.xlarge"}}
     assert all(
-        told.startswith("compute.instance_type: ")
-        for told in refusals(job, resolved_image=ResolvedImage(URI))
+        message.startswith("compute.instance_type: ")
+        for message in refusals(job, resolved_image=ResolvedImage(URI))
     )
 
 
@@ -89,21 +89,21 @@ def test_without_the_extra_the_next_step_is_told() -> None:
 
 
 def test_what_is_found_out_without_the_extra() -> None:
-    def asked(is_region: bool = True, region: str = "us-east-1", **fields: object) -> ResolvedImage | None:
+    def resolve(is_region: bool = True, region: str = "us-east-1", **fields: object) -> ResolvedImage | None:
         return resolve_image(Job.from_mapping(fields), region, is_region)
 
-    assert asked(entry="train.py") is None
-    assert asked(entry="train.py", framework_version="2.13") is None
-    assert asked(entry="train.py", framework_version="9.9", image="mine:1") is None
-    assert asked(algorithm="kmeans") is None
-    assert asked(algorithm="no such") is None
-    neuron = asked(entry="train.py", strategy="neuron", framework_version="9.9")
+    assert resolve(entry="train.py") is None
+    assert resolve(entry="train.py", framework_version="2.13") is None
+    assert resolve(entry="train.py", framework_version="9.9", image="mine:1") is None
+    assert resolve(algorithm="kmeans") is None
+    assert resolve(algorithm="no such") is None
+    neuron = resolve(entry="train.py", strategy="neuron", framework_version="9.9")
     assert neuron == ResolvedImage(problem="the sagemaker package resolves no Neuron image")
-    which = asked(algorithm="lightgbm")
-    assert which is not None
-    assert which.problem is not None
-    assert which.problem.startswith("say which of JumpStart's models it is (options.model")
-    local = asked(is_region=False, algorithm="lightgbm", options={"model": "lightgbm-classification-model"})
+    resolved = resolve(algorithm="lightgbm")
+    assert resolved is not None
+    assert resolved.problem is not None
+    assert resolved.problem.startswith("say which of JumpStart's models it is (options.model")
+    local = resolve(is_region=False, algorithm="lightgbm", options={"model": "lightgbm-classification-model"})
     assert local == ResolvedImage(problem="JumpStart works in a region, not on a local endpoint")
 
 

@@ -46,49 +46,49 @@ PROCESSES = 17
 class Round:
     """A job, run by the command line on a background endpoint or on one embedded in the command."""
 
-    def __init__(self, place: EndpointHarness, embedded: bool) -> None:
-        self._place = place
+    def __init__(self, harness: EndpointHarness, embedded: bool) -> None:
+        self._harness = harness
         self._embedded = embedded
-        source = place.home.parent / "train.py"
+        source = harness.home.parent / "train.py"
         source.write_text(TRAIN)
-        words = [SMLAUNCH, "run", str(source), *SHAPE]
+        command = [SMLAUNCH, "run", str(source), *SHAPE]
         if embedded:
-            words += ["--isolation", place.level]
+            command += ["--isolation", harness.level]
         else:
-            place.start("background")
+            harness.start("background")
         self.client = subprocess.Popen(
-            place.command(*words),
+            harness.command(*command),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=place.environment(),
+            env=harness.environment(),
         )
 
     def wait_until_ready(self) -> None:
         assert self.client.stdout is not None
-        seen = b""
+        output = b""
         deadline = time.monotonic() + PATIENCE
-        while seen.count(b"ready") < 4:
-            left = deadline - time.monotonic()
-            assert select.select([self.client.stdout], [], [], max(0.0, left))[0], seen
+        while output.count(b"ready") < 4:
+            seconds_left = deadline - time.monotonic()
+            assert select.select([self.client.stdout], [], [], max(0.0, seconds_left))[0], output
             part = os.read(self.client.stdout.fileno(), 1 << 16)
-            assert part, seen
-            seen += part
-        self._place.collect_owners()
+            assert part, output
+            output += part
+        self._harness.collect_owners()
 
     def victims(self) -> dict[str, int]:
         """Every process there is to kill, by a name that says what it is."""
-        counted: Counter[str] = Counter()
-        found = {"client": self.client.pid}
+        counts: Counter[str] = Counter()
+        pids = {"client": self.client.pid}
         if not self._embedded:
-            found["endpoint"] = self._place.info.pid
-        for seen in self._place.processes():
-            role = {"first": "runtime", "below": "rank"}.get(seen.role, seen.role)
-            if role == "rank" and _is_daemon(seen.pid):
+            pids["endpoint"] = self._harness.info.pid
+        for process in self._harness.processes():
+            role = {"first": "runtime", "below": "rank"}.get(process.role, process.role)
+            if role == "rank" and _is_daemon(process.pid):
                 role = "daemon"
-            name = f"{role} on {seen.label}"
-            counted[name] += 1
-            found[f"{name}, {counted[name]}"] = seen.pid
-        return found
+            name = f"{role} on {process.label}"
+            counts[name] += 1
+            pids[f"{name}, {counts[name]}"] = process.pid
+        return pids
 
 
 def _is_daemon(pid: int) -> bool:
@@ -101,34 +101,34 @@ def _is_daemon(pid: int) -> bool:
 def one_round(level: str, embedded: bool, chance: random.Random, victim: str | None = None) -> list[str]:
     """Kills one of the processes, any or the one named; returns the names of all there were. What is left
     afterwards is looked for by ``grounds``."""
-    with endpoint_harness(level) as place:
-        playing = Round(place, embedded)
+    with endpoint_harness(level) as harness:
+        chaos_round = Round(harness, embedded)
         try:
-            playing.wait_until_ready()
-            wanted = PROCESSES if embedded else PROCESSES + 1
-            assert eventually(lambda: len(playing.victims()) == wanted), playing.victims()
-            found = playing.victims()
-            name = victim or chance.choice(sorted(found))
-            os.kill(found[name], signal.SIGKILL)
-            place.killed = name == "endpoint" or (name == "client" and embedded)
+            chaos_round.wait_until_ready()
+            expected_count = PROCESSES if embedded else PROCESSES + 1
+            assert eventually(lambda: len(chaos_round.victims()) == expected_count), chaos_round.victims()
+            victims = chaos_round.victims()
+            name = victim or chance.choice(sorted(victims))
+            os.kill(victims[name], signal.SIGKILL)
+            harness.killed = name == "endpoint" or (name == "client" and embedded)
             if name == "client" and not embedded:
-                _another_client_stops_the_job(place)
+                _another_client_stops_the_job(harness)
             elif name.startswith("daemon"):
                 # Nobody needs it: the job goes on.
-                assert playing.client.poll() is None
-                playing.client.send_signal(signal.SIGINT)
+                assert chaos_round.client.poll() is None
+                chaos_round.client.send_signal(signal.SIGINT)
                 if not embedded:
-                    playing.client.communicate(timeout=PATIENCE)
-                    _another_client_stops_the_job(place)
-            said, _ = playing.client.communicate(timeout=PATIENCE)
-            text = said.decode(errors="replace")
-            assert playing.client.returncode == _expected(name, embedded), text
+                    chaos_round.client.communicate(timeout=PATIENCE)
+                    _another_client_stops_the_job(harness)
+            output, _ = chaos_round.client.communicate(timeout=PATIENCE)
+            text = output.decode(errors="replace")
+            assert chaos_round.client.returncode == _expected(name, embedded), text
             assert "Traceback (most recent call last)" not in text
-            assert eventually(place.has_no_processes), place.processes()
-            return sorted(found)
+            assert eventually(harness.has_no_processes), harness.processes()
+            return sorted(victims)
         finally:
-            playing.client.kill()
-            playing.client.communicate()
+            chaos_round.client.kill()
+            chaos_round.client.communicate()
 
 
 def _expected(victim: str, embedded: bool) -> int:
@@ -138,8 +138,8 @@ def _expected(victim: str, embedded: bool) -> int:
     return codes.get(kind, 5 if embedded else 130)
 
 
-def _another_client_stops_the_job(place: EndpointHarness) -> None:
-    client = EndpointClient(place.info)
+def _another_client_stops_the_job(harness: EndpointHarness) -> None:
+    client = EndpointClient(harness.info)
     (job,) = client.sagemaker.list_training_jobs()["TrainingJobSummaries"]
     assert job["TrainingJobStatus"] == "InProgress"
     client.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
@@ -183,26 +183,26 @@ def test_kills_at_random_moments(level: str) -> None:
     chance = random.Random(seed)
     for number in range(int(os.environ.get("SMLAUNCH_CHAOS_ROUNDS", "20"))):
         embedded = chance.random() < 0.5
-        with endpoint_harness(level) as place:
-            playing = Round(place, embedded)
+        with endpoint_harness(level) as harness:
+            chaos_round = Round(harness, embedded)
             try:
                 time.sleep(chance.uniform(0.0, 6.0))
-                place.collect_owners()
-                found = playing.victims()
-                names = chance.sample(sorted(found), chance.randint(1, min(3, len(found))))
-                print(f"seed {seed} round {number}: {level}, {names} of {len(found)}", flush=True)
+                harness.collect_owners()
+                victims = chaos_round.victims()
+                names = chance.sample(sorted(victims), chance.randint(1, min(3, len(victims))))
+                print(f"seed {seed} round {number}: {level}, {names} of {len(victims)}", flush=True)
                 for name in names:
                     try:
-                        os.kill(found[name], signal.SIGKILL)
+                        os.kill(victims[name], signal.SIGKILL)
                     except ProcessLookupError:
                         continue  # went with one before it
                 time.sleep(chance.uniform(0.0, 1.0))
-                place.killed = True
-                place.supervisors_killed = any(name.startswith("supervisor") for name in names)
+                harness.killed = True
+                harness.supervisors_killed = any(name.startswith("supervisor") for name in names)
                 if not embedded:
-                    place.kill()
-                playing.client.kill()
-                playing.client.communicate(timeout=PATIENCE)
+                    harness.kill()
+                chaos_round.client.kill()
+                chaos_round.client.communicate(timeout=PATIENCE)
             finally:
-                playing.client.kill()
-                playing.client.communicate()
+                chaos_round.client.kill()
+                chaos_round.client.communicate()

@@ -29,7 +29,7 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 
-EVERY = 20
+EVERY_STEPS = 20
 """Training steps between two checkpoints."""
 
 EPOCHS = 120
@@ -47,8 +47,8 @@ class Shape(NamedTuple):
 class Training:
     """One run, driven by as many clients and endpoints as it takes."""
 
-    def __init__(self, place: EndpointHarness, name: str, shape: Shape) -> None:
-        self._place = place
+    def __init__(self, harness: EndpointHarness, name: str, shape: Shape) -> None:
+        self._harness = harness
         self.name = name
         script = [
             "run",
@@ -58,22 +58,22 @@ class Training:
             *("--max-runtime", "2h", "--segment", "1h", "--attempts", "1000"),
             *("--env", "OMP_NUM_THREADS=1"),
         ]
-        arguments = ["--epochs", EPOCHS, "--every-steps", EVERY, "--workers", shape.workers]
+        arguments = ["--epochs", EPOCHS, "--every-steps", EVERY_STEPS, "--workers", shape.workers]
         self._run = [SMLAUNCH, *script, "--", *map(str, arguments)]
-        self._output = place.home.parent / f"{name}.log"
+        self._output = harness.home.parent / f"{name}.log"
         self.client = self._start(self._run)
 
-    def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._output.open("ab") as output:
             return subprocess.Popen(
-                self._place.command(*words),
+                self._harness.command(*arguments),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._place.environment(),
+                env=self._harness.environment(),
             )
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self._output.read_text(errors="replace")
 
     def go_on(self) -> None:
@@ -81,29 +81,29 @@ class Training:
 
     def committed(self) -> int:
         """The newest step that S3 has a COMMIT of; 0 before the first."""
-        found = self._place.home.glob(f"s3/*/smlaunch/{self.name}/checkpoints/smlaunch/step-*/COMMIT-*")
-        return max((int(path.parent.name[5:]) for path in found), default=0)
+        commits = self._harness.home.glob(f"s3/*/smlaunch/{self.name}/checkpoints/smlaunch/step-*/COMMIT-*")
+        return max((int(path.parent.name[5:]) for path in commits), default=0)
 
-    def wait_for_a_newer(self, than: int) -> bool:
+    def wait_for_a_newer(self, step: int) -> bool:
         """False when the run has ended instead."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.client.poll() is not None:
                 return False
-            if self.committed() > than:
+            if self.committed() > step:
                 return True
             time.sleep(0.05)
-        raise AssertionError(f"no checkpoint newer than step {than}:\n{self.said[-4000:]}")
+        raise AssertionError(f"no checkpoint newer than step {step}:\n{self.log_text[-4000:]}")
 
 
-def kill_something(place: EndpointHarness, training: Training, chance: random.Random) -> str:
+def kill_something(harness: EndpointHarness, training: Training, chance: random.Random) -> str:
     """Returns what it was. What ends with it is started again as a person would."""
-    place.collect_owners()
+    harness.collect_owners()
     kind = chance.choice(VICTIMS)
     if kind == "endpoint":
-        place.kill()
+        harness.kill()
         training.client.wait(PATIENCE)
-        place.start("background")
+        harness.start("background")
         training.go_on()
     elif kind == "client":
         training.client.send_signal(signal.SIGKILL)
@@ -111,7 +111,7 @@ def kill_something(place: EndpointHarness, training: Training, chance: random.Ra
         training.go_on()
     else:
         role = {"rank": "below", "runtime": "first"}.get(kind, kind)
-        pids = [seen.pid for seen in place.processes() if seen.role == role]
+        pids = [process.pid for process in harness.processes() if process.role == role]
         if not pids:
             return "nobody"
         try:
@@ -121,51 +121,53 @@ def kill_something(place: EndpointHarness, training: Training, chance: random.Ra
     return kind
 
 
-def lost_steps(said: str) -> list[int]:
+def lost_steps(output: str) -> list[int]:
     """For every restart: how many steps that had been told of were trained again."""
-    lost, told = [], 0
-    for match in re.finditer(r"continues after step (\d+)|step=(\d+)|, step (\d+)/", said):
+    lost, reported_step = [], 0
+    for match in re.finditer(r"continues after step (\d+)|step=(\d+)|, step (\d+)/", output):
         if match.group(1):
-            lost.append(max(0, told - int(match.group(1))))
-            told = int(match.group(1))
+            lost.append(max(0, reported_step - int(match.group(1))))
+            reported_step = int(match.group(1))
         else:
-            told = max(told, int(match.group(2) or match.group(3)))
+            reported_step = max(reported_step, int(match.group(2) or match.group(3)))
     return lost
 
 
 def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter[str]:
     chance = random.Random(seed)
-    fallen: Counter[str] = Counter()
-    with endpoint_harness(level) as place:
-        place.start("background")
-        whole = Training(place, "whole", shape)
-        assert whole.client.wait(PATIENCE) == 0, whole.said[-4000:]
-        wanted = weights_hash(whole.said)
+    kill_counts: Counter[str] = Counter()
+    with endpoint_harness(level) as harness:
+        harness.start("background")
+        uncut = Training(harness, "whole", shape)
+        assert uncut.client.wait(PATIENCE) == 0, uncut.log_text[-4000:]
+        expected_hash = weights_hash(uncut.log_text)
         rounds = 0
-        while sum(fallen.values()) < kills:
+        while sum(kill_counts.values()) < kills:
             rounds += 1
-            training = Training(place, f"fired-{rounds}", shape)
-            before = 0
-            while sum(fallen.values()) < kills and training.wait_for_a_newer(before):
+            training = Training(harness, f"fired-{rounds}", shape)
+            newest_step = 0
+            while sum(kill_counts.values()) < kills and training.wait_for_a_newer(newest_step):
                 time.sleep(chance.uniform(0.0, 0.5))
-                before = training.committed()
-                kind = kill_something(place, training, chance)
+                newest_step = training.committed()
+                kind = kill_something(harness, training, chance)
                 if kind != "nobody":
-                    fallen[kind] += 1
-                    print(f"seed {seed}: {level} {tuple(shape)}: {kind} after step {before}", flush=True)
-            assert training.client.wait(PATIENCE) == 0, training.said[-4000:]
-            shown = subprocess.run(
-                place.command(SMLAUNCH, "logs", training.name, "--local"),
-                env=place.environment(),
+                    kill_counts[kind] += 1
+                    print(f"seed {seed}: {level} {tuple(shape)}: {kind} after step {newest_step}", flush=True)
+            assert training.client.wait(PATIENCE) == 0, training.log_text[-4000:]
+            log = subprocess.run(
+                harness.command(SMLAUNCH, "logs", training.name, "--local"),
+                env=harness.environment(),
                 capture_output=True,
                 text=True,
                 check=True,
             ).stdout
-            assert weights_hash(shown) == wanted, training.said[-4000:]
-            assert eventually(place.has_no_processes) or place.processes(), "the background endpoint is left"
-            lost = lost_steps(shown)
+            assert weights_hash(log) == expected_hash, training.log_text[-4000:]
+            assert eventually(harness.has_no_processes) or harness.processes(), (
+                "the background endpoint is left"
+            )
+            lost = lost_steps(log)
             print(json.dumps({"fired": rounds, "lost_steps": lost}), flush=True)
-    return fallen
+    return kill_counts
 
 
 def seed_of_the_day() -> int:
@@ -185,13 +187,13 @@ def test_three_ranks_on_one_host(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("shape", [Shape(1, 2, 2), Shape(1, 3, 0), Shape(2, 2, 0)], ids=str)
 def test_many_kills(shape: Shape) -> None:
     kills = int(os.environ.get("SMLAUNCH_CHAOS_KILLS", "20"))
-    fallen = train_under_fire(LEVELS[0], shape, kills, seed_of_the_day())
-    print(fallen, flush=True)
-    assert sum(fallen.values()) == kills
+    kill_counts = train_under_fire(LEVELS[0], shape, kills, seed_of_the_day())
+    print(kill_counts, flush=True)
+    assert sum(kill_counts.values()) == kills
 
 
 def test_lost_steps_are_counted() -> None:
-    said = (
+    output = (
         "step=5 steps=9\nstep=6 steps=9\nsmlaunch.train: continues after step 4 (1 samples)\nstep=5 steps=9\n"
     )
-    assert lost_steps(said) == [2]
+    assert lost_steps(output) == [2]

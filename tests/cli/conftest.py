@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 class Shell:
-    """The command line, with a home and a folder of its own."""
+    """Runs the command line in a folder and with a state directory of its own."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    """With no endpoint and no state."""
+    """A shell with no endpoint and no state."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text(SCRIPT)
     return Shell(tmp_path / "work", tmp_path / "home")
@@ -73,7 +73,7 @@ def shell(tmp_path: Path) -> Shell:
 
 @pytest.fixture(scope="package")
 def endpoint_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """With one endpoint for all tests of this folder."""
+    """A shell with one background endpoint, shared by all tests of this folder."""
     folder = tmp_path_factory.mktemp("background")
     (folder / "train.py").write_text(SCRIPT)
     shell = Shell(folder, tmp_path_factory.mktemp("home"))
@@ -84,7 +84,7 @@ def endpoint_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def interrupt(process: subprocess.Popen[str], awaited_text: str) -> None:
-    """Ctrl-C once the process has printed ``until``."""
+    """Ctrl-C once the process has printed ``awaited_text``."""
     assert process.stdout is not None
     for line in process.stdout:
         if awaited_text in line:

@@ -13,14 +13,14 @@ MODIFIED_AT = "2026-11-21T12:34:56.000Z"
 
 
 class MemoryPager:
-    """``asked`` is told the number of every request first, and may raise."""
+    """``on_request`` gets the number of every request before it is answered; it may raise."""
 
     def __init__(
         self, keys: Iterable[str], size: int = 1000, on_request: Callable[[int], None] = lambda number: None
     ) -> None:
         self.keys = sorted(keys)
         self.size = size
-        self.asked = on_request
+        self.on_request = on_request
         self.requests = 0
         self._lock = Lock()
 
@@ -28,7 +28,7 @@ class MemoryPager:
         with self._lock:
             self.requests += 1
             number = self.requests
-        self.asked(number)
+        self.on_request(number)
         start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, start_after))
         window = self.keys[start : start + self.size + 1]
         keys = list(takewhile(lambda key: key.startswith(prefix), window))

@@ -134,13 +134,13 @@ class Failing(FakeStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.late: dict[str, bytes | None] = {}
+        self.replacements: dict[str, bytes | None] = {}
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
-        return self.late[key] if key in self.late else super().get_bytes(bucket, key)
+        return self.replacements[key] if key in self.replacements else super().get_bytes(bucket, key)
 
     def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
-        if key in self.late:
+        if key in self.replacements:
             raise CallError("GetObject", "NoSuchKey", "gone", 404)
         return super().chunks(bucket, key)
 
@@ -177,7 +177,11 @@ def test_a_pack_that_was_ended_goes_on() -> None:
 def test_objects_that_change_or_go_are_told() -> None:
     storage = Failing()
     storage.objects = fill_storage().objects
-    storage.late = {"raw/many/000.bin": None, "raw/many/001.bin": b"longer" * 999, "raw/large.bin": None}
+    storage.replacements = {
+        "raw/many/000.bin": None,
+        "raw/many/001.bin": b"longer" * 999,
+        "raw/large.bin": None,
+    }
     with pytest.raises(JobError) as error:
         pack_prefix(storage)
     messages = [str(problem) for problem in error.value.problems]
@@ -211,7 +215,7 @@ def test_objects_are_fetched_quickly_where_that_works() -> None:
     fast_client, destination = FastClient(storage), S3Destination(storage, BUCKET, "packed")
     fetch = obstore_fetch(fast_client, storage, BUCKET)  # type: ignore[arg-type]
     source = S3PackSource(storage, BUCKET, "raw", fetch)
-    storage.late = {"raw/many/000.bin": None}
+    storage.replacements = {"raw/many/000.bin": None}
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before"
     found = source.list_files()
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before and after"
@@ -222,7 +226,7 @@ def test_objects_are_fetched_quickly_where_that_works() -> None:
         "SRC: 'many/000.bin' is gone",
         "SRC: 'many/002.bin' has another size than when it was listed",
     ]
-    storage.late.clear()
+    storage.replacements.clear()
     pack(S3PackSource(storage, BUCKET, "raw", fetch), destination, PackOptions(shard_count=4, resume=True))
     second_destination = S3Destination(storage, BUCKET, "again")
     pack(S3PackSource(storage, BUCKET, "raw"), second_destination, PackOptions(shard_count=4))

@@ -303,17 +303,17 @@ def test_keys_that_s3_cannot_have_are_all_refused_before_anything_is_sent(
 # ---- obstore only speeds things up -----------------------------------------------------------------------
 
 
-class Failing:
-    """Quick that fails; ``begun`` bytes of a large file were counted before."""
+class FailingTransfer:
+    """A fast transfer that fails after it has reported 1,000 bytes of a large file."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.call_count = 0
 
     def supports_key(self, key: str) -> bool:
         return True
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
-        self.asked += 1
+        self.call_count += 1
         raise FastTransferFailed
 
     def put_file(
@@ -323,26 +323,26 @@ class Failing:
         self.put(bucket, parcel.key, b"")
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
-        self.asked += 1
+        self.call_count += 1
         yield b"\0"[:length] if length > 1 else b""
         raise FastTransferFailed
 
 
 def test_what_obstore_cannot_do_goes_by_botocore(target: Target, tmp_path: Path) -> None:
     contents = {"large": bytes(LARGE_FILE_BYTES), **{f"{number}": b"x" for number in range(100)}}
-    failing = Failing()
+    failing = FailingTransfer()
     transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: failing)
     tally = TransferProgress(101, LARGE_FILE_BYTES + 100)
     transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), tally.add)
     assert (tally.done_files, tally.done_bytes) == (101, LARGE_FILE_BYTES + 100)
-    assert failing.asked <= CONNECTIONS, "after a failure it is not asked again"
+    assert failing.call_count <= CONNECTIONS, "after a failure it is not asked again"
     back = store_files(target, "fallen-back/", tmp_path)
     transfer.get(BUCKET, back, TransferProgress(0, 0).add)
     assert sum(parcel.path.stat().st_size for parcel in back) == LARGE_FILE_BYTES + 100
 
 
 def test_an_error_is_s3s_own_answer(transfer: S3Transfer, tmp_path: Path, target: Target) -> None:
-    failing_transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: Failing())
+    failing_transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: FailingTransfer())
     for way in (by_botocore(target), failing_transfer):
         with pytest.raises(CallError, match="NoSuchBucket"):
             way.put(

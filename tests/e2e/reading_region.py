@@ -25,7 +25,7 @@ class Region:
     def __init__(self, objects: Mapping[str, int | None], quotas: Mapping[str, float]) -> None:
         self.objects = objects
         self.quotas = quotas
-        self.seen: list[str] = []
+        self.operations: list[str] = []
 
     def answer(self, method: str, path: str, target: str, body: str) -> tuple[str, int, str]:
         """The operation, and status and text of its answer."""
@@ -61,7 +61,7 @@ def served(region: Region) -> Iterator[str]:
             body = self.rfile.read(length).decode("utf-8", "replace")
             target = self.headers.get("X-Amz-Target", "")
             operation, status, text = region.answer(self.command, self.path, target, body)
-            region.seen.append(operation)
+            region.operations.append(operation)
             self.send_response(status)
             content = text.encode()
             self.send_header("Content-Length", str(len(content)))

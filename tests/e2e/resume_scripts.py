@@ -21,8 +21,11 @@ CUT = 8
 
 
 class Script(NamedTuple):
-    """``code``: of verify-resume. ``says``: what stands in its differences, causes or errors, ``compared``
-    and ``left`` in what was compared and what was not. ``signal``: of the cut."""
+    """A script and what verify-resume reports on it.
+
+    ``code``: the exit code. ``says``: parts of its differences, causes or errors. ``compared``,
+    ``not_compared``: parts of those lists. ``signal``: the signal that cuts the run.
+    """
 
     text: str
     code: int

@@ -34,10 +34,10 @@ def test_hosts_clean_their_parts(home: Path, tmp_path: Path) -> None:
     script, options = job(tmp_path, a="one", b="two", c="three")
     result = smlaunch("run", script, *options, "--hosts", "2", "--name", "clean", "--json", "--", "--fast")
     assert result.code == 0, result.text
-    shown = result.json()
-    assert (shown["status"], shown["exit_code"]) == ("Completed", 0)
-    assert shown["jobs"][0]["name"] == "clean-s1-a1"
-    assert ":processing-job/" in shown["jobs"][0]["arn"]
+    details = result.json()
+    assert (details["status"], details["exit_code"]) == ("Completed", 0)
+    assert details["jobs"][0]["name"] == "clean-s1-a1"
+    assert ":processing-job/" in details["jobs"][0]["arn"]
     (output,) = home.glob("s3/*/smlaunch/clean/output/clean-s1-a1/output")
     assert {path.name: path.read_text() for path in output.iterdir()} == {
         "a.csv": "ONE",

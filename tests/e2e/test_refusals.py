@@ -60,7 +60,7 @@ def test_a_bad_job_is_told_whole_and_changes_nothing(case: Case, tmp_path: Path)
         lines = [line for line in result.err.splitlines() if f"{field}: " in line]
         for word in expected_words:
             assert any(word in line for line in lines), (field, word, result.err)
-    assert set(region.seen) <= READING, region.seen
+    assert set(region.operations) <= READING, region.operations
     assert sorted(tmp_path.rglob("*")) == files_before
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> N
     with served(region) as url:
         result = run(tmp_path, url, "run", "train.py")
     assert result.code == 3, result.text
-    assert set(region.seen) - READING
+    assert set(region.operations) - READING
 
 
 def test_on_this_machine_too_nothing_is_staged(home: Path, tmp_path: Path) -> None:

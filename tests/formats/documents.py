@@ -106,7 +106,7 @@ def documents(folder: Path) -> list[Golden]:
     run_folder.save_excluded_files({".env": "it looks like a secret"}, storage)
     key = Credentials("AKIA0123456789ABCDEF", "secret")
 
-    def stored(name: str) -> bytes:
+    def stored_content(name: str) -> bytes:
         return storage.get_bytes(BUCKET, run_folder.prefix + name) or b""
 
     def put(name: str, content: bytes) -> FakeStorage:
@@ -132,13 +132,13 @@ def documents(folder: Path) -> list[Golden]:
         Golden("workflow.json", WORKFLOW.to_json().encode(), Workflow.from_json, WORKFLOW),
         Golden(
             "group.json",
-            stored("group.json"),
+            stored_content("group.json"),
             lambda c: run_folder.load_shard_runs(put("group.json", c)),
             [f"{RUN}-p1", f"{RUN}-p2"],
         ),
         Golden(
             "excluded.json",
-            stored("excluded.json"),
+            stored_content("excluded.json"),
             lambda c: run_folder.load_excluded_files(put("excluded.json", c)),
             {".env": "it looks like a secret"},
         ),
@@ -190,8 +190,8 @@ def _rows() -> bytes:
 
 
 def _tree(content: bytes) -> Any:
-    found = decode(content)
-    return {**found, "weights": found["weights"]._replace(data=bytes(found["weights"].data))}
+    tree = decode(content)
+    return {**tree, "weights": tree["weights"]._replace(data=bytes(tree["weights"].data))}
 
 
 def databases(folder: Path) -> dict[str, Path]:
@@ -213,8 +213,8 @@ def schema_of(path: Path) -> str:
     return f"-- user_version {version}\n" + "".join(f"{sql};\n" for (sql,) in rows)
 
 
-def with_version(document: bytes, version: str | None, **more: Any) -> bytes:
+def with_version(document: bytes, version: str | None, **fields: Any) -> bytes:
     """The same JSON document with another version, or none, and with further members."""
-    found = {**json.loads(document), **more}
-    found.pop("version")
-    return json.dumps(found if version is None else {**found, "version": version}).encode()
+    fields_written = {**json.loads(document), **fields}
+    fields_written.pop("version")
+    return json.dumps(fields_written if version is None else {**fields_written, "version": version}).encode()

@@ -34,10 +34,10 @@ class Release(NamedTuple):
 
     tree: Path
 
-    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         environ = {**os.environ, "PYTHONPATH": str(self.tree)}
         return subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *map(str, words)],
+            [sys.executable, "-c", _COMMAND, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -46,8 +46,8 @@ class Release(NamedTuple):
             start_new_session=True,
         )
 
-    def __call__(self, *words: str | Path, timeout: float = 110) -> Answer:
-        process = self.start(*words)
+    def __call__(self, *arguments: str | Path, timeout: float = 110) -> Answer:
+        process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ def today(folder: Path) -> Release:
 
 def with_format_2(folder: Path) -> Release:
     """Today's package with version 2 of a run and of the outcome file: its ``result`` is ``ending``."""
-    made = today(folder)
+    release = today(folder)
     contract = folder / "smlaunch" / "contract"
     _replace(
         contract / "formats.py",
@@ -86,7 +86,7 @@ def with_format_2(folder: Path) -> Release:
         ('document.get("result")', 'document.get("ending")'),
         ('document["result"]', 'document["ending"]'),
     )
-    return made
+    return release
 
 
 def of_commit(commit: str, folder: Path) -> Release:
@@ -96,8 +96,8 @@ def of_commit(commit: str, folder: Path) -> Release:
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=False)
     assert archive.returncode == 0, f"tests/previous-release names {commit}, which this clone does not have"
     subprocess.run(["tar", "-x", "-C", str(source)], input=archive.stdout, check=True)
-    words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(source)]
-    subprocess.run([sys.executable, *words], check=True)
+    arguments = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run([sys.executable, *arguments], check=True)
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tree)
@@ -106,7 +106,7 @@ def of_commit(commit: str, folder: Path) -> Release:
 
 def _replace(path: Path, *changes: tuple[str, str]) -> None:
     text = path.read_text()
-    for before, after in changes:
-        assert text.count(before) == 1, f"{path}: {before!r}"
-        text = text.replace(before, after)
+    for old_text, new_text in changes:
+        assert text.count(old_text) == 1, f"{path}: {old_text!r}"
+        text = text.replace(old_text, new_text)
     path.write_text(text)

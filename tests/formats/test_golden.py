@@ -27,50 +27,52 @@ JSON_NAMES = [name for name in NAMES if name.endswith(".json") and name != "rows
 
 
 @pytest.fixture
-def named(tmp_path: Path) -> dict[str, Golden]:
-    return {one.name: one for one in documents(tmp_path)}
+def golden_by_name(tmp_path: Path) -> dict[str, Golden]:
+    return {golden.name: golden for golden in documents(tmp_path)}
 
 
-def test_every_document_has_a_golden_file(named: dict[str, Golden]) -> None:
-    assert sorted(named) == NAMES
+def test_every_document_has_a_golden_file(golden_by_name: dict[str, Golden]) -> None:
+    assert sorted(golden_by_name) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_document_is_written_and_read_as_it_was(named: dict[str, Golden], name: str) -> None:
+def test_a_document_is_written_and_read_as_it_was(golden_by_name: dict[str, Golden], name: str) -> None:
     content = (GOLDEN / name).read_bytes()
-    assert named[name].content == content
-    assert named[name].read(content) == named[name].value
+    assert golden_by_name[name].content == content
+    assert golden_by_name[name].read(content) == golden_by_name[name].value
 
 
 @pytest.mark.parametrize("name", JSON_NAMES)
-def test_another_major_version_and_none_are_refused_by_name(named: dict[str, Golden], name: str) -> None:
+def test_another_major_version_and_none_are_refused_by_name(
+    golden_by_name: dict[str, Golden], name: str
+) -> None:
     """The endpoint's own files, and job.json, wrap the same words in an error that names the file."""
-    for version, words in (
+    for version, message in (
         ("2.0", "version 2.0, and this smlaunch reads up to 1.x"),
         (None, "has no version"),
     ):
-        with pytest.raises(Exception, match=words):
-            named[name].read(with_version(named[name].content, version))
+        with pytest.raises(Exception, match=message):
+            golden_by_name[name].read(with_version(golden_by_name[name].content, version))
 
 
 @pytest.mark.parametrize("name", JSON_NAMES)
-def test_a_later_minor_version_is_read(named: dict[str, Golden], name: str) -> None:
-    read = named[name].read(with_version(named[name].content, "1.7", later={"added": [1]}))
+def test_a_later_minor_version_is_read(golden_by_name: dict[str, Golden], name: str) -> None:
+    read = golden_by_name[name].read(with_version(golden_by_name[name].content, "1.7", later={"added": [1]}))
     if name == "outcome.json":
         assert dict(read.extra) == {"later": {"added": [1]}}
         read = read._replace(extra=())
-    assert read == named[name].value
+    assert read == golden_by_name[name].value
 
 
-def test_what_a_later_minor_version_added_is_written_again(named: dict[str, Golden]) -> None:
-    outcome = parse_outcome(with_version(named["outcome.json"].content, "1.7", later=[1]))
+def test_what_a_later_minor_version_added_is_written_again(golden_by_name: dict[str, Golden]) -> None:
+    outcome = parse_outcome(with_version(golden_by_name["outcome.json"].content, "1.7", later=[1]))
     assert outcome is not None
     assert json.loads(outcome._replace(ranks_succeeded=False).to_bytes())["later"] == [1]
-    stored = json.loads(with_version(named["workflow.json"].content, "1.7", later=[1]))
-    stored["policy"]["further"] = 2
-    again = json.loads(WORKFLOW.to_json(json.dumps(stored)))
-    assert (again["later"], again["policy"]["further"], again["version"]) == ([1], 2, "1.7")
-    assert Workflow.from_json(json.dumps(again)) == WORKFLOW
+    stored_workflow = json.loads(with_version(golden_by_name["workflow.json"].content, "1.7", later=[1]))
+    stored_workflow["policy"]["further"] = 2
+    rewritten = json.loads(WORKFLOW.to_json(json.dumps(stored_workflow)))
+    assert (rewritten["later"], rewritten["policy"]["further"], rewritten["version"]) == ([1], 2, "1.7")
+    assert Workflow.from_json(json.dumps(rewritten)) == WORKFLOW
 
 
 def test_an_older_major_version_is_upgraded_step_by_step() -> None:
@@ -120,10 +122,10 @@ class TestMigrations:
         connection = database.open_connection()
         with database.writing(connection):
             connection.execute("INSERT INTO rows (a) VALUES (1)")
-        found = connection.execute("SELECT * FROM rows").fetchall()
+        rows_found = connection.execute("SELECT * FROM rows").fetchall()
         connection.close()
         database.close()
-        return found
+        return rows_found
 
     def test_an_older_minor_version_is_migrated_and_a_newer_one_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.sqlite"
@@ -144,8 +146,8 @@ class TestMigrations:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as made:
-        for one in documents(Path(made)):
-            (GOLDEN / one.name).write_bytes(one.content)
-        for name, path in databases(Path(made)).items():
+    with TemporaryDirectory() as folder:
+        for golden in documents(Path(folder)):
+            (GOLDEN / golden.name).write_bytes(golden.content)
+        for name, path in databases(Path(folder)).items():
             (GOLDEN / _schema_file(name)).write_text(schema_of(path))

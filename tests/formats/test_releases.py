@@ -63,14 +63,14 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def words(script: Path, name: str, *more: str) -> list[str | Path]:
+def drive_command(script: Path, name: str, *options: str) -> list[str | Path]:
     limits = ("--max-runtime", "10m", "--segment", "60s")
-    return ["run", script, "--local", "--name", name, *limits, *more]
+    return ["run", script, "--local", "--name", name, *limits, *options]
 
 
 def begun_and_killed(release: Release, script: Path, name: str) -> None:
     """In the midst of the third segment, with the endpoint that the client had in itself."""
-    client = release.start(*words(script, name, "--env", "TEST_PAUSE=0.05"))
+    client = release.start(*drive_command(script, name, "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None and client.stderr is not None
     segments = (line for line in client.stdout if "begins at step" in line)
     if len(list(itertools.islice(segments, 3))) < 3:
@@ -84,30 +84,30 @@ def goes_on(older: Release, newer: Release, script: Path) -> None:
     begun_and_killed(older, script, "begun")
     (row,) = newer("ls", "--local", "--json").json()["runs"]
     assert (row["run"], row["other_format"]) == ("begun", None)
-    shown = newer("show", "begun", "--local", "--json").json()
-    assert len(shown["jobs"]) == 3 and shown["step"] >= 20
-    done = newer("resume", "begun", "--local", "--json")
-    assert done.code == 0, done.text
-    jobs = [job["name"] for job in done.json()["jobs"]]
+    details = newer("show", "begun", "--local", "--json").json()
+    assert len(details["jobs"]) == 3 and details["step"] >= 20
+    result = newer("resume", "begun", "--local", "--json")
+    assert result.code == 0, result.text
+    jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == [f"begun-{task}" for task in ("s1-a1", "s2-a1", "s3-a1", "s3-a2", "s4-a1")]
     assert f"weights {true_weights()}" in newer("logs", "begun", "--local").out
     assert newer("checkpoints", "verify", "begun", "--local").code == 0
 
     assert older("local", "start").code == 0
     try:
-        begun = older(*words(script, "halted", "--env", "TEST_PAUSE=0.5", "--detach"))
-        assert begun.code == 0, begun.text
-        stopped = newer("stop", "halted", "--local")
-        assert stopped.code == 0, stopped.text
+        detached = older(*drive_command(script, "halted", "--env", "TEST_PAUSE=0.5", "--detach"))
+        assert detached.code == 0, detached.text
+        stop_result = newer("stop", "halted", "--local")
+        assert stop_result.code == 0, stop_result.text
         assert newer("wait", "halted", "--local").code == 5
     finally:
         assert newer("local", "stop").code == 0
 
 
-def is_refused(release: Release, name: str, why: str) -> None:
+def is_refused(release: Release, name: str, message: str) -> None:
     for command in ("show", "resume", "stop", "logs"):
         answer = release(command, name, "--local")
-        assert answer.code == 2 and why in answer.text, (command, answer.text)
+        assert answer.code == 2 and message in answer.text, (command, answer.text)
 
 
 @pytest.mark.real
@@ -116,11 +116,13 @@ def test_a_chain_of_format_1_is_driven_on_by_format_2(home: Path, script: Path, 
     first, second = today(tmp_path / "1"), with_format_2(tmp_path / "2")
     goes_on(first, second, script)
 
-    done = second(*words(script, "ahead"))
-    assert done.code == 0, done.text
+    result = second(*drive_command(script, "ahead"))
+    assert result.code == 0, result.text
     is_refused(first, "ahead", "ahead: this run has version 2.0, and this smlaunch reads up to 1.x")
-    listed = {row["run"]: row["other_format"] for row in first("ls", "--local", "--json").json()["runs"]}
-    assert listed == {"begun": None, "halted": None, "ahead": "2.0"}
+    format_by_run = {
+        row["run"]: row["other_format"] for row in first("ls", "--local", "--json").json()["runs"]
+    }
+    assert format_by_run == {"begun": None, "halted": None, "ahead": "2.0"}
     assert "Completed (segment 4) (another format: 2.0)" in first("ls", "--local").out
 
     connection = sqlite3.connect(home / "jobs.sqlite")
@@ -136,6 +138,6 @@ def test_a_chain_of_format_1_is_driven_on_by_format_2(home: Path, script: Path, 
 def test_a_run_of_the_release_before_goes_on(home: Path, script: Path, tmp_path: Path) -> None:
     previous = of_commit(PREVIOUS.read_text().split()[0], tmp_path / "previous")
     goes_on(previous, today(tmp_path / "today"), script)
-    later = with_format_2(tmp_path / "later")
-    assert later(*words(script, "ahead")).code == 0
+    later_release = with_format_2(tmp_path / "later")
+    assert later_release(*drive_command(script, "ahead")).code == 0
     is_refused(previous, "ahead", "ahead: this run has version 2.0")

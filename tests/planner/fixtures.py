@@ -1,4 +1,4 @@
-"""Jobs and surroundings to plan with."""
+"""Jobs and facts to plan with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READS_CONFIG = ScriptFacts(imports=frozenset({"json"}), reads_resource_config=Tr
 
 
 def region(**changes: Any) -> Facts:
-    """A region where all is well; ``changes`` are fields of Surroundings."""
+    """A region where all is well; ``changes`` are fields of Facts."""
     well = Facts(
         region="us-east-1",
         account="123456789012",

@@ -127,9 +127,9 @@ def test_any_candidate_is_shown(name: str, objection: str, timed: bool, hosts: i
         Candidate("ddp", name, hosts, 8, **spans),
         Candidate("ddp", name, hosts, 8, rule="time.too-slow", objection=objection, **spans),
     )
-    made = dataclasses.replace(plan(), candidates=candidates)
-    page(made)
-    text = as_text(made)
+    job_plan = dataclasses.replace(plan(), candidates=candidates)
+    page(job_plan)
+    text = as_text(job_plan)
     assert all(line.isprintable() for line in text.splitlines())
     assert "Machines compared: 3, of which 2 are suitable" in text
 

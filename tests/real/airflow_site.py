@@ -67,16 +67,16 @@ def connected(variables: Mapping[str, str]) -> dict[str, str]:
         "password": variables["AWS_SECRET_ACCESS_KEY"],
         "extra": {"endpoint_url": variables["AWS_ENDPOINT_URL"], "region_name": variables["AWS_REGION"]},
     }
-    rest = {name: value for name, value in variables.items() if not name.startswith("AWS_")}
+    other_variables = {name: value for name, value in variables.items() if not name.startswith("AWS_")}
     return {
-        **rest,
+        **other_variables,
         "SMLAUNCH_HOME": variables["HOME"] + "/elsewhere",
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
     }
 
 
 class Site:
-    """``ask`` is the REST API. Every process is in a session of its own, and is ended with ``close``.
+    """Airflow in processes of its own. ``ask`` calls the REST API; ``close`` ends every process.
 
     ``by_connection``: what ``start`` starts knows the endpoint by Airflow's connection ``aws_default`` only,
     not by AWS's variables; what ``run`` runs has those in any case. ``faults``: what goes wrong at the
@@ -115,25 +115,25 @@ class Site:
         )
         self._started_with = connected(self.variables) if by_connection else self.variables
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
-        self._begun: set[str] = set()
+        self._triggered: set[str] = set()
         self._token = ""
         self.run("airflow", "db", "migrate")
 
-    def run(self, name: str, *words: str, **variables: str) -> str:
-        done = subprocess.run(
-            [program("airflow", name), *words],
+    def run(self, name: str, *arguments: str, **variables: str) -> str:
+        result = subprocess.run(
+            [program("airflow", name), *arguments],
             env={**self.variables, **variables},
             capture_output=True,
             text=True,
             cwd=self.home,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
-    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.home / f"{name}.txt").open("ab") as output:
             process = subprocess.Popen(
-                [program("airflow", "airflow"), name, *words],
+                [program("airflow", "airflow"), name, *arguments],
                 env=self._started_with,
                 cwd=self.home,
                 stdout=output,
@@ -145,7 +145,7 @@ class Site:
 
     def kill(self, name: str) -> None:
         """SIGKILL, to the newest process started so and what it has started."""
-        end([process for known, process in self._processes if known == name][-1], kill=True)
+        end([process for process_name, process in self._processes if process_name == name][-1], kill=True)
 
     def kill_worker(self, dag: str) -> None:
         """SIGKILL, to the process of a running task and to its supervisor, LocalExecutor's worker."""
@@ -173,40 +173,40 @@ class Site:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read() or b"null")
 
-    def wait(self, what: str, look: Callable[[], Any], patience: float = 120) -> Any:
-        """What ``look`` says once that is true."""
+    def wait(self, description: str, read_state: Callable[[], Any], patience: float = 120) -> Any:
+        """The first true value that ``read_state`` returns."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             try:
-                found = look()
+                state = read_state()
             except (urllib.error.URLError, ConnectionError):
-                found = None
-            if found:
-                return found
+                state = None
+            if state:
+                return state
             time.sleep(0.5)
-        raise AssertionError(f"{what} did not come; the processes said:\n{self.said()}")
+        raise AssertionError(f"{description} did not come; the processes said:\n{self.log_text()}")
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         parts = [f"--- {path.name}\n{path.read_text()[-4000:]}" for path in self.home.glob("*.txt")]
         return "\n".join(parts)
 
     def begin(self, dags: list[str]) -> None:
         """Its processes, and one DAG run of each, called ``once``."""
-        for name, *words in (
+        for name, *arguments in (
             ("api-server", "--port", str(self.port), "--workers", "1", "--host", "127.0.0.1"),
             ("scheduler",),
             ("dag-processor",),
         ):
-            self.start(name, *words)
+            self.start(name, *arguments)
         self._token = self.wait("a token", lambda: self.ask("/auth/token")["access_token"])
         for name in dags:
             self.trigger(name)
 
     def trigger(self, dag: str) -> None:
         """Unless it has begun: an earlier test may let it begin while it waits for something else."""
-        if dag in self._begun:
+        if dag in self._triggered:
             return
-        self._begun.add(dag)
+        self._triggered.add(dag)
         self.wait(f"DAG {dag}", lambda: self._is_there(dag))
         self.ask(f"/api/v2/dags/{dag}", {"is_paused": False}, "PATCH")
         self.ask(f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": "once", "logical_date": None})
@@ -218,8 +218,8 @@ class Site:
             return False
 
     def task(self, dag: str, task: str = "train") -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.ask(f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/{task}")
-        return found
+        instance: Mapping[str, Any] = self.ask(f"/api/v2/dags/{dag}/dagRuns/once/taskInstances/{task}")
+        return instance
 
     def is_(self, dag: str, *states: str) -> bool:
         return self.task(dag)["state"] in states

@@ -37,7 +37,7 @@ def program(environment: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningEndpoint:
     """The endpoint as a client sees it. ``variables``: the whole environment of a client."""
 
     bucket: str
@@ -67,10 +67,10 @@ def quiet(home: Path) -> dict[str, str]:
 
 
 def start_endpoint(
-    home: Path, extra: Mapping[str, str], before: tuple[str, ...] = (), environment: str = "toolkit"
-) -> Place:
-    """`smlaunch local start` of the environment that has what a training image would bring; ``before`` is a
-    command that runs it.
+    home: Path, extra: Mapping[str, str], prefix_command: tuple[str, ...] = (), environment: str = "toolkit"
+) -> RunningEndpoint:
+    """Runs `smlaunch local start` in the environment that has what a training image would bring;
+    ``prefix_command`` is a command that runs it.
 
     The environment is not activated: its own directory must come first on the hosts' PATH by itself.
     """
@@ -82,49 +82,49 @@ def start_endpoint(
         **extra,
     }
 
-    def ask(*command: str) -> Any:
-        done = subprocess.run([*command, "--json"], env=variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def run_json(*command: str) -> Any:
+        result = subprocess.run([*command, "--json"], env=variables, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
 
-    info = ask(*before, smlaunch, "local", "start")
-    return Place(
+    info = run_json(*prefix_command, smlaunch, "local", "start")
+    return RunningEndpoint(
         info["bucket"],
         info["role"],
         home,
-        {**variables, **ask(smlaunch, "local", "env"), **quiet(home)},
+        {**variables, **run_json(smlaunch, "local", "env"), **quiet(home)},
         info["isolation"],
     )
 
 
-def stop_endpoint(place: Place, environment: str = "toolkit") -> None:
+def stop_endpoint(endpoint: RunningEndpoint, environment: str = "toolkit") -> None:
     command = [program(environment, "smlaunch"), "local", "stop"]
-    subprocess.run(command, env=dict(place.variables), check=True, timeout=60)
+    subprocess.run(command, env=dict(endpoint.variables), check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    started = start_endpoint(tmp_path_factory.mktemp("real"), {})
-    yield started
-    stop_endpoint(started)
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEndpoint]:
+    endpoint = start_endpoint(tmp_path_factory.mktemp("real"), {})
+    yield endpoint
+    stop_endpoint(endpoint)
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """A job that other people's code created: what the endpoint says of it, and what the client did."""
 
-    described: Mapping[str, Any]
-    raised: str | None
+    description: Mapping[str, Any]
+    client_error: str | None
     client_output: str
     log: Mapping[str, list[str]]
 
     @property
     def status(self) -> tuple[str, str]:
-        return self.described["TrainingJobStatus"], self.described["SecondaryStatus"]
+        return self.description["TrainingJobStatus"], self.description["SecondaryStatus"]
 
     @property
     def reason(self) -> str:
-        return str(self.described.get("FailureReason", ""))
+        return str(self.description.get("FailureReason", ""))
 
     @property
     def lines(self) -> list[str]:
@@ -141,32 +141,32 @@ class Ended:
         return sum(text in line for line in self.lines)
 
 
-def read_log(place: Place, job: str) -> dict[str, list[str]]:
+def read_log(endpoint: RunningEndpoint, job: str) -> dict[str, list[str]]:
     """{host label: lines}"""
-    logs = place.client("logs")
-    found: dict[str, list[str]] = {}
+    logs = endpoint.client("logs")
+    lines_by_host: dict[str, list[str]] = {}
     for page in logs.get_paginator("filter_log_events").paginate(
         logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"
     ):
         for event in page["events"]:
             label = event["logStreamName"].split("/")[1].rpartition("-")[0]
-            found.setdefault(label, []).append(event["message"])
-    return found
+            lines_by_host.setdefault(label, []).append(event["message"])
+    return lines_by_host
 
 
 class Client:
     """A client script that waits for its job in the background."""
 
     def __init__(
-        self, place: Place, environment: str, script: str, job: Mapping[str, Any], folder: Path
+        self, endpoint: RunningEndpoint, environment: str, script: str, job: Mapping[str, Any], folder: Path
     ) -> None:
-        self._place = place
+        self._endpoint = endpoint
         self._output = folder / "client.txt"
         document = folder / "job.json"
         defaults = {
             "image": IMAGE,
-            "role": place.role,
-            "bucket": place.bucket,
+            "role": endpoint.role,
+            "bucket": endpoint.bucket,
             "source": str(HERE / "jobs" / "ranks"),
             "entry": "ranks.py",
             "hosts": 2,
@@ -177,14 +177,14 @@ class Client:
         command = [program(environment, "python"), str(HERE / "clients" / script), str(document)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                command, env=dict(place.variables), cwd=folder, stdout=output, stderr=output
+                command, env=dict(endpoint.variables), cwd=folder, stdout=output, stderr=output
             )
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
-    def ended(self, timeout: float = 300) -> Ended:
+    def wait_for_end(self, timeout: float = 300) -> JobResult:
         try:
             self._process.wait(timeout)
         finally:
@@ -195,47 +195,49 @@ class Client:
         result = json.loads(results[-1].removeprefix("result "))
         assert result["job"], text
         # SDK v2 takes Stopping for the end.
-        sagemaker = self._place.client("sagemaker")
+        sagemaker = self._endpoint.client("sagemaker")
         while (
             sagemaker.describe_training_job(TrainingJobName=result["job"])["TrainingJobStatus"] == "Stopping"
         ):
             time.sleep(1)
-        described = sagemaker.describe_training_job(TrainingJobName=result["job"])
-        return Ended(described, result["raised"], text, read_log(self._place, result["job"]))
+        description = sagemaker.describe_training_job(TrainingJobName=result["job"])
+        return JobResult(description, result["raised"], text, read_log(self._endpoint, result["job"]))
 
 
 Start = Callable[..., Client]
 
 
 @pytest.fixture(scope="session")
-def start_client(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    started: list[Client] = []
+def start_client(endpoint: RunningEndpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    clients: list[Client] = []
 
     def start(version: int, name: str, **job: Any) -> Client:
         folder = tmp_path_factory.mktemp(name)
-        client = Client(place, f"sdk{version}", f"sdk{version}.py", {"name": name, **job}, folder)
-        started.append(client)
+        client = Client(endpoint, f"sdk{version}", f"sdk{version}.py", {"name": name, **job}, folder)
+        clients.append(client)
         return client
 
     yield start
-    for client in started:
+    for client in clients:
         client.kill()  # only one whose test did not run is still there
 
 
-def wait_for_line(place: Place, job_prefix: str, text: str, count: int, patience: float = 100) -> str:
+def wait_for_line(
+    endpoint: RunningEndpoint, job_prefix: str, text: str, count: int, patience: float = 100
+) -> str:
     """The name of the newest job that begins so, once its log holds ``text`` in ``count`` lines."""
-    sagemaker = place.client("sagemaker")
+    sagemaker = endpoint.client("sagemaker")
     deadline = time.monotonic() + patience
-    seen: dict[str, list[str]] = {}
+    lines_by_host: dict[str, list[str]] = {}
     while time.monotonic() < deadline:
         jobs = sagemaker.list_training_jobs(
             NameContains=job_prefix, SortBy="CreationTime", SortOrder="Descending"
         )["TrainingJobSummaries"]
         if jobs:
             name = jobs[0]["TrainingJobName"]
-            seen = read_log(place, name)
-            if sum(text in line for lines in seen.values() for line in lines) >= count:
+            lines_by_host = read_log(endpoint, name)
+            if sum(text in line for lines in lines_by_host.values() for line in lines) >= count:
                 return str(name)
         time.sleep(0.5)
-    log = "\n".join(f"{label}| {line}" for label, lines in seen.items() for line in lines)
+    log = "\n".join(f"{label}| {line}" for label, lines in lines_by_host.items() for line in lines)
     raise AssertionError(f"{text!r} was not seen {count} times in\n{log}")

@@ -27,38 +27,38 @@ BASE = "localhost/smlaunch-base:bookworm"
 def engine_or_reason() -> Engine | str:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            wanted = os.environ.get(containers_engine.ENGINE_VARIABLE)
-            found = containers_engine.best(Path(folder) / "engine.json", wanted)
+            engine_name = os.environ.get(containers_engine.ENGINE_VARIABLE)
+            engine = containers_engine.best(Path(folder) / "engine.json", engine_name)
         except EndpointError as error:
             return str(error)
-    if containers_engine.image_id(found, BASE) is None:
+    if containers_engine.image_id(engine, BASE) is None:
         return f"{BASE} is not there: python tools/base_image.py makes it"
-    return found
+    return engine
 
 
 def engine_or_skip() -> Engine:
-    found = engine_or_reason()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    engine = engine_or_reason()
+    if isinstance(engine, str):
+        pytest.skip(engine)
+    return engine
 
 
-def built(engine: Engine, folder: str, *options: str) -> str:
+def build_image(engine: Engine, folder: str, *options: str) -> str:
     """The image of a folder of containers/, on our base; what has not changed is not built again."""
     image = f"localhost/smlaunch-test-{folder}"
-    words = ("build", "--quiet", f"--build-arg=BASE={BASE}", f"--tag={image}", *options)
-    line = engine.words(*words, str(ROOT / "containers" / folder))
-    done = subprocess.run(line, capture_output=True)  # the first time that takes its while
-    assert done.returncode == 0, done.stderr.decode()
+    arguments = ("build", "--quiet", f"--build-arg=BASE={BASE}", f"--tag={image}", *options)
+    line = engine.words(*arguments, str(ROOT / "containers" / folder))
+    result = subprocess.run(line, capture_output=True)  # the first time that takes its while
+    assert result.returncode == 0, result.stderr.decode()
     return image
 
 
-def left_of(engine: Engine, owner: str) -> list[str]:
+def list_remaining(engine: Engine, owner: str) -> list[str]:
     """Containers and networks of an endpoint."""
     label = f"--filter=label={OWNER_LABEL}={owner}"
-    listed = [
+    results = [
         run(engine.words("ps", "--all", "--format={{.Names}}", label)),
         run(engine.words("network", "ls", "--format={{.Name}}", label)),
     ]
-    assert all(done.returncode == 0 for done in listed), listed
-    return b" ".join(done.stdout for done in listed).decode().split()
+    assert all(result.returncode == 0 for result in results), results
+    return b" ".join(result.stdout for result in results).decode().split()

@@ -43,21 +43,21 @@ class Call(NamedTuple):
     other: str
     data: bytes
     number: int
-    words: str
+    arguments_text: str
 
 
 def calls(folder: Path) -> Iterator[Call]:
     """Of all threads, in the order in which they ended; an answer, in which it began."""
-    found = []
+    timed_calls = []
     for file in folder.glob("trace.*"):
         for line in file.read_text("ascii", "replace").splitlines():
             match = _LINE.match(line)
             if match is None or int(match[4]) < 0:
                 continue
             call = _read(match[2], match[3])
-            ended = float(match[1]) + float(match[6])
-            found.append((float(match[1]) if is_answer(call) else ended, call))
-    yield from (call for _, call in sorted(found, key=lambda entry: entry[0]))
+            end_time = float(match[1]) + float(match[6])
+            timed_calls.append((float(match[1]) if is_answer(call) else end_time, call))
+    yield from (call for _, call in sorted(timed_calls, key=lambda entry: entry[0]))
 
 
 def is_answer(call: Call) -> bool:
@@ -67,9 +67,9 @@ def is_answer(call: Call) -> bool:
 def _read(name: str, arguments: str) -> Call:
     paths: list[str] = []
     data, folder = b"", ""
-    for number, described, quoted in _WORDS.findall(arguments):
-        if described or number:
-            text = _bytes(described).decode("utf-8", "replace")
+    for number, descriptor_path, quoted in _WORDS.findall(arguments):
+        if descriptor_path or number:
+            text = _bytes(descriptor_path).decode("utf-8", "replace")
             folder = text
             if number and not name.endswith("at") and name != "renameat2":
                 paths.append(text)
@@ -109,13 +109,13 @@ class Disk:
     def apply(self, call: Call) -> None:
         if not call.path.startswith(self._top) or call.path.endswith(("-shm", "(deleted)")):
             return
-        folder, name = self._place(call.path)
+        folder, name = self._locate(call.path)
         node = folder.names.get(name) if name else self._root
         match call.name:
             case "openat" | "open" | "creat":
-                if node is None and "O_CREAT" in call.words:
+                if node is None and "O_CREAT" in call.arguments_text:
                     node = folder.names[name] = File()
-                if isinstance(node, File) and "O_TRUNC" in call.words:
+                if isinstance(node, File) and "O_TRUNC" in call.arguments_text:
                     node.data.clear()
             case "write" if isinstance(node, File):
                 node.data += call.data
@@ -135,25 +135,25 @@ class Disk:
                 folder.names[name] = Folder()
             case "rename" | "renameat" | "renameat2" if node is not None:
                 del folder.names[name]
-                there, new = self._place(call.other)
-                there.names[new] = node
+                new_folder, new = self._locate(call.other)
+                new_folder.names[new] = node
             case "link" | "linkat" if node is not None:
-                there, new = self._place(call.other)
-                there.names[new] = node
+                new_folder, new = self._locate(call.other)
+                new_folder.names[new] = node
             case "unlink" | "unlinkat" | "rmdir":
                 folder.names.pop(name, None)
 
-    def _place(self, path: str) -> tuple[Folder, str]:
+    def _locate(self, path: str) -> tuple[Folder, str]:
         *above, name = path[len(self._top) :].strip("/").split("/")
         folder = self._root
         for step in above:
-            found = folder.names.get(step)
-            if not isinstance(found, Folder):
-                found = folder.names[step] = Folder()
-            folder = found
+            child = folder.names.get(step)
+            if not isinstance(child, Folder):
+                child = folder.names[step] = Folder()
+            folder = child
         return folder, name
 
-    def kept(self, target: Path, *, all_names: bool) -> None:
+    def write_surviving_files(self, target: Path, *, all_names: bool) -> None:
         """Writes what is left after a power cut now. ``all_names``: the names had luck, the bytes had not."""
         self._write(self._root, target, all_names)
 

@@ -92,7 +92,7 @@ def render() -> str:
         _INTRODUCTION,
     ]
     for title, table in tables:
-        rows = [f"| `{name}` | {why} |" for name, why in sorted(table.items())]
+        rows = [f"| `{name}` | {reason} |" for name, reason in sorted(table.items())]
         parts.append("\n".join((f"## {title}", "", "| variable | why |", "|---|---|", *rows)))
     parts.append("## Arguments\n\n" + ARGUMENTS.strip())
     return "\n\n".join(parts) + "\n"

@@ -13,7 +13,7 @@ from smlaunch.contract.launch_spec import MPI
 from smlaunch.runs.runtime_archive import build_runtime_archive
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import LaunchContext
-from tests.real.platform import HYPERPARAMETERS, TRAIN, Machine, Told
+from tests.real.platform import HYPERPARAMETERS, TRAIN, Machine, ReceivedLaunch
 
 PYTORCH_CONTAINER = """\
 from sagemaker_training import entry_point, environment, runner
@@ -27,7 +27,7 @@ def main():
 """The few lines of sagemaker-pytorch-training (sagemaker_pytorch_container.training) that choose torchrun."""
 
 
-def by_toolkit(machine: Machine, distributed: bool) -> Told:
+def by_toolkit(machine: Machine, distributed: bool) -> ReceivedLaunch:
     """``train``, as in AWS's framework images, told what SDK v2 tells it."""
     control = {
         "sagemaker_program": "train.py",
@@ -46,7 +46,7 @@ def by_toolkit(machine: Machine, distributed: bool) -> Told:
     return machine.run([str(machine.python.parent / "train")])
 
 
-def by_drivers(machine: Machine, distributed: bool, sdk3: Path) -> Told:
+def by_drivers(machine: Machine, distributed: bool, sdk3: Path) -> ReceivedLaunch:
     """SDK v3's own script and drivers, in the channels that ModelTrainer makes for them. ``sdk3``: its
     site-packages.
     """
@@ -66,19 +66,19 @@ def by_drivers(machine: Machine, distributed: bool, sdk3: Path) -> Told:
     script = templates.TRAIN_SCRIPT_TEMPLATE.format(
         working_dir="cd /opt/ml/input/data/code", install_requirements="", execute_driver=execute
     )
-    sent = "input/data/sm_drivers/"
-    machine.put(sent + "sm_train.sh", script.lstrip(), 0o755)
+    drivers_folder = "input/data/sm_drivers/"
+    machine.put(drivers_folder + "sm_train.sh", script.lstrip(), 0o755)
     source = {"source_dir": "src", "entry_script": "train.py"}
-    machine.put(sent + "sourcecode.json", json.dumps(source))
+    machine.put(drivers_folder + "sourcecode.json", json.dumps(source))
     machine.put(
-        sent + "distributed.json",
+        drivers_folder + "distributed.json",
         json.dumps({"process_count_per_node": 1, "smp": None} if distributed else {}),
     )
     machine.put("input/data/code/train.py", TRAIN)
     return machine.run(["/bin/bash", "-c", "/opt/ml/input/data/sm_drivers/sm_train.sh"])
 
 
-def by_smlaunch(machine: Machine, distributed: bool) -> Told:
+def by_smlaunch(machine: Machine, distributed: bool) -> ReceivedLaunch:
     strategy = load_strategy("ddp" if distributed else "custom")
     spec = strategy.launch_spec(LaunchContext("train.py", hosts=len(machine.hosts)))
     archive = io.BytesIO()

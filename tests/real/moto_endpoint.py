@@ -29,7 +29,7 @@ def moto_python() -> str:
     return sys.executable if importlib.util.find_spec("moto") else program("moto", "python")
 
 
-def eventually(check: Callable[[], bool], patience: float = 30.0) -> bool:
+def wait_until(check: Callable[[], bool], patience: float = 30.0) -> bool:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if check():
@@ -53,38 +53,40 @@ class StepFunctions(EndpointClient):
     def machine(self, name: str, first: Mapping[str, Any], **others: Mapping[str, Any]) -> str:
         """Begins with ``first``, which is called First; its ARN."""
         definition = {"StartAt": "First", "States": {"First": first, **others}}
-        made = self.states.create_state_machine(
+        response = self.states.create_state_machine(
             name=name,
             definition=json.dumps(definition),
             roleArn=f"arn:aws:iam::{self.info.account}:role/machine",
         )
-        return str(made["stateMachineArn"])
+        return str(response["stateMachineArn"])
 
-    def execute(self, machine: str, data: Mapping[str, Any] | None = None, **named: str) -> str:
-        started = self.states.start_execution(stateMachineArn=machine, input=json.dumps(data or {}), **named)
-        return str(started["executionArn"])
+    def execute(self, machine: str, data: Mapping[str, Any] | None = None, **parameters: str) -> str:
+        response = self.states.start_execution(
+            stateMachineArn=machine, input=json.dumps(data or {}), **parameters
+        )
+        return str(response["executionArn"])
 
-    def ended(self, execution: str, patience: float = 60.0) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def wait_for_end(self, execution: str, patience: float = 60.0) -> dict[str, Any]:
+        description: dict[str, Any] = {}
 
-        def over() -> bool:
-            found.update(self.states.describe_execution(executionArn=execution))
-            return bool(found["status"] != "RUNNING")
+        def has_ended() -> bool:
+            description.update(self.states.describe_execution(executionArn=execution))
+            return bool(description["status"] != "RUNNING")
 
-        assert eventually(over, patience), found
-        return found
+        assert wait_until(has_ended, patience), description
+        return description
 
     def run_machine(
         self, name: str, first: Mapping[str, Any], data: Mapping[str, Any] | None = None, **others: Any
     ) -> dict[str, Any]:
-        return self.ended(self.execute(self.machine(name, first, **others), data))
+        return self.wait_for_end(self.execute(self.machine(name, first, **others), data))
 
 
-def task(resource: str, parameters: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def task(resource: str, parameters: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     """The last state, unless ``Next`` is given."""
-    last = {} if "Next" in more else {"End": True}
+    last = {} if "Next" in fields else {"End": True}
     resource = f"arn:aws:states:::{resource}"
-    return {"Type": "Task", "Resource": resource, "Parameters": parameters, **last, **more}
+    return {"Type": "Task", "Resource": resource, "Parameters": parameters, **last, **fields}
 
 
 @contextmanager
@@ -92,9 +94,9 @@ def endpoint(home: Path, settings: Mapping[str, Any], faults: Path | None = None
     variables = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     if faults is not None:
         variables["SMLAUNCH_FAULTS"] = str(faults)
-    words = ["-m", "tests.local.endpoint_process", str(home), "plain", "embedded"]
+    arguments = ["-m", "tests.local.endpoint_process", str(home), "plain", "embedded"]
     process = subprocess.Popen(
-        [moto_python(), *words, json.dumps({**QUICK, **settings})],
+        [moto_python(), *arguments, json.dumps({**QUICK, **settings})],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -110,15 +112,15 @@ def endpoint(home: Path, settings: Mapping[str, Any], faults: Path | None = None
 
 def processes_of_moto(endpoint: int) -> list[int]:
     """Of this endpoint, by their pids."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            command_line = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == endpoint and b"smlaunch.local.moto.server_process" in words:
-            found.append(int(entry.name))
-    return found
+        if parent == endpoint and b"smlaunch.local.moto.server_process" in command_line:
+            pids.append(int(entry.name))
+    return pids

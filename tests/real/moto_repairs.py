@@ -48,11 +48,11 @@ def run(first: dict[str, Any], data: Any = None, name: str = "one", **others: An
         stateMachineArn=machine(name, first, **others), name=name, input=json.dumps(data or {})
     )["executionArn"]
     for _ in range(1000):
-        found: dict[str, Any] = client().describe_execution(executionArn=execution)
-        if found["status"] != "RUNNING":
-            return found
+        description: dict[str, Any] = client().describe_execution(executionArn=execution)
+        if description["status"] != "RUNNING":
+            return description
         time.sleep(0.02)
-    return found
+    return description
 
 
 def task(resource: str, **parameters: Any) -> dict[str, Any]:
@@ -61,20 +61,24 @@ def task(resource: str, **parameters: Any) -> dict[str, Any]:
 
 def index() -> Any:
     choice = {"Variable": "$.l[0].v", "NumericEquals": 1, "Next": "Both"}
-    both = {"Type": "Pass", "Parameters": {"one.$": "$.l[0].v", "all.$": "$.l[*].v"}, "End": True}
-    found = run(
+    both_state = {"Type": "Pass", "Parameters": {"one.$": "$.l[0].v", "all.$": "$.l[*].v"}, "End": True}
+    description = run(
         {"Type": "Choice", "Choices": [choice], "Default": "No"},
         {"l": [{"v": 1}]},
-        Both=both,
+        Both=both_state,
         No={"Type": "Pass", "Result": {}, "End": True},
     )
-    return json.loads(found["output"])
+    return json.loads(description["output"])
 
 
 def escapes() -> Any:
     text = r"States.Format('it\'s \{{}\} \\ {}', $.x, States.ArrayGetItem(States.Array('a\'b\{'), 0))"
-    found = run({"Type": "Pass", "Parameters": {"v.$": text}, "End": True}, {"x": 'say "{}"'})
-    return json.loads(found["output"])["v"] if found["status"] == "SUCCEEDED" else found["status"]
+    description = run({"Type": "Pass", "Parameters": {"v.$": text}, "End": True}, {"x": 'say "{}"'})
+    return (
+        json.loads(description["output"])["v"]
+        if description["status"] == "SUCCEEDED"
+        else description["status"]
+    )
 
 
 def unnamed() -> Any:
@@ -91,8 +95,8 @@ def stopping() -> Any:
     arn = machine("one", {"Type": "Wait", "Seconds": 600, "End": True})
     execution = client().start_execution(stateMachineArn=arn, name="x")["executionArn"]
     answer = client().stop_execution(executionArn=execution, error="E", cause="C")
-    found = client().describe_execution(executionArn=execution)
-    return ["stopDate" in answer, found.get("error"), found.get("cause")]
+    description = client().describe_execution(executionArn=execution)
+    return ["stopDate" in answer, description.get("error"), description.get("cause")]
 
 
 def stopped_map() -> Any:
@@ -150,19 +154,19 @@ def tolerated() -> Any:
     }
     first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": processor, "MaxConcurrency": 1, "End": True}
     data = {"l": [1, 2, 3]}
-    one = run({**first, "ToleratedFailureCount": 1}, data, "tolerated")
+    tolerating_one = run({**first, "ToleratedFailureCount": 1}, data, "tolerated")
     caught = {
         **first,
         "Catch": [{"ErrorEquals": ["States.ExceedToleratedFailureThreshold"], "Next": "Caught"}],
     }
     other = run(caught, data, "caught", Caught={"Type": "Pass", "Result": {}, "End": True})
-    return [run(first, data)["status"], json.loads(one["output"]), json.loads(other["output"])]
+    return [run(first, data)["status"], json.loads(tolerating_one["output"]), json.loads(other["output"])]
 
 
 def members() -> Any:
     inner = machine("inner", {"Type": "Pass", "Result": 1, "End": True})
-    found = run(task("states:startExecution.sync:2", StateMachineArn=inner, Name="x", Input={}))
-    return [found["status"], json.loads(found.get("output", "{}")).get("Output")]
+    description = run(task("states:startExecution.sync:2", StateMachineArn=inner, Name="x", Input={}))
+    return [description["status"], json.loads(description.get("output", "{}")).get("Output")]
 
 
 def error_names() -> Any:
@@ -184,11 +188,11 @@ def error_codes() -> Any:
 
 def calls() -> Any:
     """Where a task's client goes, in a server, which has nothing between it and the network."""
-    made = state_task_service_aws_sdk.boto_client_for("us-east-1", "s3", StateCredentials(ROLE))
-    return made.meta.endpoint_url
+    s3_client = state_task_service_aws_sdk.boto_client_for("us-east-1", "s3", StateCredentials(ROLE))
+    return s3_client.meta.endpoint_url
 
 
-def somewhere(role: str, service: str, region: str) -> Any:
+def unreachable_client(role: str, service: str, region: str) -> Any:
     assert role == ROLE
     return boto3.client(service, region, endpoint_url=NOBODY)
 
@@ -238,19 +242,19 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]]
     "output": (output, lambda: None, patches.patch_execution_output),
     "error-codes": (error_codes, lambda: None, patches.patch_error_codes),
     "callback": (waited, lambda: callback(WaitingAsMotoDoes), lambda: callback(SageMakerTask)),
-    "calls": (calls, lambda: None, lambda: patches.patch_boto_clients(somewhere)),
+    "calls": (calls, lambda: None, lambda: patches.patch_boto_clients(unreachable_client)),
 }
 """What is looked at, how it is left, how it is repaired."""
 
 
-def main(case: str, repaired: str) -> None:
-    look, leave, repair = CASES[case]
-    (repair if repaired == "yes" else leave)()
+def main(case: str, is_patched: str) -> None:
+    observe, install_fault, repair = CASES[case]
+    (repair if is_patched == "yes" else install_fault)()
     if case == "calls":
-        print(json.dumps(look()), flush=True)
+        print(json.dumps(observe()), flush=True)
         return
     with mock_aws(config={"stepfunctions": {"execute_state_machine": True}}):
-        print(json.dumps(look()), flush=True)
+        print(json.dumps(observe()), flush=True)
     os._exit(0)  # what still waits in a thread is not waited for
 
 

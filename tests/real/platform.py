@@ -43,7 +43,7 @@ exec "$@"
 
 
 @dataclass(frozen=True)
-class Told:
+class ReceivedLaunch:
     argv: list[str]
     env: dict[str, str]
 
@@ -64,8 +64,8 @@ class Machine:
         ml = self.root / "opt" / "ml"
         for name in ("input/config", "input/data/train", "model", "output/data", "checkpoints"):
             (ml / name).mkdir(parents=True)
-        known = "".join(f"127.0.0.{number}\t{name}\n" for number, name in enumerate(HOSTS, 1))
-        (self.root / "hosts").write_text("127.0.0.1\tlocalhost\n" + known)
+        hosts_lines = "".join(f"127.0.0.{number}\t{name}\n" for number, name in enumerate(HOSTS, 1))
+        (self.root / "hosts").write_text("127.0.0.1\tlocalhost\n" + hosts_lines)
         self.configure("hyperparameters.json", HYPERPARAMETERS)
         channel = {
             "TrainingInputMode": "File",
@@ -103,9 +103,9 @@ class Machine:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         path.chmod(mode)
 
-    def run(self, words: Sequence[str]) -> Told:
-        """What the script was told when the container's program is ``words``."""
-        told = self.ml / "model" / "told.json"
+    def run(self, command: Sequence[str]) -> ReceivedLaunch:
+        """What the script receives when the container's program is ``command``."""
+        report = self.ml / "model" / "told.json"
         environ = {
             "PATH": f"{self.python.parent}{os.pathsep}/usr/local/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
             "HOME": "/root",
@@ -118,13 +118,13 @@ class Machine:
             "OWN": 'the job\'s own; "quoted" $HOME',
             "TOLD_TO": "/opt/ml/model/told.json",
         }
-        done = subprocess.run(
-            ["unshare", "--mount", "--uts", "sh", "-c", ON_ITS_OWN, str(self.root), *words],
+        result = subprocess.run(
+            ["unshare", "--mount", "--uts", "sh", "-c", ON_ITS_OWN, str(self.root), *command],
             env=environ,
             capture_output=True,
             text=True,
             timeout=100,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        document = json.loads(told.read_text())
-        return Told(document["argv"], document["env"])
+        assert result.returncode == 0, result.stdout + result.stderr
+        document = json.loads(report.read_text())
+        return ReceivedLaunch(document["argv"], document["env"])

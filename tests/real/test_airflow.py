@@ -32,13 +32,13 @@ SEGMENT_JOBS = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     program("airflow", "airflow")
-    made = Site(tmp_path_factory.mktemp("airflow"), by_connection=True, faults=[HOST_LOST])
+    new_site = Site(tmp_path_factory.mktemp("airflow"), by_connection=True, faults=[HOST_LOST])
     try:
-        export(made)
-        made.begin(BEGUN_AT_ONCE)
-        yield made
+        export(new_site)
+        new_site.begin(BEGUN_AT_ONCE)
+        yield new_site
     finally:
-        made.close()
+        new_site.close()
 
 
 def export(site: Site) -> None:
@@ -152,8 +152,8 @@ def test_a_retry_goes_on_with_the_run_that_failed(site: Site) -> None:
     run = run_of("retried")
     site.wait("the end", lambda: site.is_("retried", "success", "failed"))
     assert (site.task("retried")["state"], site.task("retried")["try_number"]) == ("success", 2)
-    rest = dict.fromkeys(SEGMENT_JOBS[1:], "Completed")
-    assert jobs(site, run) == {"s1-a1": "Failed", "s1-a2": "Completed", **rest}
+    completed_jobs = dict.fromkeys(SEGMENT_JOBS[1:], "Completed")
+    assert jobs(site, run) == {"s1-a1": "Failed", "s1-a2": "Completed", **completed_jobs}
     assert "planted in the first attempt" in site.log("retried", 1)
 
 
@@ -168,15 +168,15 @@ def test_a_task_marked_failed_stops_its_run(site: Site) -> None:
 
 def test_an_exported_chain_of_amazons_operators_that_loses_a_host(site: Site) -> None:
     """In its second segment: the task's next try is the next attempt, from the checkpoint that is there."""
-    done = ("success", "failed", "upstream_failed")
-    site.wait("the end", lambda: site.task("exported", "finished")["state"] in done)
+    end_states = ("success", "failed", "upstream_failed")
+    site.wait("the end", lambda: site.task("exported", "finished")["state"] in end_states)
     states = {
         name: site.task("exported", name)["state"]
         for name in ("segment_1", "more_after_1", "segment_2", "more_after_2", "segment_3", "finished")
     }
     assert states == dict.fromkeys(states, "success") | {"segment_3": "skipped"}
-    found = {name.rpartition("-s")[2]: status for name, status in jobs(site, "exported").items()}
-    assert found == {"1-a1": "Completed", "2-a1": "Failed", "2-a2": "Completed"}
+    status_by_task = {name.rpartition("-s")[2]: status for name, status in jobs(site, "exported").items()}
+    assert status_by_task == {"1-a1": "Completed", "2-a1": "Failed", "2-a2": "Completed"}
     assert site.task("exported", "segment_2")["try_number"] == 2
     assert "Pausing task as DEFERRED" in site.log("exported", task="segment_1")
     assert weights(site, site.xcom("exported", task="finished")) == TRUE_WEIGHTS
@@ -189,8 +189,8 @@ def test_an_exported_processing_job(site: Site) -> None:
     assert job["ProcessingJobStatus"] == "Completed"
     (output,) = job["ProcessingOutputConfig"]["Outputs"]
     bucket, _, prefix = output["S3Output"]["S3Uri"].removeprefix("s3://").partition("/")
-    found = client(site, "s3").get_object(Bucket=bucket, Key=f"{prefix.rstrip('/')}/a.txt")
-    assert found["Body"].read() == b"ONE"
+    response = client(site, "s3").get_object(Bucket=bucket, Key=f"{prefix.rstrip('/')}/a.txt")
+    assert response["Body"].read() == b"ONE"
     rows = client(site, "sagemaker").list_processing_jobs(NameContains="cleans-")
     assert len(rows["ProcessingJobSummaries"]) == 1
 
@@ -235,10 +235,10 @@ def test_a_scheduler_killed_with_its_workers_while_a_chain_is_deferred(site: Sit
     site.trigger("restarted")
     site.wait("a deferral", lambda: site.is_("restarted", "deferred"))
     site.kill("scheduler")
-    before = jobs(site, run)
+    jobs_before = jobs(site, run)
     site.wait("the job's end", lambda: set(jobs(site, run).values()) == {"Completed"})
     site.wait("the trigger", lambda: site.is_("restarted", "scheduled"))
-    assert list(jobs(site, run)) == list(before)
+    assert list(jobs(site, run)) == list(jobs_before)
     site.start("scheduler")
     check_undisturbed(site, "restarted")
     assert site.task("restarted")["try_number"] == 1, "nothing was lost"
@@ -265,19 +265,19 @@ def test_a_connection_that_does_not_exist(site: Site) -> None:
 
 def test_dags_test(site: Site, tmp_path: Path) -> None:
     """In one process, on a database of its own."""
-    own = {
+    own_variables = {
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db",
     }
-    site.run("airflow", "db", "migrate", **own)
-    said = site.run("airflow", "dags", "test", "whole", "2026-01-02", **own)
-    names = list(dict.fromkeys(re.findall(r"whole-train-[0-9a-f]{10}", said)))
+    site.run("airflow", "db", "migrate", **own_variables)
+    output = site.run("airflow", "dags", "test", "whole", "2026-01-02", **own_variables)
+    names = list(dict.fromkeys(re.findall(r"whole-train-[0-9a-f]{10}", output)))
     assert len(names) == 1
     assert jobs(site, names[0]) == dict.fromkeys(SEGMENT_JOBS, "Completed")
-    for told in ("algo-1| begins at step 40", f"weights {TRUE_WEIGHTS}", "segment 2: from step 10"):
-        assert told in said
-    heard = re.search(r"Returned value was: (\[[^]]*\])", said)
-    assert heard is not None, said
-    status, artifacts, *rows = ast.literal_eval(heard[1])
+    for text in ("algo-1| begins at step 40", f"weights {TRUE_WEIGHTS}", "segment 2: from step 10"):
+        assert text in output
+    returned = re.search(r"Returned value was: (\[[^]]*\])", output)
+    assert returned is not None, output
+    status, artifacts, *rows = ast.literal_eval(returned[1])
     assert (status, rows) == ("Completed", [f"{names[0]}-{job}" for job in SEGMENT_JOBS])
     assert weights(site, artifacts) == TRUE_WEIGHTS

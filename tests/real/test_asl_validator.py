@@ -26,16 +26,16 @@ def validated(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
     path = tmp_path / DEFINITION_FILE
     path.write_text(export_step_functions(PLANS[job], "train")[DEFINITION_FILE])
-    found = validated(path)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = validated(path)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("most_inline", [200, 3], ids=["inline", "distributed"])
 def test_a_machine_of_parts_is_valid(most_inline: int, tmp_path: Path) -> None:
     path = tmp_path / DEFINITION_FILE
     path.write_text(export_step_functions(PARTS, "train", max_inline_shards=most_inline)[DEFINITION_FILE])
-    found = validated(path)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = validated(path)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_the_validator_does_refuse(tmp_path: Path) -> None:

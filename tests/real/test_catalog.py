@@ -23,9 +23,9 @@ CATALOG = ROOT / "smlaunch" / "catalog"
 def test_made_anew_it_is_the_same(tmp_path: Path) -> None:
     python = program("sdk3", "python3")
     subprocess.run([python, "tools/generate_images.py", str(tmp_path)], cwd=ROOT, check=True)
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(made) == ["algorithms.json", "images.json", "registries.json"]
-    for name, text in made.items():
+    files_written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(files_written) == ["algorithms.json", "images.json", "registries.json"]
+    for name, text in files_written.items():
         assert text == (CATALOG / name).read_text(), f"{name}: run tools/generate_images.py"
 
 
@@ -44,26 +44,26 @@ print(json.dumps([_answer_query(ImageQuery(**one)) for one in json.loads(sys.arg
 """
 
 
-def told(code: str, given: Any, more: Mapping[str, str] = {}) -> list[Any]:
+def run_in_sdk3(code: str, questions: Any, variables: Mapping[str, str] = {}) -> list[Any]:
     """What a program of the environment with the extra ``sagemaker`` prints; nobody's credentials."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     environment |= {
         "PYTHONPATH": str(ROOT),
         "AWS_EC2_METADATA_DISABLED": "true",
         "HOME": "/nonexistent",
-        **more,
+        **variables,
     }
-    command = [program("sdk3", "python3"), "-c", code, json.dumps(given)]
-    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    answers: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    command = [program("sdk3", "python3"), "-c", code, json.dumps(questions)]
+    result = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    answers: list[Any] = json.loads(result.stdout.splitlines()[-1])
     return answers
 
 
 def test_what_survey_learns() -> None:
     script = {"entry": "train.py"}
     jumpstart = {"algorithm": "lightgbm", "options": {"model": "lightgbm-classification-model"}}
-    known, named, unknown, old, neuron, which, asked = told(
+    known_version, named_image, unknown_version, old_version, neuron, without_model, with_model = run_in_sdk3(
         SURVEY,
         [
             {**script, "framework_version": "2.13"},
@@ -75,17 +75,17 @@ def test_what_survey_learns() -> None:
             jumpstart,
         ],
     )
-    assert known is named is None  # there is nothing to ask
+    assert known_version is named_image is None  # there is nothing to ask
     source = "sagemaker 3.27.0 says: "
-    assert unknown == [None, source + "ValueError: Unsupported pytorch version: 9.9"]
-    assert old[1].endswith(
+    assert unknown_version == [None, source + "ValueError: Unsupported pytorch version: 9.9"]
+    assert old_version[1].endswith(
         "pytorch-training:1.2.0-cpu-py3, whose Python is older than the 3.8 that the runtime needs"
     )
     assert neuron == [None, "the sagemaker package resolves no Neuron image"]
-    assert "options.model" in which[1]
+    assert "options.model" in without_model[1]
     # It asks the region for JumpStart's table, which without credentials it cannot.
-    assert asked[0] is None
-    assert asked[1].startswith(source)
+    assert with_model[0] is None
+    assert with_model[1].startswith(source)
 
 
 def test_jumpstarts_table_is_read_where_the_region_has_it(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_jumpstarts_table_is_read_where_the_region_has_it(tmp_path: Path) -> Non
         s3.put_object(Bucket=bucket, Key="specification.json", Body=json.dumps(specification).encode())
         on = {"region": "us-east-1", "instance_type": "ml.m5.xlarge"}
         questions = [{"framework": "catboost", "model": name, **on} for name in (model, "no-such-model")]
-        there, missing = told(ANSWER, questions, info.environment())
-    assert there == {
+        known_model, unknown_model = run_in_sdk3(ANSWER, questions, info.environment())
+    assert known_model == {
         "uri": image,
         "script": f"s3://{bucket}/script.tar.gz",
         "model": f"s3://{bucket}/artifact.tar.gz",
     }
-    assert "no-such-model" in missing["problem"]
+    assert "no-such-model" in unknown_model["problem"]
 
 
 def test_the_package_says_the_same_of_what_both_know() -> None:
@@ -142,9 +142,9 @@ def test_the_package_says_the_same_of_what_both_know() -> None:
         # For Trainium the package answers any version with PyTorch 1.11.
         {"framework": "pytorch", "version": "1.12.1", **on, "instance_type": "ml.trn1.32xlarge"},
     ]
-    *known, trainium = told(ANSWER, questions)
+    *known_images, trainium = run_in_sdk3(ANSWER, questions)
     kmeans = known_algorithms()["kmeans"]
-    assert [answer.get("uri") for answer in known] == [
+    assert [answer.get("uri") for answer in known_images] == [
         training_image("pytorch", "us-east-1", "aws", "gpu", "2.14").uri,
         training_image("huggingface", "us-east-1", "aws", "gpu", "5.3.0").uri,
         training_image("smp", "us-east-1", "aws", "gpu", "2.5.1").uri,

@@ -25,7 +25,7 @@ from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
-from tests.real.containers import BASE, built, engine_or_skip, left_of
+from tests.real.containers import BASE, build_image, engine_or_skip, list_remaining
 
 SETTINGS = Settings(
     stop_grace_seconds=3, failed_peer_grace_seconds=1, checkpoint_sync_seconds=0.1, close_grace_seconds=1
@@ -50,14 +50,14 @@ def client(engine: Engine, home: Path) -> Iterator[EndpointClient]:
     (owner,) = (lock.stem for lock in StateDir(home).owners_dir.glob("*.lock"))
     yield EndpointClient(info)
     endpoint.close()
-    assert left_of(engine, owner) == []
+    assert list_remaining(engine, owner) == []
     assert list(StateDir(home).hosts_dir.iterdir()) == []
 
 
 def script_in(image: str = BASE) -> dict[str, Any]:
     """The client's usual script, run by the image's python3."""
-    words = ["python3", "-u", "/opt/ml/input/data/program/script.py"]
-    return {"AlgorithmSpecification": {**CONTAINER, "TrainingImage": image, "ContainerEntrypoint": words}}
+    command = ["python3", "-u", "/opt/ml/input/data/program/script.py"]
+    return {"AlgorithmSpecification": {**CONTAINER, "TrainingImage": image, "ContainerEntrypoint": command}}
 
 
 def channel(name: str, mode: str = "File") -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_a_custom_image_reads_resourceconfig_and_two_hosts_find_the_answer(
         client.put(f"train/{part}.csv", "".join(f"{x},{y}\n" for x, y in rows).encode())
     name = "custom"
     request = client.request(name, "", 2, HyperParameters={"lr": "0.3", "steps": "2000"})
-    request["AlgorithmSpecification"] = {**CONTAINER, "TrainingImage": built(engine, "training")}
+    request["AlgorithmSpecification"] = {**CONTAINER, "TrainingImage": build_image(engine, "training")}
     request["InputDataConfig"] = [channel("train")]
     client.sagemaker.create_training_job(**request)
     job = client.wait(name)
@@ -130,7 +130,7 @@ print(f"rank {rank} of {world} on {socket.gethostname()}: {total} {sys.version_i
 """
 
 
-def run_in_containers(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_in_containers(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`smlaunch run` in ``folder``, on an endpoint that it brings up for itself."""
     command = [
         sys.executable,
@@ -140,7 +140,7 @@ def run_in_containers(folder: Path, *words: str) -> subprocess.CompletedProcess[
         "--local",
         "--executor",
         "containers",
-        *words,
+        *arguments,
     ]
     environment = {**os.environ, "SMLAUNCH_HOME": str(folder / "home")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
@@ -149,12 +149,12 @@ def run_in_containers(folder: Path, *words: str) -> subprocess.CompletedProcess[
 def test_our_runtime_in_a_plain_python_image(engine: Engine, tmp_path: Path) -> None:
     """As a user runs it: the image has a python3 and nothing of ours; two hosts of two ranks."""
     (tmp_path / "ranks.py").write_text(RANKS)
-    words = ["--image", BASE, "--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2"]
-    done = run_in_containers(tmp_path, "ranks.py", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.partition("rank ")[2] for line in done.stdout.splitlines() if " of 4 on " in line]
+    arguments = ["--image", BASE, "--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2"]
+    result = run_in_containers(tmp_path, "ranks.py", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rank_lines = [line.partition("rank ")[2] for line in result.stdout.splitlines() if " of 4 on " in line]
     expected = [f"{rank} of 4 on algo-{1 + rank // 2}: 14 (3, 11)" for rank in range(4)]
-    assert sorted(said) == expected, done.stdout + done.stderr
+    assert sorted(rank_lines) == expected, result.stdout + result.stderr
 
 
 def test_an_image_with_its_own_program_by_the_command_line(engine: Engine, tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_an_image_with_its_own_program_by_the_command_line(engine: Engine, tmp_p
     (tmp_path / "train").mkdir()
     for part in range(2):
         (tmp_path / "train" / f"{part}.csv").write_text(f"{part},{2 * part + 1}\n")
-    words = ["--image", built(engine, "training"), "--strategy", "custom", "--hosts", "2"]
-    done = run_in_containers(tmp_path, *words, "--input", "train=train", "--hp", "steps=200", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (job,) = json.loads(done.stdout)["jobs"]
+    arguments = ["--image", build_image(engine, "training"), "--strategy", "custom", "--hosts", "2"]
+    result = run_in_containers(tmp_path, *arguments, "--input", "train=train", "--hp", "steps=200", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (job,) = json.loads(result.stdout)["jobs"]
     (owner,) = (tmp_path / "home" / "s3").glob("sagemaker-*")
     assert not [path for path in owner.rglob("*") if path.name in ("runtime.pyz", "job.json")]
     (model,) = owner.rglob("model.tar.gz")
@@ -196,13 +196,13 @@ HOSTILE = {
 
 def test_environment_and_words_arrive_exactly(client: EndpointClient) -> None:
     script = "print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-    words = ["", " ", "--flag=a b", "'\"$HOME`", "*", "#", '["json"]', "\u2603", "--", "-"]
-    algorithm = {**script_in()["AlgorithmSpecification"], "ContainerArguments": words}
+    hostile_words = ["", " ", "--flag=a b", "'\"$HOME`", "*", "#", '["json"]', "\u2603", "--", "-"]
+    algorithm = {**script_in()["AlgorithmSpecification"], "ContainerArguments": hostile_words}
     job = client.run("exact", script, AlgorithmSpecification=algorithm, Environment=HOSTILE)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     environment, arguments = json.loads(client.printed_lines("exact")["algo-1"][0])
     assert {name: environment.get(name) for name in HOSTILE} == HOSTILE
-    assert arguments == words
+    assert arguments == hostile_words
     # Nothing of this machine's: the image's own PATH and home.
     assert environment["PATH"].startswith("/usr/local/sbin:") and environment["HOME"] == "/root"
     assert not environment.keys() & {"VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONPATH", "SMLAUNCH_SHARED_PYTHON"}
@@ -212,8 +212,8 @@ def test_environment_and_words_arrive_exactly(client: EndpointClient) -> None:
 def docker(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """podman's own service speaks Docker's protocol: the docker command line is real, its daemon is not."""
     path = tmp_path / "podman.sock"
-    words = engine.words("system", "service", "--time=0", f"unix://{path}")
-    with subprocess.Popen(words) as service:
+    command = engine.words("system", "service", "--time=0", f"unix://{path}")
+    with subprocess.Popen(command) as service:
         assert eventually(path.exists)
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
         yield
@@ -337,14 +337,16 @@ open("/elsewhere/step-1", "w").write("saved")
 def test_exit_codes_and_words_of_failure(client: EndpointClient) -> None:
     code = client.run("seven", "sys.exit(7)", **script_in())
     assert code["FailureReason"] == "AlgorithmError: , exit code: 7"
-    told = client.run("told", "open('/opt/ml/output/failure', 'w').write('why'); sys.exit(3)", **script_in())
-    assert told["FailureReason"] == "AlgorithmError: why, exit code: 3"
-    for name, words, number in (
+    description = client.run(
+        "told", "open('/opt/ml/output/failure', 'w').write('why'); sys.exit(3)", **script_in()
+    )
+    assert description["FailureReason"] == "AlgorithmError: why, exit code: 3"
+    for name, command, number in (
         ("missing", ["no-such-program"], 127),
         ("unfit", ["/etc/hostname"], 126),
         ("listlike", ['["python3"]'], 127),
     ):
-        algorithm = {**CONTAINER, "ContainerEntrypoint": words}
+        algorithm = {**CONTAINER, "ContainerEntrypoint": command}
         job = client.run(name, "", AlgorithmSpecification=algorithm)
         assert job["FailureReason"].startswith(f"AlgorithmError: algo-1 exited with code {number}: ")
         assert job["FailureReason"].endswith(f"exit code: {number}"), job["FailureReason"]
@@ -363,17 +365,17 @@ def test_an_image_that_cannot_be_had(client: EndpointClient) -> None:
 
 def test_a_pull_that_fails_and_one_that_is_given_up(client: EndpointClient) -> None:
     """From registries that are there: one hangs up on everybody, one never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as rude, socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as closing, socket.create_server(("127.0.0.1", 0)) as silent:
 
         def hang_up() -> None:
             while True:
                 try:
-                    rude.accept()[0].close()
+                    closing.accept()[0].close()
                 except OSError:
                     return  # the test is over
 
         threading.Thread(target=hang_up, daemon=True).start()
-        image = f"127.0.0.1:{rude.getsockname()[1]}/some/image:1"
+        image = f"127.0.0.1:{closing.getsockname()[1]}/some/image:1"
         job = client.run("rude", "", **script_in(image))
         assert job["FailureReason"].startswith(f"ClientError: image {image} cannot be pulled: ")
         client.create("silent", "", **script_in(f"127.0.0.1:{silent.getsockname()[1]}/some/image:1"))
@@ -381,7 +383,7 @@ def test_a_pull_that_fails_and_one_that_is_given_up(client: EndpointClient) -> N
         silent.accept()  # the engine has come
         client.sagemaker.stop_training_job(TrainingJobName="silent")
         assert client.wait("silent")["TrainingJobStatus"] == "Stopped"
-        rude.shutdown(socket.SHUT_RDWR)
+        closing.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
@@ -463,7 +465,7 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
     client.create("lost", "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
     client.wait_for_line("lost", "ready", count=2)
     (owner,) = (lock.stem for lock in StateDir(tmp_path).owners_dir.glob("*.lock"))
-    assert len(left_of(engine, owner)) == 3
+    assert len(list_remaining(engine, owner)) == 3
     supervisors = processes_of(process.pid)
     process.kill()
     if supervisors_too:
@@ -472,11 +474,11 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
             os.kill(pid, signal.SIGKILL)
     process.communicate()
     if not supervisors_too:
-        assert eventually(lambda: left_of(engine, owner) == [])
+        assert eventually(lambda: list_remaining(engine, owner) == [])
     with Endpoint(tmp_path, executor="processes" if supervisors_too else "containers") as info:
         reason = EndpointClient(info).describe("lost")["FailureReason"]
     assert "ended without closing it" in reason
-    assert left_of(engine, owner) == []
+    assert list_remaining(engine, owner) == []
     assert eventually(lambda: list(StateDir(tmp_path).hosts_dir.iterdir()) == [])
 
 
@@ -495,9 +497,11 @@ def test_what_watches_over_a_container_is_killed(
     name = f"watched-{victim}"
     client.create(name, "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
     client.wait_for_line(name, "ready", count=2)
-    supervisor = next(pid for pid, words in processes_of(os.getpid()).items() if "container" in words)
+    supervisor = next(
+        pid for pid, command_line in processes_of(os.getpid()).items() if "container" in command_line
+    )
     if victim == "client":
-        (pid,) = (pid for pid, words in processes_of(supervisor).items() if "start" in words)
+        (pid,) = (pid for pid, command_line in processes_of(supervisor).items() if "start" in command_line)
     else:
         pid = supervisor
     os.kill(pid, signal.SIGKILL)
@@ -505,7 +509,7 @@ def test_what_watches_over_a_container_is_killed(
     assert job["FailureReason"].startswith("InternalServerError: ")
     assert "was killed" in job["FailureReason"]
     (owner,) = (lock.stem for lock in StateDir(home).owners_dir.glob("*.lock"))
-    assert eventually(lambda: left_of(engine, owner) == [])
+    assert eventually(lambda: list_remaining(engine, owner) == [])
 
 
 def test_a_processing_image_with_its_own_entry_point(client: EndpointClient, engine: Engine) -> None:
@@ -514,7 +518,7 @@ def test_a_processing_image_with_its_own_entry_point(client: EndpointClient, eng
     client.sagemaker.create_processing_job(
         ProcessingJobName="words",
         RoleArn=client.info.role_arn,
-        AppSpecification={"ImageUri": built(engine, "processing")},
+        AppSpecification={"ImageUri": build_image(engine, "processing")},
         ProcessingResources={
             "ClusterConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
         },
@@ -543,12 +547,12 @@ def test_a_processing_image_with_its_own_entry_point(client: EndpointClient, eng
         },
     )
 
-    def described() -> dict[str, Any]:
-        found: dict[str, Any] = client.sagemaker.describe_processing_job(ProcessingJobName="words")
-        return found
+    def describe() -> dict[str, Any]:
+        description: dict[str, Any] = client.sagemaker.describe_processing_job(ProcessingJobName="words")
+        return description
 
-    assert eventually(lambda: described()["ProcessingJobStatus"] not in ("InProgress", "Stopping"))
-    job = described()
+    assert eventually(lambda: describe()["ProcessingJobStatus"] not in ("InProgress", "Stopping"))
+    job = describe()
     assert job["ProcessingJobStatus"] == "Completed", job
     assert job["ExitMessage"] == "algo-1: 5 words\nalgo-2: 1 words\n"
     parts = {
@@ -571,10 +575,12 @@ print(f"rank {world.rank} of {world.size} on {socket.gethostname()}: {total}", f
 
 
 def test_open_mpi_over_two_hosts_without_an_sshd(engine: Engine, tmp_path: Path) -> None:
-    image = built(engine, "mpi", "--isolation=chroot", "--network=host")
+    image = build_image(engine, "mpi", "--isolation=chroot", "--network=host")
     (tmp_path / "allreduce.py").write_text(ALLREDUCE)
-    words = ["--strategy", "mpi", "--image", image, "--hosts", "2", "--processes-per-host", "2"]
-    done = run_in_containers(tmp_path, "allreduce.py", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.partition("rank ")[2] for line in done.stdout.splitlines() if " of 4 on " in line]
-    assert sorted(said) == [f"{rank} of 4 on algo-{1 + rank // 2}: 30" for rank in range(4)], done.stdout
+    arguments = ["--strategy", "mpi", "--image", image, "--hosts", "2", "--processes-per-host", "2"]
+    result = run_in_containers(tmp_path, "allreduce.py", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rank_lines = [line.partition("rank ")[2] for line in result.stdout.splitlines() if " of 4 on " in line]
+    assert sorted(rank_lines) == [f"{rank} of 4 on algo-{1 + rank // 2}: 30" for rank in range(4)], (
+        result.stdout
+    )

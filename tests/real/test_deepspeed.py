@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 
 def test_zero_2_on_two_hosts_of_two_ranks(home: Path, tmp_path: Path) -> None:
     digits = write_digits(tmp_path / "digits")
-    ran = smlaunch_of(
+    result = smlaunch_of(
         *(
             "deepspeed",
             home,
@@ -39,26 +39,38 @@ def test_zero_2_on_two_hosts_of_two_ranks(home: Path, tmp_path: Path) -> None:
         timeout=500,  # it compiles a part of itself on each host
     )
     log = smlaunch_of("deepspeed", home, "logs", "zero", "--local").text
-    assert ran.code == 0, ran.text + log
-    told = re.findall(r"rank (\d) of 4, stage 2: weights sha256 ([0-9a-f]{64})", log)
-    assert sorted(rank for rank, _ in told) == ["0", "1", "2", "3"], log
-    assert len({digest for _, digest in told}) == 1, told
+    assert result.code == 0, result.text + log
+    rank_hashes = re.findall(r"rank (\d) of 4, stage 2: weights sha256 ([0-9a-f]{64})", log)
+    assert sorted(rank for rank, _ in rank_hashes) == ["0", "1", "2", "3"], log
+    assert len({digest for _, digest in rank_hashes}) == 1, rank_hashes
 
-    alone = tmp_path / "alone"
-    words = ["--epochs", "2", "--train", digits / "train", "--test", digits / "test", "--model-dir", alone]
-    subprocess.run([sys.executable, ENTRYPOINTS / "train_ddp.py", *words], check=True)
-    wanted = torch.load(alone / "model.pt")
-    with tarfile.open(home / "s3" / ran.json()["model_artifacts"].removeprefix("s3://")) as archive:
+    one_process = tmp_path / "alone"
+    arguments = [
+        "--epochs",
+        "2",
+        "--train",
+        digits / "train",
+        "--test",
+        digits / "test",
+        "--model-dir",
+        one_process,
+    ]
+    subprocess.run([sys.executable, ENTRYPOINTS / "train_ddp.py", *arguments], check=True)
+    expected_weights = torch.load(one_process / "model.pt")
+    with tarfile.open(home / "s3" / result.json()["model_artifacts"].removeprefix("s3://")) as archive:
         archive.extractall(tmp_path / "zero", filter="data")
-    found = torch.load(tmp_path / "zero" / "model.pt")
-    assert found.keys() == wanted.keys()
-    assert max((found[name] - wanted[name]).abs().max().item() for name in wanted) <= TOLERANCE
+    weights = torch.load(tmp_path / "zero" / "model.pt")
+    assert weights.keys() == expected_weights.keys()
+    assert (
+        max((weights[name] - expected_weights[name]).abs().max().item() for name in expected_weights)
+        <= TOLERANCE
+    )
 
 
 def test_a_batch_that_its_ranks_cannot_share_is_refused_beforehand(home: Path) -> None:
-    ran = smlaunch_of(
+    result = smlaunch_of(
         *("deepspeed", home, "plan", ENTRYPOINTS / "train_deepspeed.py", "--local", "--hosts", "3"),
         *("--option", "config=deepspeed_zero2.json"),
     )
-    assert ran.code == 2, ran.text
-    assert "options.config: deepspeed_zero2.json: train_batch_size 64 is not" in ran.text
+    assert result.code == 2, result.text
+    assert "options.config: deepspeed_zero2.json: train_batch_size 64 is not" in result.text

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.real import environment_differences as explained
 from tests.real.conftest import program
 from tests.real.launchers import by_drivers, by_smlaunch, by_toolkit
-from tests.real.platform import HOSTS, Machine, Told
+from tests.real.platform import HOSTS, Machine, ReceivedLaunch
 
 pytestmark = pytest.mark.root
 
@@ -23,14 +23,14 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Three:
-    toolkit: Told
-    drivers: Told
-    ours: Told
+class ThreeLaunches:
+    toolkit: ReceivedLaunch
+    drivers: ReceivedLaunch
+    ours: ReceivedLaunch
 
 
 @pytest.fixture(scope="module", params=["plain", "torchrun"])
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Three:
+def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ThreeLaunches:
     distributed = request.param == "torchrun"
     python = Path(program("toolkit", "python3"))
     packages = next(Path(program("sdk3", "python3")).parents[1].glob("lib/python3*/site-packages"))
@@ -41,7 +41,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         hosts = HOSTS[1:] if distributed else HOSTS
         return Machine(tmp_path_factory.mktemp(name), python, hosts, "algo-2", image)
 
-    return Three(
+    return ThreeLaunches(
         by_toolkit(machine("toolkit"), distributed),
         by_drivers(machine("drivers"), distributed, packages),
         by_smlaunch(machine("smlaunch"), distributed),
@@ -63,52 +63,52 @@ def data(env: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def different(theirs: Told, ours: Told) -> set[str]:
+def changed_names(other: ReceivedLaunch, ours: ReceivedLaunch) -> set[str]:
     """What they set that we do not set to the same."""
-    own = data(ours.env)
-    return {name for name, value in data(theirs.env).items() if own.get(name, _ABSENT) != value}
+    own_values = data(ours.env)
+    return {name for name, value in data(other.env).items() if own_values.get(name, _ABSENT) != value}
 
 
-SEEN: dict[str, set[str]] = {"toolkit": set(), "drivers": set(), "ours": set()}
+OBSERVED: dict[str, set[str]] = {"toolkit": set(), "drivers": set(), "ours": set()}
 
 
-def test_nothing_differs_from_the_toolkit_but_what_is_explained(told: Three) -> None:
-    found = different(told.toolkit, told.ours)
-    SEEN["toolkit"] |= found
-    assert found - explained.TOOLKIT.keys() == set()
+def test_nothing_differs_from_the_toolkit_but_what_is_explained(launches: ThreeLaunches) -> None:
+    names = changed_names(launches.toolkit, launches.ours)
+    OBSERVED["toolkit"] |= names
+    assert names - explained.TOOLKIT.keys() == set()
 
 
-def test_nothing_differs_from_the_drivers_but_what_is_explained(told: Three) -> None:
-    found = different(told.drivers, told.ours)
-    SEEN["drivers"] |= found
-    assert found - explained.DRIVERS.keys() == set()
+def test_nothing_differs_from_the_drivers_but_what_is_explained(launches: ThreeLaunches) -> None:
+    names = changed_names(launches.drivers, launches.ours)
+    OBSERVED["drivers"] |= names
+    assert names - explained.DRIVERS.keys() == set()
 
 
-def test_nothing_is_ours_alone_but_what_is_explained(told: Three) -> None:
-    alone = told.ours.env.keys() - told.toolkit.env.keys() - told.drivers.env.keys()
-    SEEN["ours"] |= alone
-    assert alone - explained.OURS.keys() == set()
+def test_nothing_is_ours_alone_but_what_is_explained(launches: ThreeLaunches) -> None:
+    names = launches.ours.env.keys() - launches.toolkit.env.keys() - launches.drivers.env.keys()
+    OBSERVED["ours"] |= names
+    assert names - explained.OURS.keys() == set()
 
 
-def test_arguments_are_as_the_table_says(told: Three) -> None:
-    for column, launcher in enumerate((told.ours, told.toolkit, told.drivers)):
+def test_arguments_are_as_the_table_says(launches: ThreeLaunches) -> None:
+    for column, launcher in enumerate((launches.ours, launches.toolkit, launches.drivers)):
         rows = [cells[column] for cells in explained.command_words().values()]
-        for words in (shlex.split(row.strip("`")) for row in rows if row.startswith("`")):
-            at = launcher.argv.index(words[0])
-            assert launcher.argv[at : at + 2] == words
-    assert told.ours.argv[::2] == told.toolkit.argv[::2]
+        for pair in (shlex.split(row.strip("`")) for row in rows if row.startswith("`")):
+            position = launcher.argv.index(pair[0])
+            assert launcher.argv[position : position + 2] == pair
+    assert launches.ours.argv[::2] == launches.toolkit.argv[::2]
 
 
 def test_every_explanation_is_needed() -> None:
     """Runs last: both ways of launching have been seen."""
-    if not SEEN["drivers"]:
+    if not OBSERVED["drivers"]:
         pytest.skip("the launchers were not run")
     for name, table in (
         ("toolkit", explained.TOOLKIT),
         ("drivers", explained.DRIVERS),
         ("ours", explained.OURS),
     ):
-        assert table.keys() - SEEN[name] == set(), name
+        assert table.keys() - OBSERVED[name] == set(), name
 
 
 def test_the_document_says_the_same() -> None:

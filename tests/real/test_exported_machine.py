@@ -36,7 +36,7 @@ from smlaunch.runs.target import Target
 from tests.cli.conftest import COMMAND, Shell
 from tests.conftest import ROOT
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
-from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, moto_python
+from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, wait_until
 from tests.real.test_four_ways import allows
 
 pytestmark = pytest.mark.real
@@ -55,15 +55,15 @@ def user(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[StepFu
 
 
 def exported(
-    user: StepFunctions, script: Path, name: str, job: dict[str, Any] | None = None, **wishes: Any
+    user: StepFunctions, script: Path, name: str, job: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Target, str, dict[str, str]]:
     """The target, the machine's ARN once it is deployed, and the export's files."""
     limits = {"max_runtime": "10m", "segment": "60s"}
     chain = {"entry": str(script), "strategy": "custom", "limits": limits}
     target = endpoint_target(user.info)
-    prepared = prepare_export(Job.from_mapping(job or chain), target)
-    files = export_step_functions(prepared.plan, name, time_scale=target.polling.time_scale, **wishes)
-    stage(with_items_upload(prepared.plan, files), prepared.source, target, lambda _: None)
+    preparation = prepare_export(Job.from_mapping(job or chain), target)
+    files = export_step_functions(preparation.plan, name, time_scale=target.polling.time_scale, **options)
+    stage(with_items_upload(preparation.plan, files), preparation.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
     role = f"arn:aws:iam::{user.info.account}:role/{name}"
     first = deploy_state_machine(target, arn, files[DEFINITION_FILE], role)
@@ -75,8 +75,8 @@ def exported(
 def assert_allowed(log: Path, name: str, files: dict[str, str]) -> None:
     """Whatever the machine's role has called, by the policy that was written for it."""
     permissions = json.loads(files[PERMISSIONS_FILE])["Statement"]
-    own = [call for call in read_call_log(log) if f":assumed-role/{name}/" in call.caller]
-    needs = {(need.action, need.resource) for call in own for need in call.needs}
+    own_calls = [call for call in read_call_log(log) if f":assumed-role/{name}/" in call.caller]
+    needs = {(need.action, need.resource) for call in own_calls for need in call.needs}
     assert {action.partition(":")[0] for action, _ in needs} >= {"sagemaker", "iam"}
     assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
 
@@ -90,24 +90,24 @@ def weights(target: Target, uri: str) -> str:
     content = target.storage.get_bytes(bucket, key)
     assert content is not None
     with tarfile.open(fileobj=BytesIO(content)) as archive:
-        found = archive.extractfile("weights")
-        assert found is not None
-        return found.read().decode()
+        file = archive.extractfile("weights")
+        assert file is not None
+        return file.read().decode()
 
 
 def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path: Path) -> None:
     target, machine, _ = exported(user, write_script(tmp_path), "chain")
-    ended = user.ended(user.execute(machine, name="nightly"), 120)
-    assert ended["status"] == "SUCCEEDED", ended
+    execution = user.wait_for_end(user.execute(machine, name="nightly"), 120)
+    assert execution["status"] == "SUCCEEDED", execution
     assert names(target, "nightly") == [f"nightly-s{number}-a1" for number in range(1, SEGMENTS + 1)]
-    result = json.loads(ended["output"])
+    result = json.loads(execution["output"])
     assert (result["run"], result["status"], result["step"]) == ("nightly", "Completed", 50)
     assert weights(target, result["model_artifacts"]) == TRUE_WEIGHTS
-    looked_at = Run.attach("nightly", target).describe()
-    assert (looked_at.status, looked_at.exit_code, looked_at.step) == ("Completed", 0, 50)
+    outcome = Run.attach("nightly", target).describe()
+    assert (outcome.status, outcome.exit_code, outcome.step) == ("Completed", 0, 50)
     # Another execution is another run, with checkpoints of its own.
-    again = user.ended(user.execute(machine, name="nightly-2"), 120)
-    assert json.loads(again["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
+    second_execution = user.wait_for_end(user.execute(machine, name="nightly-2"), 120)
+    assert json.loads(second_execution["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
 
 
 def test_addresses_may_have_quotes_and_braces(user: StepFunctions, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_addresses_may_have_quotes_and_braces(user: StepFunctions, tmp_path: Pat
         "checkpoints": {"uri": f"s3://{user.info.bucket}/the team's {{best}}/"},
     }
     target, machine, _ = exported(user, tmp_path / "train.py", "quotes", job=job)
-    ended = user.ended(user.execute(machine, name="quoted"), 120)
-    assert ended["status"] == "SUCCEEDED", ended
-    assert weights(target, json.loads(ended["output"])["model_artifacts"]) == TRUE_WEIGHTS
-    below = "the team's {best}/quoted/"
-    assert any("/outcome-quoted-s" in stored.key for stored in target.storage.list(user.info.bucket, below))
+    execution = user.wait_for_end(user.execute(machine, name="quoted"), 120)
+    assert execution["status"] == "SUCCEEDED", execution
+    assert weights(target, json.loads(execution["output"])["model_artifacts"]) == TRUE_WEIGHTS
+    prefix = "the team's {best}/quoted/"
+    assert any("/outcome-quoted-s" in listed.key for listed in target.storage.list(user.info.bucket, prefix))
 
 
 def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Pat
             "environment": {"TEST_PAUSE": "0.05"},
         }
         target, machine, _ = exported(user, script, "shaken", job=job)
-        ended = user.ended(user.execute(machine, name="shaken"), 200)
-        assert ended["status"] == "SUCCEEDED", ended
-        made = names(target, "shaken")
-        assert sorted(made) == sorted(
+        execution = user.wait_for_end(user.execute(machine, name="shaken"), 200)
+        assert execution["status"] == "SUCCEEDED", execution
+        job_names = names(target, "shaken")
+        assert sorted(job_names) == sorted(
             [f"shaken-s{number}-a1" for number in range(1, SEGMENTS + 1)] + ["shaken-s2-a2"]
         )
-        assert weights(target, json.loads(ended["output"])["model_artifacts"]) == TRUE_WEIGHTS
+        assert weights(target, json.loads(execution["output"])["model_artifacts"]) == TRUE_WEIGHTS
 
 
 def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
@@ -160,12 +160,15 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
     target, machine, _ = exported(user, script, "failing")
     execution = user.execute(machine, name="bad")
-    ended = user.ended(execution, 120)
-    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), ended
+    description = user.wait_for_end(execution, 120)
+    assert (description["status"], description["error"]) == (
+        "FAILED",
+        ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED],
+    ), description
     assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
-    assert "AlgorithmError" in ended["cause"]
-    looked_at = Run.attach(execution, target).describe()
-    assert (looked_at.exit_code, looked_at.execution) == (EXIT_TRAINING_FAILED, execution)
+    assert "AlgorithmError" in description["cause"]
+    outcome = Run.attach(execution, target).describe()
+    assert (outcome.exit_code, outcome.execution) == (EXIT_TRAINING_FAILED, execution)
 
 
 def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, tmp_path: Path) -> None:
@@ -177,12 +180,12 @@ def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, t
     }
     target, machine, _ = exported(user, tmp_path / "train.py", "stopped", job=job)
     executions = {name: user.execute(machine, name=name) for name in ("by-job", "by-execution")}
-    assert eventually(lambda: all(names(target, name) for name in executions))
+    assert wait_until(lambda: all(names(target, name) for name in executions))
     Run.attach("by-job", target).stop()
     assert target.orchestrators.stop(executions["by-execution"])
-    ended = user.ended(executions["by-job"])
-    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_STOPPED])
-    assert user.ended(executions["by-execution"])["status"] == "ABORTED"
+    description = user.wait_for_end(executions["by-job"])
+    assert (description["status"], description["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_STOPPED])
+    assert user.wait_for_end(executions["by-execution"])["status"] == "ABORTED"
     for name in executions:
         with pytest.raises(StoppedByUser):
             Run.attach(name, target).wait()
@@ -213,13 +216,15 @@ def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
 def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctions, tmp_path: Path) -> None:
     job = in_parts(tmp_path, 2)
     target, machine, _ = exported(user, Path(job["entry"]), "parts", job=job)
-    ended = user.ended(user.execute(machine, name="fan"), 120)
-    assert ended["status"] == "SUCCEEDED", ended
-    results = json.loads(ended["output"])
-    assert [one["result"]["job"] for one in results] == ["fan-p1-s1-a1", "fan-p2-s1-a1"]
-    found = [weights(target, one["result"]["model_artifacts"]).split() for one in results]
-    assert all(found)
-    assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
+    execution = user.wait_for_end(user.execute(machine, name="fan"), 120)
+    assert execution["status"] == "SUCCEEDED", execution
+    results = json.loads(execution["output"])
+    assert [part["result"]["job"] for part in results] == ["fan-p1-s1-a1", "fan-p2-s1-a1"]
+    names_by_part = [weights(target, part["result"]["model_artifacts"]).split() for part in results]
+    assert all(names_by_part)
+    assert sorted(name for part_names in names_by_part for name in part_names) == [
+        f"{number}.txt" for number in range(6)
+    ]
 
 
 def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
@@ -233,12 +238,12 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
     )
     job = {"entry": str(script), "strategy": "processing", "limits": {"attempts": 2}}
     target, machine, files = exported(user, script, "clean", job=job)
-    ended = user.ended(user.execute(machine, name="tables"), 60)
-    assert ended["status"] == "SUCCEEDED", ended
-    told = json.loads(ended["output"])
-    bucket, _, key = told["output"].removeprefix("s3://").partition("/")
+    execution = user.wait_for_end(user.execute(machine, name="tables"), 60)
+    assert execution["status"] == "SUCCEEDED", execution
+    output = json.loads(execution["output"])
+    bucket, _, key = output["output"].removeprefix("s3://").partition("/")
     assert target.storage.get_bytes(bucket, f"{key}clean") == b"rows"
-    failed = user.ended(user.execute(machine, name="dirty"), 60)
+    failed = user.wait_for_end(user.execute(machine, name="dirty"), 60)
     assert (failed["status"], failed["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), (
         failed
     )
@@ -247,10 +252,10 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
     assert_allowed(log, "clean", files)
 
 
-def left_by(target: Target, results: str, number: int) -> dict[str, Any]:
+def read_part_result(target: Target, results: str, number: int) -> dict[str, Any]:
     bucket, _, key = results.removeprefix("s3://").partition("/")
-    told: dict[str, Any] = json.loads(target.storage.get_bytes(bucket, f"{key}{number}.json") or b"")
-    return told
+    part_result: dict[str, Any] = json.loads(target.storage.get_bytes(bucket, f"{key}{number}.json") or b"")
+    return part_result
 
 
 def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, tmp_path: Path) -> None:
@@ -258,17 +263,19 @@ def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, t
     job = in_parts(tmp_path, 3)
     target, machine, files = exported(user, Path(job["entry"]), "many", job=job, max_inline_shards=2)
     assert len(json.loads(files[ITEMS_FILE])) == 3
-    ended = user.ended(user.execute(machine, name="wide"), 120)
-    assert ended["status"] == "SUCCEEDED", ended
-    told = json.loads(ended["output"])
-    assert told["parts"] == [{"part": number, "error": ""} for number in (1, 2, 3)]
-    found = []
+    execution = user.wait_for_end(user.execute(machine, name="wide"), 120)
+    assert execution["status"] == "SUCCEEDED", execution
+    output = json.loads(execution["output"])
+    assert output["parts"] == [{"part": number, "error": ""} for number in (1, 2, 3)]
+    names_by_part = []
     for number in (1, 2, 3):
-        result = left_by(target, told["results"], number)["result"]
+        result = read_part_result(target, output["results"], number)["result"]
         assert result["job"] == f"wide-p{number}-s1-a1"
-        found.append(weights(target, result["model_artifacts"]).split())
-    assert all(found)
-    assert sorted(name for one in found for name in one) == [f"{number}.txt" for number in range(6)]
+        names_by_part.append(weights(target, result["model_artifacts"]).split())
+    assert all(names_by_part)
+    assert sorted(name for part_names in names_by_part for name in part_names) == [
+        f"{number}.txt" for number in range(6)
+    ]
     assert_allowed(log, "many", files)
 
 
@@ -284,11 +291,11 @@ def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_pat
         env={**os.environ, "SMLAUNCH_HOME": str(tmp_path / "home")},
         check=True,
     )
-    written = tmp_path / "out"
-    every = json.loads((written / DEFINITION_FILE).read_text())["States"]["Every part"]
-    at = every["ItemReader"]["Parameters"]
-    staged_list = tmp_path / "home" / "s3" / at["Bucket"] / at["Key"]
-    assert staged_list.read_text() == (written / ITEMS_FILE).read_text()
+    out = tmp_path / "out"
+    every = json.loads((out / DEFINITION_FILE).read_text())["States"]["Every part"]
+    location = every["ItemReader"]["Parameters"]
+    staged_list = tmp_path / "home" / "s3" / location["Bucket"] / location["Key"]
+    assert staged_list.read_text() == (out / ITEMS_FILE).read_text()
     assert len(json.loads(staged_list.read_text())) == 201
 
 
@@ -297,14 +304,19 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
 ) -> None:
     job = in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
     target, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, max_inline_shards=2)
-    ended = user.ended(user.execute(machine, name="torn"), 120)
-    assert (ended["status"], ended["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]), ended
-    said = re.fullmatch(r"the parts \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", ended["cause"])
-    assert said is not None, ended["cause"]
+    execution = user.wait_for_end(user.execute(machine, name="torn"), 120)
+    assert (execution["status"], execution["error"]) == (
+        "FAILED",
+        ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED],
+    ), execution
+    match = re.fullmatch(
+        r"the parts \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", execution["cause"]
+    )
+    assert match is not None, execution["cause"]
     for number in (1, 2, 3):
-        told = left_by(target, said[2], number)
-        assert ("AlgorithmError" in told.get("cause", "")) == (number == int(said[1])), told
-        assert told["execution"] == f"torn-p{number}"
+        part_result = read_part_result(target, match[2], number)
+        assert ("AlgorithmError" in part_result.get("cause", "")) == (number == int(match[1])), part_result
+        assert part_result["execution"] == f"torn-p{number}"
 
 
 @pytest.fixture
@@ -324,20 +336,20 @@ def test_the_command_deploys_a_machine_that_plain_boto3_starts(
     """Alone, and from a flow of the team's own by the Task that was written for it."""
     (shell.folder / "train.py").write_text("print('trained')\n")
     role = "arn:aws:iam::000000000000:role/machine"
-    words = ("export", "step-functions", "train.py", "--strategy", "custom", "--local", "--deploy")
-    first = shell(*words, "--machine-role", role, "--called", "nightly", "--embed", "task", "--out", "m")
+    arguments = ("export", "step-functions", "train.py", "--strategy", "custom", "--local", "--deploy")
+    first = shell(*arguments, "--machine-role", role, "--called", "nightly", "--embed", "task", "--out", "m")
     assert first.code == 0, first.err
     arn = first.out.splitlines()[-1]
     assert first.err.startswith("created") and arn.endswith(":stateMachine:nightly")
-    again = shell(*words, "--machine-role", role, "--called", "nightly", "--json")
-    assert json.loads(again.out) == {
+    second_export = shell(*arguments, "--machine-role", role, "--called", "nightly", "--json")
+    assert json.loads(second_export.out) == {
         "run": None,
         "staged": True,
         "files": [],
         "state_machine": arn,
         "change": "unchanged",
     }
-    changed = shell(*words, "--machine-role", role, "--called", "nightly", "--max-runtime", "1h")
+    changed = shell(*arguments, "--machine-role", role, "--called", "nightly", "--max-runtime", "1h")
     assert (changed.out, changed.err.split(";")[0]) == (f"{arn}\n", "updated")
 
     for line in shell("local", "env").out.splitlines():
@@ -346,34 +358,36 @@ def test_the_command_deploys_a_machine_that_plain_boto3_starts(
             monkeypatch.setenv(name, *shlex.split(value))
     states = boto3.Session().client("stepfunctions")
 
-    def ended(machine: str, run: str) -> dict[str, Any]:
+    def wait_for_end(machine: str, run: str) -> dict[str, Any]:
         execution = states.start_execution(stateMachineArn=machine, name=run)["executionArn"]
-        assert eventually(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
-        found: dict[str, Any] = states.describe_execution(executionArn=execution)
-        assert found["status"] == "SUCCEEDED", found
-        output: dict[str, Any] = json.loads(found["output"])
+        assert wait_until(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
+        description: dict[str, Any] = states.describe_execution(executionArn=execution)
+        assert description["status"] == "SUCCEEDED", description
+        output: dict[str, Any] = json.loads(description["output"])
         return output
 
-    assert ended(arn, "monday")["job"] == "monday-s1-a1"
+    assert wait_for_end(arn, "monday")["job"] == "monday-s1-a1"
     inner = json.loads((shell.folder / "m" / TASK_FILE).read_text())
     definition = json.dumps({"StartAt": "Train", "States": inner})
     outer = states.create_state_machine(name="theirs", definition=definition, roleArn=role)["stateMachineArn"]
-    assert ended(outer, "tuesday")["training"]["result"]["job"] == "tuesday-s1-a1"
+    assert wait_for_end(outer, "tuesday")["training"]["result"]["job"] == "tuesday-s1-a1"
 
-    taken = shell(*words, "--machine-role", role, "--called", "theirs")
-    assert (taken.code, taken.out) == (2, "")
-    assert "was not exported by smlaunch" in taken.err
-    kept = states.describe_state_machine(stateMachineArn=outer)["definition"]
-    assert json.loads(kept) == json.loads(definition)
+    refused_export = shell(*arguments, "--machine-role", role, "--called", "theirs")
+    assert (refused_export.code, refused_export.out) == (2, "")
+    assert "was not exported by smlaunch" in refused_export.err
+    deployed = states.describe_state_machine(stateMachineArn=outer)["definition"]
+    assert json.loads(deployed) == json.loads(definition)
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
     target, machine, files = exported(user, write_script(tmp_path), "inner", embed="task")
     task = json.loads(files[TASK_FILE])["Train"]
     assert task["Parameters"]["StateMachineArn"] == machine
-    ended = user.ended(user.execute(user.machine("outer", task), {"theirs": 1}, name="outer-1"), 120)
-    assert ended["status"] == "SUCCEEDED", ended
-    output = json.loads(ended["output"])
+    execution = user.wait_for_end(
+        user.execute(user.machine("outer", task), {"theirs": 1}, name="outer-1"), 120
+    )
+    assert execution["status"] == "SUCCEEDED", execution
+    output = json.loads(execution["output"])
     assert output["theirs"] == 1
     assert output["training"]["result"]["run"] == "outer-1"
     assert len(names(target, "outer-1")) == SEGMENTS

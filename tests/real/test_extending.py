@@ -19,9 +19,9 @@ IMAGE = "my-repository/jax:1"
 
 def block(name: str) -> str:
     """The code that follows ``name`` on the page."""
-    found = re.search(rf"`{re.escape(name)}`.*?```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found is not None, name
-    return found[1]
+    match = re.search(rf"`{re.escape(name)}`.*?```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert match is not None, name
+    return match[1]
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     target = root / "site"
     pip = [program("jax", "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--target", str(target), str(package)], check=True, timeout=120)
-    own = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return {**own, "PYTHONPATH": str(target), "SMLAUNCH_HOME": str(root / "home"), "WORK": str(root / "work")}
+    own_variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {
+        **own_variables,
+        "PYTHONPATH": str(target),
+        "SMLAUNCH_HOME": str(root / "home"),
+        "WORK": str(root / "work"),
+    }
 
 
-def smlaunch(words: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def smlaunch(arguments: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program("jax", "smlaunch"), *words],
+        [program("jax", "smlaunch"), *arguments],
         cwd=environment["WORK"],
         env=dict(environment),
         capture_output=True,
@@ -56,23 +61,23 @@ JOB = ["train_jax.py", "--strategy", "jax", "--image", IMAGE, "--local"]
 
 
 def test_it_runs_on_two_hosts_of_two_ranks(installed: Mapping[str, str]) -> None:
-    words = ["run", *JOB, "--hosts", "2", "--processes-per-host", "2", "--option", "cpu_devices=2"]
-    ran = smlaunch(words, installed)
-    assert ran.returncode == 0, ran.stderr
+    arguments = ["run", *JOB, "--hosts", "2", "--processes-per-host", "2", "--option", "cpu_devices=2"]
+    result = smlaunch(arguments, installed)
+    assert result.returncode == 0, result.stderr
     for rank in range(4):
-        assert f"rank {rank} of 4: 8 devices, sum 6" in ran.stdout
+        assert f"rank {rank} of 4: 8 devices, sum 6" in result.stdout
 
 
 def test_it_is_planned_with_its_reasons_and_checked_among_all_others(installed: Mapping[str, str]) -> None:
-    planned = smlaunch(["plan", *JOB, "--json"], installed)
-    assert planned.returncode == 0, planned.stderr
-    document = json.loads(planned.stdout)
+    result = smlaunch(["plan", *JOB, "--json"], installed)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert (document["strategy"], document["image"]) == ("jax", IMAGE)
     assert "starts every rank with jax.distributed's coordinator" in document["reasons"][0]["because"]
-    refused = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
-    assert refused.returncode == 2
-    assert "options.cpu_devices: a whole number from 1 is needed, not 0" in refused.stderr
-    assert "options.devices: jax has no such option, did you mean 'cpu_devices'?" in refused.stderr
+    refusal = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
+    assert refusal.returncode == 2
+    assert "options.cpu_devices: a whole number from 1 is needed, not 0" in refusal.stderr
+    assert "options.devices: jax has no such option, did you mean 'cpu_devices'?" in refusal.stderr
 
 
 def test_it_has_a_name_like_ours(installed: Mapping[str, str]) -> None:
@@ -80,7 +85,7 @@ def test_it_has_a_name_like_ours(installed: Mapping[str, str]) -> None:
         "jax"
         in json.loads(smlaunch(["schema"], installed).stdout)["properties"]["strategy"]["anyOf"][0]["enum"]
     )
-    refused = smlaunch(["plan", "train_jax.py", "--strategy", "jxa", "--local"], installed)
-    assert "strategy: 'jxa' is unknown, did you mean 'jax'?" in refused.stderr
+    refusal = smlaunch(["plan", "train_jax.py", "--strategy", "jxa", "--local"], installed)
+    assert "strategy: 'jxa' is unknown, did you mean 'jax'?" in refusal.stderr
     no_image = smlaunch(["plan", "train_jax.py", "--strategy", "jax", "--local"], installed)
     assert "image: jax has no image of AWS's to fall back on; name one" in no_image.stderr

@@ -39,7 +39,7 @@ from tests.real.moto_endpoint import QUICK, StepFunctions, moto_python
 RUN = "chain"
 TASKS = ("s1-a1", "s2-a1", "s2-a2", "s3-a1", "s4-a1", "s5-a1")
 NAMES = [f"{RUN}-{task}" for task in TASKS]
-LOST, INTERRUPTED = 1, 3
+LOST_INDEX, INTERRUPTED_INDEX = 1, 3
 """Of TASKS."""
 THROTTLED = 5
 """The first create of s4-a1, counted from 1."""
@@ -71,15 +71,15 @@ with DAG("four_ways", schedule=None, start_date=datetime(2026, 1, 1)):
 """
 
 
-class Made(NamedTuple):
+class CreatedJob(NamedTuple):
     """A job as the endpoint tells of it."""
 
     name: str
     tags: Mapping[str, str]
-    described: Mapping[str, Any]
+    description: Mapping[str, Any]
 
 
-class Ground:
+class FaultyEndpoint:
     """A background endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
 
     def __init__(self, folder: Path, python: str) -> None:
@@ -87,7 +87,7 @@ class Ground:
         self.log = folder / "calls.jsonl"
         self.job = folder / "written" / "job.yaml"
         self.job.parent.mkdir()
-        by_number = SCRIPT.replace("step - begun < PER_SEGMENT", "step < PER_SEGMENT * segment.segment")
+        by_number = SCRIPT.replace("step - first_step < PER_SEGMENT", "step < PER_SEGMENT * segment.segment")
         assert by_number != SCRIPT, "wherever a segment was broken off, it ends at its own step"
         self.job.with_name("train.py").write_text(by_number)
         self.job.write_text(json.dumps(JOB))
@@ -96,31 +96,33 @@ class Ground:
         plain = {
             name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SMLAUNCH_"))
         }
-        words = ["-m", "tests.local.endpoint_process", str(self.home), "plain", "background"]
-        done = subprocess.run(
-            [python, *words, json.dumps({**SETTINGS, "call_log": str(self.log)})],
+        arguments = ["-m", "tests.local.endpoint_process", str(self.home), "plain", "background"]
+        result = subprocess.run(
+            [python, *arguments, json.dumps({**SETTINGS, "call_log": str(self.log)})],
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**plain, "PYTHONPATH": str(ROOT), "SMLAUNCH_FAULTS": str(faults)},
             check=True,
         )
-        self.info = EndpointInfo.from_json(done.stdout)
+        self.info = EndpointInfo.from_json(result.stdout)
         self.user = StepFunctions(self.info)
 
-    def jobs(self) -> list[Made]:
+    def jobs(self) -> list[CreatedJob]:
         """All that were ever made, the oldest first."""
         sagemaker = self.user.sagemaker
         rows = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending", MaxResults=100)
-        made = []
+        created = []
         for row in rows["TrainingJobSummaries"]:
             tags = sagemaker.list_tags(ResourceArn=row["TrainingJobArn"])["Tags"]
-            named = {tag["Key"]: tag["Value"] for tag in tags}
-            made.append(Made(row["TrainingJobName"], named, self.user.describe(row["TrainingJobName"])))
-        return made
+            tag_values = {tag["Key"]: tag["Value"] for tag in tags}
+            created.append(
+                CreatedJob(row["TrainingJobName"], tag_values, self.user.describe(row["TrainingJobName"]))
+            )
+        return created
 
-    def model(self, job: Made) -> str:
+    def model(self, job: CreatedJob) -> str:
         """The SHA-256 of the weights that it left."""
-        uri = job.described["ModelArtifacts"]["S3ModelArtifacts"]
+        uri = job.description["ModelArtifacts"]["S3ModelArtifacts"]
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         content = self.user.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -132,59 +134,63 @@ class Ground:
         """What each CreateTrainingJob was refused with, if it was."""
         return [call.error for call in read_call_log(self.log) if call.operation == "CreateTrainingJob"]
 
-    def check(self) -> list[Made]:
+    def check(self) -> list[CreatedJob]:
         """The jobs, of which everything but their names was looked at."""
         jobs = self.jobs()
         assert [int(job.tags[TAG_SEGMENT]) for job in jobs] == [int(task[1]) for task in TASKS]
         assert len({job.tags[TAG_RUN] for job in jobs}) == 1
-        statuses = [job.described["TrainingJobStatus"] for job in jobs]
-        assert statuses == ["Failed" if index == LOST else "Completed" for index in range(len(TASKS))]
-        assert jobs[LOST].described["FailureReason"].startswith("InternalServerError")
-        transitions = [{row["Status"] for row in job.described["SecondaryStatusTransitions"]} for job in jobs]
-        broken_off = [index for index, seen in enumerate(transitions) if "Interrupted" in seen]
-        assert broken_off == [INTERRUPTED]
+        statuses = [job.description["TrainingJobStatus"] for job in jobs]
+        assert statuses == ["Failed" if index == LOST_INDEX else "Completed" for index in range(len(TASKS))]
+        assert jobs[LOST_INDEX].description["FailureReason"].startswith("InternalServerError")
+        transitions = [
+            {row["Status"] for row in job.description["SecondaryStatusTransitions"]} for job in jobs
+        ]
+        broken_off = [
+            index for index, statuses_seen in enumerate(transitions) if "Interrupted" in statuses_seen
+        ]
+        assert broken_off == [INTERRUPTED_INDEX]
         assert self.model(jobs[-1]) == MODEL
         return jobs
 
 
 @contextmanager
-def ground(folder: Path, python: str = sys.executable) -> Iterator[Ground]:
+def faulty_endpoint(folder: Path, python: str = sys.executable) -> Iterator[FaultyEndpoint]:
     """``smlaunch`` goes there meanwhile."""
-    made = Ground(folder, python)
+    new_endpoint = FaultyEndpoint(folder, python)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SMLAUNCH_HOME", str(made.home))
+        patch.setenv("SMLAUNCH_HOME", str(new_endpoint.home))
         for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
             patch.delenv(name, raising=False)
         try:
-            yield made
+            yield new_endpoint
         finally:
             assert smlaunch("local", "stop").code == 0
 
 
-def exported(made: Ground, kind: str, *words: str) -> Mapping[str, str]:
+def exported(endpoint: FaultyEndpoint, kind: str, *options: str) -> Mapping[str, str]:
     """The files of an export, by their names."""
-    folder = made.home.parent / kind
-    done = smlaunch("export", kind, made.job, "--local", "--out", folder, *words)
-    assert done.code == 0, done.text
+    folder = endpoint.home.parent / kind
+    result = smlaunch("export", kind, endpoint.job, "--local", "--out", folder, *options)
+    assert result.code == 0, result.text
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def names(jobs: list[Made]) -> list[str]:
+def names(jobs: list[CreatedJob]) -> list[str]:
     return [job.name for job in jobs]
 
 
 def test_inline(tmp_path: Path) -> None:
-    with ground(tmp_path) as made:
-        done = smlaunch("run", made.job, "--local", "--name", RUN)
-        assert done.code == 0, done.text
-        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
+    with faulty_endpoint(tmp_path) as endpoint:
+        result = smlaunch("run", endpoint.job, "--local", "--name", RUN)
+        assert result.code == 0, result.text
+        assert (names(endpoint.check()), endpoint.creates()) == (NAMES, CREATES)
 
 
 class Machine(NamedTuple):
     """What came of the exported state machine."""
 
     files: Mapping[str, str]
-    jobs: list[Made]
+    jobs: list[CreatedJob]
     creates: list[str]
     result: Mapping[str, Any]
     calls: list[LoggedCall]
@@ -193,14 +199,18 @@ class Machine(NamedTuple):
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    with ground(tmp_path_factory.mktemp("machine"), moto_python()) as made:
-        role = f"arn:aws:iam::{made.info.account}:role/machine"
-        files = exported(made, "step-functions", "--called", "trainer", "--deploy", "--machine-role", role)
-        arn = f"arn:aws:states:{made.info.region}:{made.info.account}:stateMachine:trainer"
-        ended = made.user.ended(made.user.execute(arn, name=RUN), 120)
-        assert ended["status"] == "SUCCEEDED", ended
-        calls = [call for call in read_call_log(made.log) if call.via == "states"]
-        return Machine(files, made.check(), made.creates(), json.loads(ended["output"]), calls, role)
+    with faulty_endpoint(tmp_path_factory.mktemp("machine"), moto_python()) as endpoint:
+        role = f"arn:aws:iam::{endpoint.info.account}:role/machine"
+        files = exported(
+            endpoint, "step-functions", "--called", "trainer", "--deploy", "--machine-role", role
+        )
+        arn = f"arn:aws:states:{endpoint.info.region}:{endpoint.info.account}:stateMachine:trainer"
+        description = endpoint.user.wait_for_end(endpoint.user.execute(arn, name=RUN), 120)
+        assert description["status"] == "SUCCEEDED", description
+        calls = [call for call in read_call_log(endpoint.log) if call.via == "states"]
+        return Machine(
+            files, endpoint.check(), endpoint.creates(), json.loads(description["output"]), calls, role
+        )
 
 
 def test_the_exported_state_machine(machine: Machine) -> None:
@@ -212,42 +222,47 @@ def test_the_exported_state_machine(machine: Machine) -> None:
 def test_its_policies_allow_what_its_run_called_and_nothing_without_a_reason(machine: Machine) -> None:
     permissions = json.loads(machine.files[PERMISSIONS_FILE])["Statement"]
     assumed = [call for call in machine.calls if call.operation == "AssumeRole"]
-    own = [call for call in machine.calls if call.operation != "AssumeRole"]
-    (trusted,) = json.loads(machine.files[TRUST_FILE])["Statement"]
-    assert (trusted["Action"], trusted["Principal"]) == (
+    own_calls = [call for call in machine.calls if call.operation != "AssumeRole"]
+    (statement,) = json.loads(machine.files[TRUST_FILE])["Statement"]
+    assert (statement["Action"], statement["Principal"]) == (
         ["sts:AssumeRole"],
         {"Service": "states.amazonaws.com"},
     )
     assert {need.resource for call in assumed for need in call.needs} == {machine.role}
-    assert own and all(":assumed-role/machine/" in call.caller for call in own), "none went around its role"
-    needs = {(need.action, need.resource) for call in own for need in call.needs}
+    assert own_calls and all(":assumed-role/machine/" in call.caller for call in own_calls), (
+        "none went around its role"
+    )
+    needs = {(need.action, need.resource) for call in own_calls for need in call.needs}
     assert [need for need in sorted(needs) if not allows(permissions, *need)] == []
-    called = {call.needs[0].action for call in own}
-    unused = {action for one in permissions for action in one["Action"]} - called
+    called = {call.needs[0].action for call in own_calls}
+    unused = {action for permission in permissions for action in permission["Action"]} - called
     assert unused - RARE_ACTIONS.keys() == set(), "allowed, never called, and without a reason"
     assert called & RARE_ACTIONS.keys() == {"sagemaker:ListTags"}, "a job failed"
 
 
 def allows(statements: list[dict[str, Any]], action: str, resource: str) -> bool:
     return any(
-        action in one["Action"] and any(fnmatchcase(resource, pattern) for pattern in one["Resource"])
-        for one in statements
+        action in statement["Action"]
+        and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
+        for statement in statements
     )
 
 
 def test_the_exported_pipeline(tmp_path: Path) -> None:
-    with ground(tmp_path) as made:
-        definition = exported(made, "pipeline")[PIPELINE]
-        sagemaker = made.user.sagemaker
-        sagemaker.create_pipeline(PipelineName=RUN, PipelineDefinition=definition, RoleArn=made.info.role_arn)
+    with faulty_endpoint(tmp_path) as endpoint:
+        definition = exported(endpoint, "pipeline")[PIPELINE]
+        sagemaker = endpoint.user.sagemaker
+        sagemaker.create_pipeline(
+            PipelineName=RUN, PipelineDefinition=definition, RoleArn=endpoint.info.role_arn
+        )
         execution = sagemaker.start_pipeline_execution(PipelineName=RUN)["PipelineExecutionArn"]
-        ended = {"PipelineExecutionStatus": "Executing"}
+        description = {"PipelineExecutionStatus": "Executing"}
         deadline = time.monotonic() + 120
-        while ended["PipelineExecutionStatus"] == "Executing" and time.monotonic() < deadline:
+        while description["PipelineExecutionStatus"] == "Executing" and time.monotonic() < deadline:
             time.sleep(0.2)
-            ended = sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)
-        assert ended["PipelineExecutionStatus"] == "Succeeded", ended
-        jobs = made.check()
+            description = sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)
+        assert description["PipelineExecutionStatus"] == "Succeeded", description
+        jobs = endpoint.check()
         assert {job.tags[TAG_RUN] for job in jobs} == {execution.rpartition("/")[2]}
         # A step that is retried sends the same request: both its jobs are attempt 1 by their tags.
         assert {job.tags[TAG_ATTEMPT] for job in jobs} == {"1"}
@@ -258,31 +273,31 @@ def test_the_exported_pipeline(tmp_path: Path) -> None:
 
 
 @contextmanager
-def airflow(folder: Path, **more: Any) -> Iterator[tuple[Ground, Site]]:
-    """A real one beside the ground, with one DAG; ``more`` are words of its operator."""
+def airflow(folder: Path, **options: Any) -> Iterator[tuple[FaultyEndpoint, Site]]:
+    """Airflow with one DAG, on a faulty endpoint; ``options`` are arguments of its operator."""
     program("airflow", "airflow")
-    with ground(folder) as made:
+    with faulty_endpoint(folder) as endpoint:
         site = Site(folder)
         try:
             (folder / "dags" / "airflow_dags.py").unlink()
-            words = {"run": RUN, "job": str(made.job), **more}
-            (folder / "dags" / "four_ways.py").write_text(DAG.format(words=words))
-            yield made, site
+            arguments = {"run": RUN, "job": str(endpoint.job), **options}
+            (folder / "dags" / "four_ways.py").write_text(DAG.format(words=arguments))
+            yield endpoint, site
         finally:
             site.close()
 
 
 def test_airflow_in_one_process(tmp_path: Path) -> None:
-    with airflow(tmp_path) as (made, site):
+    with airflow(tmp_path) as (endpoint, site):
         site.run("airflow", "dags", "test", "four_ways", "2026-01-02")
-        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
+        assert (names(endpoint.check()), endpoint.creates()) == (NAMES, CREATES)
 
 
 def test_airflows_scheduler_and_triggerer(tmp_path: Path) -> None:
-    with airflow(tmp_path, deferrable=True) as (made, site):
+    with airflow(tmp_path, deferrable=True) as (endpoint, site):
         site.start("triggerer", "--skip-serve-logs")
         site.begin(["four_ways"])
         # After each job a worker begins anew.
         site.wait("the end", lambda: site.is_("four_ways", "success", "failed"), patience=240)
         assert site.task("four_ways")["state"] == "success", site.log("four_ways")
-        assert (names(made.check()), made.creates()) == (NAMES, CREATES)
+        assert (names(endpoint.check()), endpoint.creates()) == (NAMES, CREATES)

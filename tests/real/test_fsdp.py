@@ -26,26 +26,43 @@ def test_two_hosts_of_two_ranks_learn_what_one_process_learns(home: Path, tmp_pa
     subprocess.run([sys.executable, ENTRYPOINTS / "prepare_digits.py", "--out", digits], check=True)
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
     shape = ("--hosts", "2", "--processes-per-host", "2", "--hp", f"epochs={EPOCHS}")
-    ran = smlaunch("run", ENTRYPOINTS / "train_fsdp.py", *inputs, *shape, "--local", "--name", "fsdp")
-    assert ran.code == 0, ran.text
+    result = smlaunch("run", ENTRYPOINTS / "train_fsdp.py", *inputs, *shape, "--local", "--name", "fsdp")
+    assert result.code == 0, result.text
 
-    told = re.findall(r"rank (\d) kept (\d+) of (\d+) weights; weights sha256 ([0-9a-f]{64})", ran.text)
-    assert sorted(rank for rank, *_ in told) == ["0", "1", "2", "3"], ran.text
-    assert len({digest for *_, digest in told}) == 1, told
-    assert {whole for _, _, whole, _ in told} == {str(sum(int(kept) for _, kept, _, _ in told))}
+    shard_lines = re.findall(
+        r"rank (\d) kept (\d+) of (\d+) weights; weights sha256 ([0-9a-f]{64})", result.text
+    )
+    assert sorted(rank for rank, *_ in shard_lines) == ["0", "1", "2", "3"], result.text
+    assert len({digest for *_, digest in shard_lines}) == 1, shard_lines
+    assert {total for _, _, total, _ in shard_lines} == {
+        str(sum(int(shard_size) for _, shard_size, _, _ in shard_lines))
+    }
 
-    alone = tmp_path / "alone"
-    words = ["--epochs", EPOCHS, "--train", digits / "train", "--test", digits / "test", "--model-dir", alone]
-    subprocess.run([sys.executable, ENTRYPOINTS / "train_ddp.py", *words], check=True)
-    wanted = torch.load(alone / "model.pt")
-    shown = smlaunch("show", "fsdp", "--local", "--json").json()
-    with tarfile.open(home / "s3" / shown["model_artifacts"].removeprefix("s3://")) as archive:
+    one_process = tmp_path / "alone"
+    arguments = [
+        "--epochs",
+        EPOCHS,
+        "--train",
+        digits / "train",
+        "--test",
+        digits / "test",
+        "--model-dir",
+        one_process,
+    ]
+    subprocess.run([sys.executable, ENTRYPOINTS / "train_ddp.py", *arguments], check=True)
+    expected_weights = torch.load(one_process / "model.pt")
+    details = smlaunch("show", "fsdp", "--local", "--json").json()
+    with tarfile.open(home / "s3" / details["model_artifacts"].removeprefix("s3://")) as archive:
         archive.extractall(tmp_path / "sharded", filter="data")
-    found = torch.load(tmp_path / "sharded" / "model.pt")
-    assert found.keys() == wanted.keys()
-    worst = max((found[name] - wanted[name]).abs().max().item() for name in wanted)
-    moved = max((wanted[name] - start).abs().max().item() for name, start in beginning().items())
-    assert worst <= TOLERANCE < moved / 100
+    weights = torch.load(tmp_path / "sharded" / "model.pt")
+    assert weights.keys() == expected_weights.keys()
+    largest_difference = max(
+        (weights[name] - expected_weights[name]).abs().max().item() for name in expected_weights
+    )
+    largest_change = max(
+        (expected_weights[name] - start).abs().max().item() for name, start in beginning().items()
+    )
+    assert largest_difference <= TOLERANCE < largest_change / 100
 
 
 def beginning() -> dict[str, torch.Tensor]:

@@ -16,17 +16,17 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("script", ["train_hf.py", "train_accelerate.py"])
 def test_two_hosts_train_what_one_host_of_two_ranks_trains(home: Path, script: str) -> None:
-    told = []
+    results = []
     for hosts, per_host in (("2", "1"), ("1", "2")):
-        ran = smlaunch_of(
+        result = smlaunch_of(
             *("trainers", home, "run", ENTRYPOINTS / script, "--local"),
             *("--hosts", hosts, "--processes-per-host", per_host),
             # Else the number of threads would follow from the ranks of a host, and with it the last bit.
             *("--env", "OMP_NUM_THREADS=1", "--hp", "samples=256", "--hp", "epochs=1"),
         )
-        assert ran.code == 0, ran.text
-        assert "huggingface starts every rank" in ran.err, ran.text
-        losses = re.findall(r"evaluated 1.0 (\S+)", ran.text)
-        told.append((weights_hash(ran.text), losses))
-    assert told[0] == told[1]
-    assert len(told[0][1]) == (1 if script == "train_hf.py" else 0)
+        assert result.code == 0, result.text
+        assert "huggingface starts every rank" in result.err, result.text
+        losses = re.findall(r"evaluated 1.0 (\S+)", result.text)
+        results.append((weights_hash(result.text), losses))
+    assert results[0] == results[1]
+    assert len(results[0][1]) == (1 if script == "train_hf.py" else 0)

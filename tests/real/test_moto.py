@@ -16,19 +16,21 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.local.call_log import IamPermission, read_call_log
-from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, processes_of_moto
+from tests.real.moto_endpoint import StepFunctions, endpoint, processes_of_moto, wait_until
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StepFunctions, Path]]:
+def moto_and_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StepFunctions, Path]]:
     home = tmp_path_factory.mktemp("moto") / "home"
     calls = home.parent / "calls.jsonl"
     with endpoint(home, {"call_log": str(calls)}) as info:
         yield StepFunctions(info), calls
 
 
-def test_a_service_of_moto_s_has_our_account_and_the_signed_region(place: tuple[StepFunctions, Path]) -> None:
-    user, calls = place
+def test_a_service_of_moto_s_has_our_account_and_the_signed_region(
+    moto_and_calls: tuple[StepFunctions, Path],
+) -> None:
+    user, calls = moto_and_calls
     secrets = user.client("secretsmanager")
     arn = secrets.create_secret(Name="token", SecretString="abc")["ARN"]
     assert arn.startswith(f"arn:aws:secretsmanager:us-east-1:{user.info.account}:secret:token-")
@@ -49,19 +51,19 @@ def _elsewhere(user: StepFunctions, service: str, secret: str | None = None) -> 
     )
 
 
-def test_the_region_is_the_signed_one(place: tuple[StepFunctions, Path]) -> None:
-    arn = _elsewhere(place[0], "secretsmanager").create_secret(Name="there", SecretString="x")["ARN"]
+def test_the_region_is_the_signed_one(moto_and_calls: tuple[StepFunctions, Path]) -> None:
+    arn = _elsewhere(moto_and_calls[0], "secretsmanager").create_secret(Name="there", SecretString="x")["ARN"]
     assert ":eu-west-1:" in arn
 
 
-def test_a_wrong_key_is_refused_as_everywhere(place: tuple[StepFunctions, Path]) -> None:
-    with pytest.raises(ClientError) as raised:
-        _elsewhere(place[0], "secretsmanager", "wrong").list_secrets()
-    assert raised.value.response["Error"]["Code"] == "InvalidSignatureException"
+def test_a_wrong_key_is_refused_as_everywhere(moto_and_calls: tuple[StepFunctions, Path]) -> None:
+    with pytest.raises(ClientError) as error:
+        _elsewhere(moto_and_calls[0], "secretsmanager", "wrong").list_secrets()
+    assert error.value.response["Error"]["Code"] == "InvalidSignatureException"
 
 
 @pytest.mark.parametrize(
-    ("service", "operation", "arguments", "said"),
+    ("service", "operation", "arguments", "message"),
     [
         ("braket", "get_job", {"jobArn": "x"}, "has the service 'braket'"),
         ("xray", "get_groups", {}, "needs aws_xray_sdk"),
@@ -69,17 +71,21 @@ def test_a_wrong_key_is_refused_as_everywhere(place: tuple[StepFunctions, Path])
     ],
 )
 def test_what_moto_does_not_have_is_said(
-    place: tuple[StepFunctions, Path], service: str, operation: str, arguments: dict[str, str], said: str
+    moto_and_calls: tuple[StepFunctions, Path],
+    service: str,
+    operation: str,
+    arguments: dict[str, str],
+    message: str,
 ) -> None:
-    with pytest.raises(ClientError, match=said) as raised:
-        getattr(place[0].client(service), operation)(**arguments)
-    assert raised.value.response["Error"]["Code"] == "UnknownOperationException"
+    with pytest.raises(ClientError, match=message) as error:
+        getattr(moto_and_calls[0].client(service), operation)(**arguments)
+    assert error.value.response["Error"]["Code"] == "UnknownOperationException"
 
 
 @pytest.mark.parametrize("path", ["/moto-api/data.json", "/moto-api/reset", "/latest/meta-data/"])
-def test_moto_s_own_doors_are_closed(place: tuple[StepFunctions, Path], path: str) -> None:
+def test_moto_s_own_doors_are_closed(moto_and_calls: tuple[StepFunctions, Path], path: str) -> None:
     """Without a signature, and with one."""
-    user, _ = place
+    user, _ = moto_and_calls
     with pytest.raises(urllib.error.HTTPError) as plain:
         urllib.request.urlopen(user.info.url + path)
     assert plain.value.code == 403
@@ -100,7 +106,7 @@ def test_moto_is_loaded_when_it_is_needed_and_ends_with_a_killed_endpoint(tmp_pa
         user.client("secretsmanager").list_secrets()
         (process,) = processes_of_moto(info.pid)
         os.kill(info.pid, signal.SIGKILL)
-        assert eventually(lambda: not Path(f"/proc/{process}").exists())
+        assert wait_until(lambda: not Path(f"/proc/{process}").exists())
 
 
 def test_moto_s_process_is_started_again_when_it_died(tmp_path: Path) -> None:
@@ -111,6 +117,6 @@ def test_moto_s_process_is_started_again_when_it_died(tmp_path: Path) -> None:
         secrets.create_secret(Name="token", SecretString="abc")
         (process,) = processes_of_moto(info.pid)
         os.kill(process, signal.SIGKILL)
-        assert eventually(lambda: processes_of_moto(info.pid) == [])
+        assert wait_until(lambda: processes_of_moto(info.pid) == [])
         assert secrets.list_secrets()["SecretList"] == []
         assert len(processes_of_moto(info.pid)) == 1

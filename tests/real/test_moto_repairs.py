@@ -12,16 +12,16 @@ from tests.conftest import ROOT
 from tests.real.moto_endpoint import moto_python
 
 
-def look(case: str, repaired: bool) -> Any:
+def run_case(case: str, is_patched: bool) -> Any:
     """In a process of its own: moto hooks itself into botocore, and repairs are for a whole process."""
-    words = [moto_python(), "-m", "tests.real.moto_repairs", case, "yes" if repaired else "no"]
+    command = [moto_python(), "-m", "tests.real.moto_repairs", case, "yes" if is_patched else "no"]
     variables = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    done = subprocess.run(words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=150, check=True)
-    return json.loads(done.stdout)
+    result = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=150, check=True)
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(
-    ("case", "fault", "repaired"),
+    ("case", "fault", "patched_value"),
     [
         ("index", {}, {"one": 1, "all": [1]}),
         ("escapes", "it\\\\", "it's {say \"{}\"} \\ a'b{"),
@@ -38,6 +38,6 @@ def look(case: str, repaired: bool) -> Any:
         ("calls", "http://localhost:5000", "http://127.0.0.1:9"),
     ],
 )
-def test_a_fault_is_there_and_repaired(case: str, fault: Any, repaired: Any) -> None:
-    assert look(case, False) == fault
-    assert look(case, True) == repaired
+def test_a_fault_is_there_and_repaired(case: str, fault: Any, patched_value: Any) -> None:
+    assert run_case(case, False) == fault
+    assert run_case(case, True) == patched_value

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from smlaunch.local.call_log import IamPermission, read_call_log
 from tests.conftest import ROOT
 from tests.local.client import PRELUDE
-from tests.real.moto_endpoint import StepFunctions, endpoint, eventually, moto_python, task
+from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, task, wait_until
 
 SYNC = "sagemaker:createTrainingJob.sync"
 DISTRIBUTED = {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
@@ -45,40 +45,40 @@ def test_a_completed_job_gives_its_description(user: StepFunctions, folder: Path
     request = user.request("completed", "print('loss=0.25')\n")
     request["AlgorithmSpecification"]["MetricDefinitions"] = metric
     low = {"Variable": "$.FinalMetricDataList[0].Value", "NumericLessThan": 0.5, "Next": "Low"}
-    ran = user.run_machine(
+    result = user.run_machine(
         "completes",
         task(SYNC, request, Next="Decide"),
         Decide={"Type": "Choice", "Choices": [low], "Default": "High"},
         Low={"Type": "Pass", "End": True},
         High={"Type": "Fail", "Error": "High"},
     )
-    assert ran["status"] == "SUCCEEDED", ran
-    output = json.loads(ran["output"])
-    described = user.describe("completed")
-    assert output["TrainingJobArn"] == described["TrainingJobArn"]
-    assert output["ModelArtifacts"] == described["ModelArtifacts"]
-    assert output["CreationTime"] == int(described["CreationTime"].timestamp() * 1000)
+    assert result["status"] == "SUCCEEDED", result
+    output = json.loads(result["output"])
+    description = user.describe("completed")
+    assert output["TrainingJobArn"] == description["TrainingJobArn"]
+    assert output["ModelArtifacts"] == description["ModelArtifacts"]
+    assert output["CreationTime"] == int(description["CreationTime"].timestamp() * 1000)
     created = [
         call for call in read_call_log(folder / "calls.jsonl") if call.operation == "CreateTrainingJob"
     ]
     assert [call.via for call in created] == ["states"]
     assert created[0].caller == f"arn:aws:sts::{user.info.account}:assumed-role/machine/StepFunctions"
     assert created[0].needs == (
-        IamPermission("sagemaker:CreateTrainingJob", described["TrainingJobArn"]),
+        IamPermission("sagemaker:CreateTrainingJob", description["TrainingJobArn"]),
         IamPermission("iam:PassRole", user.info.role_arn),
     )
 
 
 def test_without_sync_the_state_ends_when_the_job_is_made(user: StepFunctions) -> None:
-    ran = user.run_machine("made", task("sagemaker:createTrainingJob", user.request("made", SLOW)))
-    assert list(json.loads(ran["output"])) == ["TrainingJobArn"]
+    result = user.run_machine("made", task("sagemaker:createTrainingJob", user.request("made", SLOW)))
+    assert list(json.loads(result["output"])) == ["TrainingJobArn"]
     assert user.describe("made")["TrainingJobStatus"] == "InProgress"
     user.sagemaker.stop_training_job(TrainingJobName="made")
 
 
 def test_a_failed_job_is_caught_with_its_description_in_cause(user: StepFunctions) -> None:
     caught = [{"ErrorEquals": ["States.TaskFailed"], "ResultPath": "$.error", "Next": "Read"}]
-    ran = user.run_machine(
+    result = user.run_machine(
         "fails",
         task(SYNC, user.request("fails", "sys.exit(3)\n"), Catch=caught),
         Read={
@@ -87,7 +87,7 @@ def test_a_failed_job_is_caught_with_its_description_in_cause(user: StepFunction
             "End": True,
         },
     )
-    output = json.loads(ran["output"])
+    output = json.loads(result["output"])
     assert output["error"] == "States.TaskFailed"
     assert output["job"]["TrainingJobStatus"] == "Failed"
     assert output["job"]["FailureReason"] == user.describe("fails")["FailureReason"]
@@ -97,25 +97,25 @@ def test_a_stopped_job_fails_its_state_too(user: StepFunctions) -> None:
     execution = user.execute(user.machine("stopped", task(SYNC, user.request("stopped", SLOW))))
     user.wait_for_line("stopped", "ready")
     user.sagemaker.stop_training_job(TrainingJobName="stopped")
-    ran = user.ended(execution)
-    assert (ran["status"], ran["error"]) == ("FAILED", "States.TaskFailed")
-    assert json.loads(ran["cause"])["TrainingJobStatus"] == "Stopped"
+    result = user.wait_for_end(execution)
+    assert (result["status"], result["error"]) == ("FAILED", "States.TaskFailed")
+    assert json.loads(result["cause"])["TrainingJobStatus"] == "Stopped"
 
 
 def test_stopping_an_execution_stops_its_job(user: StepFunctions) -> None:
     execution = user.execute(user.machine("aborted", task(SYNC, user.request("aborted", SLOW))))
     user.wait_for_line("aborted", "ready")
     answer = user.states.stop_execution(executionArn=execution, error="Enough", cause="seen it")
-    ran = user.states.describe_execution(executionArn=execution)
-    assert (ran["status"], ran["error"], ran["cause"]) == ("ABORTED", "Enough", "seen it")
-    assert ran["stopDate"] >= answer["stopDate"]
+    result = user.states.describe_execution(executionArn=execution)
+    assert (result["status"], result["error"], result["cause"]) == ("ABORTED", "Enough", "seen it")
+    assert result["stopDate"] >= answer["stopDate"]
     assert user.wait("aborted")["TrainingJobStatus"] == "Stopped"
 
 
 def test_a_state_that_times_out_stops_its_job(user: StepFunctions) -> None:
     first = task(SYNC, user.request("timed-out", SLOW), TimeoutSeconds=2)
-    ran = user.run_machine("timed-out", first)
-    assert (ran["status"], ran["error"]) == ("FAILED", "States.Timeout")
+    result = user.run_machine("timed-out", first)
+    assert (result["status"], result["error"]) == ("FAILED", "States.Timeout")
     assert user.wait("timed-out")["TrainingJobStatus"] == "Stopped"
 
 
@@ -123,8 +123,8 @@ def test_a_failing_branch_stops_the_jobs_of_the_others(user: StepFunctions) -> N
     fails = task(SYNC, user.request("branch-fails", "sys.exit(1)\n"))
     waits = task(SYNC, user.request("branch-waits", SLOW))
     branches = [{"StartAt": "Job", "States": {"Job": state}} for state in (fails, waits)]
-    ran = user.run_machine("branches", {"Type": "Parallel", "Branches": branches, "End": True})
-    assert ran["status"] == "FAILED"
+    result = user.run_machine("branches", {"Type": "Parallel", "Branches": branches, "End": True})
+    assert result["status"] == "FAILED"
     assert user.wait("branch-waits")["TrainingJobStatus"] == "Stopped"
 
 
@@ -134,8 +134,8 @@ def test_a_name_that_is_taken_is_an_error_by_its_name(user: StepFunctions) -> No
     machine = user.machine(
         "takes", task(SYNC, request, Catch=caught), Taken={"Type": "Pass", "Result": "taken", "End": True}
     )
-    assert json.loads(user.ended(user.execute(machine))["output"])["TrainingJobName"] == "taken"
-    assert json.loads(user.ended(user.execute(machine))["output"]) == "taken"
+    assert json.loads(user.wait_for_end(user.execute(machine))["output"])["TrainingJobName"] == "taken"
+    assert json.loads(user.wait_for_end(user.execute(machine))["output"]) == "taken"
 
 
 def test_throttling_is_retried_by_the_name_that_was_chosen(user: StepFunctions, folder: Path) -> None:
@@ -156,9 +156,13 @@ def test_throttling_is_retried_by_the_name_that_was_chosen(user: StepFunctions, 
             "ClusterConfig": {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 1}
         },
     }
-    again = [{"ErrorEquals": ["SageMaker.ThrottlingException"], "IntervalSeconds": 60, "MaxAttempts": 2}]
-    ran = user.run_machine("throttled", task("sagemaker:createProcessingJob.sync", request, Retry=again))
-    assert json.loads(ran["output"])["ProcessingJobStatus"] == "Completed", ran
+    retry_rules = [
+        {"ErrorEquals": ["SageMaker.ThrottlingException"], "IntervalSeconds": 60, "MaxAttempts": 2}
+    ]
+    result = user.run_machine(
+        "throttled", task("sagemaker:createProcessingJob.sync", request, Retry=retry_rules)
+    )
+    assert json.loads(result["output"])["ProcessingJobStatus"] == "Completed", result
     calls = [
         call for call in read_call_log(folder / "calls.jsonl") if call.operation == "CreateProcessingJob"
     ]
@@ -166,57 +170,57 @@ def test_throttling_is_retried_by_the_name_that_was_chosen(user: StepFunctions, 
 
 
 @pytest.mark.parametrize(
-    ("resource", "said"),
+    ("resource", "message"),
     [
         ("sagemaker:createEndpoint", "sagemaker:createTrainingJob"),
         ("sagemaker:createTrainingJob.waitForTaskToken", "sagemaker:createTrainingJob"),
     ],
 )
 def test_an_integration_that_is_not_here_is_refused_at_once(
-    user: StepFunctions, resource: str, said: str
+    user: StepFunctions, resource: str, message: str
 ) -> None:
-    with pytest.raises(user.states.exceptions.InvalidDefinition, match=said):
+    with pytest.raises(user.states.exceptions.InvalidDefinition, match=message):
         user.machine("refused", task(resource, {}))
 
 
 def test_what_the_interpreter_does_not_have_is_refused_with_its_place(user: StepFunctions) -> None:
-    with pytest.raises(user.states.exceptions.InvalidDefinition) as raised:
+    with pytest.raises(user.states.exceptions.InvalidDefinition) as error:
         user.machine("variables", {"Type": "Pass", "Assign": {"x": 1}, "Result": {"Assign": 1}, "End": True})
-    assert str(raised.value).endswith("so not $.States.First.Assign'")
+    assert str(error.value).endswith("so not $.States.First.Assign'")
     with pytest.raises(user.states.exceptions.InvalidDefinition, match="QueryLanguage"):
         user.machine("jsonata", {"Type": "Pass", "QueryLanguage": "JSONata", "End": True})
     inner = {"StartAt": "ResultWriter", "States": {"ResultWriter": {"Type": "Pass", "End": True}}}
     writer = {"Resource": "arn:aws:states:::s3:putObject", "Parameters": {"Bucket": "tests", "Prefix": "x"}}
     each = {"Type": "Map", "ItemProcessor": {**inner, "ProcessorConfig": DISTRIBUTED}, "End": True}
-    with pytest.raises(user.states.exceptions.InvalidDefinition) as raised:
+    with pytest.raises(user.states.exceptions.InvalidDefinition) as error:
         user.machine("writer", {**each, "ResultWriter": writer})
-    assert str(raised.value).endswith("so not $.States.First.ResultWriter'")
+    assert str(error.value).endswith("so not $.States.First.ResultWriter'")
 
 
 def test_members_that_the_api_does_not_have_are_refused_and_not_dropped(user: StepFunctions) -> None:
     request = {**user.request("members", ""), "TrainingJobname": "x", "HyperParameters": {"lr": 1}}
-    ran = user.run_machine("members", task(SYNC, request))
-    assert ran["status"] == "FAILED"
-    assert "TrainingJobname" in ran["cause"]
-    assert "HyperParameters.lr" in ran["cause"]
+    result = user.run_machine("members", task(SYNC, request))
+    assert result["status"] == "FAILED"
+    assert "TrainingJobname" in result["cause"]
+    assert "HyperParameters.lr" in result["cause"]
     with pytest.raises(ClientError):
         user.describe("members")
 
 
 def test_objects_are_read_and_written_in_the_endpoint_s_own_store(user: StepFunctions) -> None:
-    place = {"Bucket": "tests", "Key": "outcome.json"}
+    location = {"Bucket": "tests", "Key": "outcome.json"}
     missing = [{"ErrorEquals": ["S3.NoSuchKeyException"], "ResultPath": "$.error", "Next": "Write"}]
     text = {"body.$": "States.StringToJson($.Body)"}
-    ran = user.run_machine(
+    result = user.run_machine(
         "objects",
-        task("aws-sdk:s3:getObject", place, Catch=missing, ResultSelector=text, Next="List"),
-        Write=task("aws-sdk:s3:putObject", {**place, "Body": {"step": 7}}, Next="First"),
+        task("aws-sdk:s3:getObject", location, Catch=missing, ResultSelector=text, Next="List"),
+        Write=task("aws-sdk:s3:putObject", {**location, "Body": {"step": 7}}, Next="First"),
         List=task(
             "aws-sdk:s3:listObjectsV2", {"Bucket": "tests", "Prefix": "outcome"}, ResultPath="$.l", Next="Out"
         ),
-        Out=task("aws-sdk:s3:deleteObject", place, ResultPath=None),
+        Out=task("aws-sdk:s3:deleteObject", location, ResultPath=None),
     )
-    output = json.loads(ran["output"])
+    output = json.loads(result["output"])
     assert output["body"] == {"step": 7}
     assert [entry["Key"] for entry in output["l"]["Contents"]] == ["outcome.json"]
     assert user.keys("outcome") == []
@@ -224,12 +228,12 @@ def test_objects_are_read_and_written_in_the_endpoint_s_own_store(user: StepFunc
 
 def test_jobs_are_described_by_the_plain_api(user: StepFunctions) -> None:
     user.run("plain", "print('x')\n")
-    ran = user.run_machine(
+    result = user.run_machine(
         "plain",
         task("aws-sdk:sagemaker:describeTrainingJob", {"TrainingJobName.$": "$.job"}),
         {"job": "plain"},
     )
-    assert json.loads(ran["output"])["SecondaryStatus"] == "Completed"
+    assert json.loads(result["output"])["SecondaryStatus"] == "Completed"
 
 
 def test_a_map_of_nested_machines_runs_a_job_for_each(user: StepFunctions) -> None:
@@ -249,8 +253,8 @@ def test_a_map_of_nested_machines_runs_a_job_for_each(user: StepFunctions) -> No
     )
     items = {"StartAt": "Run", "States": {"Run": nested}}
     first = {"Type": "Map", "ItemsPath": "$.words", "MaxConcurrency": 2, "ItemProcessor": items, "End": True}
-    ran = user.run_machine("maps", first, {"words": ["a", "b", "c"]})
-    assert json.loads(ran["output"]) == ["mapped-a", "mapped-b", "mapped-c"], ran
+    result = user.run_machine("maps", first, {"words": ["a", "b", "c"]})
+    assert json.loads(result["output"]) == ["mapped-a", "mapped-b", "mapped-c"], result
     assert user.printed_lines("mapped-b") == {"algo-1": ["b"]}
 
 
@@ -273,8 +277,8 @@ def test_a_distributed_map_runs_a_job_for_each_entry_of_a_list_in_s3(user: StepF
         "MaxConcurrency": 2,
         "End": True,
     }
-    ran = user.run_machine("listed", first)
-    assert json.loads(ran["output"]) == [{"status": "Completed"}] * 2, ran
+    result = user.run_machine("listed", first)
+    assert json.loads(result["output"]) == [{"status": "Completed"}] * 2, result
     assert user.describe("listed-2")["TrainingJobStatus"] == "Completed"
 
 
@@ -303,10 +307,10 @@ def test_a_distributed_map_fails_where_more_items_fail_than_it_tolerates(
     }
     first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": processor, "End": True, **tolerated}
     name = "tolerates" + "".join(f"-{limit}" for limit in tolerated.values()).replace(".", "-")
-    ran = user.run_machine(name, first, {"l": [1, 2, 3]})
-    assert ran["status"] == status, ran
+    result = user.run_machine(name, first, {"l": [1, 2, 3]})
+    assert result["status"] == status, result
     if status == "FAILED":
-        assert ran["error"] == "States.ExceedToleratedFailureThreshold"
+        assert result["error"] == "States.ExceedToleratedFailureThreshold"
 
 
 def test_an_execution_that_is_stopped_in_a_map_is_aborted(user: StepFunctions) -> None:
@@ -319,10 +323,10 @@ def test_an_execution_that_is_stopped_in_a_map_is_aborted(user: StepFunctions) -
         page = user.states.get_execution_history(executionArn=execution, maxResults=1000)
         return [event["type"] for event in page["events"]]
 
-    assert eventually(lambda: events().count("WaitStateEntered") == 2)
+    assert wait_until(lambda: events().count("WaitStateEntered") == 2)
     user.states.stop_execution(executionArn=execution)
     ends = {"ExecutionAborted", "ExecutionFailed"}
-    assert eventually(lambda: events().count("MapIterationAborted") == 2 and not ends.isdisjoint(events()))
+    assert wait_until(lambda: events().count("MapIterationAborted") == 2 and not ends.isdisjoint(events()))
     assert ends.intersection(events()) == {"ExecutionAborted"}
     assert user.states.describe_execution(executionArn=execution)["status"] == "ABORTED"
 
@@ -336,8 +340,8 @@ def test_a_nested_execution_is_stopped_with_its_parent(user: StepFunctions) -> N
     user.wait_for_line("nested", "ready")
     user.states.stop_execution(executionArn=execution)
     assert user.wait("nested")["TrainingJobStatus"] == "Stopped"
-    (stopped,) = user.states.list_executions(stateMachineArn=inner)["executions"]
-    assert stopped["status"] == "ABORTED"
+    (nested,) = user.states.list_executions(stateMachineArn=inner)["executions"]
+    assert nested["status"] == "ABORTED"
 
 
 def test_another_account_s_role_is_not_assumed(user: StepFunctions) -> None:
@@ -345,12 +349,12 @@ def test_another_account_s_role_is_not_assumed(user: StepFunctions) -> None:
         "StartAt": "First",
         "States": {"First": task("aws-sdk:s3:listObjectsV2", {"Bucket": "tests"})},
     }
-    made = user.states.create_state_machine(
+    response = user.states.create_state_machine(
         name="foreign", definition=json.dumps(definition), roleArn="arn:aws:iam::123456789012:role/other"
     )
-    ran = user.ended(user.execute(made["stateMachineArn"]))
-    assert ran["status"] == "FAILED"
-    assert "not authorized to perform: sts:AssumeRole" in ran["cause"]
+    result = user.wait_for_end(user.execute(response["stateMachineArn"]))
+    assert result["status"] == "FAILED"
+    assert "not authorized to perform: sts:AssumeRole" in result["cause"]
 
 
 BOTO3_ONLY = """
@@ -398,8 +402,8 @@ def test_a_program_with_boto3_alone_uses_a_standing_endpoint_unmodified(tmp_path
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     bare.update(SMLAUNCH_HOME=str(tmp_path / "home"), PYTHONPATH=str(ROOT))
 
-    def smlaunch(*words: str) -> str:
-        command = [moto_python(), "-c", "from smlaunch.cli.main import main; main()", *words]
+    def smlaunch(*arguments: str) -> str:
+        command = [moto_python(), "-c", "from smlaunch.cli.main import main; main()", *arguments]
         return subprocess.run(command, env=bare, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     smlaunch("local", "start")
@@ -412,15 +416,15 @@ def test_a_program_with_boto3_alone_uses_a_standing_endpoint_unmodified(tmp_path
         """)
         role = "arn:aws:iam::000000000000:role/anything"
         words = ["bash", "-c", shell, moto_python(), BOTO3_ONLY, role, script]
-        done = subprocess.run(words, env=bare, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-        ran = json.loads(done.stdout)
-        assert ran["status"] == "SUCCEEDED", ran
-        output = json.loads(ran["output"])
+        result = subprocess.run(words, env=bare, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+        execution = json.loads(result.stdout)
+        assert execution["status"] == "SUCCEEDED", execution
+        output = json.loads(execution["output"])
         assert (output["TrainingJobName"], output["TrainingJobStatus"]) == (
             "trained-by-a-machine",
             "Completed",
         )
-        assert ran["types"][2:5] == ["TaskScheduled", "TaskStarted", "TaskSubmitted"]
+        assert execution["types"][2:5] == ["TaskScheduled", "TaskStarted", "TaskSubmitted"]
         model = output["ModelArtifacts"]["S3ModelArtifacts"].removeprefix("s3://")
         assert (tmp_path / "home" / "s3" / model).stat().st_size > 0
     finally:

@@ -18,28 +18,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import HERE, REAL, Client, Place, program, start_endpoint, stop_endpoint
+from tests.real.conftest import HERE, REAL, Client, RunningEndpoint, program, start_endpoint, stop_endpoint
 
 pytestmark = [pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def mpi_place() -> Iterator[Place]:
+def mpi_endpoint() -> Iterator[RunningEndpoint]:
     if not (REAL / "sshd" / "usr/sbin/sshd").exists():
         pytest.skip("no sshd was to be had: make test-real")
     programs = Path(program("toolkit", "python")).parent
     # Not below /tmp, which hosts have of their own.
     folder = Path(tempfile.mkdtemp(prefix="smlaunch-mpi-", dir="/var/tmp"))
-    words = ("unshare", "--mount", "--propagation", "private", "sh", str(HERE / "mpi_image.sh"))
-    place = start_endpoint(folder, {}, before=(*words, str(folder), str(REAL / "sshd"), str(programs)))
-    yield place
-    stop_endpoint(place)
+    command = ("unshare", "--mount", "--propagation", "private", "sh", str(HERE / "mpi_image.sh"))
+    endpoint = start_endpoint(
+        folder, {}, prefix_command=(*command, str(folder), str(REAL / "sshd"), str(programs))
+    )
+    yield endpoint
+    stop_endpoint(endpoint)
     shutil.rmtree(folder)
 
 
-def test_mpi_driver(mpi_place: Place, tmp_path: Path) -> None:
+def test_mpi_driver(mpi_endpoint: RunningEndpoint, tmp_path: Path) -> None:
     machine = Path("/etc/environment")
-    before = machine.read_bytes() if machine.exists() else None
+    content_before = machine.read_bytes() if machine.exists() else None
 
     def start(name: str, end: str, options: list[str]) -> Client:
         job = {
@@ -51,20 +53,20 @@ def test_mpi_driver(mpi_place: Place, tmp_path: Path) -> None:
             "options": {"mpi_additional_options": options},
         }
         (tmp_path / name).mkdir()
-        return Client(mpi_place, "sdk3", "sdk3.py", job, tmp_path / name)
+        return Client(mpi_endpoint, "sdk3", "sdk3.py", job, tmp_path / name)
 
     # One after the other: every job's sshd takes port 22.
-    ended = start("mpi-plain", "well", []).ended()
-    assert ended.status == ("Completed", "Completed"), ended.text
-    assert ended.raised is None, ended.text
+    result = start("mpi-plain", "well", []).wait_for_end()
+    assert result.status == ("Completed", "Completed"), result.text
+    assert result.client_error is None, result.text
     for rank in (0, 1):
-        assert ended.saw(f"rank {rank} of 2 on algo-1: the sum is 3") == 1, ended.text
+        assert result.saw(f"rank {rank} of 2 on algo-1: the sum is 3") == 1, result.text
 
-    ended = start("mpi-map", "raise", ["--map-by", "node"]).ended()
+    result = start("mpi-map", "raise", ["--map-by", "node"]).wait_for_end()
     for rank, host in enumerate(("algo-1", "algo-2")):
-        assert ended.saw(f"rank {rank} of 2 on {host}: the sum is 3") == 1, ended.text
-    assert ended.status == ("Failed", "Failed"), ended.text
-    assert ended.reason.startswith("AlgorithmError: "), ended.reason
-    assert ended.saw("planted on") >= 1, ended.text
+        assert result.saw(f"rank {rank} of 2 on {host}: the sum is 3") == 1, result.text
+    assert result.status == ("Failed", "Failed"), result.text
+    assert result.reason.startswith("AlgorithmError: "), result.reason
+    assert result.saw("planted on") >= 1, result.text
 
-    assert (machine.read_bytes() if machine.exists() else None) == before
+    assert (machine.read_bytes() if machine.exists() else None) == content_before

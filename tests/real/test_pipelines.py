@@ -57,27 +57,29 @@ def test_its_pipeline_runs_as_it_writes_it(tmp_path: Path) -> None:
             "HOME": str(tmp_path),
         }
         client = [python, str(HERE / "clients" / "sdk2_pipeline.py"), str(tmp_path / "job.json")]
-        done = subprocess.run(client, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
-    assert lines, done.stdout + done.stderr
+        result_of_client = subprocess.run(
+            client, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+    lines = [line for line in result_of_client.stdout.splitlines() if line.startswith("result ")]
+    assert lines, result_of_client.stdout + result_of_client.stderr
     result = json.loads(lines[0].removeprefix("result "))
     assert result["definition"]["Version"] == "2020-12-01"
     assert result["description"] == "and again"
     good, bad = result["good"], result["bad"]
-    assert (good["status"], good["raised"]) == ("Succeeded", None), done.stderr
-    steps = named(good)
+    assert (good["status"], good["raised"]) == ("Succeeded", None), result_of_client.stderr
+    steps = parameter_values(good)
     assert list(steps) == ["Good", "Train", "Prepare"], "the newest first"
     assert steps["Good"]["Metadata"] == {"Condition": {"Outcome": "True"}}
     assert bad["status"] == "Failed" and "WaiterError" in bad["raised"]
-    steps = named(bad)
+    steps = parameter_values(bad)
     assert steps["Prepare"]["CacheHitResult"] == {"SourcePipelineExecutionArn": good["arn"]}
     assert steps["Bad"]["FailureReason"] == "in a bad mood"
-    assert {one["Name"]: one["Value"] for one in bad["parameters"]} == {
+    assert {parameter["Name"]: parameter["Value"] for parameter in bad["parameters"]} == {
         "Least": "0.75",
         "Hosts": "1",
         "Mood": "bad",
     }
 
 
-def named(execution: dict[str, Any]) -> dict[str, Any]:
+def parameter_values(execution: dict[str, Any]) -> dict[str, Any]:
     return {step["StepName"]: step for step in execution["steps"]}

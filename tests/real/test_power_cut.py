@@ -28,7 +28,7 @@ for name, text in (("part", "parameters"), ("COMMIT", "all")):
 with open(f"{ROOT}/model/weights", "w") as file:
     file.write("weights")
 """
-ANYTHING = b"of which only the name is known beforehand"
+UNKNOWN_CONTENT = b"of which only the name is known beforehand"
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path)
     truth: dict[str, bytes] = {}
     jobs: dict[str, str] = {}
 
-    def answered() -> None:
+    def record_answered_state() -> None:
         truths.append((dict(truth), dict(jobs)))
 
     with traced(home, tmp_path) as client:
@@ -67,45 +67,45 @@ def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path)
         def put(key: str, body: bytes) -> None:
             s3.put_object(Bucket="tests", Key=key, Body=body)
             truth[key] = body
-            answered()
+            record_answered_state()
 
         put("a", b"one")
         put("deep/er/still/b", b"two" * 1000)
         put("a", b"another one")  # over it
         put("../odd", b"in the side folder")
         upload = s3.create_multipart_upload(Bucket="tests", Key="c")["UploadId"]
-        answered()
+        record_answered_state()
         part = s3.upload_part(Bucket="tests", Key="c", UploadId=upload, PartNumber=1, Body=b"three" * 999)
-        answered()
+        record_answered_state()
         chosen = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         s3.complete_multipart_upload(Bucket="tests", Key="c", UploadId=upload, MultipartUpload=chosen)
         truth["c"] = b"three" * 999
-        answered()
+        record_answered_state()
         s3.copy_object(Bucket="tests", Key="new/d", CopySource={"Bucket": "tests", "Key": "c"})
         truth["new/d"] = truth["c"]
-        answered()
+        record_answered_state()
         s3.delete_object(Bucket="tests", Key="a")
         del truth["a"]
-        answered()
+        record_answered_state()
         put("a/b", b"where a was")
         s3.delete_objects(Bucket="tests", Delete={"Objects": [{"Key": "a/b"}, {"Key": "../odd"}]})
         del truth["a/b"], truth["../odd"]
-        answered()
+        record_answered_state()
         request = client.request("job", SCRIPT, CheckpointConfig={"S3Uri": "s3://tests/checkpoints"})
         truth["code/job/script.py"] = s3.get_object(Bucket="tests", Key="code/job/script.py")["Body"].read()
-        answered()  # the put
-        answered()  # the get
+        record_answered_state()  # the put
+        record_answered_state()  # the get
         client.sagemaker.create_training_job(**request)
         jobs["job"] = "InProgress"
-        answered()
+        record_answered_state()
         while client.describe("job")["TrainingJobStatus"] == "InProgress":
-            answered()
+            record_answered_state()
             time.sleep(0.2)
         jobs["job"] = "Completed"
         truth["checkpoints/step-1/part"] = b"parameters"
         truth["checkpoints/step-1/COMMIT"] = b"all"
-        truth["out/job/output/model.tar.gz"] = ANYTHING
-        answered()
+        truth["out/job/output/model.tar.gz"] = UNKNOWN_CONTENT
+        record_answered_state()
 
     disk = Disk(home)
     number = -1
@@ -116,37 +116,39 @@ def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path)
         number += 1
         if number == len(truths):
             break
-        left = tmp_path / f"left-{number}"
-        disk.kept(left, all_names=all_names)
-        check(left, *truths[number])
+        surviving = tmp_path / f"left-{number}"
+        disk.write_surviving_files(surviving, all_names=all_names)
+        check(surviving, *truths[number])
     assert number == len(truths) - 1
 
 
 def check(home: Path, truth: dict[str, bytes], jobs: dict[str, str]) -> None:
     store = ObjectStore(home / "s3")
-    found = {}
+    contents = {}
     for info in store.list("tests"):
         _, file = store.open("tests", info.key)
         with file:
-            found[info.key] = file.read()
+            contents[info.key] = file.read()
     store.close()
     for key, body in truth.items():  # one that was being written may be there too
-        assert found.get(key) is not None and body in (found[key], ANYTHING), key
-    known = JobStore(home / "jobs.sqlite")
+        assert contents.get(key) is not None and body in (contents[key], UNKNOWN_CONTENT), key
+    jobs_store = JobStore(home / "jobs.sqlite")
     for name, status in jobs.items():
-        record = known.get("training-job", "us-east-1", name)
+        record = jobs_store.get("training-job", "us-east-1", name)
         assert record is not None, name
         assert status == "InProgress" or record.state.status == status, record.state
-    known.close()
+    jobs_store.close()
 
 
 def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with traced(home, tmp_path) as client:
         client.s3.put_object(Bucket="tests", Key="new/folder/key", Body=b"body")
-    seen = list(calls(tmp_path))
+    traced_calls = list(calls(tmp_path))
     bucket = f"{home}/s3/tests"
-    (rename,) = (call for call in seen if call.name == "rename" and call.other == f"{bucket}/new/folder/key")
+    (rename,) = (
+        call for call in traced_calls if call.name == "rename" and call.other == f"{bucket}/new/folder/key"
+    )
 
     def synced(path: str) -> Callable[[Call], bool]:
         return lambda call: call.name in ("fsync", "fdatasync") and call.path == path
@@ -159,11 +161,13 @@ def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
         lambda call: call.name in ("fsync", "fdatasync") and call.path.endswith("index.sqlite-wal"),
         is_answer,
     ]
-    at = 0
+    position = 0
     for number, step in enumerate(steps):
-        at = next((i for i in range(at, len(seen)) if step(seen[i])), -1)
-        assert at >= 0, f"step {number} does not follow"
-    between = seen[seen.index(rename) : at]
-    committed = max(i for i, call in enumerate(between) if synced(f"{home}/s3/_store/index.sqlite-wal")(call))
+        position = next((i for i in range(position, len(traced_calls)) if step(traced_calls[i])), -1)
+        assert position >= 0, f"step {number} does not follow"
+    calls_between = traced_calls[traced_calls.index(rename) : position]
+    committed = max(
+        i for i, call in enumerate(calls_between) if synced(f"{home}/s3/_store/index.sqlite-wal")(call)
+    )
     for folder in (f"{bucket}/new/folder", f"{bucket}/new", bucket):
-        assert any(synced(folder)(call) for call in between[:committed]), folder
+        assert any(synced(folder)(call) for call in calls_between[:committed]), folder

@@ -9,76 +9,78 @@ from typing import Any
 
 import pytest
 
-from tests.real.conftest import HERE, IMAGE, Place, program
+from tests.real.conftest import HERE, IMAGE, RunningEndpoint, program
 
 
-def processed(place: Place, folder: Path, version: int, *arguments: str) -> tuple[dict[str, Any], str, str]:
+def run_processor(
+    endpoint: RunningEndpoint, folder: Path, version: int, *arguments: str
+) -> tuple[dict[str, Any], str, str]:
     """What the job is described as, what the client raised, and all it printed."""
     name = f"sdk{version}-processing-{arguments[0]}"
-    s3 = place.client("s3")
+    s3 = endpoint.client("s3")
     for number in range(5):
-        s3.put_object(Bucket=place.bucket, Key=f"{name}/data/{number}", Body=b"x")
+        s3.put_object(Bucket=endpoint.bucket, Key=f"{name}/data/{number}", Body=b"x")
     job = {
         "version": version,
         "name": name,
-        "bucket": place.bucket,
-        "role": place.role,
+        "bucket": endpoint.bucket,
+        "role": endpoint.role,
         "image": IMAGE,
         "code": str(HERE / "jobs" / "processing" / "clean.py"),
-        "data": f"s3://{place.bucket}/{name}/data/",
-        "out": f"s3://{place.bucket}/{name}/out",
+        "data": f"s3://{endpoint.bucket}/{name}/data/",
+        "out": f"s3://{endpoint.bucket}/{name}/out",
         "arguments": list(arguments),
     }
     (folder / "job.json").write_text(json.dumps(job))
     command = [program(f"sdk{version}", "python"), str(HERE / "clients" / "processing.py"), "job.json"]
-    done = subprocess.run(
-        command, env=dict(place.variables), cwd=folder, capture_output=True, text=True, timeout=200
+    result_of_client = subprocess.run(
+        command, env=dict(endpoint.variables), cwd=folder, capture_output=True, text=True, timeout=200
     )
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text
-    result = json.loads(done.stdout.split("result ")[-1].splitlines()[0])
-    sagemaker = place.client("sagemaker")
+    text = result_of_client.stdout + result_of_client.stderr
+    assert result_of_client.returncode == 0, text
+    result = json.loads(result_of_client.stdout.split("result ")[-1].splitlines()[0])
+    sagemaker = endpoint.client("sagemaker")
     (row,) = sagemaker.list_processing_jobs(NameContains=name)["ProcessingJobSummaries"]
-    described = sagemaker.describe_processing_job(ProcessingJobName=row["ProcessingJobName"])
-    return described, str(result["raised"] or ""), text
+    description = sagemaker.describe_processing_job(ProcessingJobName=row["ProcessingJobName"])
+    return description, str(result["raised"] or ""), text
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_script_processor_to_completed(place: Place, tmp_path: Path, version: int) -> None:
-    job, raised, text = processed(place, tmp_path, version, "well", "a b")
-    assert not raised, text
+def test_a_script_processor_to_completed(endpoint: RunningEndpoint, tmp_path: Path, version: int) -> None:
+    job, client_error, text = run_processor(endpoint, tmp_path, version, "well", "a b")
+    assert not client_error, text
     assert job["ProcessingJobStatus"] == "Completed"
     assert sorted(job["ExitMessage"].split(";")) == ["", "2 files", "3 files"]
     assert "algo-1 cleans" in text, "the client follows the log"
-    listing = place.client("s3").list_objects_v2(
-        Bucket=place.bucket, Prefix=f"sdk{version}-processing-well/out/"
+    listing = endpoint.client("s3").list_objects_v2(
+        Bucket=endpoint.bucket, Prefix=f"sdk{version}-processing-well/out/"
     )
     assert [entry["Key"].rpartition("/")[2] for entry in listing["Contents"]] == list("01234")
 
 
-def test_a_script_processor_to_failed(place: Place, tmp_path: Path) -> None:
-    job, raised, text = processed(place, tmp_path, 2, "fail")
+def test_a_script_processor_to_failed(endpoint: RunningEndpoint, tmp_path: Path) -> None:
+    job, client_error, text = run_processor(endpoint, tmp_path, 2, "fail")
     assert job["ProcessingJobStatus"] == "Failed"
     assert job["FailureReason"].endswith("exit code: 3")
-    assert raised, text
+    assert client_error, text
 
 
-def test_the_aws_cli_creates_waits_and_lists(place: Place, tmp_path: Path) -> None:
-    place.client("s3").put_object(
-        Bucket=place.bucket,
+def test_the_aws_cli_creates_waits_and_lists(endpoint: RunningEndpoint, tmp_path: Path) -> None:
+    endpoint.client("s3").put_object(
+        Bucket=endpoint.bucket,
         Key="cli-processing/main.py",
         Body=(HERE / "jobs" / "processing" / "clean.py").read_bytes(),
     )
     source = {
-        "S3Uri": f"s3://{place.bucket}/cli-processing/main.py",
+        "S3Uri": f"s3://{endpoint.bucket}/cli-processing/main.py",
         "LocalPath": "/opt/ml/processing/input/data",
         "S3DataType": "S3Prefix",
         "S3InputMode": "File",
     }
-    kept = {"S3Uri": f"s3://{place.bucket}/cli-processing/out", "S3UploadMode": "Continuous"}
+    output = {"S3Uri": f"s3://{endpoint.bucket}/cli-processing/out", "S3UploadMode": "Continuous"}
     request = {
         "ProcessingJobName": "cli-processing",
-        "RoleArn": place.role,
+        "RoleArn": endpoint.role,
         "AppSpecification": {
             "ImageUri": IMAGE,
             "ContainerEntrypoint": ["python3", "/opt/ml/processing/input/data/main.py"],
@@ -89,26 +91,26 @@ def test_the_aws_cli_creates_waits_and_lists(place: Place, tmp_path: Path) -> No
         "ProcessingInputs": [{"InputName": "code", "S3Input": source}],
         "ProcessingOutputConfig": {
             "Outputs": [
-                {"OutputName": "out", "S3Output": {**kept, "LocalPath": "/opt/ml/processing/out"}},
+                {"OutputName": "out", "S3Output": {**output, "LocalPath": "/opt/ml/processing/out"}},
             ]
         },
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
 
-    def aws(*words: str) -> str:
-        command = [program("awscli", "aws"), "sagemaker", *words, "--output", "json"]
-        done = subprocess.run(
-            command, env=dict(place.variables), cwd=tmp_path, capture_output=True, text=True, timeout=200
+    def aws(*arguments: str) -> str:
+        command = [program("awscli", "aws"), "sagemaker", *arguments, "--output", "json"]
+        result = subprocess.run(
+            command, env=dict(endpoint.variables), cwd=tmp_path, capture_output=True, text=True, timeout=200
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
     aws("create-processing-job", "--cli-input-json", "file://request.json")
-    waiter = place.client("sagemaker").get_waiter("processing_job_completed_or_stopped")
+    waiter = endpoint.client("sagemaker").get_waiter("processing_job_completed_or_stopped")
     waiter.wait(ProcessingJobName="cli-processing", WaiterConfig={"Delay": 0.5, "MaxAttempts": 100})
     # The command line's own waiter looks once a minute.
     aws("wait", "processing-job-completed-or-stopped", "--processing-job-name", "cli-processing")
     job = json.loads(aws("describe-processing-job", "--processing-job-name", "cli-processing"))
     assert (job["ProcessingJobStatus"], job["ExitMessage"]) == ("Completed", "1 files;")
-    listed = json.loads(aws("list-processing-jobs", "--name-contains", "cli-"))["ProcessingJobSummaries"]
-    assert [row["ProcessingJobName"] for row in listed] == ["cli-processing"]
+    listing = json.loads(aws("list-processing-jobs", "--name-contains", "cli-"))["ProcessingJobSummaries"]
+    assert [row["ProcessingJobName"] for row in listing] == ["cli-processing"]

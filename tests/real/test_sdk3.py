@@ -11,67 +11,83 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.real.conftest import Client, Ended, Place, Start, wait_for_line
+from tests.real.conftest import Client, JobResult, RunningEndpoint, Start, wait_for_line
 
 
-def given(end: str = "well", name: str = "plain name") -> dict[str, object]:
+def hyperparameters_for(end: str = "well", name: str = "plain name") -> dict[str, object]:
     return {"lr": 0.1, "name": name, "end": end}
 
 
 @pytest.fixture(scope="session")
-def long_ones(start_client: Start, place: Place) -> Mapping[str, Client]:
+def long_jobs(start_client: Start, endpoint: RunningEndpoint) -> Mapping[str, Client]:
     """Jobs that only sleep, on networks of their own: torchrun's port 7777 is the same for every job."""
-    stopped = start_client(3, "sdk3-stop", driver="torchrun", isolated=True, hyperparameters=given("sleep"))
-    capped = start_client(3, "sdk3-cap", driver="plain", hyperparameters=given("sleep"), max_runtime=5)
-    name = wait_for_line(place, "sdk3-stop", "sleeps", 4)
-    place.client("sagemaker").stop_training_job(TrainingJobName=name)
-    return {"stopped": stopped, "capped": capped}
+    stopped_job = start_client(
+        3, "sdk3-stop", driver="torchrun", isolated=True, hyperparameters=hyperparameters_for("sleep")
+    )
+    capped = start_client(
+        3, "sdk3-cap", driver="plain", hyperparameters=hyperparameters_for("sleep"), max_runtime=5
+    )
+    name = wait_for_line(endpoint, "sdk3-stop", "sleeps", 4)
+    endpoint.client("sagemaker").stop_training_job(TrainingJobName=name)
+    return {"stopped": stopped_job, "capped": capped}
 
 
-def test_torchrun_driver_to_completed(start_client: Start, place: Place, long_ones: object) -> None:
-    ended = start_client(3, "sdk3-torchrun", driver="torchrun", hyperparameters=given(), logs=True).ended()
-    assert ended.raised is None, ended.text
-    assert ended.status == ("Completed", "Completed"), ended.text
+def test_torchrun_driver_to_completed(
+    start_client: Start, endpoint: RunningEndpoint, long_jobs: object
+) -> None:
+    result = start_client(
+        3, "sdk3-torchrun", driver="torchrun", hyperparameters=hyperparameters_for(), logs=True
+    ).wait_for_end()
+    assert result.client_error is None, result.text
+    assert result.status == ("Completed", "Completed"), result.text
     for rank in range(4):
         host = f"algo-{rank // 2 + 1}"
-        said = [line for line in ended.log[host] if line.startswith(f"rank {rank} of 4 on {host}")]
-        assert said == [f"rank {rank} of 4 on {host}: lr 0.1, name 'plain name'"], ended.text
-        assert ended.saw(f"rank {rank}: the sum is 10") == 1
-    assert "the sum is 10" in ended.client_output, "the client follows the log"
-    assert ended.described["ModelArtifacts"]["S3ModelArtifacts"].startswith(f"s3://{place.bucket}/sdk3/")
+        rank_lines = [line for line in result.log[host] if line.startswith(f"rank {rank} of 4 on {host}")]
+        assert rank_lines == [f"rank {rank} of 4 on {host}: lr 0.1, name 'plain name'"], result.text
+        assert result.saw(f"rank {rank}: the sum is 10") == 1
+    assert "the sum is 10" in result.client_output, "the client follows the log"
+    assert result.description["ModelArtifacts"]["S3ModelArtifacts"].startswith(
+        f"s3://{endpoint.bucket}/sdk3/"
+    )
 
 
-def test_torchrun_driver_to_failed(start_client: Start, long_ones: object) -> None:
-    ended = start_client(3, "sdk3-raise", driver="torchrun", hyperparameters=given("raise")).ended()
-    assert ended.status == ("Failed", "Failed"), ended.text
-    assert ended.raised is not None
-    assert "FailedStatusError" in ended.raised, "the client tells what the endpoint does"
-    assert ended.reason.startswith("AlgorithmError: "), ended.reason
-    assert "planted on algo-2" in "\n".join(ended.log["algo-2"])
-    assert ended.reason.endswith("exit code: 1"), ended.reason
+def test_torchrun_driver_to_failed(start_client: Start, long_jobs: object) -> None:
+    result = start_client(
+        3, "sdk3-raise", driver="torchrun", hyperparameters=hyperparameters_for("raise")
+    ).wait_for_end()
+    assert result.status == ("Failed", "Failed"), result.text
+    assert result.client_error is not None
+    assert "FailedStatusError" in result.client_error, "the client tells what the endpoint does"
+    assert result.reason.startswith("AlgorithmError: "), result.reason
+    assert "planted on algo-2" in "\n".join(result.log["algo-2"])
+    assert result.reason.endswith("exit code: 1"), result.reason
 
 
-def test_script_without_a_driver_runs_once_on_each_host(start_client: Start, long_ones: object) -> None:
-    ended = start_client(3, "sdk3-plain", driver="plain", hyperparameters=given()).ended()
-    assert ended.status == ("Completed", "Completed"), ended.text
+def test_script_without_a_driver_runs_once_on_each_host(start_client: Start, long_jobs: object) -> None:
+    result = start_client(
+        3, "sdk3-plain", driver="plain", hyperparameters=hyperparameters_for()
+    ).wait_for_end()
+    assert result.status == ("Completed", "Completed"), result.text
     for host in ("algo-1", "algo-2"):
-        assert f"rank 0 of 1 on {host}: lr 0.1, name 'plain name'" in ended.log[host]
+        assert f"rank 0 of 1 on {host}: lr 0.1, name 'plain name'" in result.log[host]
 
 
-def test_its_own_bootstrap_breaks_on_an_apostrophe(start_client: Start, long_ones: object) -> None:
+def test_its_own_bootstrap_breaks_on_an_apostrophe(start_client: Start, long_jobs: object) -> None:
     """The SDK's fault on a region as well; its failure must be told as such, and the client must end."""
-    ended = start_client(3, "sdk3-quote", driver="plain", hyperparameters=given(name="it's")).ended()
-    assert ended.status == ("Failed", "Failed"), ended.text
-    assert ended.reason.startswith("AlgorithmError: "), ended.reason
+    result = start_client(
+        3, "sdk3-quote", driver="plain", hyperparameters=hyperparameters_for(name="it's")
+    ).wait_for_end()
+    assert result.status == ("Failed", "Failed"), result.text
+    assert result.reason.startswith("AlgorithmError: "), result.reason
 
 
-def test_stop_reaches_stopped(long_ones: Mapping[str, Client]) -> None:
-    ended: Ended = long_ones["stopped"].ended()
-    assert ended.status == ("Stopped", "Stopped"), ended.text
-    assert ended.raised is None, "its wait() takes Stopped for an ordinary end"
-    assert ended.saw("got signal") == 0, "no rank under bash is ever told"
+def test_stop_reaches_stopped(long_jobs: Mapping[str, Client]) -> None:
+    result: JobResult = long_jobs["stopped"].wait_for_end()
+    assert result.status == ("Stopped", "Stopped"), result.text
+    assert result.client_error is None, "its wait() takes Stopped for an ordinary end"
+    assert result.saw("got signal") == 0, "no rank under bash is ever told"
 
 
-def test_max_runtime_reaches_stopped(long_ones: Mapping[str, Client]) -> None:
-    ended: Ended = long_ones["capped"].ended()
-    assert ended.status == ("Stopped", "MaxRuntimeExceeded")
+def test_max_runtime_reaches_stopped(long_jobs: Mapping[str, Client]) -> None:
+    result: JobResult = long_jobs["capped"].wait_for_end()
+    assert result.status == ("Stopped", "MaxRuntimeExceeded")

@@ -55,13 +55,13 @@ def by_region(tables: Path) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def test_a_table_is_prepared_by_two_hosts(home: Path, tables: Path) -> None:
-    ran = smlaunch_of(
+    result = smlaunch_of(
         *("spark", home, "run", SCRIPT, "--local", "--hosts", "2", "--name", "tables"),
         *("--input", f"sales={tables / 'sales'}", "--input", f"shops={tables / 'shops'}", *SHORT_LIVED),
         timeout=500,
     )
-    assert ran.code == 0, ran.text
-    assert "spark makes a Spark cluster" in ran.err
+    assert result.code == 0, result.text
+    assert "spark makes a Spark cluster" in result.err
     (output,) = home.glob("s3/*/smlaunch/tables/output/tables-s1-a1/output")
     rows = [
         row for path in output.glob("by-region/part-*.parquet") for row in pq.read_table(path).to_pylist()
@@ -80,10 +80,10 @@ def test_a_driver_that_fails_is_told_and_ends_everything(home: Path, tmp_path: P
     script.write_text(
         "import pyspark\nraise ValueError('no rows for Spark %s' % pyspark.__version__.split('.')[0])\n"
     )
-    ran = smlaunch_of(
+    result = smlaunch_of(
         *("spark", home, "run", script, "--local", "--hosts", "2", "--name", "few", "--json", *SHORT_LIVED)
     )
-    assert ran.code == 1, ran.text
-    (job,) = ran.json()["jobs"]
+    assert result.code == 1, result.text
+    (job,) = result.json()["jobs"]
     assert job["failure"]["host"] == "algo-1"
-    assert "ValueError: no rows for Spark 4" in job["failure"]["cause"], ran.text
+    assert "ValueError: no rows for Spark 4" in job["failure"]["cause"], result.text

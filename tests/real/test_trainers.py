@@ -52,7 +52,7 @@ class Server:
             },
         )
 
-    def ask(self, **order: Any) -> None:
+    def send_order(self, **order: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -75,24 +75,24 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    started = Server()
-    yield started
-    started.close()
+    new_server = Server()
+    yield new_server
+    new_server.close()
 
 
 class Lineage:
-    """One training over any number of jobs. ``said``: rank 0's lines of each."""
+    """One training over any number of jobs. ``lines_by_job``: rank 0's lines of each job."""
 
     def __init__(self, server: Server, script: str, folder: Path) -> None:
         self._server = server
         self._script = script
         self._folder = folder
-        self.said: list[list[str]] = []
+        self.lines_by_job: list[list[str]] = []
 
-    def job(self, until: int | None = None) -> None:
-        assert self._run({} if until is None else {"SMLAUNCH_UNTIL_STEP": str(until)}) == [0] * RANKS, (
-            self.text
-        )
+    def job(self, last_step: int | None = None) -> None:
+        assert (
+            self._run({} if last_step is None else {"SMLAUNCH_UNTIL_STEP": str(last_step)}) == [0] * RANKS
+        ), self.text
 
     def job_signalled(self, step: int, number: int, ranks: range) -> list[int]:
         def act(pids: list[int]) -> None:
@@ -106,9 +106,9 @@ class Lineage:
         codes = self._run({"SMLAUNCH_STOP_FILE": str(file)}, lambda pids: file.touch(), step)
         assert codes == [0] * RANKS, self.text
 
-    def _run(self, more: dict[str, str], act: Any = None, step: int | None = None) -> list[int]:
+    def _run(self, variables: dict[str, str], act: Any = None, step: int | None = None) -> list[int]:
         """The ranks' exit codes. ``act`` is done with their ids when rank 0 has told of the step."""
-        number = len(self.said) + 1
+        number = len(self.lines_by_job) + 1
         folder = self._folder / f"job-{number}"
         folder.mkdir(parents=True)
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -122,11 +122,11 @@ class Lineage:
             "SMLAUNCH_RUN": "lineage",
             "SMLAUNCH_JOB": f"lineage-s{number}-a1",
             "SMLAUNCH_CHECKPOINTS": str(self._folder / "checkpoints"),
-            **more,
+            **variables,
         }
         outputs = [str(folder / f"out-{rank}") for rank in range(RANKS)]
         os.mkfifo(outputs[0])
-        self._server.ask(
+        self._server.send_order(
             script=str(ROOT / "entrypoints" / self._script),
             arguments=[
                 f"--samples={SAMPLES}",
@@ -139,7 +139,7 @@ class Lineage:
         )
         pids = self._server.answer()
         lines: list[str] = []
-        self.said.append(lines)
+        self.lines_by_job.append(lines)
         with open(outputs[0]) as rank_0:
             for line in rank_0:
                 lines.append(line.rstrip("\n"))
@@ -151,7 +151,7 @@ class Lineage:
 
     @property
     def text(self) -> str:
-        return "\n".join(self.said[-1])
+        return "\n".join(self.lines_by_job[-1])
 
     @property
     def outcome(self) -> tuple[str, int]:
@@ -163,29 +163,34 @@ class Lineage:
     @property
     def steps(self) -> dict[int, str]:
         """Each step's progress line, of all jobs; what was done twice was the same."""
-        found: dict[int, str] = {}
-        for line in [line for lines in self.said for line in lines]:
+        lines_by_step: dict[int, str] = {}
+        for line in [line for lines in self.lines_by_job for line in lines]:
             match = re.search(r"smlaunch: progress step=(\d+) .*loss=\S+", line)
             if match:
                 step = int(match.group(1))
-                assert found.setdefault(step, match.group()) == match.group(), (found[step], line)
-        return found
+                assert lines_by_step.setdefault(step, match.group()) == match.group(), (
+                    lines_by_step[step],
+                    line,
+                )
+        return lines_by_step
 
     @property
     def validations(self) -> dict[str, str]:
         """By epoch, of all jobs."""
-        found: dict[str, str] = {}
-        for line in [line for lines in self.said for line in lines]:
+        values: dict[str, str] = {}
+        for line in [line for lines in self.lines_by_job for line in lines]:
             match = re.search(r"smlaunch: metric epoch=(\S+) val_loss=(\S+)", line)
             if match:
-                assert found.setdefault(match.group(1), match.group(2)) == match.group(2)
-        return found
+                assert values.setdefault(match.group(1), match.group(2)) == match.group(2)
+        return values
 
     @property
     def results(self) -> list[str]:
         """What the last job says of the whole training."""
         return [
-            line for line in self.said[-1] if re.match(r"(weights sha256|evaluated|best val_loss) ", line)
+            line
+            for line in self.lines_by_job[-1]
+            if re.match(r"(weights sha256|evaluated|best val_loss) ", line)
         ]
 
 
@@ -194,29 +199,29 @@ class Lineage:
 def test_cut_ended_killed_and_stopped_it_is_the_run_that_never_was(
     server: Server, script: str, tmp_path: Path
 ) -> None:
-    whole = Lineage(server, script, tmp_path / "whole")
-    whole.job()
-    assert sorted(whole.steps) == list(range(1, STEPS + 1))
-    assert any("weights sha256" in line for line in whole.results), whole.text
-    assert len(whole.validations) == (EPOCHS if script == "train_lightning.py" else 0)
+    uncut = Lineage(server, script, tmp_path / "whole")
+    uncut.job()
+    assert sorted(uncut.steps) == list(range(1, STEPS + 1))
+    assert any("weights sha256" in line for line in uncut.results), uncut.text
+    assert len(uncut.validations) == (EPOCHS if script == "train_lightning.py" else 0)
 
     cut = Lineage(server, script, tmp_path / "cut")
-    cut.job(until=STEPS_PER_EPOCH)  # the end of an epoch, with the validation that is due
+    cut.job(last_step=STEPS_PER_EPOCH)  # the end of an epoch, with the validation that is due
     assert cut.outcome == ("continue", STEPS_PER_EPOCH)
     assert cut.results == []
 
     assert cut.job_signalled(11, signal.SIGTERM, range(1, 2)) == [0, 0], cut.text  # one rank hears of it
-    ended, left = cut.outcome
-    assert ended == "continue"
-    assert 11 <= left < 16
+    outcome_kind, last_step = cut.outcome
+    assert outcome_kind == "continue"
+    assert 11 <= last_step < 16
 
-    codes = cut.job_signalled(left + 4, signal.SIGKILL, range(RANKS))
+    codes = cut.job_signalled(last_step + 4, signal.SIGKILL, range(RANKS))
     assert codes == [-signal.SIGKILL] * RANKS
-    cut.job_stopped(left + 5)
+    cut.job_stopped(last_step + 5)
     assert cut.outcome[0] == "continue"
     cut.job()
 
     assert cut.outcome == ("finished", STEPS)
-    assert cut.steps == whole.steps
-    assert cut.results == whole.results
-    assert cut.validations == whole.validations
+    assert cut.steps == uncut.steps
+    assert cut.results == uncut.results
+    assert cut.validations == uncut.validations

@@ -16,15 +16,19 @@ def test_two_hosts_learn_what_one_learns_from_all_rows(home: Path, tmp_path: Pat
     """The script compares the probabilities itself; here stands that it did, and how far they were apart."""
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
-    ran = smlaunch_of("xgboost", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted")
-    assert ran.code == 0, ran.text
-    assert "xgboost starts one worker per host" in ran.err
-    assert "algo-1 worker 0 of 2 trained on 719 of 1438 rows" in ran.out
-    assert "algo-2 worker 1 of 2 trained on 719 of 1438 rows" in ran.out
-    apart = re.search(r"probabilities off by (\S+) at most from those of one worker with all rows", ran.out)
-    assert apart is not None
-    assert float(apart.group(1)) < 1e-4
-    accuracy = re.search(r"held-out accuracy (\S+)", ran.out)
+    result = smlaunch_of(
+        "xgboost", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted"
+    )
+    assert result.code == 0, result.text
+    assert "xgboost starts one worker per host" in result.err
+    assert "algo-1 worker 0 of 2 trained on 719 of 1438 rows" in result.out
+    assert "algo-2 worker 1 of 2 trained on 719 of 1438 rows" in result.out
+    match = re.search(
+        r"probabilities off by (\S+) at most from those of one worker with all rows", result.out
+    )
+    assert match is not None
+    assert float(match.group(1)) < 1e-4
+    accuracy = re.search(r"held-out accuracy (\S+)", result.out)
     assert accuracy is not None
     assert float(accuracy.group(1)) > 0.95
 
@@ -41,8 +45,10 @@ def test_a_worker_that_fails_is_named_and_not_the_tracker(home: Path, tmp_path: 
         "    raise ValueError('no rows here')\n"
         "collective.allreduce(np.ones(3), collective.Op.SUM)\n"
     )
-    ran = smlaunch_of("xgboost", home, "run", script, "--hosts", "2", "--local", "--name", "fails", "--json")
-    assert ran.code == 1, ran.text
-    (job,) = json.loads(ran.out)["jobs"]
-    assert job["failure"]["host"] == "algo-2", ran.text
+    result = smlaunch_of(
+        "xgboost", home, "run", script, "--hosts", "2", "--local", "--name", "fails", "--json"
+    )
+    assert result.code == 1, result.text
+    (job,) = json.loads(result.out)["jobs"]
+    assert job["failure"]["host"] == "algo-2", result.text
     assert "ValueError: no rows here" in job["failure"]["cause"]

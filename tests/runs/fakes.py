@@ -105,7 +105,7 @@ def job_description(name: str, status: str, states: Sequence[str], **fields: Any
 
 
 class FakeOrchestrators:
-    """``said``: what executions answer. ``stopped``: those that were."""
+    """``executions``: what executions answer. ``stopped``: executions that were stopped."""
 
     def __init__(self) -> None:
         self.executions: dict[str, OrchestratorExecution] = {}
@@ -242,7 +242,7 @@ class FakeIdentity:
 
 
 class FakeQuotas:
-    """Quotas: ``answer`` by their names, or the error that asking gives. ``asked``: names, of each time."""
+    """``answer``: quotas by name, or the error of a request. ``requested_quotas``: names of each request."""
 
     def __init__(self, answer: Mapping[str, float] | CallError | None = None) -> None:
         self.answer = {} if answer is None else answer

@@ -48,7 +48,7 @@ def save(storage: FakeStorage, step: int, job: str, *, is_torn: bool = False) ->
 
 
 class Service(FakeControl):
-    """Jobs that train ten steps each, until step ``steps``; ``fates`` may say otherwise by a job's name."""
+    """Jobs that train ten steps each, until step ``steps``, unless ``custom_results`` has the job's name."""
 
     def __init__(self, storage: FakeStorage, steps: int = 50) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_old_checkpoints_are_deleted_before_a_segment(target: Target) -> None:
 
 @pytest.mark.parametrize("calls_before_kill", range(40))
 def test_a_client_killed_anywhere_is_followed_by_another(target: Target, calls_before_kill: int) -> None:
-    """Killed at its ``lost``-th call of a service, whichever that is, right after it was carried out."""
+    """The client is killed when ``calls_before_kill`` calls and one more of services were carried out."""
     calls = 0
 
     class Killed(BaseException):

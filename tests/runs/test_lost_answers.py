@@ -70,8 +70,8 @@ WAYS: dict[str, Spoil] = {
 
 
 class Proxy(ThreadingHTTPServer):
-    """``faults``: for a word in the operation's name or ``METHOD /path``, how its next answers are spoilt.
-    ``asked``: what came by."""
+    """Passes requests on and damages some responses. ``faults``: by a part of the operation's name or of
+    ``METHOD /path``, how its next responses are damaged. ``requests``: the names of all requests."""
 
     daemon_threads = True
 

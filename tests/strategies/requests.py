@@ -27,14 +27,14 @@ from tests.planner.fixtures import region
 BUCKET = "s3://sagemaker-us-east-1-123456789012/smlaunch"
 
 
-def planned(job: Mapping[str, Any], where: Facts | None = None, **world: Any) -> Plan:
-    """``job`` gets the entry ``train.py`` unless it names an algorithm; ``world``: fields of Surroundings."""
-    surroundings = dataclasses.replace(where or region(), **world)
+def plan_job(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -> Plan:
+    """``job`` gets the entry ``train.py`` unless it names an algorithm; ``world``: fields of Facts."""
+    job_facts = dataclasses.replace(facts or region(), **world)
     if "algorithm" in job:
-        surroundings = dataclasses.replace(surroundings, source=NO_SOURCE, script=ScriptFacts())
+        job_facts = dataclasses.replace(job_facts, source=NO_SOURCE, script=ScriptFacts())
     else:
         job = {"entry": "src/train.py", **job}
-    return make_plan(Job.from_mapping(job), surroundings, "digits")
+    return make_plan(Job.from_mapping(job), job_facts, "digits")
 
 
 def request_of(plan: Plan) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def request_of(plan: Plan) -> dict[str, Any]:
     return {**request, "Tags": [tag for tag in request["Tags"] if tag not in hashed]}
 
 
-def refusals(job: Mapping[str, Any], where: Facts | None = None, **world: Any) -> list[str]:
+def refusals(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -> list[str]:
     with pytest.raises(JobError) as caught:
-        planned(job, where, **world)
+        plan_job(job, facts, **world)
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -65,7 +65,10 @@ def documented(
 ) -> dict[str, Any]:
     """CreateTrainingJob as the reference has it, of a job that says nothing else; ``script``: one of the
     user's, with the two channels and the entry point that bring our runtime."""
-    own = [channel("smlaunch", f"{BUCKET}/digits/launch/"), channel("code", f"{BUCKET}/source/{'ab' * 32}/")]
+    own_channels = [
+        channel("smlaunch", f"{BUCKET}/digits/launch/"),
+        channel("code", f"{BUCKET}/source/{'ab' * 32}/"),
+    ]
     algorithm: dict[str, Any] = {"TrainingImage": image, "TrainingInputMode": "File"}
     if script:
         algorithm["ContainerEntrypoint"] = ["python3", "/opt/ml/input/data/smlaunch/runtime.pyz"]
@@ -73,7 +76,7 @@ def documented(
         "TrainingJobName": "digits-s1-a1",
         "AlgorithmSpecification": algorithm,
         "RoleArn": "arn:aws:iam::123456789012:role/SageMaker",
-        "InputDataConfig": [*(channels or []), *(own if script else [])],
+        "InputDataConfig": [*(channels or []), *(own_channels if script else [])],
         "OutputDataConfig": {"S3OutputPath": f"{BUCKET}/digits/output/"},
         "ResourceConfig": {"InstanceType": instance_type, "InstanceCount": hosts, "VolumeSizeInGB": 30},
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds},
@@ -93,8 +96,12 @@ def channel(name: str, uri: str, content_type: str | None = None, **changes: str
     """One of InputDataConfig; ``changes``: InputMode, S3DataDistributionType."""
     mode = changes.pop("InputMode", "File")
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated", **changes}
-    made: dict[str, Any] = {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
-    return made if content_type is None else {**made, "ContentType": content_type}
+    channel_fields: dict[str, Any] = {
+        "ChannelName": name,
+        "DataSource": {"S3DataSource": source},
+        "InputMode": mode,
+    }
+    return channel_fields if content_type is None else {**channel_fields, "ContentType": content_type}
 
 
 def torchrun_line(plan: Plan, folder: Path, host: str = "algo-2") -> list[str]:
@@ -104,14 +111,14 @@ def torchrun_line(plan: Plan, folder: Path, host: str = "algo-2") -> list[str]:
     assert isinstance(task.launch_spec, LaunchSpec)
     assert isinstance(plan.processes_per_host, int)
     names = tuple(f"algo-{number + 1}" for number in range(plan.hosts))
-    given = folder / "hyperparameters.json"
-    given.write_text(json.dumps(task.request.get("HyperParameters", {})))
+    file = folder / "hyperparameters.json"
+    file.write_text(json.dumps(task.request.get("HyperParameters", {})))
     line = _torchrun_command(
         task.launch_spec,
         HostContext(
             Cluster(names, host, "eth0", "homogeneousCluster", "", names, ()),
             Paths("/opt/ml"),
-            read_hyperparameters(str(given)),
+            read_hyperparameters(str(file)),
             "python3",
             plan.processes_per_host,
             task.launch_spec.port,

@@ -9,7 +9,7 @@ import pytest
 
 from smlaunch.planner.facts import InputFacts
 from tests.planner.fixtures import local, region
-from tests.strategies.requests import channel, documented, planned, refusals, request_of
+from tests.strategies.requests import channel, documented, plan_job, refusals, request_of
 from tests.tables import table
 
 PROTOBUF, CSV, JSONL = "application/x-recordio-protobuf", "text/csv", "application/jsonlines"
@@ -32,11 +32,11 @@ class Row(NamedTuple):
     hyperparameters: dict[str, Any]
 
 
-BOTH, FILE = ("File", "Pipe"), ("File",)
+MODES, FILE = ("File", "Pipe"), ("File",)
 
 ROWS = {
     "blazingtext": Row(
-        "811284229777", "blazingtext:1", ("train",), (), BOTH, ("text/plain",), (CPU, GPU), "one",
+        "811284229777", "blazingtext:1", ("train",), (), MODES, ("text/plain",), (CPU, GPU), "one",
         {"mode": "supervised"},
     ),
     "forecasting-deepar": Row(
@@ -45,13 +45,13 @@ ROWS = {
         {"context_length": 7, "prediction_length": 7, "time_freq": "D", "epochs": 20},
     ),
     "factorization-machines": Row(
-        "382416733822", "factorization-machines:1", ("train",), ("test",), BOTH, (PROTOBUF,),
+        "382416733822", "factorization-machines:1", ("train",), ("test",), MODES, (PROTOBUF,),
         (CPU, GPU), "several",
         {"feature_dim": 50, "num_factors": 8, "predictor_type": "regressor"},
     ),
     "image-classification": Row(
         "811284229777", "image-classification:1", ("train", "validation"),
-        ("train_lst", "validation_lst", "model"), BOTH, ("application/x-recordio", *IMAGES), (GPU,),
+        ("train_lst", "validation_lst", "model"), MODES, ("application/x-recordio", *IMAGES), (GPU,),
         "several",
         {"num_classes": 10, "num_training_samples": 1000},
     ),
@@ -60,23 +60,23 @@ ROWS = {
         {"num_entity_vectors": 100, "vector_dim": 16},
     ),
     "kmeans": Row(
-        "382416733822", "kmeans:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "said",
+        "382416733822", "kmeans:1", ("train",), ("test",), MODES, (PROTOBUF, CSV), (CPU, GPU), "said",
         {"k": 10, "feature_dim": 784},
     ),
     "knn": Row(
-        "382416733822", "knn:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "several",
+        "382416733822", "knn:1", ("train",), ("test",), MODES, (PROTOBUF, CSV), (CPU, GPU), "several",
         {"feature_dim": 50, "k": 5, "predictor_type": "classifier", "sample_size": 1000},
     ),
     "lda": Row(
-        "766337827248", "lda:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU,), "one",
+        "766337827248", "lda:1", ("train",), ("test",), MODES, (PROTOBUF, CSV), (CPU,), "one",
         {"num_topics": 5, "feature_dim": 50, "mini_batch_size": 100},
     ),
     "linear-learner": Row(
-        "382416733822", "linear-learner:1", ("train",), ("validation", "test"), BOTH, (PROTOBUF, CSV),
+        "382416733822", "linear-learner:1", ("train",), ("validation", "test"), MODES, (PROTOBUF, CSV),
         (CPU, GPU), "several", {"predictor_type": "regressor"},
     ),
     "ntm": Row(
-        "382416733822", "ntm:1", ("train",), ("validation", "test"), BOTH, (PROTOBUF, CSV),
+        "382416733822", "ntm:1", ("train",), ("validation", "test"), MODES, (PROTOBUF, CSV),
         (CPU, GPU), "several",
         {"feature_dim": 50, "num_topics": 5},
     ),
@@ -86,21 +86,21 @@ ROWS = {
     ),
     "object-detection": Row(
         "811284229777", "object-detection:1", ("train", "validation"),
-        ("train_annotation", "validation_annotation", "model"), BOTH, ("application/x-recordio", *IMAGES),
+        ("train_annotation", "validation_annotation", "model"), MODES, ("application/x-recordio", *IMAGES),
         (GPU,), "several", {"num_classes": 10, "num_training_samples": 1000},
     ),
     "pca": Row(
-        "382416733822", "pca:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV), (CPU, GPU), "several",
+        "382416733822", "pca:1", ("train",), ("test",), MODES, (PROTOBUF, CSV), (CPU, GPU), "several",
         {"feature_dim": 50, "mini_batch_size": 100, "num_components": 3},
     ),
     "randomcutforest": Row(
-        "382416733822", "randomcutforest:1", ("train",), ("test",), BOTH, (PROTOBUF, CSV),
+        "382416733822", "randomcutforest:1", ("train",), ("test",), MODES, (PROTOBUF, CSV),
         (CPU, GPU), "several",
         {"feature_dim": 50},
     ),
     "semantic-segmentation": Row(
         "811284229777", "semantic-segmentation:1",
-        ("train", "validation", "train_annotation", "validation_annotation"), ("label_map", "model"), BOTH,
+        ("train", "validation", "train_annotation", "validation_annotation"), ("label_map", "model"), MODES,
         IMAGES, (GPU,), "one", {"num_classes": 10, "num_training_samples": 1000},
     ),
     "seq2seq": Row(
@@ -108,7 +108,7 @@ ROWS = {
         {},
     ),
     "xgboost": Row(
-        "683313688378", "sagemaker-xgboost:3.2-0", ("train",), ("validation",), BOTH,
+        "683313688378", "sagemaker-xgboost:3.2-0", ("train",), ("validation",), MODES,
         (CSV, "text/libsvm", "application/x-parquet"), (CPU,), "several", {"num_round": 100},
     ),
 }  # fmt: skip
@@ -132,13 +132,13 @@ JUMPSTART = {
 }
 """Their images are in no table: the job names one."""
 
-ALL = {**ROWS, **JUMPSTART}
+ALL_ROWS = {**ROWS, **JUMPSTART}
 DATA = ("train", "training", "validation", "test")
 
 
 def job(name: str, on: str | None = None, hosts: int = 1, **fields: Any) -> dict[str, Any]:
     """One that works: every required channel and hyperparameter. ``fields`` of the job."""
-    row = ALL[name]
+    row = ALL_ROWS[name]
     inputs: dict[str, Any] = {}
     for required in row.channels:
         inputs[required] = {"uri": f"s3://b/{required}/"}
@@ -146,25 +146,25 @@ def job(name: str, on: str | None = None, hosts: int = 1, **fields: Any) -> dict
             inputs[required]["content_type"] = row.types[0]
     if name == "randomcutforest":
         inputs["train"]["split"] = "key"
-    made: dict[str, Any] = {
+    mapping: dict[str, Any] = {
         "algorithm": name,
         "inputs": inputs,
         "hyperparameters": dict(row.hyperparameters),
         "compute": {"hosts": hosts, "instance_type": on or row.on[0]},
     }
     if name in JUMPSTART:
-        made["image"] = row.image
-    return {**made, **fields}
+        mapping["image"] = row.image
+    return {**mapping, **fields}
 
 
 def expected(name: str, on: str, hosts: int) -> dict[str, Any]:
-    row = ALL[name]
+    row = ALL_ROWS[name]
     image = row.image if name in JUMPSTART else f"{row.account}.dkr.ecr.us-east-1.amazonaws.com/{row.image}"
     channels = []
     for required in row.channels:
         kind = row.types[0] if required in DATA else None
-        sharded = {"S3DataDistributionType": "ShardedByS3Key"} if (name, required) == FOREST else {}
-        channels.append(channel(required, f"s3://b/{required}/", kind, **sharded))
+        split_fields = {"S3DataDistributionType": "ShardedByS3Key"} if (name, required) == FOREST else {}
+        channels.append(channel(required, f"s3://b/{required}/", kind, **split_fields))
     texts = {key: str(value) for key, value in row.hyperparameters.items()}
     return documented(image, on, hosts, hyperparameters=texts, channels=channels, script=False)
 
@@ -173,25 +173,25 @@ FOREST = ("randomcutforest", "train")
 
 
 def test_there_are_24() -> None:
-    assert len(ALL) == 24
+    assert len(ALL_ROWS) == 24
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_the_request(name: str) -> None:
-    for on in ALL[name].on:
-        assert request_of(planned(job(name, on))) == expected(name, on, 1)
+    for on in ALL_ROWS[name].on:
+        assert request_of(plan_job(job(name, on))) == expected(name, on, 1)
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_several_hosts(name: str) -> None:
-    row = ALL[name]
-    asked = job(name, row.on[0], hosts=2)
+    row = ALL_ROWS[name]
+    mapping = job(name, row.on[0], hosts=2)
     if row.hosts == "one":
-        (told,) = refusals(asked)
-        assert told.startswith(f"compute.hosts: {name} is not parallelizable over hosts: it runs on one")
-        assert "not on 2" in told
+        (message,) = refusals(mapping)
+        assert message.startswith(f"compute.hosts: {name} is not parallelizable over hosts: it runs on one")
+        assert "not on 2" in message
         return
-    plan = planned(asked)
+    plan = plan_job(mapping)
     assert request_of(plan) == expected(name, row.on[0], 2)
     if row.hosts == "said":
         assert any(
@@ -199,100 +199,107 @@ def test_several_hosts(name: str) -> None:
         )
 
 
-@table("name", [name for name, row in ALL.items() if row.hosts == "one" and GPU in row.on])
+@table("name", [name for name, row in ALL_ROWS.items() if row.hosts == "one" and GPU in row.on])
 def test_where_one_host_uses_all_its_gpus(name: str) -> None:
-    (told,) = refusals(job(name, GPU, hosts=2))
-    assert ("where it uses all GPUs" in told) == (
+    (message,) = refusals(job(name, GPU, hosts=2))
+    assert ("where it uses all GPUs" in message) == (
         name in ("object2vec", "seq2seq") or name.endswith("-tensorflow")
     )
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_processors(name: str) -> None:
-    row = ALL[name]
+    row = ALL_ROWS[name]
     if row.on == (GPU,):
-        (told,) = refusals(job(name, CPU))
-        assert told.startswith(f"compute.instance_type: {name} runs on GPUs, not on the CPUs of ml.m5.xlarge")
+        (message,) = refusals(job(name, CPU))
+        assert message.startswith(
+            f"compute.instance_type: {name} runs on GPUs, not on the CPUs of ml.m5.xlarge"
+        )
     elif row.on == (CPU,) and name != "xgboost":
-        (told,) = refusals(job(name, GPU))
-        assert told.startswith(f"compute.instance_type: {name} runs on CPUs, not on the GPUs of ml.g5.xlarge")
-    (told,) = refusals(job(name, "ml.trn1.32xlarge"))
-    assert told.startswith(f"compute.instance_type: {name} does not run on NeuronCores")
+        (message,) = refusals(job(name, GPU))
+        assert message.startswith(
+            f"compute.instance_type: {name} runs on CPUs, not on the GPUs of ml.g5.xlarge"
+        )
+    (message,) = refusals(job(name, "ml.trn1.32xlarge"))
+    assert message.startswith(f"compute.instance_type: {name} does not run on NeuronCores")
 
 
 @table(
-    ("on", "warned"),
+    ("on", "is_warned"),
     [
         *((kind, False) for kind in ("ml.p2.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge", "ml.g5.2xlarge")),
         *((kind, True) for kind in ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.g6.xlarge")),
     ],
 )
-def test_gpu_families(on: str, warned: bool) -> None:
-    told = f"That built-in algorithms run on {on} is unconfirmed"
-    assert any(told in warning for warning in planned(job("linear-learner", on)).warnings) == warned
+def test_gpu_families(on: str, is_warned: bool) -> None:
+    message = f"That built-in algorithms run on {on} is unconfirmed"
+    assert any(message in warning for warning in plan_job(job("linear-learner", on)).warnings) == is_warned
 
 
 @pytest.mark.parametrize("name", ["kmeans", "knn", "blazingtext", "semantic-segmentation"])
 def test_those_that_use_one_gpu_of_a_host(name: str) -> None:
-    told = "uses one GPU of a host, and ml.g5.12xlarge has 4"
-    assert any(told in warning for warning in planned(job(name, "ml.g5.12xlarge")).warnings)
-    assert not any(told in warning for warning in planned(job("ntm", "ml.g5.12xlarge")).warnings)
+    message = "uses one GPU of a host, and ml.g5.12xlarge has 4"
+    assert any(message in warning for warning in plan_job(job(name, "ml.g5.12xlarge")).warnings)
+    assert not any(message in warning for warning in plan_job(job("ntm", "ml.g5.12xlarge")).warnings)
 
 
 def test_a_forest_gains_nothing_from_gpus() -> None:
-    warnings = planned(job("randomcutforest", GPU)).warnings
+    warnings = plan_job(job("randomcutforest", GPU)).warnings
     assert any("randomcutforest gains nothing from the GPUs" in warning for warning in warnings)
 
 
 # ---- channels and hyperparameters ------------------------------------------------------------------------
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_channels(name: str) -> None:
-    row = ALL[name]
+    row = ALL_ROWS[name]
     for missing in row.channels:
-        asked = job(name)
-        del asked["inputs"][missing]
+        mapping = job(name)
+        del mapping["inputs"][missing]
         assert any(
-            told.startswith(f"inputs: {name} needs a channel ") and f"'{missing}'" in told
-            for told in refusals(asked)
+            message.startswith(f"inputs: {name} needs a channel ") and f"'{missing}'" in message
+            for message in refusals(mapping)
         )
-    asked = job(name)
-    asked["inputs"]["trian"] = "s3://b/x/"
-    (told,) = refusals(asked)
-    assert told.startswith(f"inputs.trian: {name} has no channel of that name")
+    mapping = job(name)
+    mapping["inputs"]["trian"] = "s3://b/x/"
+    (message,) = refusals(mapping)
+    assert message.startswith(f"inputs.trian: {name} has no channel of that name")
     for optional in row.optional:
-        asked = job(name)
-        asked["inputs"][optional] = "s3://b/x/"
-        names = [given["ChannelName"] for given in request_of(planned(asked))["InputDataConfig"]]
+        mapping = job(name)
+        mapping["inputs"][optional] = "s3://b/x/"
+        names = [
+            channel_fields["ChannelName"]
+            for channel_fields in request_of(plan_job(mapping))["InputDataConfig"]
+        ]
         assert names == [*row.channels, optional]
 
 
-@table("name", [name for name, row in ALL.items() if row.hyperparameters])
+@table("name", [name for name, row in ALL_ROWS.items() if row.hyperparameters])
 def test_required_hyperparameters(name: str) -> None:
     assert refusals({**job(name), "hyperparameters": {}}) == [
         f"hyperparameters.{key}: it is missing; {name} does not start without it"
-        for key in ALL[name].hyperparameters
+        for key in ALL_ROWS[name].hyperparameters
     ]
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_input_modes(name: str) -> None:
-    row = ALL[name]
+    row = ALL_ROWS[name]
     for mode in ("File", "Pipe", "FastFile"):
-        asked = job(name)
-        asked["inputs"][row.channels[0]]["mode"] = mode
+        mapping = job(name)
+        mapping["inputs"][row.channels[0]]["mode"] = mode
         if mode in row.modes:
-            sent = request_of(planned(asked))["InputDataConfig"][0]
-            assert sent["InputMode"] == mode
+            channel_request = request_of(plan_job(mapping))["InputDataConfig"][0]
+            assert channel_request["InputMode"] == mode
         else:
-            (told,) = refusals(asked)
+            (message,) = refusals(mapping)
             modes = " or ".join(row.modes)
-            assert told == f"inputs.{row.channels[0]}.mode: {name} reads in {modes} mode, not in {mode}"
+            assert message == f"inputs.{row.channels[0]}.mode: {name} reads in {modes} mode, not in {mode}"
 
 
 EVERY_TYPE = (PROTOBUF, CSV, JSONL, "text/libsvm", "application/x-parquet", "application/x-recordio", *IMAGES)
-ALSO = {
+OTHER_CONTENT_TYPES = {
     ("blazingtext", JSONL),  # augmented manifests, by the guide's table of content types
     ("semantic-segmentation", "application/x-recordio"),  # augmented manifests, in Pipe mode
     ("xgboost", PROTOBUF),  # 1.x
@@ -300,27 +307,27 @@ ALSO = {
 """What an algorithm reads beside the table's file types."""
 
 
-@table(("name", "kind"), itertools.product(ALL, EVERY_TYPE))
+@table(("name", "kind"), itertools.product(ALL_ROWS, EVERY_TYPE))
 def test_content_types(name: str, kind: str) -> None:
-    row = ALL[name]
-    asked = job(name)
-    asked["inputs"][row.channels[0]]["content_type"] = kind
-    if kind in row.types or (name, kind) in ALSO:
-        assert request_of(planned(asked))["InputDataConfig"][0]["ContentType"] == kind
+    row = ALL_ROWS[name]
+    mapping = job(name)
+    mapping["inputs"][row.channels[0]]["content_type"] = kind
+    if kind in row.types or (name, kind) in OTHER_CONTENT_TYPES:
+        assert request_of(plan_job(mapping))["InputDataConfig"][0]["ContentType"] == kind
     else:
-        (told,) = refusals(asked)
-        assert told.startswith(
+        (message,) = refusals(mapping)
+        assert message.startswith(
             f"inputs.{row.channels[0]}.content_type: {name} does not read {kind!r}; it reads "
         )
 
 
 def test_a_content_type_with_parameters_and_one_that_is_not_stated() -> None:
-    asked = job("kmeans")
-    asked["inputs"]["train"]["content_type"] = "text/csv; label_size=0"
-    assert planned(asked).warnings == ()
-    del asked["inputs"]["train"]["content_type"]
-    (told,) = planned(asked).warnings
-    assert told.startswith("inputs.train.content_type is not stated: kmeans reads recordIO-protobuf, CSV")
+    mapping = job("kmeans")
+    mapping["inputs"]["train"]["content_type"] = "text/csv; label_size=0"
+    assert plan_job(mapping).warnings == ()
+    del mapping["inputs"]["train"]["content_type"]
+    (message,) = plan_job(mapping).warnings
+    assert message.startswith("inputs.train.content_type is not stated: kmeans reads recordIO-protobuf, CSV")
 
 
 # ---- XGBoost ---------------------------------------------------------------------------------------------
@@ -344,25 +351,25 @@ DASK: dict[str, Any] = {"num_round": 100, "use_dask_gpu_training": "true", "tree
 
 
 def xgboost(on: str, version: str | None = None, hosts: int = 1, **fields: Any) -> dict[str, Any]:
-    asked = job("xgboost", on, hosts, **fields)
-    return asked if version is None else {**asked, "framework_version": version}
+    mapping = job("xgboost", on, hosts, **fields)
+    return mapping if version is None else {**mapping, "framework_version": version}
 
 
 @table("version", XGBOOST_ON_CPUS)
 def test_xgboost_on_cpus(version: str | None) -> None:
-    request = request_of(planned(xgboost(CPU, version)))
+    request = request_of(plan_job(xgboost(CPU, version)))
     image = f"683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:{XGBOOST_ON_CPUS[version]}"
     assert request["AlgorithmSpecification"] == {"TrainingImage": image, "TrainingInputMode": "File"}
 
 
 @table("version", XGBOOST_ON_CPUS)
 def test_xgboost_on_a_gpu(version: str | None) -> None:
-    asked = xgboost(GPU, version, hyperparameters={"num_round": 100, "tree_method": "gpu_hist"})
+    mapping = xgboost(GPU, version, hyperparameters={"num_round": 100, "tree_method": "gpu_hist"})
     if version in WITHOUT_GPUS:
-        (told,) = refusals(asked)
-        assert told.startswith(f"framework_version: there is no GPU image of XGBoost {version}")
+        (message,) = refusals(mapping)
+        assert message.startswith(f"framework_version: there is no GPU image of XGBoost {version}")
         return
-    plan = planned(asked)
+    plan = plan_job(mapping)
     tag = "1.7-1" if version is None else XGBOOST_ON_CPUS[version]
     assert plan.image.endswith(f"/sagemaker-xgboost:{tag}")
     assert any("unconfirmed" in warning for warning in plan.warnings) == tag.startswith("3.")
@@ -370,33 +377,33 @@ def test_xgboost_on_a_gpu(version: str | None) -> None:
 
 @pytest.mark.parametrize("version", ["1.2-1", "1.2-2", "1.3-1"])
 def test_dask_is_not_in_old_versions(version: str) -> None:
-    (told,) = refusals(xgboost(GPU, version, hyperparameters=DASK))
-    assert told.startswith(
+    (message,) = refusals(xgboost(GPU, version, hyperparameters=DASK))
+    assert message.startswith(
         f"hyperparameters.use_dask_gpu_training: XGBoost {version} does not support it; use "
     )
 
 
-@table(("version", "hosts", "warned"), [
+@table(("version", "hosts", "is_warned"), [
     ("1.5-1", 1, False), ("1.5-1", 2, True), ("1.7-1", 1, False), ("1.7-1", 2, False), (None, 2, False),
 ])  # fmt: skip
-def test_dask_on_all_gpus(version: str | None, hosts: int, warned: bool) -> None:
-    plan = planned(xgboost("ml.g5.12xlarge", version, hosts, hyperparameters=DASK))
+def test_dask_on_all_gpus(version: str | None, hosts: int, is_warned: bool) -> None:
+    plan = plan_job(xgboost("ml.g5.12xlarge", version, hosts, hyperparameters=DASK))
     request = request_of(plan)
     assert request["HyperParameters"] == {key: str(value) for key, value in DASK.items()}
     assert request["ResourceConfig"]["InstanceCount"] == hosts
-    assert any("sources differ about" in warning for warning in plan.warnings) == warned
+    assert any("sources differ about" in warning for warning in plan.warnings) == is_warned
     assert not any("one of the 4 GPUs" in warning for warning in plan.warnings)
 
 
 def test_what_dask_needs() -> None:
-    asked = xgboost(CPU, "1.7-1", hyperparameters={"num_round": 100, "use_dask_gpu_training": True})
-    asked["inputs"]["train"] = {
+    mapping = xgboost(CPU, "1.7-1", hyperparameters={"num_round": 100, "use_dask_gpu_training": True})
+    mapping["inputs"]["train"] = {
         "uri": "s3://b/train/",
         "split": "key",
         "mode": "Pipe",
         "content_type": "text/libsvm",
     }
-    assert [told.partition("; ")[0] for told in refusals(asked)] == [
+    assert [message.partition("; ")[0] for message in refusals(mapping)] == [
         "hyperparameters.use_dask_gpu_training: it trains on GPUs, and ml.m5.xlarge has none",
         "hyperparameters.tree_method: use_dask_gpu_training needs gpu_hist",
         "inputs.train.split: use_dask_gpu_training distributes the data itself, and every host needs all "
@@ -407,34 +414,34 @@ def test_what_dask_needs() -> None:
 
 
 def test_gpus_without_dask() -> None:
-    told = "\n".join(planned(xgboost("ml.g5.12xlarge", "1.7-1")).warnings)
-    assert "XGBoost uses one of the 4 GPUs of a host" in told
-    assert "only with tree_method: gpu_hist" in told
+    warnings = "\n".join(plan_job(xgboost("ml.g5.12xlarge", "1.7-1")).warnings)
+    assert "XGBoost uses one of the 4 GPUs of a host" in warnings
+    assert "only with tree_method: gpu_hist" in warnings
 
 
 def test_xgboost_on_several_hosts_wants_its_data_split() -> None:
-    asked = xgboost(CPU, hosts=2)
-    assert any("all 2 hosts train on the same data" in warning for warning in planned(asked).warnings)
-    asked["inputs"]["train"]["split"] = "key"
-    assert not any("same data" in warning for warning in planned(asked).warnings)
+    mapping = xgboost(CPU, hosts=2)
+    assert any("all 2 hosts train on the same data" in warning for warning in plan_job(mapping).warnings)
+    mapping["inputs"]["train"]["split"] = "key"
+    assert not any("same data" in warning for warning in plan_job(mapping).warnings)
 
 
 def test_an_unknown_version() -> None:
-    (told,) = refusals(xgboost(CPU, "2.0"))
-    assert told.startswith("framework_version: no XGBoost 2.0 image is known")
-    assert "pip install 'smlaunch[sagemaker]'" in told
-    (told,) = refusals(job("kmeans", framework_version="2"))
-    assert told.startswith("framework_version: K-Means has no version 2; it has 1")
+    (message,) = refusals(xgboost(CPU, "2.0"))
+    assert message.startswith("framework_version: no XGBoost 2.0 image is known")
+    assert "pip install 'smlaunch[sagemaker]'" in message
+    (message,) = refusals(job("kmeans", framework_version="2"))
+    assert message.startswith("framework_version: K-Means has no version 2; it has 1")
 
 
 # ---- others of their own ---------------------------------------------------------------------------------
 
 
 def test_a_forest_wants_train_sharded_and_test_whole() -> None:
-    asked = job("randomcutforest")
-    asked["inputs"]["train"]["split"] = None
-    asked["inputs"]["test"] = {"uri": "s3://b/test/", "split": "key", "content_type": CSV}
-    assert [told.partition(";")[0] for told in refusals(asked)] == [
+    mapping = job("randomcutforest")
+    mapping["inputs"]["train"]["split"] = None
+    mapping["inputs"]["test"] = {"uri": "s3://b/test/", "split": "key", "content_type": CSV}
+    assert [message.partition(";")[0] for message in refusals(mapping)] == [
         "inputs.train.split: randomcutforest reads train only as ShardedByS3Key",
         "inputs.test.split: randomcutforest needs all of test on every host",
     ]
@@ -442,39 +449,41 @@ def test_a_forest_wants_train_sharded_and_test_whole() -> None:
 
 @pytest.mark.parametrize("name", ["image-classification", "object-detection"])
 def test_recordio_in_pipe_mode_goes_to_every_host_whole(name: str) -> None:
-    asked = job(name, hosts=2)
-    asked["inputs"]["train"] |= {"mode": "Pipe", "split": "key"}
-    (told,) = refusals(asked)
-    assert told.startswith(f"inputs.train.split: {name} reads all recordIO data in Pipe mode on every host")
-    warnings = planned(job(name, hosts=2)).warnings
+    mapping = job(name, hosts=2)
+    mapping["inputs"]["train"] |= {"mode": "Pipe", "split": "key"}
+    (message,) = refusals(mapping)
+    assert message.startswith(
+        f"inputs.train.split: {name} reads all recordIO data in Pipe mode on every host"
+    )
+    warnings = plan_job(job(name, hosts=2)).warnings
     assert any("wants hyperparameters.kv_store" in warning for warning in warnings)
 
 
 def test_blazingtext_batch_skipgram_is_the_exception() -> None:
-    words = {"mode": "batch_skipgram"}
-    plan = planned(job("blazingtext", CPU, hosts=3, hyperparameters=words))
+    hyperparameters = {"mode": "batch_skipgram"}
+    plan = plan_job(job("blazingtext", CPU, hosts=3, hyperparameters=hyperparameters))
     assert request_of(plan)["ResourceConfig"]["InstanceCount"] == 3
     assert any("the table of all algorithms does not (unconfirmed)" in warning for warning in plan.warnings)
-    (told,) = refusals(job("blazingtext", GPU, hosts=3, hyperparameters=words))
-    assert told.startswith("compute.instance_type: batch_skipgram trains on several hosts only with CPUs")
+    (message,) = refusals(job("blazingtext", GPU, hosts=3, hyperparameters=hyperparameters))
+    assert message.startswith("compute.instance_type: batch_skipgram trains on several hosts only with CPUs")
 
 
 def test_lightgbm_on_several_hosts_reads_train() -> None:
     inputs = {"training": {"uri": "s3://b/training/", "content_type": CSV}}
-    planned(job("lightgbm", inputs=inputs))
-    (told,) = refusals(job("lightgbm", hosts=2, inputs=inputs))
-    assert told.startswith("inputs.training: lightgbm on several hosts reads a channel train")
+    plan_job(job("lightgbm", inputs=inputs))
+    (message,) = refusals(job("lightgbm", hosts=2, inputs=inputs))
+    assert message.startswith("inputs.training: lightgbm on several hosts reads a channel train")
 
 
 def test_what_is_said_of_some() -> None:
     assert any(
         "gains from several hosts only with large" in w
-        for w in planned(job("forecasting-deepar", hosts=2)).warnings
+        for w in plan_job(job("forecasting-deepar", hosts=2)).warnings
     )
-    assert any("leaves no model behind when it is stopped" in w for w in planned(job("ntm")).warnings)
-    on_gpus = planned(job("ipinsights", GPU, hosts=2)).warnings
+    assert any("leaves no model behind when it is stopped" in w for w in plan_job(job("ntm")).warnings)
+    on_gpus = plan_job(job("ipinsights", GPU, hosts=2)).warnings
     assert any("with GPUs those of one host" in warning for warning in on_gpus)
-    assert any("recommends split: key" in w for w in planned(job("linear-learner", hosts=2)).warnings)
+    assert any("recommends split: key" in w for w in plan_job(job("linear-learner", hosts=2)).warnings)
 
 
 # ---- images, spot, names ---------------------------------------------------------------------------------
@@ -482,17 +491,17 @@ def test_what_is_said_of_some() -> None:
 
 @table("name", JUMPSTART)
 def test_jumpstart_hosts_seven(name: str) -> None:
-    asked = job(name)
-    del asked["image"]
-    (told,) = refusals(asked)
-    assert told.startswith("image: JumpStart hosts ")
-    assert "pip install 'smlaunch[sagemaker]'" in told
-    assert told.endswith("or name an image")
-    assert any("a separate script of JumpStart" in warning for warning in planned(job(name)).warnings)
+    mapping = job(name)
+    del mapping["image"]
+    (message,) = refusals(mapping)
+    assert message.startswith("image: JumpStart hosts ")
+    assert "pip install 'smlaunch[sagemaker]'" in message
+    assert message.endswith("or name an image")
+    assert any("a separate script of JumpStart" in warning for warning in plan_job(job(name)).warnings)
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "host"),
+    ("name", "region_and_partition", "host"),
     [
         ("xgboost", ("eu-west-1", "aws"), "141502667606.dkr.ecr.eu-west-1.amazonaws.com"),
         ("xgboost", ("cn-north-1", "aws-cn"), "450853457545.dkr.ecr.cn-north-1.amazonaws.com.cn"),
@@ -500,72 +509,72 @@ def test_jumpstart_hosts_seven(name: str) -> None:
         ("pca", ("us-gov-west-1", "aws-us-gov"), "226302683700.dkr.ecr.us-gov-west-1.amazonaws.com"),
     ],
 )
-def test_registries_of_other_regions(name: str, where: tuple[str, str], host: str) -> None:
-    plan = planned(job(name), region(region=where[0], partition=where[1]))
+def test_registries_of_other_regions(name: str, region_and_partition: tuple[str, str], host: str) -> None:
+    plan = plan_job(job(name), region(region=region_and_partition[0], partition=region_and_partition[1]))
     assert plan.image.startswith(host + "/")
 
 
 def test_regions_without_an_image() -> None:
-    (told,) = refusals(job("lda"), region="ap-east-1")
-    assert told.startswith("image: no registry with AWS's image of LDA is known in region ap-east-1")
-    (told,) = refusals(job("kmeans"), region="xx-nowhere-1")
-    assert told.startswith("image: no registry of AWS's images is known in region xx-nowhere-1")
+    (message,) = refusals(job("lda"), region="ap-east-1")
+    assert message.startswith("image: no registry with AWS's image of LDA is known in region ap-east-1")
+    (message,) = refusals(job("kmeans"), region="xx-nowhere-1")
+    assert message.startswith("image: no registry of AWS's images is known in region xx-nowhere-1")
 
 
 CHECKPOINTING = ("image-classification", "object-detection", "semantic-segmentation", "xgboost")
 
 
-@table("name", ALL)
+@table("name", ALL_ROWS)
 def test_spot(name: str) -> None:
     """MaxWait is at most an hour where an algorithm keeps no checkpoints."""
-    asked = job(name, limits={"max_runtime": "40m"})
-    asked["compute"]["spot"] = True
-    stopping = request_of(planned(asked))["StoppingCondition"]
+    mapping = job(name, limits={"max_runtime": "40m"})
+    mapping["compute"]["spot"] = True
+    stopping = request_of(plan_job(mapping))["StoppingCondition"]
     wait = 4800 if name in CHECKPOINTING else 3600
     assert stopping == {"MaxRuntimeInSeconds": 2400, "MaxWaitTimeInSeconds": wait}
-    asked |= {"limits": {"max_runtime": "2h"}, "checkpoints": "s3://b/kept/"}
+    mapping |= {"limits": {"max_runtime": "2h"}, "checkpoints": "s3://b/kept/"}
     if name in CHECKPOINTING:
-        request = request_of(planned(asked))
+        request = request_of(plan_job(mapping))
         assert request["CheckpointConfig"] == {"S3Uri": "s3://b/kept/", "LocalPath": "/opt/ml/checkpoints"}
     else:
-        (told,) = refusals(asked)
-        assert told.startswith(
+        (message,) = refusals(mapping)
+        assert message.startswith(
             f"limits.max_runtime: {name} saves no checkpoints: on spot it may take an hour"
         )
 
 
 def test_checkpoints_of_an_algorithm_that_keeps_none() -> None:
-    warnings = planned(job("pca", checkpoints="s3://b/kept/")).warnings
+    warnings = plan_job(job("pca", checkpoints="s3://b/kept/")).warnings
     assert any("checkpoints has no effect: pca saves none" in warning for warning in warnings)
 
 
 @table(
-    ("written", "image"),
+    ("spelling", "image"),
     [("K-Means", "kmeans:1"), ("KMeans", "kmeans:1"), ("RandomCutForest", "randomcutforest:1")]
     + [("DeepAR Forecasting", "forecasting-deepar:1"), ("deepar", "forecasting-deepar:1")],
 )
-def test_names_as_people_write_them(written: str, image: str) -> None:
+def test_names_as_people_write_them(spelling: str, image: str) -> None:
     row = ROWS[image.partition(":")[0]]
     name = image.partition(":")[0]
     assert (
-        planned({**job(name), "algorithm": written}).image
+        plan_job({**job(name), "algorithm": spelling}).image
         == f"{row.account}.dkr.ecr.us-east-1.amazonaws.com/{image}"
     )
 
 
 def test_names_that_are_none() -> None:
-    (told,) = refusals({"algorithm": "xgbost", "inputs": {"train": "s3://b/train/"}})
-    assert told == "algorithm: there is no built-in algorithm 'xgbost', did you mean 'xgboost'?"
+    (message,) = refusals({"algorithm": "xgbost", "inputs": {"train": "s3://b/train/"}})
+    assert message == "algorithm: there is no built-in algorithm 'xgbost', did you mean 'xgboost'?"
     assert refusals({"strategy": "builtin"}) == [
         "algorithm: builtin runs one of SageMaker's algorithms; name it"
     ]
-    (told,) = refusals({**job("kmeans"), "strategy": "ddp"})
-    assert told == "strategy: a built-in algorithm needs strategy: builtin, not ddp; leave it out"
-    (told,) = refusals({**job("kmeans"), "compute": {"processes_per_host": 2, "instance_type": CPU}})
-    assert told.startswith("compute.processes_per_host: it applies to scripts")
+    (message,) = refusals({**job("kmeans"), "strategy": "ddp"})
+    assert message == "strategy: a built-in algorithm needs strategy: builtin, not ddp; leave it out"
+    (message,) = refusals({**job("kmeans"), "compute": {"processes_per_host": 2, "instance_type": CPU}})
+    assert message.startswith("compute.processes_per_host: it applies to scripts")
 
 
 def test_on_the_local_endpoint_it_is_told_that_images_have_to_be_run() -> None:
-    known = InputFacts("s3://b/train/", "s3", objects=3, bytes=30)
-    plan = planned(job("kmeans"), local(inputs={"train": known}))
+    input_facts = InputFacts("s3://b/train/", "s3", objects=3, bytes=30)
+    plan = plan_job(job("kmeans"), local(inputs={"train": input_facts}))
     assert any("executor processes starts this machine's own `train`" in w for w in plan.warnings)

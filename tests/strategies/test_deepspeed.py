@@ -24,7 +24,7 @@ DEEPSPEED = ScriptFacts(
 )
 
 
-def where(**files: str) -> Facts:
+def facts_with_files(**files: str) -> Facts:
     source = SourceFacts(
         "src", "train.py", "ab" * 32, 3, 100, json_files={f"{k}.json": v for k, v in files.items()}
     )
@@ -32,10 +32,13 @@ def where(**files: str) -> Facts:
 
 
 def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
-    made = plan({"options": {"config": "zero.json"}, "args": ["--x"]}, where(zero='{"train_batch_size": 8}'))
-    assert made.strategy == "deepspeed"
-    assert "strategy.deepspeed" in [reason.rule for reason in made.reasons]
-    spec = made.planned_jobs[0].launch_spec
+    job_plan = plan(
+        {"options": {"config": "zero.json"}, "args": ["--x"]},
+        facts_with_files(zero='{"train_batch_size": 8}'),
+    )
+    assert job_plan.strategy == "deepspeed"
+    assert "strategy.deepspeed" in [reason.rule for reason in job_plan.reasons]
+    spec = job_plan.planned_jobs[0].launch_spec
     assert spec is not None
     assert (spec.ranks.rendezvous, spec.ranks.launcher, spec.services) == (True, "runtime", ())
     assert spec.ranks.argv == (
@@ -44,7 +47,7 @@ def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
     )
     # The default type has no accelerator.
     assert ("DS_ACCELERATOR", "cpu") in spec.ranks.env
-    assert any("not known to contain deepspeed" in warning for warning in made.warnings)
+    assert any("not known to contain deepspeed" in warning for warning in job_plan.warnings)
 
 
 def test_with_gpus_deepspeed_finds_them_itself() -> None:
@@ -57,7 +60,7 @@ def test_with_gpus_deepspeed_finds_them_itself() -> None:
 
 
 @table(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"train_batch_size": 64}, None),
         ({"train_batch_size": 64, "gradient_accumulation_steps": 4}, None),
@@ -82,17 +85,17 @@ def test_with_gpus_deepspeed_finds_them_itself() -> None:
         ([], "not a JSON object"),
     ],
 )
-def test_a_configuration_for_four_ranks(config: Any, said: str | None) -> None:
-    told = list(config_problems(json.dumps(config), 4))
-    if said is None:
-        assert told == []
+def test_a_configuration_for_four_ranks(config: Any, message: str | None) -> None:
+    messages = list(config_problems(json.dumps(config), 4))
+    if message is None:
+        assert messages == []
     else:
-        assert said in " ".join(told)
+        assert message in " ".join(messages)
 
 
 def test_what_is_no_json_is_told_with_its_place() -> None:
-    (told,) = config_problems('{"train_batch_size": 64,}', 4)
-    assert told.startswith("it is not JSON (") and "line 1" in told
+    (message,) = config_problems('{"train_batch_size": 64,}', 4)
+    assert message.startswith("it is not JSON (") and "line 1" in message
 
 
 def test_an_unknown_number_of_ranks_is_not_reckoned_with() -> None:
@@ -119,7 +122,7 @@ def test_ranks_that_share_a_model_are_fewer_for_the_batch() -> None:
 )
 def test_the_file_is_found_where_the_job_names_it(job: dict[str, Any], path: str) -> None:
     with pytest.raises(JobError) as caught:
-        plan({"compute": {"hosts": 2}, **job}, where(bad='{"train_batch_size": 5}'))
+        plan({"compute": {"hosts": 2}, **job}, facts_with_files(bad='{"train_batch_size": 5}'))
     assert path in [problem.path for problem in caught.value.problems]
 
 

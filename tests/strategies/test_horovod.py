@@ -17,19 +17,19 @@ from smlaunch.planner.plan import Plan
 from smlaunch.runtime.horovod_rendezvous import serve
 from tests.planner.fixtures import region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import planned, refusals
+from tests.strategies.requests import plan_job, refusals
 
 HOROVOD = ScriptFacts(imports=frozenset({"horovod.torch", "horovod", "torch"}))
 COMPUTE = {"hosts": 2, "processes_per_host": 2, "instance_type": "ml.m5.xlarge"}
 PORT = Ref("port", offset=4)
 
 
-def asked(**job: Any) -> Plan:
-    return planned({"compute": COMPUTE, **job}, region(script=HOROVOD))
+def plan_horovod(**job: Any) -> Plan:
+    return plan_job({"compute": COMPUTE, **job}, region(script=HOROVOD))
 
 
 def test_on_mpi() -> None:
-    plan = asked()
+    plan = plan_horovod()
     assert plan.strategy == "horovod"
     spec = spec_of(plan)
     assert (spec.ranks.launcher, spec.services) == (MPI, ())
@@ -40,7 +40,7 @@ def test_on_mpi() -> None:
 
 
 def test_by_gloo() -> None:
-    plan = asked(options={"controller": "gloo"})
+    plan = plan_horovod(options={"controller": "gloo"})
     spec = spec_of(plan)
     assert (spec.ranks.launcher, spec.ranks.per_host, spec.ranks.launcher_options) == (RUNTIME, 2, ())
     assert {name: word for name, word in spec.ranks.env if name.startswith("HOROVOD_")} == {
@@ -56,11 +56,11 @@ def test_by_gloo() -> None:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
-    words = (Ref("python"), "-c", "from smlaunch.runtime.horovod_rendezvous import main; main()")
+    rendezvous_command = (Ref("python"), "-c", "from smlaunch.runtime.horovod_rendezvous import main; main()")
     assert spec.services == (
         ServiceSpec(
             "horovod-rendezvous",
-            (*words, PORT, Ref("world_size"), Ref("hosts")),
+            (*rendezvous_command, PORT, Ref("world_size"), Ref("hosts")),
             runs_on=LEADER,
             ready_address=Concat((Ref("leader_address", suffix=":"), PORT)),
         ),
@@ -69,7 +69,7 @@ def test_by_gloo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"controller": "nccl"}, "options.controller: one of mpi, gloo, not 'nccl'"),
         (
@@ -78,16 +78,16 @@ def test_by_gloo() -> None:
         ),
     ],
 )
-def test_refusals(options: dict[str, str], said: str) -> None:
-    assert refusals({"compute": COMPUTE, "options": options}, region(script=HOROVOD)) == [said]
+def test_refusals(options: dict[str, str], message: str) -> None:
+    assert refusals({"compute": COMPUTE, "options": options}, region(script=HOROVOD)) == [message]
 
 
 def test_a_script_that_is_none() -> None:
-    told = refusals(
+    messages = refusals(
         {"entry": "src/train.sh", "strategy": "horovod", "compute": COMPUTE},
         region(script=HOROVOD, source=SHELL),
     )
-    assert told == [
+    assert messages == [
         "strategy: horovod starts Python scripts; train.sh needs strategy: custom, or a .py around it"
     ]
 
@@ -106,38 +106,38 @@ def port() -> Iterator[int]:
     server.server_close()
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def send_request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request(method, path, body)
     answer = connection.getresponse()
-    found = answer.status, answer.read()
+    status_and_body = answer.status, answer.read()
     connection.close()
-    return found
+    return status_and_body
 
 
 def test_values_by_scope_and_key(port: int) -> None:
     value = bytes(range(256)) * 40
-    assert ask(port, "GET", "/global/0") == (404, b"")
-    assert ask(port, "PUT", "/global/0", value) == (200, b"")
-    assert ask(port, "PUT", "/local_algo-1/0", b"other") == (200, b"")
-    assert ask(port, "GET", "/global/0") == (200, value)
-    assert ask(port, "GET", "/local_algo-1/0") == (200, b"other")
-    assert ask(port, "PUT", "/global", b"")[0] == 400
+    assert send_request(port, "GET", "/global/0") == (404, b"")
+    assert send_request(port, "PUT", "/global/0", value) == (200, b"")
+    assert send_request(port, "PUT", "/local_algo-1/0", b"other") == (200, b"")
+    assert send_request(port, "GET", "/global/0") == (200, value)
+    assert send_request(port, "GET", "/local_algo-1/0") == (200, b"other")
+    assert send_request(port, "PUT", "/global", b"")[0] == 400
 
 
 @pytest.mark.parametrize(("scope", "size"), [("global", 4), ("local_algo-2", 2), ("cross_1", 2)])
 def test_the_last_rank_that_leaves_clears_the_scope(port: int, scope: str, size: int) -> None:
     """So that ranks which shut down and begin anew do not meet those of before."""
     for _ in range(2):
-        ask(port, "PUT", f"/{scope}/key", b"value")
+        send_request(port, "PUT", f"/{scope}/key", b"value")
         for rank in range(size):
-            assert ask(port, "GET", f"/{scope}/key") == (200, b"value")
-            assert ask(port, "DELETE", f"/{scope}/{rank}") == (200, b"")
-        assert ask(port, "GET", f"/{scope}/key") == (404, b"")
+            assert send_request(port, "GET", f"/{scope}/key") == (200, b"value")
+            assert send_request(port, "DELETE", f"/{scope}/{rank}") == (200, b"")
+        assert send_request(port, "GET", f"/{scope}/key") == (404, b"")
 
 
 def test_another_scopes_key_is_deleted_itself(port: int) -> None:
-    ask(port, "PUT", "/global_1/0", b"a")
-    ask(port, "PUT", "/global_1/1", b"b")
-    ask(port, "DELETE", "/global_1/0")
-    assert [ask(port, "GET", f"/global_1/{rank}")[0] for rank in (0, 1)] == [404, 200]
+    send_request(port, "PUT", "/global_1/0", b"a")
+    send_request(port, "PUT", "/global_1/1", b"b")
+    send_request(port, "DELETE", "/global_1/0")
+    assert [send_request(port, "GET", f"/global_1/{rank}")[0] for rank in (0, 1)] == [404, 200]

@@ -13,26 +13,26 @@ ACCELERATE = ScriptFacts(imports=frozenset({"torch.distributed", "accelerate.Acc
 
 @pytest.mark.parametrize(("script", "library"), [(TRAINER, "transformers"), (ACCELERATE, "accelerate")])
 def test_on_gpus_it_takes_the_image_that_brings_both(script: ScriptFacts, library: str) -> None:
-    made = plan({"compute": {"instance_type": "ml.g5.12xlarge", "hosts": 2}}, region(script=script))
-    assert (made.strategy, made.processes_per_host) == ("huggingface", 4)
-    assert f"strategy.{library}" in [reason.rule for reason in made.reasons]
-    assert made.image == (
+    job_plan = plan({"compute": {"instance_type": "ml.g5.12xlarge", "hosts": 2}}, region(script=script))
+    assert (job_plan.strategy, job_plan.processes_per_host) == ("huggingface", 4)
+    assert f"strategy.{library}" in [reason.rule for reason in job_plan.reasons]
+    assert job_plan.image == (
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training:"
         "2.9.0-transformers5.3.0-gpu-py312-cu130-ubuntu22.04"
     )
-    spec = made.planned_jobs[0].launch_spec
+    spec = job_plan.planned_jobs[0].launch_spec
     assert spec is not None
     assert (spec.ranks.rendezvous, spec.ranks.per_host, spec.hang_seconds) == (True, 4, 3600)
-    assert made.requests[0]["AlgorithmSpecification"]["ContainerEntrypoint"][0] == "python3"
+    assert job_plan.requests[0]["AlgorithmSpecification"]["ContainerEntrypoint"][0] == "python3"
 
 
 def test_without_gpus_it_takes_pytorchs_image_and_says_what_that_lacks() -> None:
-    without = plan({"compute": {"instance_type": "ml.c5.xlarge"}}, region(script=TRAINER))
-    assert "/pytorch:" in without.image
-    assert any("neither transformers nor accelerate" in warning for warning in without.warnings)
-    own = plan(
+    cpu_plan = plan({"compute": {"instance_type": "ml.c5.xlarge"}}, region(script=TRAINER))
+    assert "/pytorch:" in cpu_plan.image
+    assert any("neither transformers nor accelerate" in warning for warning in cpu_plan.warnings)
+    own_image_plan = plan(
         {"compute": {"instance_type": "ml.c5.xlarge"}, "image": "mine:1", "strategy": "huggingface"},
         region(script=TRAINER),
     )
-    assert not any("neither transformers" in warning for warning in own.warnings)
+    assert not any("neither transformers" in warning for warning in own_image_plan.warnings)
     assert not any("neither transformers" in warning for warning in plan({}, local(script=TRAINER)).warnings)

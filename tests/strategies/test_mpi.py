@@ -11,7 +11,7 @@ from smlaunch.planner.facts import ScriptFacts, SourceFacts
 from smlaunch.planner.plan import Plan
 from tests.planner.fixtures import local, plan, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, planned, refusals, request_of
+from tests.strategies.requests import documented, plan_job, refusals, request_of
 from tests.tables import table
 
 MPI4PY = ScriptFacts(imports=frozenset({"mpi4py", "mpi4py.MPI", "numpy"}))
@@ -21,21 +21,21 @@ SCRIPT = Ref("source", suffix="/train.py")
 PROGRAM = SourceFacts("src", "sum", "ab" * 32, file_count=1, bytes=40_321)
 
 
-def asked(facts: ScriptFacts = MPI4PY, **job: Any) -> Plan:
+def plan_mpi(facts: ScriptFacts = MPI4PY, **job: Any) -> Plan:
     source = job.pop("source", None)
     world = region(script=facts) if source is None else region(script=facts, source=source)
-    return planned({"compute": COMPUTE, **job}, world)
+    return plan_job({"compute": COMPUTE, **job}, world)
 
 
 def test_a_script_that_imports_mpi4py_is_its() -> None:
-    plan = asked()
+    plan = plan_mpi()
     assert plan.strategy == "mpi"
     assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
     assert [upload.kind for upload in plan.uploads].count("secret") == 1
 
 
 def test_what_is_started() -> None:
-    ranks = spec_of(asked(args=["--fast"])).ranks
+    ranks = spec_of(plan_mpi(args=["--fast"])).ranks
     # python -m mpi4py ends all ranks upon an exception in one; else they wait for it for ever.
     assert ranks.argv == (Ref("python"), "-m", "mpi4py", SCRIPT, "--fast", Ref("hyperparameters"))
     assert (ranks.launcher, ranks.runs_on, ranks.per_host, ranks.rendezvous) == (MPI, ALL, 4, True)
@@ -43,23 +43,23 @@ def test_what_is_started() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "facts", "words"),
+    ("source", "facts", "program"),
     [
         (None, ScriptFacts(imports=frozenset({"numpy"})), (Ref("python"), SCRIPT)),
         (PROGRAM, ScriptFacts(), (Ref("source", suffix="/sum"),)),
         (SHELL, ScriptFacts(), ("bash", Ref("source", suffix="/train.sh"))),
     ],
 )
-def test_any_other_program_as_it_is(source: SourceFacts | None, facts: ScriptFacts, words: Any) -> None:
+def test_any_other_program_as_it_is(source: SourceFacts | None, facts: ScriptFacts, program: Any) -> None:
     entry = "src/" + (source.entry if source else "train.py")
-    plan = asked(facts, strategy="mpi", entry=entry, source=source)
-    assert spec_of(plan).ranks.argv == (*words, Ref("hyperparameters"))
-    told = any("does not import mpi4py" in line for line in plan.warnings)
-    assert told == (source is None)
+    plan = plan_mpi(facts, strategy="mpi", entry=entry, source=source)
+    assert spec_of(plan).ranks.argv == (*program, Ref("hyperparameters"))
+    is_warned = any("does not import mpi4py" in line for line in plan.warnings)
+    assert is_warned == (source is None)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options_text", "launcher_options"),
     [
         ("--map-by node -x 'NAME=a b; $HOME'", ("--map-by", "node", "-x", "NAME=a b; $HOME")),
         (["--bind-to", "core"], ("--bind-to", "core")),
@@ -67,20 +67,22 @@ def test_any_other_program_as_it_is(source: SourceFacts | None, facts: ScriptFac
         ("", ()),
     ],
 )
-def test_the_users_words(given: Any, words: tuple[str, ...]) -> None:
-    assert spec_of(asked(options={"mpirun_options": given})).ranks.launcher_options == words
+def test_the_users_words(options_text: Any, launcher_options: tuple[str, ...]) -> None:
+    assert (
+        spec_of(plan_mpi(options={"mpirun_options": options_text})).ranks.launcher_options == launcher_options
+    )
 
 
 def test_an_image_that_may_lack_mpi4py() -> None:
-    told = "AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file."
+    message = "AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file."
     job = {"strategy": "mpi", "compute": COMPUTE}
-    assert told in plan(job, region(script=MPI4PY)).warnings
-    assert told not in plan(job, local(script=MPI4PY)).warnings
-    assert told not in plan({**job, "image": "mine:1"}, region(script=MPI4PY)).warnings
+    assert message in plan(job, region(script=MPI4PY)).warnings
+    assert message not in plan(job, local(script=MPI4PY)).warnings
+    assert message not in plan({**job, "image": "mine:1"}, region(script=MPI4PY)).warnings
 
 
 @table(
-    ("given", "said"),
+    ("options_text", "message"),
     [
         ("-np 8", "-np cannot be given: compute.processes_per_host says how many ranks there are"),
         ("--np=8", "--np=8 cannot be given: compute.processes_per_host says how many ranks there are"),
@@ -99,6 +101,8 @@ def test_an_image_that_may_lack_mpi4py() -> None:
         ({"map-by": "node"}, "a list of arguments or one text is needed, not {'map-by': 'node'}"),
     ],
 )
-def test_words_that_say_what_the_job_says_elsewhere(given: Any, said: str) -> None:
-    told = refusals({"compute": COMPUTE, "options": {"mpirun_options": given}}, region(script=MPI4PY))
-    assert told == [f"options.mpirun_options: {said}"]
+def test_words_that_say_what_the_job_says_elsewhere(options_text: Any, message: str) -> None:
+    messages = refusals(
+        {"compute": COMPUTE, "options": {"mpirun_options": options_text}}, region(script=MPI4PY)
+    )
+    assert messages == [f"options.mpirun_options: {message}"]

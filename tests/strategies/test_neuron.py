@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -47,8 +47,8 @@ def job(instance_type: str = "ml.trn1.32xlarge", hosts: int = 2, **fields: Any) 
 
 @table(("version", "instance_type"), itertools.product(TAGS, CORES))
 def test_the_request(version: str | None, instance_type: str) -> None:
-    asked = {} if version is None else {"framework_version": version}
-    plan = planned(job(instance_type, **asked), script=USES_XLA)
+    version_field = {} if version is None else {"framework_version": version}
+    plan = plan_job(job(instance_type, **version_field), script=USES_XLA)
     image = f"{REGISTRY}/pytorch-training-neuronx:{TAGS[version]}"
     assert request_of(plan) == documented(image, instance_type, 2)
     assert plan.processes_per_host == CORES[instance_type]
@@ -57,13 +57,13 @@ def test_the_request(version: str | None, instance_type: str) -> None:
 
 @table(("image", "instance_type"), itertools.product(HUGGING_FACE, CORES))
 def test_images_of_hugging_face(image: str, instance_type: str) -> None:
-    plan = planned(job(instance_type, image=f"{REGISTRY}/{image}"), script=USES_XLA)
+    plan = plan_job(job(instance_type, image=f"{REGISTRY}/{image}"), script=USES_XLA)
     assert request_of(plan) == documented(f"{REGISTRY}/{image}", instance_type, 2)
 
 
 @pytest.mark.parametrize("instance_type", CORES)
 def test_the_launch_line(instance_type: str, tmp_path: Path) -> None:
-    assert torchrun_line(planned(job(instance_type), script=USES_XLA), tmp_path)[:10] == [
+    assert torchrun_line(plan_job(job(instance_type), script=USES_XLA), tmp_path)[:10] == [
         *("python3", "-m", "torch.distributed.run", "--no_python", "--max_restarts=0", "--nnodes=2"),
         *("--node_rank=1", f"--nproc_per_node={CORES[instance_type]}", "--master_addr=algo-1"),
         "--master_port=29500",
@@ -71,7 +71,7 @@ def test_the_launch_line(instance_type: str, tmp_path: Path) -> None:
 
 
 def test_a_run_that_only_compiles(tmp_path: Path) -> None:
-    plan = planned(job(options={"parallel_compile": True}), script=USES_XLA)
+    plan = plan_job(job(options={"parallel_compile": True}), script=USES_XLA)
     line = torchrun_line(plan, tmp_path)
     assert line[:4] == ["neuron_parallel_compile", "python3", "-m", "torch.distributed.run"]
     assert "HyperParameters" not in request_of(plan)
@@ -79,26 +79,26 @@ def test_a_run_that_only_compiles(tmp_path: Path) -> None:
 
 @table("instance_type", ["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.m5.xlarge", "ml.c5.xlarge"])
 def test_other_instance_types(instance_type: str) -> None:
-    (told,) = refusals(job(instance_type))
-    assert told.startswith(f"compute.instance_type: {instance_type} has no NeuronCores; take a trn type")
+    (message,) = refusals(job(instance_type))
+    assert message.startswith(f"compute.instance_type: {instance_type} has no NeuronCores; take a trn type")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "smddp", "smp"])
 def test_other_strategies_on_trainium(strategy: str) -> None:
-    told = refusals({"strategy": strategy, "compute": {"instance_type": "ml.trn1.32xlarge"}})
-    assert told == [line for line in told if line.startswith("strategy: ")]
-    assert "take strategy: neuron" in told[0]
+    messages = refusals({"strategy": strategy, "compute": {"instance_type": "ml.trn1.32xlarge"}})
+    assert messages == [line for line in messages if line.startswith("strategy: ")]
+    assert "take strategy: neuron" in messages[0]
 
 
 @pytest.mark.parametrize("version", ["2.5", "2.10", "2.9.0-sdk2.99"])
 def test_other_versions(version: str) -> None:
-    (told,) = refusals(job(framework_version=version))
-    assert told.startswith("framework_version: ")
+    (message,) = refusals(job(framework_version=version))
+    assert message.startswith("framework_version: ")
 
 
 def test_what_is_warned_of() -> None:
-    assert any("train.py does not import torch_xla" in w for w in planned(job()).warnings)
-    second = planned(job("ml.trn2.48xlarge"), script=USES_XLA).warnings
+    assert any("train.py does not import torch_xla" in w for w in plan_job(job()).warnings)
+    second = plan_job(job("ml.trn2.48xlarge"), script=USES_XLA).warnings
     assert any("128 physical NeuronCores" in w and "64 logical ones (unconfirmed)" in w for w in second)
-    (told,) = refusals(job(options={"parallel_compile": "yes"}))
-    assert told == "options.parallel_compile: true or false is needed, not 'yes'"
+    (message,) = refusals(job(options={"parallel_compile": "yes"}))
+    assert message == "options.parallel_compile: true or false is needed, not 'yes'"

@@ -15,7 +15,7 @@ from smlaunch.planner.plan import Plan
 from smlaunch.runtime import ray_driver
 from tests.planner.fixtures import local, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, planned, refusals, request_of
+from tests.strategies.requests import documented, plan_job, refusals, request_of
 
 RAY = ScriptFacts(imports=frozenset({"ray", "torch"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
@@ -24,12 +24,12 @@ NODE = Concat((Ref("address", suffix=":"), Ref("own_port", offset=8)))
 COMPUTE = {"hosts": 2, "instance_type": "ml.m5.xlarge"}
 
 
-def asked(here: bool = False, **job: Any) -> Plan:
-    return planned({"compute": COMPUTE, **job}, (local if here else region)(script=RAY))
+def plan_ray(is_local: bool = False, **job: Any) -> Plan:
+    return plan_job({"compute": COMPUTE, **job}, (local if is_local else region)(script=RAY))
 
 
 def test_the_request() -> None:
-    plan = asked()
+    plan = plan_ray()
     assert plan.strategy == "ray"
     assert "strategy.ray" in [reason.rule for reason in plan.reasons]
     assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
@@ -37,7 +37,7 @@ def test_the_request() -> None:
 
 
 def test_the_cluster_and_its_driver() -> None:
-    spec = spec_of(asked(args=["--fast"]))
+    spec = spec_of(plan_ray(args=["--fast"]))
     start = (
         *(Ref("python"), "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
         Ref("address", prefix="--node-ip-address="),
@@ -67,7 +67,7 @@ def test_the_cluster_and_its_driver() -> None:
 
 
 def test_its_options() -> None:
-    head, worker = spec_of(asked(options={"cpus": 3, "dashboard": True})).services
+    head, worker = spec_of(plan_ray(options={"cpus": 3, "dashboard": True})).services
     assert "--num-cpus=3" in head.argv
     assert "--num-cpus=3" in worker.argv
     assert "--include-dashboard=true" in head.argv
@@ -75,7 +75,7 @@ def test_its_options() -> None:
 
 
 def test_what_is_refused() -> None:
-    told = refusals(
+    messages = refusals(
         {
             "entry": "src/train.sh",
             "strategy": "ray",
@@ -91,36 +91,39 @@ def test_what_is_refused() -> None:
         "options.dashboard: true or false is needed, not 'yes'",
         "options.gpus: ray has no such option",
     ):
-        assert any(line.startswith(part) for line in told), (part, told)
+        assert any(line.startswith(part) for line in messages), (part, messages)
 
 
 @pytest.mark.parametrize(
-    ("job", "warned"),
+    ("job", "is_warned"),
     [({}, True), ({"requirements": "requirements.txt"}, False), ({"image": "1.dkr/ray:2"}, False)],
 )
-def test_an_image_without_ray_is_told(job: dict[str, Any], warned: bool) -> None:
+def test_an_image_without_ray_is_told(job: dict[str, Any], is_warned: bool) -> None:
     source = dataclasses.replace(region().source, has_requirements=True)
-    warnings = planned({"compute": COMPUTE, **job}, region(script=RAY, source=source)).warnings
-    assert any("AWS's PyTorch images do not contain Ray" in line for line in warnings) is warned
-    assert not any("do not contain Ray" in line for line in asked(here=True).warnings)
+    warnings = plan_job({"compute": COMPUTE, **job}, region(script=RAY, source=source)).warnings
+    assert any("AWS's PyTorch images do not contain Ray" in line for line in warnings) is is_warned
+    assert not any("do not contain Ray" in line for line in plan_ray(is_local=True).warnings)
 
 
 class FakeRay(SimpleNamespace):
     """Nodes join one by one, each time they are asked for."""
 
     def __init__(self, last: int) -> None:
-        super().__init__(asked=0, last=last)
+        super().__init__(alive_nodes=0, last=last)
 
-    def init(self, **words: Any) -> None:
-        self.initialized = words
+    def init(self, **arguments: Any) -> None:
+        self.initialized = arguments
 
     def nodes(self) -> list[dict[str, Any]]:
-        self.asked = min(self.asked + 1, self.last)
-        gone = {"NodeManagerAddress": "10.0.0.9", "Alive": False}
-        return [gone, *({"NodeManagerAddress": f"10.0.0.{n}", "Alive": True} for n in range(self.asked))]
+        self.alive_nodes = min(self.alive_nodes + 1, self.last)
+        dead_node = {"NodeManagerAddress": "10.0.0.9", "Alive": False}
+        return [
+            dead_node,
+            *({"NodeManagerAddress": f"10.0.0.{n}", "Alive": True} for n in range(self.alive_nodes)),
+        ]
 
     def shutdown(self) -> None:
-        self.left = True
+        self.is_shut_down = True
 
 
 def test_the_driver_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +131,7 @@ def test_the_driver_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None
     fake = FakeRay(3)
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
     ray_driver.wait_for_nodes(3)
-    assert (fake.asked, fake.left) == (3, True)
+    assert (fake.alive_nodes, fake.is_shut_down) == (3, True)
 
 
 def test_the_driver_tells_which_nodes_came(monkeypatch: pytest.MonkeyPatch) -> None:

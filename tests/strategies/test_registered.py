@@ -54,7 +54,7 @@ class Shards(Strategy):
 
 
 @pytest.fixture
-def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with some strategies that are good, and some that are not."""
     about = tmp_path / "strategies_of_others-1.0.dist-info"
     about.mkdir()
@@ -72,62 +72,67 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     registry._registered.cache_clear()
 
 
-def test_one_that_can_be_used(registered: None) -> None:
+def test_one_that_can_be_used(registered_strategies: None) -> None:
     assert "ring" in registry.known_strategies()
     assert load_strategy("ring").summary == "starts a ring"
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         ("broken", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("nameless", "AttributeError: module 'json' has no attribute 'Nope'"),
         ("other", "it is no smlaunch.strategies.base.Strategy"),
     ],
 )
-def test_one_that_cannot_is_told_with_its_package(registered: None, name: str, why: str) -> None:
+def test_one_that_cannot_is_told_with_its_package(
+    registered_strategies: None, name: str, reason: str
+) -> None:
     with pytest.raises(JobError) as caught:
         load_strategy(name)
     (problem,) = caught.value.problems
     assert problem.path == "strategy"
     assert problem.message.startswith(f"{name!r}, which another package registers as ")
-    assert why in problem.message
+    assert reason in problem.message
 
 
-def test_the_list_shows_the_others(registered: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_the_others(registered_strategies: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["init", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["strategies"]
     assert rows["ring"] == "starts a ring" and rows["ddp"].startswith("starts every rank")
     assert "cannot be loaded" in rows["broken"]
 
 
-def test_machines_are_compared_for_it_as_for_ours(registered: None) -> None:
+def test_machines_are_compared_for_it_as_for_ours(registered_strategies: None) -> None:
     """Reading the script shows one accelerator; the strategy knows better."""
     script = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
 
 
-def test_a_script_that_imports_none_of_its_libraries_is_told_as_for_ours(registered: None) -> None:
-    told = (
+def test_a_script_that_imports_none_of_its_libraries_is_told_as_for_ours(registered_strategies: None) -> None:
+    message = (
         "train.py does not import lake: unless one of its modules does, lake starts processes that it does "
         "not use."
     )
-    assert told in plan({"strategy": "lake"}, region(script=PLAIN)).warnings
+    assert message in plan({"strategy": "lake"}, region(script=PLAIN)).warnings
     uses = ScriptFacts(imports=frozenset({"pool.tables"}))
-    assert told not in plan({"strategy": "lake"}, region(script=uses)).warnings
+    assert message not in plan({"strategy": "lake"}, region(script=uses)).warnings
 
 
-def test_tables_choose_its_machines_as_for_ours(registered: None) -> None:
+def test_tables_choose_its_machines_as_for_ours(registered_strategies: None) -> None:
     tables = with_inputs(region(), {"train": InputFacts("s3://b/x", "s3", objects=9, bytes=300 * 10**9)})
     job = {"inputs": {"train": "s3://b/x"}}
-    ours, theirs = (plan({"strategy": name, **job}, tables) for name in ("spark", "lake"))
-    assert theirs.hosts == 3
-    assert (theirs.instance_type, theirs.hosts) == (ours.instance_type, ours.hosts)
-    assert any("Lake distributes the work" in reason.explanation for reason in theirs.reasons)
+    built_in_plan, registered_plan = (plan({"strategy": name, **job}, tables) for name in ("spark", "lake"))
+    assert registered_plan.hosts == 3
+    assert (registered_plan.instance_type, registered_plan.hosts) == (
+        built_in_plan.instance_type,
+        built_in_plan.hosts,
+    )
+    assert any("Lake distributes the work" in reason.explanation for reason in registered_plan.reasons)
 
 
-def test_parts_choose_its_hosts_as_for_ours(registered: None) -> None:
+def test_parts_choose_its_hosts_as_for_ours(registered_strategies: None) -> None:
     """It holds its data in memory, though nothing that the script imports says so."""
     rows = InputFacts("s3://b/x", "s3", objects=900, bytes=900 * 10**9)
     world = with_inputs(region(script=PLAIN), {"train": rows})
@@ -135,7 +140,7 @@ def test_parts_choose_its_hosts_as_for_ours(registered: None) -> None:
     assert plan({"strategy": "shards", **job}, world).hosts > 1
 
 
-def test_what_it_does_not_go_with_is_refused_as_for_ours(registered: None) -> None:
+def test_what_it_does_not_go_with_is_refused_as_for_ours(registered_strategies: None) -> None:
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.19.0-gpu-py312"
     with pytest.raises(JobError, match="image: it is TensorFlow's, and ring distributes PyTorch"):
         plan({"strategy": "ring", "image": image})
@@ -143,23 +148,26 @@ def test_what_it_does_not_go_with_is_refused_as_for_ours(registered: None) -> No
         plan({"strategy": "ring", "compute": {"instance_type": "ml.trn1.32xlarge"}})
 
 
-def test_what_its_script_lacks_is_told_as_for_ours(registered: None) -> None:
+def test_what_its_script_lacks_is_told_as_for_ours(registered_strategies: None) -> None:
     script = ScriptFacts(
         imports=frozenset({"torch"}),
         features={"backward": FeatureLocation(3), "process-group": FeatureLocation(1)},
     )
     job = {"strategy": "ring", "compute": {"hosts": 2}}
-    assert any("train.py lacks" in told for told in plan(job, region(script=script)).warnings)
+    assert any("train.py lacks" in warning for warning in plan(job, region(script=script)).warnings)
 
 
-def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered: None) -> None:
+def test_what_it_starts_beside_the_ranks_is_not_dropped_without_a_word(registered_strategies: None) -> None:
     assert plan({"strategy": "ring"}).planned_jobs[0].launch_spec is not None
     with pytest.raises(JobError, match=r"launcher: ring starts more than ranks, which torchrun does not"):
         plan({"strategy": "ring", "launcher": "torchrun"})
 
 
 def test_a_plan_tells_it_without_a_traceback(
-    registered: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    registered_strategies: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path / ".smlaunch"))
     (tmp_path / "train.py").write_text("print()\n")

@@ -12,10 +12,10 @@ SKLEARN = ScriptFacts(imports=frozenset({"sklearn.ensemble", "numpy", "joblib"})
 
 
 def test_one_process_in_its_own_image() -> None:
-    made = plan({}, region(script=SKLEARN))
-    assert (made.strategy, made.processes_per_host) == ("sklearn", 1)
-    assert made.image == "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-scikit-learn:1.9-0"
-    spec = made.planned_jobs[0].launch_spec
+    job_plan = plan({}, region(script=SKLEARN))
+    assert (job_plan.strategy, job_plan.processes_per_host) == ("sklearn", 1)
+    assert job_plan.image == "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-scikit-learn:1.9-0"
+    spec = job_plan.planned_jobs[0].launch_spec
     assert spec is not None and not spec.ranks.rendezvous
 
 
@@ -24,9 +24,9 @@ def test_several_hosts_or_ranks_are_refused_with_the_way_out() -> None:
         plan(
             {"compute": {"hosts": 3, "processes_per_host": 2}, "strategy": "sklearn"}, region(script=SKLEARN)
         )
-    told = {problem.path: problem.message for problem in caught.value.problems}
-    assert "share-nothing" in told["compute.hosts"]
-    assert "joblib starts its own" in told["compute.processes_per_host"]
+    messages = {problem.path: problem.message for problem in caught.value.problems}
+    assert "share-nothing" in messages["compute.hosts"]
+    assert "joblib starts its own" in messages["compute.processes_per_host"]
 
 
 def test_a_metric_of_sklearns_makes_no_sklearn_training() -> None:
@@ -35,8 +35,8 @@ def test_a_metric_of_sklearns_makes_no_sklearn_training() -> None:
 
 
 def test_split_data_goes_share_nothing() -> None:
-    where = with_inputs(region(script=SKLEARN), {"train": InputFacts("s3://b/d/", "s3", objects=9, bytes=9)})
+    facts = with_inputs(region(script=SKLEARN), {"train": InputFacts("s3://b/d/", "s3", objects=9, bytes=9)})
     job = {"compute": {"hosts": 3}, "inputs": {"train": {"uri": "s3://b/d/", "split": "key"}}}
-    made = plan(job, where)
-    assert made.strategy == "share-nothing"
-    assert "strategy.parts" in [reason.rule for reason in made.reasons]
+    job_plan = plan(job, facts)
+    assert job_plan.strategy == "share-nothing"
+    assert "strategy.parts" in [reason.rule for reason in job_plan.reasons]

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -44,13 +44,13 @@ Python of at least 3.8."""
 NO_IMAGE = {
     # Images of Python 3.6, which the runtime does not run on.
     **{
-        old: f"no PyTorch {old} image is known"
-        for old in ("1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1")
+        version: f"no PyTorch {version} image is known"
+        for version in ("1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1")
     },
     "2.1.2": "the PyTorch 2.1 image holds 2.1.0, not 2.1.2",
 }
 
-WITHOUT = {
+VERSIONS_WITHOUT = {
     **dict.fromkeys(("2.3.0", "2.4.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.0", "2.10.0"), "unconfirmed"),
     **dict.fromkeys(("2.11.0", "2.12.1", "2.13.0", "2.14"), "contain no smddp"),
 }
@@ -61,18 +61,18 @@ def test_the_request(version: str | None, instance_type: str) -> None:
     job = {"strategy": "smddp", "compute": {"hosts": 2, "instance_type": instance_type}}
     if version is not None:
         job["framework_version"] = version
-    plan = planned(job, script=USES_SMDDP)
+    plan = plan_job(job, script=USES_SMDDP)
     assert request_of(plan) == documented(f"{REGISTRY}/{IMAGES[version]}", instance_type, 2)
 
 
 def test_the_last_image_that_the_documentation_names() -> None:
     compute = {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}
-    plan = planned({"strategy": "smddp", "image": SMP_IMAGE, "compute": compute}, script=USES_SMDDP)
+    plan = plan_job({"strategy": "smddp", "image": SMP_IMAGE, "compute": compute}, script=USES_SMDDP)
     assert request_of(plan) == documented(SMP_IMAGE, "ml.p4d.24xlarge", 2)
 
 
 def test_the_launch_line(tmp_path: Path) -> None:
-    plan = planned(
+    plan = plan_job(
         {"strategy": "smddp", "compute": {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}}, script=USES_SMDDP
     )
     assert torchrun_line(plan, tmp_path)[:10] == [
@@ -81,12 +81,12 @@ def test_the_launch_line(tmp_path: Path) -> None:
     ]
 
 
-@table("version", [*NO_IMAGE, *WITHOUT])
+@table("version", [*NO_IMAGE, *VERSIONS_WITHOUT])
 def test_versions_that_have_it_not(version: str) -> None:
     compute = {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}
-    (told,) = refusals({"strategy": "smddp", "framework_version": version, "compute": compute})
-    assert told.startswith("framework_version: ")
-    assert {**NO_IMAGE, **WITHOUT}[version] in told
+    (message,) = refusals({"strategy": "smddp", "framework_version": version, "compute": compute})
+    assert message.startswith("framework_version: ")
+    assert {**NO_IMAGE, **VERSIONS_WITHOUT}[version] in message
 
 
 @table(
@@ -98,29 +98,31 @@ def test_versions_that_have_it_not(version: str) -> None:
     ],
 )
 def test_other_instance_types(instance_type: str) -> None:
-    (told,) = refusals({"strategy": "smddp", "compute": {"hosts": 2, "instance_type": instance_type}})
+    (message,) = refusals({"strategy": "smddp", "compute": {"hosts": 2, "instance_type": instance_type}})
     rule = "smddp runs only on ml.p4d.24xlarge and ml.p4de.24xlarge"
-    assert told.startswith(f"compute.instance_type: {rule}, not on {instance_type}")
+    assert message.startswith(f"compute.instance_type: {rule}, not on {instance_type}")
 
 
 def test_an_image_of_aws_that_has_it_not() -> None:
     image = f"{REGISTRY}/pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
     compute = {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}
-    (told,) = refusals({"strategy": "smddp", "image": image, "compute": compute})
-    assert told.startswith("image: AWS's images of PyTorch 2.10 are not known to contain smddp")
+    (message,) = refusals({"strategy": "smddp", "image": image, "compute": compute})
+    assert message.startswith("image: AWS's images of PyTorch 2.10 are not known to contain smddp")
 
 
 def test_what_is_warned_of() -> None:
     two = {"strategy": "smddp", "compute": {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}}
-    told = "\n".join(planned(two).warnings)
-    assert "smddp is frozen" in told
-    assert "strategy: ddp is the default, because NCCL over EFA" in told
-    assert "past its end of patch" in told
-    assert "train.py does not import smdistributed.dataparallel.torch.torch_smddp" in told
-    assert "gains nothing" not in told
-    told = "\n".join(planned(two, script=USES_SMDDP).warnings)
-    assert "does not import" not in told
-    one = {"strategy": "smddp", "compute": {"hosts": 1, "instance_type": "ml.p4d.24xlarge"}}
-    assert any("one host gains nothing" in warning for warning in planned(one).warnings)
-    own = planned({**two, "image": "mine:1"}).warnings
-    assert any("Whether the image contains smddp cannot be checked" in warning for warning in own)
+    warnings_text = "\n".join(plan_job(two).warnings)
+    assert "smddp is frozen" in warnings_text
+    assert "strategy: ddp is the default, because NCCL over EFA" in warnings_text
+    assert "past its end of patch" in warnings_text
+    assert "train.py does not import smdistributed.dataparallel.torch.torch_smddp" in warnings_text
+    assert "gains nothing" not in warnings_text
+    warnings_text = "\n".join(plan_job(two, script=USES_SMDDP).warnings)
+    assert "does not import" not in warnings_text
+    one_host = {"strategy": "smddp", "compute": {"hosts": 1, "instance_type": "ml.p4d.24xlarge"}}
+    assert any("one host gains nothing" in warning for warning in plan_job(one_host).warnings)
+    own_image_warnings = plan_job({**two, "image": "mine:1"}).warnings
+    assert any(
+        "Whether the image contains smddp cannot be checked" in warning for warning in own_image_warnings
+    )

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, planned, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REPOSITORY = "658645717510.dkr.ecr.us-east-1.amazonaws.com/smdistributed-modelparallel"
 USES_SMP = ScriptFacts(imports=frozenset({"torch", "torch.sagemaker"}))
 TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge")
-LATER = ("ml.p5e.48xlarge", "ml.p5en.48xlarge")
+LATER_TYPES = ("ml.p5e.48xlarge", "ml.p5en.48xlarge")
 
 TAGS = {
     None: "2.5.1-gpu-py311-cu124",
@@ -54,10 +54,10 @@ def job(instance_type: str = "ml.p4d.24xlarge", hosts: int = 2, **fields: Any) -
     return {"strategy": "smp", "compute": {"hosts": hosts, "instance_type": instance_type}, **fields}
 
 
-@table(("version", "instance_type"), itertools.product(TAGS, [*TYPES, *LATER]))
+@table(("version", "instance_type"), itertools.product(TAGS, [*TYPES, *LATER_TYPES]))
 def test_the_request(version: str | None, instance_type: str) -> None:
-    asked = {} if version is None else {"framework_version": version}
-    plan = planned(job(instance_type, options={"hybrid_shard_degree": 16}, **asked), script=USES_SMP)
+    version_field = {} if version is None else {"framework_version": version}
+    plan = plan_job(job(instance_type, options={"hybrid_shard_degree": 16}, **version_field), script=USES_SMP)
     tag = TAGS[version]
     if tag.startswith("2.0.1") and instance_type == "ml.p5.48xlarge":
         tag = "2.0.1-gpu-py310-cu121"
@@ -66,18 +66,18 @@ def test_the_request(version: str | None, instance_type: str) -> None:
 
 
 def test_every_parameter_goes_in_as_json() -> None:
-    request = request_of(planned(job(options=PARAMETERS), script=USES_SMP))
+    request = request_of(plan_job(job(options=PARAMETERS), script=USES_SMP))
     assert set(request["HyperParameters"]) == {"mp_parameters"}
     assert json.loads(request["HyperParameters"]["mp_parameters"]) == PARAMETERS
 
 
 def test_no_parameter_is_an_empty_object() -> None:
-    request = request_of(planned(job(hyperparameters={"lr": 0.1}), script=USES_SMP))
+    request = request_of(plan_job(job(hyperparameters={"lr": 0.1}), script=USES_SMP))
     assert request["HyperParameters"] == {"lr": "0.1", "mp_parameters": "{}"}
 
 
 def test_the_launch_line(tmp_path: Path) -> None:
-    line = torchrun_line(planned(job(options={"hybrid_shard_degree": 8}), script=USES_SMP), tmp_path)
+    line = torchrun_line(plan_job(job(options={"hybrid_shard_degree": 8}), script=USES_SMP), tmp_path)
     assert line[:10] == [
         *("python3", "-m", "torch.distributed.run", "--no_python", "--max_restarts=0"),
         *("--nnodes=2", "--node_rank=1", "--nproc_per_node=8", "--master_addr=algo-1", "--master_port=29500"),
@@ -88,7 +88,7 @@ def test_the_launch_line(tmp_path: Path) -> None:
 
 @table("region", REGIONS)
 def test_regions(region: str) -> None:
-    image = planned(job(), script=USES_SMP, region=region).image
+    image = plan_job(job(), script=USES_SMP, region=region).image
     assert (
         image
         == f"658645717510.dkr.ecr.{region}.amazonaws.com/smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
@@ -97,15 +97,15 @@ def test_regions(region: str) -> None:
 
 @pytest.mark.parametrize("region", ["eu-south-1", "af-south-1", "me-south-1", "cn-north-1"])
 def test_other_regions(region: str) -> None:
-    (told,) = refusals(job(), region=region)
-    assert told.startswith(f"image: no registry of AWS's images is known in region {region}")
+    (message,) = refusals(job(), region=region)
+    assert message.startswith(f"image: no registry of AWS's images is known in region {region}")
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.5.0", "2.6.0", "2.13"])
 def test_other_versions(version: str) -> None:
-    (told,) = refusals(job(framework_version=version))
-    assert told.startswith("framework_version: ")
-    assert version in told
+    (message,) = refusals(job(framework_version=version))
+    assert message.startswith("framework_version: ")
+    assert version in message
 
 
 @table(
@@ -120,14 +120,14 @@ def test_other_versions(version: str) -> None:
     ],
 )
 def test_other_instance_types(instance_type: str) -> None:
-    (told,) = refusals(job(instance_type))
-    assert told.startswith(
+    (message,) = refusals(job(instance_type))
+    assert message.startswith(
         "compute.instance_type: smp runs only on ml.p4d.24xlarge, ml.p4de.24xlarge, ml.p5.48xlarge"
     )
-    assert f"not on {instance_type}" in told
+    assert f"not on {instance_type}" in message
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"hybrid_shard_degree": "8"},
         "options.hybrid_shard_degree: a whole number of at least 1 is needed, not '8'",
@@ -154,26 +154,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@table(("options", "said"), REFUSED)
-def test_parameters_that_will_not_do(options: dict[str, Any], said: str) -> None:
-    (told,) = refusals(job(options=options))
-    assert told.startswith(said)
+@table(("options", "message"), REFUSED_OPTIONS)
+def test_parameters_that_will_not_do(options: dict[str, Any], message: str) -> None:
+    (refusal,) = refusals(job(options=options))
+    assert refusal.startswith(message)
 
 
 def test_parameters_written_twice_and_an_image_without_it() -> None:
-    (told,) = refusals(job(hyperparameters={"mp_parameters": "{}"}))
-    assert told.startswith("hyperparameters.mp_parameters: it is derived from the job's options")
+    (message,) = refusals(job(hyperparameters={"mp_parameters": "{}"}))
+    assert message.startswith("hyperparameters.mp_parameters: it is derived from the job's options")
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.2.0-gpu-py310"
-    (told,) = refusals(job(image=image))
-    assert told.startswith("image: pytorch-training has no SMP")
+    (message,) = refusals(job(image=image))
+    assert message.startswith("image: pytorch-training has no SMP")
 
 
 def test_what_is_warned_of() -> None:
-    told = "\n".join(planned(job()).warnings)
-    assert "smp is frozen: its last image is of PyTorch 2.5.1" in told
-    assert "strategy: ddp is the default" in told
-    assert "train.py does not import torch.sagemaker" in told
-    for later in LATER:
-        assert any(f"on {later} is unconfirmed" in w for w in planned(job(later), script=USES_SMP).warnings)
-    for sure in TYPES:
-        assert not any("unconfirmed" in w for w in planned(job(sure), script=USES_SMP).warnings)
+    warnings_text = "\n".join(plan_job(job()).warnings)
+    assert "smp is frozen: its last image is of PyTorch 2.5.1" in warnings_text
+    assert "strategy: ddp is the default" in warnings_text
+    assert "train.py does not import torch.sagemaker" in warnings_text
+    for instance_type in LATER_TYPES:
+        assert any(
+            f"on {instance_type} is unconfirmed" in w
+            for w in plan_job(job(instance_type), script=USES_SMP).warnings
+        )
+    for instance_type in TYPES:
+        assert not any("unconfirmed" in w for w in plan_job(job(instance_type), script=USES_SMP).warnings)

@@ -26,32 +26,32 @@ URL = Concat((Ref("leader_address", prefix="spark://", suffix=":"), Ref("port", 
 WORKER = Concat((Ref("address", suffix=":"), Ref("own_port", offset=8)))
 
 
-def planned(here: bool = False, channel: dict[str, Any] | None = None, **job: Any) -> Plan:
-    where = (local if here else region)(script=PYSPARK)
+def plan_spark(is_local: bool = False, channel: dict[str, Any] | None = None, **job: Any) -> Plan:
+    facts = (local if is_local else region)(script=PYSPARK)
     inputs = {"tables": channel or {"uri": "s3://b/tables/"}}
     job = {"compute": {"hosts": 2, "instance_type": "ml.m5.4xlarge"}, "inputs": inputs, **job}
-    return plan(job, with_inputs(where, {"tables": TABLES}))
+    return plan(job, with_inputs(facts, {"tables": TABLES}))
 
 
-def spec_of(made: Plan) -> LaunchSpec:
-    spec = made.planned_jobs[0].launch_spec
+def spec_of(job_plan: Plan) -> LaunchSpec:
+    spec = job_plan.planned_jobs[0].launch_spec
     assert spec is not None
     return spec
 
 
 def settings(spec: LaunchSpec) -> dict[str, str | Ref]:
     """What spark-submit is told by --conf."""
-    words = list(spec.ranks.argv)
-    found: dict[str, str | Ref] = {}
-    for before, word in pairwise(words):
-        if before == "--conf" and isinstance(word, str):
-            key, _, found[key] = word.partition("=")
-        elif before == "--conf" and isinstance(word, Ref):
-            found[word.prefix.rstrip("=")] = Ref(word.name)
-    return found
+    arguments = list(spec.ranks.argv)
+    values: dict[str, str | Ref] = {}
+    for previous, word in pairwise(arguments):
+        if previous == "--conf" and isinstance(word, str):
+            key, _, values[key] = word.partition("=")
+        elif previous == "--conf" and isinstance(word, Ref):
+            values[word.prefix.rstrip("=")] = Ref(word.name)
+    return values
 
 
-def whole(name: str, uri: str) -> dict[str, Any]:
+def whole_channel(name: str, uri: str) -> dict[str, Any]:
     """An input that every host has all of."""
     return {
         "InputName": name,
@@ -66,10 +66,10 @@ def whole(name: str, uri: str) -> dict[str, Any]:
 
 
 def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
-    made = planned(args=["--day", "monday"])
-    assert made.strategy == "spark"
-    assert "strategy.pyspark" in [reason.rule for reason in made.reasons]
-    (request,) = made.requests
+    job_plan = plan_spark(args=["--day", "monday"])
+    assert job_plan.strategy == "spark"
+    assert "strategy.pyspark" in [reason.rule for reason in job_plan.reasons]
+    (request,) = job_plan.requests
     assert check_request("CreateProcessingJob", request) == []
     bucket = "s3://sagemaker-us-east-1-123456789012/smlaunch"
     assert [tag["Key"] for tag in request["Tags"]] == [
@@ -86,9 +86,9 @@ def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
             "ClusterConfig": {"InstanceType": "ml.m5.4xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30}
         },
         "ProcessingInputs": [
-            whole("tables", "s3://b/tables/"),
-            whole("smlaunch", f"{bucket}/digits/launch/"),
-            whole("code", f"{bucket}/source/{'ab' * 32}/"),
+            whole_channel("tables", "s3://b/tables/"),
+            whole_channel("smlaunch", f"{bucket}/digits/launch/"),
+            whole_channel("code", f"{bucket}/source/{'ab' * 32}/"),
         ],
         "ProcessingOutputConfig": {
             "Outputs": [
@@ -105,19 +105,21 @@ def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
         "RoleArn": ROLE,
     }
-    assert not any("the same work" in warning for warning in made.warnings)
+    assert not any("the same work" in warning for warning in job_plan.warnings)
 
 
 @pytest.mark.parametrize(
     ("region_name", "account"), [("us-east-1", "173754725891"), ("eu-west-1", "571004829621")]
 )
 def test_the_account_is_the_regions(region_name: str, account: str) -> None:
-    made = plan({}, region(script=PYSPARK, region=region_name))
-    assert made.image.startswith(f"{account}.dkr.ecr.{region_name}.amazonaws.com/sagemaker-spark-processing:")
+    job_plan = plan({}, region(script=PYSPARK, region=region_name))
+    assert job_plan.image.startswith(
+        f"{account}.dkr.ecr.{region_name}.amazonaws.com/sagemaker-spark-processing:"
+    )
 
 
 def test_a_master_on_the_leader_a_worker_on_every_host_and_the_driver_on_the_leader() -> None:
-    spec = spec_of(planned())
+    spec = spec_of(plan_spark())
     master, worker = spec.services
     assert (master.name, master.runs_on, master.ready_address) == ("spark-master", "leader", MASTER)
     assert (worker.name, worker.runs_on, worker.ready_address) == ("spark-worker", "all", WORKER)
@@ -143,28 +145,28 @@ def test_a_master_on_the_leader_a_worker_on_every_host_and_the_driver_on_the_lea
 
 
 def test_the_driver_knows_where_it_is_and_waits_for_all_workers() -> None:
-    spec = spec_of(planned(args=["--day", "monday"]))
-    told = settings(spec)
-    assert told["spark.driver.host"] == Ref("address")
-    assert told["spark.cores.max"] == "32"
-    assert told["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
+    spec = spec_of(plan_spark(args=["--day", "monday"]))
+    spark_settings = settings(spec)
+    assert spark_settings["spark.driver.host"] == Ref("address")
+    assert spark_settings["spark.cores.max"] == "32"
+    assert spark_settings["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
     # 64 GiB: 0.9 x 65536 - 2048 MiB, of which three fifths and one.
-    assert told["spark.executor.memory"] == "34160m"
+    assert spark_settings["spark.executor.memory"] == "34160m"
     assert spec.ranks.argv[-5:] == (
         *("--driver-memory", "11386m", Ref("source", suffix="/train.py"), "--day", "monday"),
     )
 
 
 def test_what_the_options_say() -> None:
-    spec = spec_of(planned(options={"cores": 2, "memory": "3g", "driver_memory": "500m"}))
-    told = settings(spec)
-    assert (told["spark.cores.max"], told["spark.executor.memory"]) == ("4", "3g")
+    spec = spec_of(plan_spark(options={"cores": 2, "memory": "3g", "driver_memory": "500m"}))
+    spark_settings = settings(spec)
+    assert (spark_settings["spark.cores.max"], spark_settings["spark.executor.memory"]) == ("4", "3g")
     assert spec.services[1].argv[-5:] == ("--cores", "2", "--memory", "3g", URL)
     assert "500m" in spec.ranks.argv
 
 
 def test_hosts_of_one_machine_take_a_core_each_and_sparks_own_memory() -> None:
-    spec = spec_of(planned(here=True))
+    spec = spec_of(plan_spark(is_local=True))
     assert settings(spec)["spark.cores.max"] == "2"
     assert "spark.executor.memory" not in settings(spec)
     assert "--memory" not in spec.services[1].argv
@@ -172,15 +174,15 @@ def test_hosts_of_one_machine_take_a_core_each_and_sparks_own_memory() -> None:
 
 def test_what_cannot_work_is_told_by_its_field() -> None:
     with pytest.raises(JobError) as caught:
-        planned(
+        plan_spark(
             strategy="spark",
             channel={"uri": "s3://b/tables/", "split": "key"},
             options={"cores": 0, "memory": "lots"},
             hyperparameters={"lr": 1},
         )
-    told = {problem.path: problem.message for problem in caught.value.problems}
-    assert told.keys() >= {"inputs.tables.split", "options.cores", "options.memory", "hyperparameters"}
-    assert "data on other hosts is never read" in told["inputs.tables.split"]
+    messages = {problem.path: problem.message for problem in caught.value.problems}
+    assert messages.keys() >= {"inputs.tables.split", "options.cores", "options.memory", "hyperparameters"}
+    assert "data on other hosts is never read" in messages["inputs.tables.split"]
 
 
 def test_sparks_programs_are_found_where_the_image_says_or_beside_pyspark(tmp_path: Path) -> None:
@@ -205,6 +207,8 @@ def test_scratch_goes_where_this_hosts_temporary_files_go(tmp_path: Path) -> Non
         "from smlaunch.runtime.spark_program import spark_environment as e; import os; "
         "print(e(os.environ)['SPARK_WORKER_DIR'], e({'SPARK_LOCAL_DIRS': '/disk'})['SPARK_LOCAL_DIRS'])"
     )
-    words = [sys.executable, "-c", code]
-    told = subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
-    assert told.stdout.split() == [str(tmp_path / "spark-worker"), "/disk"]
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.stdout.split() == [str(tmp_path / "spark-worker"), "/disk"]

@@ -13,13 +13,13 @@ PAGE = (ROOT / "docs" / "strategies.md").read_text()
 
 def rows(heading: str) -> dict[str, list[str]]:
     """The cells of a table's rows by the strategy's name; several rows of one are one after the other."""
-    found: dict[str, list[str]] = {}
+    rows_by_name: dict[str, list[str]] = {}
     for line in PAGE.partition(heading)[2].partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         name = re.match(r"`([a-z-]+)`", cells[0])
         if line.startswith("|") and name:
-            found.setdefault(name[1], []).extend(cells[1:])
-    return found
+            rows_by_name.setdefault(name[1], []).extend(cells[1:])
+    return rows_by_name
 
 
 def quoted(text: str) -> set[str]:

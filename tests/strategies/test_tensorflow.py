@@ -17,15 +17,15 @@ from smlaunch.runtime.hyperparameters import read_hyperparameters
 from smlaunch.runtime.services import plan_services
 from tests.planner.fixtures import region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, planned, refusals, request_of
+from tests.strategies.requests import documented, plan_job, refusals, request_of
 
 TF = ScriptFacts(imports=frozenset({"tensorflow", "numpy"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.21.0-cpu-py312-amzn2023-sagemaker"
 HOSTS = ("algo-1", "algo-2", "algo-3")
 
 
-def asked(**job: Any) -> Plan:
-    return planned({"compute": {"hosts": 3, "instance_type": "ml.m5.xlarge"}, **job}, region(script=TF))
+def plan_tensorflow(**job: Any) -> Plan:
+    return plan_job({"compute": {"hosts": 3, "instance_type": "ml.m5.xlarge"}, **job}, region(script=TF))
 
 
 def on(name: str) -> HostContext:
@@ -38,7 +38,7 @@ def config(command: ProcessCommand) -> Any:
 
 
 def test_the_request() -> None:
-    plan = asked()
+    plan = plan_tensorflow()
     assert plan.strategy == "tensorflow"
     assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 3)
     assert not [upload for upload in plan.uploads if upload.kind == "secret"]
@@ -46,7 +46,7 @@ def test_the_request() -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_every_worker_knows_all_and_itself(index: int) -> None:
-    spec = spec_of(asked())
+    spec = spec_of(plan_tensorflow())
     assert (spec.services, spec.ranks.runs_on, spec.ranks.rendezvous, spec.needs_secret) == (
         (),
         ALL,
@@ -54,7 +54,9 @@ def test_every_worker_knows_all_and_itself(index: int) -> None:
         False,
     )
     assert spec.hang_seconds == 3600
-    assert any(reason.rule == "limit.hang" and "for 1h" in reason.explanation for reason in asked().reasons)
+    assert any(
+        reason.rule == "limit.hang" and "for 1h" in reason.explanation for reason in plan_tensorflow().reasons
+    )
     (command,) = rank_commands(spec, on(HOSTS[index]), {})
     assert config(command) == {
         # A port of its own for each: hosts of the endpoint share a network.
@@ -64,11 +66,11 @@ def test_every_worker_knows_all_and_itself(index: int) -> None:
 
 
 def test_hang_is_the_jobs_where_it_says() -> None:
-    assert spec_of(asked(limits={"hang": "5m"})).hang_seconds == 300
+    assert spec_of(plan_tensorflow(limits={"hang": "5m"})).hang_seconds == 300
 
 
 def test_parameter_servers() -> None:
-    spec = spec_of(asked(options={"topology": "parameter-server"}, args=["--fast"]))
+    spec = spec_of(plan_tensorflow(options={"topology": "parameter-server"}, args=["--fast"]))
     assert (spec.ranks.runs_on, spec.needs_secret, spec.hang_seconds) == (LEADER, True, None)
     cluster = {
         "chief": ["algo-1:29504"],
@@ -92,12 +94,12 @@ def test_parameter_servers() -> None:
 
 
 def test_the_jobs_own_config_wins() -> None:
-    spec = spec_of(asked(environment={"TF_CONFIG": "{}"}))
+    spec = spec_of(plan_tensorflow(environment={"TF_CONFIG": "{}"}))
     assert "TF_CONFIG" not in dict(spec.ranks.env)
 
 
 def test_what_is_refused() -> None:
-    told = refusals(
+    messages = refusals(
         {
             "entry": "src/train.sh",
             "strategy": "tensorflow",
@@ -111,4 +113,4 @@ def test_what_is_refused() -> None:
         "strategy: tensorflow starts Python scripts; train.sh needs strategy: custom, or a .py around it",
         "options.topology: one of multi-worker, parameter-server is needed, not 'ring'",
     ):
-        assert any(line.startswith(part) for line in told), (part, told)
+        assert any(line.startswith(part) for line in messages), (part, messages)

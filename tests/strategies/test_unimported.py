@@ -10,7 +10,7 @@ from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.planner.fixtures import PLAIN, local, plan
 from tests.tables import table
 
-TOLD = {
+WARNING_BY_STRATEGY = {
     "ddp": "imports nothing that joins ranks",
     "deepspeed": "imports nothing that joins ranks",
     "horovod": "does not import horovod",
@@ -23,10 +23,10 @@ TOLD = {
 }
 """Of neuron, smddp and smp, which have types of their own, the tests of those."""
 
-NEVER = ("sklearn",)
+NEVER_WARNED = ("sklearn",)
 """One process on one host."""
 
-WHERE_THEY_ARE_ALONE_TOO = ("ray", "spark")
+WARNED_ON_ONE_HOST = ("ray", "spark")
 """They start more than processes of the script."""
 
 
@@ -35,29 +35,31 @@ def warnings(strategy: str, imports: frozenset[str], hosts: int) -> Sequence[str
     return plan({"strategy": strategy, "compute": {"hosts": hosts}}, local(script=script)).warnings
 
 
-@table("strategy", TOLD)
+@table("strategy", WARNING_BY_STRATEGY)
 def test_it_is_told_once(strategy: str) -> None:
-    told = [
+    import_warnings = [
         line for line in warnings(strategy, PLAIN.imports, hosts=2) if "unless one of its modules" in line
     ]
-    assert len(told) == 1
-    assert told[0].startswith(f"train.py {TOLD[strategy]}")
+    assert len(import_warnings) == 1
+    assert import_warnings[0].startswith(f"train.py {WARNING_BY_STRATEGY[strategy]}")
 
 
-@table("strategy", TOLD)
+@table("strategy", WARNING_BY_STRATEGY)
 def test_one_process_has_nobody_to_miss(strategy: str) -> None:
-    told = any("unless one of its modules" in line for line in warnings(strategy, PLAIN.imports, hosts=1))
-    assert told == (strategy in WHERE_THEY_ARE_ALONE_TOO)
+    is_warned = any(
+        "unless one of its modules" in line for line in warnings(strategy, PLAIN.imports, hosts=1)
+    )
+    assert is_warned == (strategy in WARNED_ON_ONE_HOST)
 
 
 CASES = [
-    (name, one)
+    (name, library)
     for name in BUILT_IN_STRATEGIES
-    for one in (*load_strategy(name).libraries, *load_strategy(name).other_libraries)
+    for library in (*load_strategy(name).libraries, *load_strategy(name).other_libraries)
 ]
 
 
-@table(("strategy", "library"), [case for case in CASES if case[0] in TOLD])
+@table(("strategy", "library"), [case for case in CASES if case[0] in WARNING_BY_STRATEGY])
 def test_each_of_its_libraries_will_do(strategy: str, library: str) -> None:
     lines = warnings(strategy, frozenset({library + ".part"}), hosts=2)
     assert not any("unless one of its modules" in line for line in lines)
@@ -65,4 +67,4 @@ def test_each_of_its_libraries_will_do(strategy: str, library: str) -> None:
 
 def test_no_strategy_is_forgotten() -> None:
     with_libraries = {name for name in BUILT_IN_STRATEGIES if load_strategy(name).libraries}
-    assert with_libraries == {*TOLD, *NEVER, "neuron", "smddp", "smp"}
+    assert with_libraries == {*WARNING_BY_STRATEGY, *NEVER_WARNED, "neuron", "smddp", "smp"}

@@ -11,7 +11,7 @@ from smlaunch.planner.facts import ScriptFacts
 from smlaunch.planner.plan import Plan
 from tests.planner.fixtures import local, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, planned, refusals, request_of
+from tests.strategies.requests import documented, plan_job, refusals, request_of
 
 XGBOOST = ScriptFacts(imports=frozenset({"xgboost", "numpy"}))
 IMAGE = "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:3.2-0"
@@ -27,19 +27,19 @@ TRACKER = ServiceSpec(
 )
 
 
-def asked(here: bool = False, **job: Any) -> Plan:
-    return planned({"compute": COMPUTE, **job}, (local if here else region)(script=XGBOOST))
+def plan_xgboost(is_local: bool = False, **job: Any) -> Plan:
+    return plan_job({"compute": COMPUTE, **job}, (local if is_local else region)(script=XGBOOST))
 
 
 def test_the_request() -> None:
-    plan = asked()
+    plan = plan_xgboost()
     assert plan.strategy == "xgboost"
     assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
     assert not [upload for upload in plan.uploads if upload.kind == "secret"]
 
 
 def test_workers_meet_at_the_tracker() -> None:
-    spec = spec_of(asked())
+    spec = spec_of(plan_xgboost())
     assert spec.services == (TRACKER,)
     assert (spec.ranks.runs_on, spec.ranks.per_host, spec.ranks.rendezvous) == (ALL, 1, False)
     assert spec.ranks.argv == (Ref("python"), Ref("source", suffix="/train.py"), Ref("hyperparameters"))
@@ -55,41 +55,45 @@ def test_workers_meet_at_the_tracker() -> None:
 
 
 def test_on_one_machine_hosts_do_not_take_each_others_cores() -> None:
-    assert dict(spec_of(asked(here=True)).ranks.env)["OMP_NUM_THREADS"] == "1"
+    assert dict(spec_of(plan_xgboost(is_local=True)).ranks.env)["OMP_NUM_THREADS"] == "1"
 
 
 def test_several_workers_on_a_host_and_one_alone() -> None:
-    several = spec_of(asked(compute={**COMPUTE, "hosts": 1, "processes_per_host": 4}))
+    several = spec_of(plan_xgboost(compute={**COMPUTE, "hosts": 1, "processes_per_host": 4}))
     assert (several.ranks.per_host, several.services) == (4, (TRACKER,))
-    alone = spec_of(asked(compute={**COMPUTE, "hosts": 1}))
-    assert alone.services == ()
-    assert not any(name.startswith("DMLC_") for name, _ in alone.ranks.env)
+    one_worker = spec_of(plan_xgboost(compute={**COMPUTE, "hosts": 1}))
+    assert one_worker.services == ()
+    assert not any(name.startswith("DMLC_") for name, _ in one_worker.ranks.env)
 
 
 def test_every_host_with_all_the_data_is_told() -> None:
-    told, data = "every one of 2 hosts gets all the data", {"train": "s3://b/train/"}
-    assert any(told in line for line in asked(inputs=data).warnings)
+    message, data = "every one of 2 hosts gets all the data", {"train": "s3://b/train/"}
+    assert any(message in line for line in plan_xgboost(inputs=data).warnings)
     several_on_one = {**COMPUTE, "hosts": 1, "processes_per_host": 4}
     for job in ({}, {"inputs": {"train": {"uri": "s3://b/train/", "split": "key"}}}):
-        assert not any("all the data" in line for line in asked(**job).warnings)
-    assert not any("all the data" in line for line in asked(inputs=data, compute=several_on_one).warnings)
+        assert not any("all the data" in line for line in plan_xgboost(**job).warnings)
+    assert not any(
+        "all the data" in line for line in plan_xgboost(inputs=data, compute=several_on_one).warnings
+    )
 
 
-@pytest.mark.parametrize(("version", "hosts", "refused"), [("1.7-1", 2, True), ("1.7-1", 1, False)])
-def test_a_version_without_the_tracker(version: str, hosts: int, refused: bool) -> None:
+@pytest.mark.parametrize(("version", "hosts", "is_refused"), [("1.7-1", 2, True), ("1.7-1", 1, False)])
+def test_a_version_without_the_tracker(version: str, hosts: int, is_refused: bool) -> None:
     job = {"framework_version": version, "compute": {**COMPUTE, "hosts": hosts}}
-    if not refused:
-        assert spec_of(asked(**job)).services == ()
+    if not is_refused:
+        assert spec_of(plan_xgboost(**job)).services == ()
         return
-    told = refusals(job, region(script=XGBOOST))
-    assert any("XGBoost 1.7-1 has no tracker for several workers; 2.1 has" in line for line in told), told
+    messages = refusals(job, region(script=XGBOOST))
+    assert any("XGBoost 1.7-1 has no tracker for several workers; 2.1 has" in line for line in messages), (
+        messages
+    )
 
 
 def test_a_script_that_is_none() -> None:
-    told = refusals(
+    messages = refusals(
         {"entry": "src/train.sh", "strategy": "xgboost", "compute": COMPUTE},
         region(script=XGBOOST, source=SHELL),
     )
-    assert told == [
+    assert messages == [
         "strategy: xgboost starts Python scripts; train.sh needs strategy: custom, or a .py around it"
     ]

@@ -48,21 +48,21 @@ class Model:
 
     def moments(self) -> Iterator[Files]:
         for _ in range(self.random.randint(1, 3)):
-            yield from self._life()
+            yield from self._run_life()
             # The job is gone, and with it what has not reached S3. The next one begins with a copy.
             self.directory = dict(self.s3)
 
     def expected(self) -> Saved | None:
         """The newest step of which S3 has a COMMIT, and all that this COMMIT speaks of."""
-        whole = [
+        complete_saves = [
             save
             for save in self.saves
             if self.s3.get(f"{step_directory(save.step)}/{COMMIT}") == save.commit
             and all(self.s3.get(name) == content for name, content in save.files.items())
         ]
-        return max(whole, key=lambda save: save.step, default=None)
+        return max(complete_saves, key=lambda save: save.step, default=None)
 
-    def _life(self) -> Iterator[Files]:
+    def _run_life(self) -> Iterator[Files]:
         random = self.random
         newest = self.expected()
         first = 1 + (newest.step if newest else 0)
@@ -99,8 +99,8 @@ class Model:
 
     def _delete(self, step: int) -> None:
         """Some or all files of a step: ranks do it at their own pace, and may be killed over it."""
-        old = sorted(name for name in self.directory if name.startswith(step_directory(step) + "/"))
-        for name in self.random.sample(old, self.random.randint(0, len(old))):
+        old_names = sorted(name for name in self.directory if name.startswith(step_directory(step) + "/"))
+        for name in self.random.sample(old_names, self.random.randint(0, len(old_names))):
             del self.directory[name]
 
     def _sync(self, changes: int) -> Iterator[Files]:
@@ -110,16 +110,16 @@ class Model:
         pending += [name for name in self._synced if name not in self.directory]
         random.shuffle(pending)
         for name in pending[:changes]:
-            there = self.directory.get(name)
-            if there is None:
+            present = self.directory.get(name)
+            if present is None:
                 del self._synced[name]
                 self.s3.pop(name, None)
             elif random.random() < 0.15:
-                self.s3[name] = _half(there, random)  # and again, as a whole, later on
+                self.s3[name] = _half(present, random)  # and again, as a whole, later on
             else:
-                self._synced[name] = there
+                self._synced[name] = present
                 if random.random() >= self._lossy:
-                    self.s3[name] = there
+                    self.s3[name] = present
             if random.random() < 0.4:
                 yield self.s3
 

@@ -64,19 +64,21 @@ class Numbers:
         return index, random.random(), np.random.random(), float(torch.rand(())), sample_seed() % 1000
 
 
-def train(folder: Path, until: int | None = None, epochs: int = 3, per_step: int = 1, **more: Any) -> Sum:
+def train(
+    folder: Path, last_step: int | None = None, epochs: int = 3, per_step: int = 1, **fields: Any
+) -> Sum:
     total = Sum()
     order = ResumableOrder(10, 3, seed=1)
-    with Checkpointer(order=order, total=total, directory=str(folder), **more) as run:
+    with Checkpointer(order=order, total=total, directory=str(folder), **fields) as run:
         loader = order.loader(Numbers(), collate_fn=list)
-        taken: list[int] = []
+        samples_taken: list[int] = []
         for number, batch in enumerate(run.batches(loader, epochs=epochs), 1):
-            taken += [index for index, *_ in batch]
+            samples_taken += [index for index, *_ in batch]
             if number % per_step == 0:
-                total.add(taken)
-                taken = []
+                total.add(samples_taken)
+                samples_taken = []
                 run.step()
-                if run.steps_done == until:
+                if run.steps_done == last_step:
                     os.kill(os.getpid(), signal.SIGTERM)
     assert run.finished == (outcome(folder)["result"] == "finished")
     return total
@@ -90,45 +92,55 @@ def outcome(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("per_step", [1, 2])
 def test_state_of_any_kind_goes_on(tmp_path: Path, per_step: int) -> None:
     random.seed(1)
-    whole = train(tmp_path / "whole", per_step=per_step)
+    uncut = train(tmp_path / "whole", per_step=per_step)
     random.seed(1)
-    first = train(tmp_path / "cut", until=3, per_step=per_step)
-    assert outcome(tmp_path / "cut")["step"] == len(first.state["seen"]) < len(whole.state["seen"])
+    first = train(tmp_path / "cut", last_step=3, per_step=per_step)
+    assert outcome(tmp_path / "cut")["step"] == len(first.state["seen"]) < len(uncut.state["seen"])
     random.seed(99)  # given back
     second = train(tmp_path / "cut", per_step=per_step)
-    assert second.state["mean"].tolist() == whole.state["mean"].tolist()
+    assert second.state["mean"].tolist() == uncut.state["mean"].tolist()
     assert isinstance(second.state["count"], np.int64)
-    assert {**second.state, "mean": 0} == {**whole.state, "mean": 0}
+    assert {**second.state, "mean": 0} == {**uncut.state, "mean": 0}
 
 
 def test_a_batch_size_may_change_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    used: list[int] = []
-    for batch_size, until in ((4, 1), (2, 99)):
+    used_samples: list[int] = []
+    for batch_size, last_step in ((4, 1), (2, 99)):
         order = ResumableOrder(10, batch_size, seed=1)
         with Checkpointer(order=order, directory=str(tmp_path)) as run:
             for batch in run.batches(order.loader(Numbers(), collate_fn=list), epochs=1):
-                used += [index for index, *_ in batch]
+                used_samples += [index for index, *_ in batch]
                 run.step()
-                if run.steps_done == until:
+                if run.steps_done == last_step:
                     os.kill(os.getpid(), signal.SIGTERM)
-    assert sorted(used) == list(range(10))
+    assert sorted(used_samples) == list(range(10))
     assert "not bit-identical: 4 samples per step before, 2 now" in capsys.readouterr().out
 
 
 def test_a_finished_training_has_nothing_to_do(tmp_path: Path) -> None:
-    done = train(tmp_path)
-    again = train(tmp_path)
-    assert again.state["seen"] == done.state["seen"]
+    finished = train(tmp_path)
+    second_run = train(tmp_path)
+    assert second_run.state["seen"] == finished.state["seen"]
     assert outcome(tmp_path)["result"] == "finished"
 
 
 def test_loading_samples_leaves_the_generators_alone() -> None:
     loader = ResumableOrder(10, 10).loader(Numbers(), collate_fn=list)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    states_before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     (first,) = loader
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
     assert (
-        len({draws for _, *draws in ((index, *map(str, rest)) for index, *rest in first) for draws in draws})
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    ) == states_before
+    assert (
+        len(
+            {
+                draws
+                for _, *draws in ((index, *map(str, values)) for index, *values in first)
+                for draws in draws
+            }
+        )
         > 30
     )
     by_worker = {
@@ -143,12 +155,12 @@ def test_sample_seed_is_for_samples() -> None:
 
 
 def test_a_handler_of_the_scripts_own_is_called_too(tmp_path: Path) -> None:
-    heard = []
-    former = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    received = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
-        train(tmp_path, until=2)
+        train(tmp_path, last_step=2)
         os.kill(os.getpid(), signal.SIGTERM)  # on its way out: it leaves already
-        assert heard == [signal.SIGTERM, signal.SIGTERM]
+        assert received == [signal.SIGTERM, signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, former)
     assert outcome(tmp_path)["result"] == "continue"
@@ -171,12 +183,12 @@ def test_a_second_attempt_does_not_pass_the_segments_last_step(
 
 def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
     file = tmp_path / "stop"
-    wish = StopSignal(str(file), 1000.0, clock=lambda: 900.0)
-    assert wish.reason(needed_seconds=50) is None
-    assert wish.seconds_left() == 100
-    assert wish.reason(needed_seconds=100) == "the planned end of the segment"
+    stop_signal = StopSignal(str(file), 1000.0, clock=lambda: 900.0)
+    assert stop_signal.reason(needed_seconds=50) is None
+    assert stop_signal.seconds_left() == 100
+    assert stop_signal.reason(needed_seconds=100) == "the planned end of the segment"
     file.touch()
-    assert wish.reason() == "the host's stop file"
+    assert stop_signal.reason() == "the host's stop file"
 
 
 def test_without_a_directory_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,23 +197,23 @@ def test_without_a_directory_nothing_is_kept(capsys: pytest.CaptureFixture[str])
         for _ in run.batches(order.loader(Numbers(), collate_fn=list), steps=3):
             run.step(loss=torch.ones(()))
     assert run.finished
-    said = capsys.readouterr().out
-    assert "no checkpoint directory: nothing is saved" in said
-    assert "smlaunch: progress step=3 steps=3 loss=1\n" in said
+    output = capsys.readouterr().out
+    assert "no checkpoint directory: nothing is saved" in output
+    assert "smlaunch: progress step=3 steps=3 loss=1\n" in output
 
 
 def test_a_loader_of_ones_own_is_skipped_to_its_place(tmp_path: Path) -> None:
-    def job(until: int) -> list[int]:
-        used = []
+    def job(last_step: int) -> list[int]:
+        used_batches = []
         with Checkpointer(directory=str(tmp_path), every_steps=1) as run:
             for batch in run.batches(range(4), epochs=2):
-                used.append(batch)
+                used_batches.append(batch)
                 run.step()
-                if run.steps_done == until:
+                if run.steps_done == last_step:
                     os.kill(os.getpid(), signal.SIGTERM)
-        return used
+        return used_batches
 
-    first, second = job(until=4), job(until=99)
+    first, second = job(last_step=4), job(last_step=99)
     assert first + second == [0, 1, 2, 3, 0, 1, 2, 3]
     assert 4 <= len(first) <= 6
 
@@ -222,7 +234,7 @@ def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_script_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, until=2)
+    train(tmp_path, last_step=2)
     with (
         pytest.raises(ValueError, match="also has the state of total"),
         Checkpointer(order=ResumableOrder(10, 3, seed=1), directory=str(tmp_path)),
@@ -280,7 +292,7 @@ def test_ranks_that_do_not_know_each_other_are_refused(
     ],
 )
 def test_models_and_optimizers_of_many_kinds(tmp_path: Path, make: Any) -> None:
-    def job(folder: Path, until: int) -> dict[str, Any]:
+    def job(folder: Path, last_step: int) -> dict[str, Any]:
         torch.manual_seed(3)
         model = torch.nn.Sequential(
             torch.nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last),
@@ -315,14 +327,14 @@ def test_models_and_optimizers_of_many_kinds(tmp_path: Path, make: Any) -> None:
 
                 schedule.step(optimizer.step(closure))
                 run.step()
-                if run.steps_done == until:
+                if run.steps_done == last_step:
                     os.kill(os.getpid(), signal.SIGTERM)
         return {**model.state_dict(), "drawn": torch.rand(3), "plain": torch.tensor(plain.random())}
 
-    whole = job(tmp_path / "whole", 99)
+    uncut = job(tmp_path / "whole", 99)
     job(tmp_path / "cut", 3)
-    again = job(tmp_path / "cut", 99)
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    resumed = job(tmp_path / "cut", 99)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in uncut.items())
 
 
 def test_deterministic_algorithms_are_set_and_checked(
@@ -358,14 +370,14 @@ def test_deterministic_algorithms_are_set_and_checked(
 )
 @pytest.mark.parametrize("shared", [True, False])
 def test_tensors_of_every_kind_come_back(tmp_path: Path, tensor: Any, shared: bool) -> None:
-    thing = Sum()
-    thing.state = {"deep": [({3: tensor},)]}
-    with Checkpointer(thing=thing, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
+    component = Sum()
+    component.state = {"deep": [({3: tensor},)]}
+    with Checkpointer(thing=component, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
         run.step()
-    again = Sum()
-    with Checkpointer(thing=again, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
+    loaded = Sum()
+    with Checkpointer(thing=loaded, shared=["thing"] if shared else [], directory=str(tmp_path)) as run:
         assert run.restored_step == 1
-    back = again.state["deep"][0][0][3]
+    back = loaded.state["deep"][0][0][3]
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert repr(back.tolist() if tensor.itemsize > 1 else back.float().tolist()) == repr(
         tensor.resolve_conj().tolist() if tensor.itemsize > 1 else tensor.float().tolist()
@@ -380,9 +392,9 @@ def test_the_interval_follows_from_what_a_save_costs() -> None:
         interval.record_step(1.0, is_saving=False)
     interval.record_save_start(60)
     interval.record_step(1.5, is_saving=True)
-    told = interval.record_save_end(stall_seconds=0.5, write_seconds=3)
-    assert told is not None
-    assert "a save costs 1.00 s" in told
+    message = interval.record_save_end(stall_seconds=0.5, write_seconds=3)
+    assert message is not None
+    assert "a save costs 1.00 s" in message
     assert interval.seconds == pytest.approx((2 * 1.0 * 86400) ** 0.5, rel=0.01)
     assert not interval.is_due(60 + 400, None)
     assert interval.is_due(60 + 420, None)

@@ -36,12 +36,12 @@ class Thing:
         self.value = state["value"]
 
 
-def train(folder: Path, things: dict[str, Any], steps: int) -> None:
-    with Checkpointer(directory=str(folder), every_steps=1, **things) as run:
+def train(folder: Path, components: dict[str, Any], steps: int) -> None:
+    with Checkpointer(directory=str(folder), every_steps=1, **components) as run:
         for _ in run.batches(range(100), steps=steps):
-            for thing in things.values():
-                if isinstance(thing, Thing):
-                    thing.value += 1
+            for component in components.values():
+                if isinstance(component, Thing):
+                    component.value += 1
             run.step()
 
 
@@ -49,9 +49,9 @@ def train(folder: Path, things: dict[str, Any], steps: int) -> None:
     "name", ["smlaunch.rng", "smlaunch.run", "smlaunch.mine", "model.buffers", "", "line\nbreak", "\ud800"]
 )
 def test_a_name_that_is_taken_is_refused_before_any_training(tmp_path: Path, name: str) -> None:
-    for thing in (Thing(), random.Random(1)):
+    for component in (Thing(), random.Random(1)):
         with pytest.raises(ValueError, match="name") as caught:
-            Checkpointer(directory=str(tmp_path), **{name: thing})
+            Checkpointer(directory=str(tmp_path), **{name: component})
         assert repr(name) in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -80,20 +80,20 @@ PICKED = (
 
 
 def test_all_other_names_are_kept_side_by_side(tmp_path: Path) -> None:
-    first = {name: Thing(float(place)) for place, name in enumerate(PICKED)}
+    first = {name: Thing(float(index)) for index, name in enumerate(PICKED)}
     assert len(first) == len(PICKED)
     train(tmp_path / "kept", first, steps=2)
     second = {name: Thing() for name in PICKED}
     train(tmp_path / "kept", second, steps=3)
-    assert [thing.value for thing in second.values()] == [place + 3.0 for place in range(len(PICKED))]
+    assert [component.value for component in second.values()] == [index + 3.0 for index in range(len(PICKED))]
     assert {path.name for path in tmp_path.iterdir()} <= {"kept", ".kept-writing"}, "no name is a path"
 
 
 def test_each_component_has_a_digest_of_its_own() -> None:
-    with Checkpointer(**{name: Thing(float(place)) for place, name in enumerate(PICKED)}) as run:
-        found = component_digests([*run._components])
-    assert len({found[name] for name in PICKED}) == len(PICKED)
-    assert {name for name in found if name not in PICKED} == set(
+    with Checkpointer(**{name: Thing(float(index)) for index, name in enumerate(PICKED)}) as run:
+        digests = component_digests([*run._components])
+    assert len({digests[name] for name in PICKED}) == len(PICKED)
+    assert {name for name in digests if name not in PICKED} == set(
         component_digests([GlobalGeneratorsComponent()])
     )
 
@@ -130,6 +130,6 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(setting: str, value: An
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "scaler", "ema"])
 def test_what_has_no_state_is_refused_under_any_name(name: str) -> None:
-    things: dict[str, Any] = {name: [Thing(), Thing()]}
+    components: dict[str, Any] = {name: [Thing(), Thing()]}
     with pytest.raises(TypeError, match=f"^{name}: a list has no state_dict"):
-        Checkpointer(**things)
+        Checkpointer(**components)

@@ -36,22 +36,22 @@ class Hosts:
         self.s3 = s3
         self.folder = folder
         self.prefix = f"direct/{next(_NUMBERS)}/"
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.waited: list[float] = []
         self._fresh = itertools.count()
 
-    def carrier(self, client: Any = None) -> DirectTransport:
+    def transport(self, client: Any = None) -> DirectTransport:
         return DirectTransport(
             f"s3://tests/{self.prefix}",
             client=client or self.s3,
-            on_message=self.said.append,
+            on_message=self.messages.append,
             sleep=self.waited.append,
         )
 
     def store(self, rank: int, host: str = "", **settings: Any) -> CheckpointStore:
         """Without a name the host is a fresh one."""
         folder = self.folder / (host or f"fresh-{next(self._fresh)}") / "checkpoints"
-        settings.setdefault("transport", self.carrier())
+        settings.setdefault("transport", self.transport())
         return CheckpointStore(str(folder), rank, 2, **settings)
 
     def save(self, *steps: int, size: int = 10, **settings: Any) -> list[CheckpointStore]:
@@ -91,12 +91,12 @@ class Flaky:
             return getattr(self._client, name)
         return self._call
 
-    def _call(self, *given: Any, **named: Any) -> Any:
+    def _call(self, *arguments: Any, **keywords: Any) -> Any:
         self.calls += 1
         if self._times:
             self._times -= 1
             raise self._error
-        return getattr(self._client, self._method)(*given, **named)
+        return getattr(self._client, self._method)(*arguments, **keywords)
 
 
 def content(step: int, rank: int, size: int = 10) -> Iterator[bytes | memoryview]:
@@ -141,7 +141,7 @@ def test_the_commit_is_the_last_to_arrive(hosts: Hosts) -> None:
     parts = [store.write_shard(1, content(1, store.rank)) for store in stores]
     assert "COMMIT" not in "".join(hosts.names()) and hosts.store(0).committed_manifests() == []
     flaky = Flaky(hosts.s3, "upload_file", answer(403, "AccessDenied"))
-    leader = hosts.store(0, transport=hosts.carrier(flaky))
+    leader = hosts.store(0, transport=hosts.transport(flaky))
     with pytest.raises(UploadFailed):
         leader.commit(1, parts)
     assert hosts.store(0).committed_manifests() == [], (
@@ -153,9 +153,9 @@ def test_the_commit_is_the_last_to_arrive(hosts: Hosts) -> None:
 
 def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
     hosts.save(1, 2, 3, 4)
-    whole = hosts.s3.get_object(Bucket="tests", Key=hosts.part(4, 0))["Body"].read()
-    hosts.s3.put_object(Bucket="tests", Key=hosts.part(4, 0), Body=whole[:-1])
-    hosts.s3.put_object(Bucket="tests", Key=hosts.part(3, 0), Body=b"x" + whole[1:])
+    part_bytes = hosts.s3.get_object(Bucket="tests", Key=hosts.part(4, 0))["Body"].read()
+    hosts.s3.put_object(Bucket="tests", Key=hosts.part(4, 0), Body=part_bytes[:-1])
+    hosts.s3.put_object(Bucket="tests", Key=hosts.part(3, 0), Body=b"x" + part_bytes[1:])
     hosts.s3.delete_object(Bucket="tests", Key=hosts.part(2, 0))
     fresh = hosts.store(0)
     assert [manifest.step for manifest in fresh.committed_manifests()] == [3, 1]
@@ -175,16 +175,16 @@ def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
 
 def test_what_s3_does_not_delete_is_told_and_costs_nothing(hosts: Hosts) -> None:
     stores = hosts.save(
-        1, 2, keep=1, transport=hosts.carrier(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
+        1, 2, keep=1, transport=hosts.transport(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
     )
     assert stores[0].delete_old_steps() == [1]
-    assert "delete failed" in hosts.said[0] and "it stays in S3" in hosts.said[0]
+    assert "delete failed" in hosts.messages[0] and "it stays in S3" in hosts.messages[0]
 
 
 def test_a_part_that_is_there_is_not_sent_again(hosts: Hosts) -> None:
     hosts.save(1)
     watched = Flaky(hosts.s3, "upload_file", Exception(), times=0)
-    hosts.store(0, transport=hosts.carrier(watched)).write_shard(1, content(1, 0))
+    hosts.store(0, transport=hosts.transport(watched)).write_shard(1, content(1, 0))
     assert watched.calls == 0
 
 
@@ -196,9 +196,9 @@ def test_the_outcome_is_found_from_anywhere(hosts: Hosts) -> None:
 
 def test_a_failed_upload_is_told_and_tried_again(hosts: Hosts) -> None:
     flaky = Flaky(hosts.s3, "upload_file", EndpointConnectionError(endpoint_url="there"), times=2)
-    hosts.store(0, transport=hosts.carrier(flaky)).write_shard(1, content(1, 0))
+    hosts.store(0, transport=hosts.transport(flaky)).write_shard(1, content(1, 0))
     assert hosts.waited == [1.0, 2.0] and hosts.part(1, 0)
-    assert all("upload failed" in said and "trying again in" in said for said in hosts.said)
+    assert all("upload failed" in message and "trying again in" in message for message in hosts.messages)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_upload_that_keeps_failing_costs_the_save_and_nothing_else(
     hosts: Hosts, error: Exception, tries: int
 ) -> None:
     flaky = Flaky(hosts.s3, "upload_file", error)
-    store = hosts.store(0, transport=hosts.carrier(flaky))
+    store = hosts.store(0, transport=hosts.transport(flaky))
     with pytest.raises(SaveFailed, match="upload failed"):
         store.write_shard(1, content(1, 0))
     assert flaky.calls == tries
@@ -224,7 +224,7 @@ def test_an_upload_that_keeps_failing_costs_the_save_and_nothing_else(
 def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, method: str) -> None:
     hosts.save(1, 2)
     flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
-    fresh = hosts.store(0, transport=hosts.carrier(flaky))
+    fresh = hosts.store(0, transport=hosts.transport(flaky))
     with pytest.raises(LoadFailed):
         fresh.newest_intact(ranks=[0])
 
@@ -233,52 +233,57 @@ def test_no_room_for_what_s3_has_is_not_taken_for_a_torn_copy(hosts: Hosts) -> N
     hosts.save(1, 2)
     full = Flaky(hosts.s3, "download_file", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(LoadFailed, match=r"cannot be written here: .*No space left"):
-        hosts.store(0, transport=hosts.carrier(full)).newest_intact(ranks=[0])
+        hosts.store(0, transport=hosts.transport(full)).newest_intact(ranks=[0])
 
 
 def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:
     clock = itertools.count(step=0.5)
-    seen: list[PendingUpload | None] = []
+    pending: list[PendingUpload | None] = []
 
-    class Watching:
+    class WatchingClient:
         def __getattr__(self, name: str) -> Any:
             return getattr(hosts.s3, name)
 
-        def upload_file(self, *given: Any, Callback: Callable[[int], None], **named: Any) -> None:  # noqa: N803
-            seen.append(carrier.pending_upload())
+        def upload_file(self, *arguments: Any, Callback: Callable[[int], None], **keywords: Any) -> None:  # noqa: N803
+            pending.append(transport.pending_upload())
             Callback(6)
-            seen.append(carrier.pending_upload())
-            hosts.s3.upload_file(*given, **named)
+            pending.append(transport.pending_upload())
+            hosts.s3.upload_file(*arguments, **keywords)
 
-    carrier = DirectTransport("s3://tests/behind", client=Watching(), clock=lambda: float(next(clock)))
-    store = hosts.store(0, transport=carrier)
+    transport = DirectTransport(
+        "s3://tests/behind", client=WatchingClient(), clock=lambda: float(next(clock))
+    )
+    store = hosts.store(0, transport=transport)
     store.write_shard(1, [b"0123456789"])
-    assert [(some.remaining_bytes, some.stalled_seconds) for some in seen if some] == [(10, 0.5), (4, 0.5)]
-    assert carrier.pending_upload() == PendingUpload(0, 0.0)
+    assert [(upload.remaining_bytes, upload.stalled_seconds) for upload in pending if upload] == [
+        (10, 0.5),
+        (4, 0.5),
+    ]
+    assert transport.pending_upload() == PendingUpload(0, 0.0)
     assert SyncTransport().pending_upload() is None, "nobody sees the platform's sync from inside"
 
 
 def test_an_upload_that_does_not_move_is_told() -> None:
-    heard = Event()
-    said: list[str] = []
+    was_reported = Event()
+    messages: list[str] = []
 
-    def told(text: str) -> None:
-        said.append(text)
-        heard.set()
+    def on_message(text: str) -> None:
+        messages.append(text)
+        was_reported.set()
 
-    with UploadMonitor("step-1/part", 1000, told, time.monotonic, stall_seconds=0.01) as watch:
+    with UploadMonitor("step-1/part", 1000, on_message, time.monotonic, stall_seconds=0.01) as watch:
         watch.add_progress(400)
-        assert heard.wait(30)
-    assert "checkpoint step-1/part: the upload has stalled: 600 bytes remain" in said[0]
+        assert was_reported.wait(30)
+    assert "checkpoint step-1/part: the upload has stalled: 600 bytes remain" in messages[0]
 
 
 def test_credentials_that_are_refused_are_named_at_once(hosts: Hosts) -> None:
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-    stranger = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
+    unknown_client = boto3.Session("AKIDNOBODY", "secret", region_name="us-east-1").client(
         "s3", endpoint_url=hosts.s3.meta.endpoint_url, config=config
     )
     with pytest.raises(LoadFailed, match="list failed"):
-        hosts.store(0, transport=hosts.carrier(stranger)).committed_manifests()
+        hosts.store(0, transport=hosts.transport(unknown_client)).committed_manifests()
     assert hosts.waited == []
 
 
@@ -302,20 +307,20 @@ def test_a_script_goes_on_from_s3_on_a_fresh_host(
 
     from smlaunch.train import Checkpointer
 
-    monkeypatch.setattr(boto3, "client", lambda *given, **named: hosts.s3)
+    monkeypatch.setattr(boto3, "client", lambda *arguments, **keywords: hosts.s3)
     monkeypatch.setenv("SMLAUNCH_CHECKPOINT_UPLOAD", DIRECT)
     monkeypatch.setenv("SMLAUNCH_CHECKPOINTS_URI", f"s3://tests/{hosts.prefix}")
     ends = []
-    for life, steps in enumerate((5, 8)):
-        monkeypatch.setenv("SMLAUNCH_CHECKPOINTS", str(tmp_path / str(life)))
+    for life_number, steps in enumerate((5, 8)):
+        monkeypatch.setenv("SMLAUNCH_CHECKPOINTS", str(tmp_path / str(life_number)))
         model = torch.nn.Linear(4, 4)
         with Checkpointer(model=model, every_steps=2) as run:
-            before = model.weight.detach().clone()
+            weight_before = model.weight.detach().clone()
             for _ in run.batches(range(steps), steps=steps):
                 with torch.no_grad():
                     model.weight += 1
                 run.step()
-        ends.append((run.restored_step, before, model.weight.detach().clone()))
+        ends.append((run.restored_step, weight_before, model.weight.detach().clone()))
     assert [end[0] for end in ends] == [None, 5]
     assert torch.equal(ends[0][2], ends[1][1]) and torch.equal(ends[1][2], ends[1][1] + 3)
 
@@ -332,11 +337,13 @@ def test_a_bucket_of_another_account_takes_and_gives_nothing(hosts: Hosts, s3: A
     uri = f"s3://tests/{hosts.prefix}"
     segment = Segment(checkpoints_uri=uri, upload_mode=DIRECT, bucket_owner="111111111111")
     assert Segment.from_environment(segment.to_environment()) == segment
-    theirs = DirectTransport(uri, owner="111111111111", client=client, on_message=hosts.said.append)
-    for refused in (
-        lambda: theirs.upload("part", str(tmp_path / "part"), 40 << 20),
-        lambda: theirs.list_files(),
+    other_transport = DirectTransport(
+        uri, owner="111111111111", client=client, on_message=hosts.messages.append
+    )
+    for refused_call in (
+        lambda: other_transport.upload("part", str(tmp_path / "part"), 40 << 20),
+        lambda: other_transport.list_files(),
     ):
         with pytest.raises((UploadFailed, LoadFailed), match="does not belong to 111111111111"):
-            refused()
+            refused_call()
     assert hosts.names() == []

@@ -47,7 +47,7 @@ if run is not None:
 """
 
 
-def said(folder: Path, *arguments: str) -> str:
+def run_and_read(folder: Path, *arguments: str) -> str:
     """What the first of two ranks says. Fresh processes: what else has been imported before matters here."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
@@ -76,7 +76,7 @@ def said(folder: Path, *arguments: str) -> str:
 
 
 def test_no_thread_of_gloo_is_left(tmp_path: Path) -> None:
-    text = said(tmp_path)
+    text = run_and_read(tmp_path)
     assert "before: True" in text
     assert "after: 0" in text
     assert "steps: 4 rank: 0 of 2" in text
@@ -85,6 +85,6 @@ def test_no_thread_of_gloo_is_left(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_without_us_pytorch_leaves_them(tmp_path: Path) -> None:
     """Should this fail, PyTorch has mended it, and ``preload_distributed_nn`` can go."""
-    text = said(tmp_path, "alone")
+    text = run_and_read(tmp_path, "alone")
     assert "before: True" in text
     assert "after: 0" not in text

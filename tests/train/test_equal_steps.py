@@ -45,7 +45,7 @@ class ThreadGroup:
 def on_ranks(call: Any, size: int) -> list[Any]:
     """What ``call(rank, group)`` gives on every rank, or the error it raises there."""
 
-    def one(rank: int) -> Any:
+    def run_rank(rank: int) -> Any:
         try:
             return call(rank, ThreadGroup(rank, shared))
         except RuntimeError as error:
@@ -53,7 +53,7 @@ def on_ranks(call: Any, size: int) -> list[Any]:
 
     shared = Shared(size)
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
+        return list(pool.map(run_rank, range(size)))
 
 
 def agreed(counts: Sequence[int], rule: str) -> list[Any]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 SCRIPT = ENTRYPOINTS / "train_resumable.py"
 EPOCHS, STEPS_PER_EPOCH = 3, 7
 STEPS = EPOCHS * STEPS_PER_EPOCH
-EVERY = 3
+EVERY_STEPS = 3
 
 
 class Lineage:
@@ -32,10 +32,10 @@ class Lineage:
     def __init__(self, folder: Path, ranks: int, workers: int) -> None:
         self.folder = folder
         self.ranks = ranks
-        self.arguments = [f"--epochs={EPOCHS}", f"--workers={workers}", f"--every-steps={EVERY}"]
+        self.arguments = [f"--epochs={EPOCHS}", f"--workers={workers}", f"--every-steps={EVERY_STEPS}"]
         self.jobs = 0
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, **variables: str) -> dict[str, str]:
         self.jobs += 1
         return {
             "SMLAUNCH_CHECKPOINTS": str(self.folder / "checkpoints"),
@@ -43,15 +43,15 @@ class Lineage:
             "SMLAUNCH_RUN": "lineage",
             "SMLAUNCH_JOB": f"job-{self.jobs}",
             "SM_MODEL_DIR": str(self.folder / "model"),
-            **more,
+            **variables,
         }
 
-    def job(self, **more: str) -> str:
-        environment = self.environment(**more)
+    def job(self, **variables: str) -> str:
+        environment = self.environment(**variables)
         return run(SCRIPT, self.arguments, self.ranks, self.folder / f"job-{self.jobs}", environment)
 
-    def start(self, **more: str) -> Ranks:
-        environment = self.environment(**more)
+    def start(self, **variables: str) -> Ranks:
+        environment = self.environment(**variables)
         return Ranks(SCRIPT, self.arguments, self.ranks, self.folder / f"job-{self.jobs}", environment)
 
     @property
@@ -78,42 +78,42 @@ class Lineage:
         return samples, digests
 
 
-def assert_same(whole: Lineage, cut: Lineage, said: str) -> None:
+def assert_same(uncut: Lineage, cut: Lineage, output: str) -> None:
     """Weights, optimizer, scheduler, buffers, generators and order at every step both have kept."""
-    samples, digests = whole.trace()
+    samples, digests = uncut.trace()
     cut_samples, cut_digests = cut.trace()
     assert cut_samples == samples
     common = digests.keys() & cut_digests.keys()
-    assert {(rank, STEPS) for rank in range(whole.ranks)} <= common
+    assert {(rank, STEPS) for rank in range(uncut.ranks)} <= common
     for key in sorted(common):
         assert cut_digests[key] == digests[key], key
     for epoch in range(EPOCHS):
-        used = [
+        used_samples = [
             sample
             for (_, step), of_step in cut_samples.items()
             if (step - 1) // STEPS_PER_EPOCH == epoch
             for sample in of_step
         ]
-        assert sorted(used) == list(range(400))
+        assert sorted(used_samples) == list(range(400))
     assert cut.outcome["result"] == "finished"
-    assert weights(said) == weights((whole.folder / "job-1/out-0").read_text())
+    assert weights(output) == weights((uncut.folder / "job-1/out-0").read_text())
 
 
 def weights(text: str) -> str:
-    found = re.search(r"weights sha256 ([0-9a-f]{64})", text)
-    assert found, text
-    return found.group(1)
+    match = re.search(r"weights sha256 ([0-9a-f]{64})", text)
+    assert match, text
+    return match.group(1)
 
 
 def cut_by_agreement(tmp_path: Path, ranks: int, workers: int, seed: int) -> None:
-    whole = Lineage(tmp_path / "whole", ranks, workers)
-    whole.job()
+    uncut = Lineage(tmp_path / "whole", ranks, workers)
+    uncut.job()
     cut = Lineage(tmp_path / "cut", ranks, workers)
     for step in sorted(random.Random(seed).sample(range(1, STEPS), 3)):
-        said = cut.job(SMLAUNCH_UNTIL_STEP=str(step))
-        assert "weights" not in said
+        output = cut.job(SMLAUNCH_UNTIL_STEP=str(step))
+        assert "weights" not in output
         assert (cut.outcome["result"], cut.outcome["step"]) == ("continue", step)
-    assert_same(whole, cut, cut.job())
+    assert_same(uncut, cut, cut.job())
 
 
 def test_three_ranks_with_loader_workers(tmp_path: Path) -> None:
@@ -129,31 +129,31 @@ def test_cut_anywhere(tmp_path: Path, ranks: int, workers: int) -> None:
 
 def step_reached(ranks: Ranks, step: int, seconds: float = 60) -> None:
     """Returns when rank 0 has told of the step."""
-    done = threading.Event()
+    finished = threading.Event()
     path = ranks.folder / "out-0"
 
     def watch() -> None:
-        while not done.wait(0.002):
+        while not finished.wait(0.002):
             if f" step={step} " in (path.read_text() if path.exists() else ""):
-                done.set()
+                finished.set()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    assert done.wait(seconds), ranks.output()
+    assert finished.wait(seconds), ranks.output()
     watcher.join()
 
 
 def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: int, cuts: int) -> int:
     """Returns by how many jobs it was trained."""
     chance = random.Random(seed)
-    whole = Lineage(tmp_path / "whole", ranks, workers)
-    whole.job()
+    uncut = Lineage(tmp_path / "whole", ranks, workers)
+    uncut.job()
     cut = Lineage(tmp_path / "cut", ranks, workers)
-    at = 0
+    after_step = 0
     for _ in range(cuts):
-        at += chance.randint(1, STEPS // (cuts + 1))
+        after_step += chance.randint(1, STEPS // (cuts + 1))
         running = cut.start()
-        step_reached(running, at)
+        step_reached(running, after_step)
         running.signal(chance.randrange(ranks), number)
         if number == signal.SIGKILL:  # as the host does when one of its ranks is gone
             for rank in range(ranks):
@@ -161,19 +161,19 @@ def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: i
             running.wait()
         else:
             assert running.wait() == [0] * ranks, running.output()
-            at = cut.outcome["step"]
+            after_step = cut.outcome["step"]
             if cut.outcome["result"] == "finished":
                 break
     if not (cut.folder / "model/model.pt").exists():
         cut.job()
-    said = [(cut.folder / f"job-{job}/out-0").read_text() for job in range(1, cut.jobs + 1)]
-    assert_same(whole, cut, said[-1])
-    for before, after in pairwise(said):
-        reached = int(re.findall(r"progress step=(\d+)", before)[-1])
-        began = re.search(r"continues after step (\d+)", after)
-        lost = reached - (int(began.group(1)) if began else 0)
+    outputs = [(cut.folder / f"job-{job}/out-0").read_text() for job in range(1, cut.jobs + 1)]
+    assert_same(uncut, cut, outputs[-1])
+    for previous, following in pairwise(outputs):
+        reached_step = int(re.findall(r"progress step=(\d+)", previous)[-1])
+        began = re.search(r"continues after step (\d+)", following)
+        lost_steps = reached_step - (int(began.group(1)) if began else 0)
         # A step takes less time here than a disk takes to write: the newest save may still be under way.
-        assert lost <= (2 * EVERY if number == signal.SIGKILL else 0)
+        assert lost_steps <= (2 * EVERY_STEPS if number == signal.SIGKILL else 0)
     return cut.jobs
 
 

@@ -32,10 +32,10 @@ def slow(time: Time, waits: list[float]) -> Iterator[int]:
 
 def share_of(line: str | None) -> float:
     assert line is not None
-    said = parse_line(line)
-    assert said is not None
-    assert said.kind == "metric"
-    return float(said.values[DATA_WAIT_METRIC])
+    progress = parse_line(line)
+    assert progress is not None
+    assert progress.kind == "metric"
+    return float(progress.values[DATA_WAIT_METRIC])
 
 
 def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
@@ -76,16 +76,16 @@ def test_epochs_add_up_and_length_is_the_loaders(capsys: Any) -> None:
 
 
 def test_an_error_of_the_loader_comes_through() -> None:
-    def broken() -> Iterator[int]:
+    def failing_loader() -> Iterator[int]:
         yield 1
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(measure_data_wait(broken()))
+        list(measure_data_wait(failing_loader()))
 
 
 def test_it_is_told_seldom_and_when_it_has_changed() -> None:
-    time, told = Time(), []
+    time, shares = Time(), []
     io = DataWaitMonitor(time)
     io.timed([])
     for second in range(2000):
@@ -93,10 +93,10 @@ def test_it_is_told_seldom_and_when_it_has_changed() -> None:
         io.record_step(100_000 if second < 1000 else 900_000)
         line = io.metric_line()
         if line is not None:
-            told.append(share_of(line))
-    assert told[0] == pytest.approx(0.1, abs=0.01)
-    assert 3 <= len(told) <= 6
-    assert told[-1] > told[0] + 0.2
+            shares.append(share_of(line))
+    assert shares[0] == pytest.approx(0.1, abs=0.01)
+    assert 3 <= len(shares) <= 6
+    assert shares[-1] > shares[0] + 0.2
     assert share_of(io.metric_line(is_last=True)) == pytest.approx(0.5, abs=0.01)
 
 
@@ -121,11 +121,11 @@ class Event:
 
 
 @pytest.mark.parametrize(
-    ("busy_for", "lost"),
+    ("busy_for", "lost_seconds"),
     [(0.0, 1.0), (0.4, 0.6), (5.0, 0.0)],
     ids=["idle all the time", "idle for the rest", "never idle"],
 )
-def test_on_a_gpu_only_its_idle_time_counts(monkeypatch: Any, busy_for: float, lost: float) -> None:
+def test_on_a_gpu_only_its_idle_time_counts(monkeypatch: Any, busy_for: float, lost_seconds: float) -> None:
     cuda = types.SimpleNamespace(is_initialized=lambda: True, Event=Event)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     Event.time = time = Time()
@@ -136,7 +136,7 @@ def test_on_a_gpu_only_its_idle_time_counts(monkeypatch: Any, busy_for: float, l
     waits.stop()
     first = waits.take_lost_seconds()
     time.now += 10.0
-    assert first + waits.take_lost_seconds() == pytest.approx(lost)
+    assert first + waits.take_lost_seconds() == pytest.approx(lost_seconds)
 
 
 class Ranks:

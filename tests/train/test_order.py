@@ -32,9 +32,9 @@ def test_a_shuffle_leaves_no_pattern() -> None:
     neighbours = 0
     for epoch in range(epochs):
         shuffle = ShuffledRange(length, 7, epoch)
-        drawn = [shuffle[index] for index in range(length)]
-        places.update(enumerate(drawn))
-        neighbours += sum(abs(one - other) == 1 for one, other in pairwise(drawn))
+        order = [shuffle[index] for index in range(length)]
+        places.update(enumerate(order))
+        neighbours += sum(abs(left - right) == 1 for left, right in pairwise(order))
     expected = epochs / length
     chi_square = sum((places[p, s] - expected) ** 2 / expected for p in range(length) for s in range(length))
     freedom = (length - 1) ** 2
@@ -54,7 +54,7 @@ def test_every_sample_once_per_epoch_whatever_happens(data: st.DataObject) -> No
     length = data.draw(st.integers(1, 200), "length")
     seed = data.draw(st.integers(0, 99), "seed")
     order = ResumableOrder(length, length, seed=seed, rank=0, world_size=1)
-    used: Counter[tuple[int, int]] = Counter()
+    use_counts: Counter[tuple[int, int]] = Counter()
     while order.epoch < 2:
         world_size = data.draw(st.integers(1, min(8, length)), "ranks")
         batch_size = data.draw(st.integers(world_size, 50), "batch")
@@ -66,21 +66,21 @@ def test_every_sample_once_per_epoch_whatever_happens(data: st.DataObject) -> No
             for rank in range(world_size):
                 order.set_rank(rank, world_size)
                 shares.append(order.sample_keys(order.position))
-            after = order.position_after(order.position)
-            if after is None:
+            position = order.position_after(order.position)
+            if position is None:
                 assert not any(shares)
                 order.position = order.next_epoch(order.position)
                 continue
             sizes = [len(share) for share in shares]
             assert min(sizes) >= 1
             assert max(sizes) - min(sizes) <= 1
-            assert after.total_samples == order.position.total_samples + sum(sizes)
-            used.update(key for share in shares for key in share)
-            order.position = after
-    assert not [key for key, times in used.items() if times > 1]
-    carried = {(1, index) for index in range(length)} - set(used)
-    assert {(0, index) for index in range(length)} <= set(used)
-    assert len(carried) < 8  # of the last epoch, only what went along with an epoch that was not trained
+            assert position.total_samples == order.position.total_samples + sum(sizes)
+            use_counts.update(key for share in shares for key in share)
+            order.position = position
+    assert not [key for key, times in use_counts.items() if times > 1]
+    skipped = {(1, index) for index in range(length)} - set(use_counts)
+    assert {(0, index) for index in range(length)} <= set(use_counts)
+    assert len(skipped) < 8  # of the last epoch, only what went along with an epoch that was not trained
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 6), st.sampled_from(["deal", "drop"]))
@@ -116,7 +116,7 @@ def test_a_short_rest_goes_along_with_the_step_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "problem"),
+    ("arguments", "problem"),
     [
         ({"length": 0, "batch_size": 0, "tail": "x"}, r"length: .*; batch_size: .*; tail: .*"),
         ({"length": 9, "batch_size": 3, "rank": 0}, "rank and world_size: give both or none"),
@@ -124,9 +124,9 @@ def test_a_short_rest_goes_along_with_the_step_before() -> None:
         ({"length": 3, "batch_size": 9, "rank": 0, "world_size": 4}, "3 samples do not make one step of 4"),
     ],
 )
-def test_what_cannot_be_is_refused(given_: dict[str, object], problem: str) -> None:
+def test_what_cannot_be_is_refused(arguments: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ResumableOrder(**given_)  # type: ignore[arg-type]
+        ResumableOrder(**arguments)  # type: ignore[arg-type]
 
 
 def test_the_state_of_another_order_is_refused() -> None:

@@ -53,14 +53,14 @@ _TREES = st.recursive(
 )
 
 
-def written(tree: Any) -> bytes:
+def encode_to_bytes(tree: Any) -> bytes:
     encoded = encode(tree)
     content = b"".join(encoded.chunks())
     assert len(content) == encoded.size_bytes
     return content
 
 
-def same(left: Any, right: Any) -> bool:
+def is_same_tree(left: Any, right: Any) -> bool:
     """Equal in type, order and bits: nan is nan, 0.0 is not -0.0, 1 is not True."""
     if isinstance(left, Buffer) and isinstance(right, Buffer):
         return left[:2] == right[:2] and bytes(left.data) == bytes(right.data)
@@ -68,29 +68,29 @@ def same(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, dict):
         return len(left) == len(right) and all(
-            same(*pair) for pair in zip(left.items(), right.items(), strict=True)
+            is_same_tree(*pair) for pair in zip(left.items(), right.items(), strict=True)
         )
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(same(*pair) for pair in zip(left, right, strict=True))
+        return len(left) == len(right) and all(is_same_tree(*pair) for pair in zip(left, right, strict=True))
     if isinstance(left, float):
         return struct.pack(">d", left) == struct.pack(">d", right)
     if isinstance(left, complex):
-        return same(left.real, right.real) and same(left.imag, right.imag)
+        return is_same_tree(left.real, right.real) and is_same_tree(left.imag, right.imag)
     return bool(left == right)
 
 
 @given(_TREES)
 def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
-    content = written(tree)
-    assert same(tree, decode(content))
-    assert written(decode(content)) == content, "what was read gives the same file again"
+    content = encode_to_bytes(tree)
+    assert is_same_tree(tree, decode(content))
+    assert encode_to_bytes(decode(content)) == content, "what was read gives the same file again"
 
 
 def test_the_state_of_pythons_generator_comes_back(tmp_path: Path) -> None:
     generator = random.Random(3)
     generator.gauss(0, 1)
     path = tmp_path / "state"
-    path.write_bytes(written({"python": generator.getstate()}))
+    path.write_bytes(encode_to_bytes({"python": generator.getstate()}))
     other = random.Random()
     other.setstate(decode(map_file(str(path)))["python"])
     assert [other.random() for _ in range(700)] == [generator.random() for _ in range(700)]
@@ -99,19 +99,19 @@ def test_the_state_of_pythons_generator_comes_back(tmp_path: Path) -> None:
 def test_buffers_are_aligned_mapped_and_private(tmp_path: Path) -> None:
     data = [bytes([1 + number % 200]) * number for number in (1, 63, 64, 65, 0, 4096)]
     path = tmp_path / "part"
-    path.write_bytes(written([Buffer("any", (len(some),), some) for some in data]))
+    path.write_bytes(encode_to_bytes([Buffer("any", (len(part),), part) for part in data]))
     content = path.read_bytes()
     buffers = decode(map_file(str(path)))
     assert [bytes(buffer.data) for buffer in buffers] == data
-    for some in data[1:4]:
-        assert content.index(some) % ALIGNMENT == 0
+    for part in data[1:4]:
+        assert content.index(part) % ALIGNMENT == 0
     buffers[1].data[0] = 255
     assert path.read_bytes() == content
 
 
 def test_one_set_gives_one_content_whatever_its_order() -> None:
-    words = [f"word {number}" for number in range(100)]
-    assert written(set(words)) == written({*words[50:], *words[:50]})
+    strings = [f"word {number}" for number in range(100)]
+    assert encode_to_bytes(set(strings)) == encode_to_bytes({*strings[50:], *strings[:50]})
 
 
 class Colour(IntEnum):
@@ -176,4 +176,4 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
 )
 def test_another_file_is_no_part(spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(InvalidTreeError):
-        decode(spoil(written({"a": Buffer("any", (3,), b"abc")})))
+        decode(spoil(encode_to_bytes({"a": Buffer("any", (3,), b"abc")})))

@@ -35,8 +35,8 @@ class Host:
         self.data.mkdir(parents=True)
         (root / "input" / "config").mkdir()
 
-    def among(self, hosts: Sequence[str], current: str, **more: Any) -> None:
-        self.config("resourceconfig", {"hosts": hosts, "current_host": current, **more})
+    def set_hosts(self, hosts: Sequence[str], current: str, **fields: Any) -> None:
+        self.config("resourceconfig", {"hosts": hosts, "current_host": current, **fields})
 
     def config(self, name: str, document: Mapping[str, Any]) -> None:
         (self.root / "input" / "config" / f"{name}.json").write_text(json.dumps(document))
@@ -60,11 +60,11 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-@pytest.mark.parametrize(("current", "own"), [("algo-1", "a"), ("algo-2", "b"), ("algo-10", "c")])
-def test_a_list_goes_by_the_natural_order_of_hosts(host: Host, current: str, own: str) -> None:
-    host.among(["algo-10", "algo-1", "algo-2"], current)
+@pytest.mark.parametrize(("current", "own_name"), [("algo-1", "a"), ("algo-2", "b"), ("algo-10", "c")])
+def test_a_list_goes_by_the_natural_order_of_hosts(host: Host, current: str, own_name: str) -> None:
+    host.set_hosts(["algo-10", "algo-1", "algo-2"], current)
     host.lists(["a"], ["b"], ["c"])
-    assert host.files() == [own]
+    assert host.files() == [own_name]
 
 
 def test_only_hosts_of_the_same_group_are_counted(host: Host) -> None:
@@ -72,20 +72,20 @@ def test_only_hosts_of_the_same_group_are_counted(host: Host) -> None:
         {"instance_group_name": "prepare", "hosts": ["algo-1"]},
         {"instance_group_name": "train", "hosts": ["algo-3", "algo-2"]},
     ]
-    host.among(["algo-1", "algo-2", "algo-3"], "algo-3", instance_groups=groups)
+    host.set_hosts(["algo-1", "algo-2", "algo-3"], "algo-3", instance_groups=groups)
     host.lists(["a"], ["b"])
     assert host.files() == ["b"]
 
 
 def test_lists_for_another_number_of_hosts_are_refused(host: Host) -> None:
-    host.among(["algo-1", "algo-2"], "algo-1")
+    host.set_hosts(["algo-1", "algo-2"], "algo-1")
     host.lists(["a"], ["b"], ["c"])
     with pytest.raises(RuntimeError, match=r"split for 3 hosts, but 2 train here \(algo-1, algo-2\)"):
         host.files()
 
 
 def test_a_list_that_is_cut_off_is_refused(host: Host) -> None:
-    host.among(["algo-1"], "algo-1")
+    host.set_hosts(["algo-1"], "algo-1")
     folder = host.lists(["a", "b"])
     (folder / shard_list_name(0)).write_text(to_json_lines(["a"]))
     with pytest.raises(RuntimeError, match="has 1 files, its index says 2"):
@@ -96,14 +96,14 @@ def test_a_list_that_is_cut_off_is_refused(host: Host) -> None:
 
 
 def test_a_list_cannot_lead_out_of_its_channel(host: Host) -> None:
-    host.among(["algo-1"], "algo-1")
+    host.set_hosts(["algo-1"], "algo-1")
     host.lists(["../../config/resourceconfig.json"])
     with pytest.raises(RuntimeError, match="means another folder"):
         host.files()
 
 
 def test_without_lists_it_is_what_lies_there(host: Host) -> None:
-    host.among(["algo-1", "algo-2"], "algo-1")
+    host.set_hosts(["algo-1", "algo-2"], "algo-1")
     host.config("inputdataconfig", {"train": {"S3DistributionType": "ShardedByS3Key"}})
     assert host.files() == []  # a host without a share may have no folder
     for name in ("b", "deep/a", "a-b", "a/b"):
@@ -114,18 +114,18 @@ def test_without_lists_it_is_what_lies_there(host: Host) -> None:
 
 
 def test_a_channel_that_all_hosts_have_whole_is_refused(host: Host) -> None:
-    host.among(["algo-1", "algo-2"], "algo-2")
+    host.set_hosts(["algo-1", "algo-2"], "algo-2")
     host.config("inputdataconfig", {"train": {"S3DistributionType": "FullyReplicated"}})
     with pytest.raises(RuntimeError, match="complete on each of 2 hosts"):
         host.files()
-    host.among(["algo-2"], "algo-2")
+    host.set_hosts(["algo-2"], "algo-2")
     assert host.files() == []
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1)))
 def test_any_name_survives_its_list(names: list[str]) -> None:
-    good = [name for name in names if file_name_problem(name) is None]
-    assert parse_json_lines(to_json_lines(good).splitlines(keepends=True)) == good
+    valid_names = [name for name in names if file_name_problem(name) is None]
+    assert parse_json_lines(to_json_lines(valid_names).splitlines(keepends=True)) == valid_names
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b", "x" * 256])

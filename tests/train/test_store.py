@@ -98,8 +98,8 @@ def test_a_torn_part_is_named_and_the_step_before_is_taken(tmp_path: Path) -> No
     ranks = Ranks(tmp_path)
     for step in (1, 2, 3):
         ranks.save(step)
-    whole = ranks.part(3, 1).read_bytes()
-    ranks.part(3, 1).write_bytes(whole[:-1])
+    part_bytes = ranks.part(3, 1).read_bytes()
+    ranks.part(3, 1).write_bytes(part_bytes[:-1])
     ranks.part(2, 0).write_bytes(b"x" + ranks.part(2, 0).read_bytes()[1:])
     assert ranks.steps() == [2, 1], "a size tells at once, a content only when it is read"
     newest = ranks.leader.newest_intact()
@@ -120,14 +120,17 @@ def test_a_torn_part_is_named_and_the_step_before_is_taken(tmp_path: Path) -> No
 def test_the_same_content_is_not_written_again(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.save(1)
-    before = ranks.part(1, 0).stat()
-    again = Ranks(tmp_path)
-    again.save(1)
-    after = ranks.part(1, 0).stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    ranks.part(1, 0).write_bytes(b"x" * before.st_size)
-    again.save(1)
-    assert again.leader.open_shard(1).read_tree()["step"] == 1, (
+    status_before = ranks.part(1, 0).stat()
+    second_ranks = Ranks(tmp_path)
+    second_ranks.save(1)
+    status_after = ranks.part(1, 0).stat()
+    assert (status_before.st_ino, status_before.st_mtime_ns) == (
+        status_after.st_ino,
+        status_after.st_mtime_ns,
+    )
+    ranks.part(1, 0).write_bytes(b"x" * status_before.st_size)
+    second_ranks.save(1)
+    assert second_ranks.leader.open_shard(1).read_tree()["step"] == 1, (
         "a torn file of the same name and size is replaced"
     )
 
@@ -171,10 +174,10 @@ store = CheckpointStore(folder + "/checkpoints", 0, 1)
 store.commit(1, [store.write_shard(1, encode(1).chunks())])
 print([manifest.step for manifest in store.committed_manifests()], sorted(os.listdir(folder + "/there")))
 """
-    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[1] ['smlaunch']"
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[1] ['smlaunch']"
 
 
 def test_a_kill_at_any_moment_leaves_every_commit_whole(tmp_path: Path) -> None:
@@ -234,9 +237,9 @@ def test_each_rank_deletes_its_own_and_the_leader_what_makes_it_count(tmp_path: 
     ranks.save(1)
     ranks.save(2)
     ranks.clock.now += 1000
-    left = {path for path in ranks.files() if path.startswith(step_directory(1))}
+    remaining = {path for path in ranks.files() if path.startswith(step_directory(1))}
     ranks.stores[1].delete_old_steps()
-    assert {Path(path).name[:10] for path in left - ranks.files()} == {"rank-00001"}
+    assert {Path(path).name[:10] for path in remaining - ranks.files()} == {"rank-00001"}
     assert ranks.steps() == [2]
     ranks.leader.delete_old_steps()
     assert not (ranks.folder / step_directory(1)).exists()
@@ -246,27 +249,27 @@ def test_steps_of_another_job_are_not_touched(tmp_path: Path) -> None:
     earlier = Ranks(tmp_path, job="run-s1-a1")
     for step in range(1, 6):
         earlier.save(step)
-    later = Ranks(tmp_path, keep=1, job="run-s2-a1")
+    later_ranks = Ranks(tmp_path, keep=1, job="run-s2-a1")
     for step in (6, 7):
-        later.save(step)
-    later.clock.now += 1000
-    later.retain()
-    assert later.steps() == [7, 5, 4, 3, 2, 1]
+        later_ranks.save(step)
+    later_ranks.clock.now += 1000
+    later_ranks.retain()
+    assert later_ranks.steps() == [7, 5, 4, 3, 2, 1]
 
 
 def test_a_job_that_was_restarted_goes_on_deleting_its_own(tmp_path: Path) -> None:
-    before = Ranks(tmp_path, job="run-s1-a1")
+    first_ranks = Ranks(tmp_path, job="run-s1-a1")
     for step in (1, 2, 3):
-        before.save(step)
-    after = Ranks(tmp_path, keep=2, job="run-s1-a1")
-    for store in after.stores:
+        first_ranks.save(step)
+    restarted_ranks = Ranks(tmp_path, keep=2, job="run-s1-a1")
+    for store in restarted_ranks.stores:
         store.newest_intact()
-    after.retain()
-    assert after.steps() == [3, 2, 1], "what was found has to settle too"
-    after.save(4)
-    after.clock.now += 1000
-    after.retain()
-    assert after.steps() == [4, 3]
+    restarted_ranks.retain()
+    assert restarted_ranks.steps() == [3, 2, 1], "what was found has to settle too"
+    restarted_ranks.save(4)
+    restarted_ranks.clock.now += 1000
+    restarted_ranks.retain()
+    assert restarted_ranks.steps() == [4, 3]
 
 
 def test_an_uncommitted_step_goes_with_the_older_ones(tmp_path: Path) -> None:
@@ -281,23 +284,23 @@ def test_an_uncommitted_step_goes_with_the_older_ones(tmp_path: Path) -> None:
 
 def test_commits_that_failed_take_nobodys_place() -> None:
     """Three saves of which the leader's commit failed must not push out the last good one."""
-    kept = RetentionPolicy(2, 0.0, Clock())
+    policy = RetentionPolicy(2, 0.0, Clock())
     for step in (1, 2):
-        kept.add_written(step)
-        kept.add_committed(step)
+        policy.add_written(step)
+        policy.add_committed(step)
     for step in (3, 4, 5):
-        kept.add_written(step)
-    assert kept.steps_to_delete() == []
+        policy.add_written(step)
+    assert policy.steps_to_delete() == []
 
 
 def test_steps_beyond_the_one_that_was_loaded_take_nobodys_place() -> None:
-    kept = RetentionPolicy(2, 0.0, Clock())
-    kept.add_found([80, 90, 100])
-    kept.add_written(85)
-    kept.add_committed(85)
-    assert kept.steps_to_delete() == []
-    kept.add_committed(86)
-    assert kept.steps_to_delete() == [80]
+    policy = RetentionPolicy(2, 0.0, Clock())
+    policy.add_found([80, 90, 100])
+    policy.add_written(85)
+    policy.add_committed(85)
+    assert policy.steps_to_delete() == []
+    policy.add_committed(86)
+    assert policy.steps_to_delete() == [80]
 
 
 # ---- a disk that is full ----------------------------------------------------------------------------------
@@ -344,9 +347,13 @@ print([name for top, _, names in os.walk(folder) for name in names if "manifest"
 store.commit(3, [store.write_shard(3, [b"a" * (1 << 20)])])
 print([manifest.step for manifest in store.committed_manifests()])
 """
-    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    told, left, steps = done.stdout.splitlines()
-    assert (told, steps) == ("told True", "[3, 1]")
-    assert "shard-" not in left and left.count("rank-") == 1 and left.count("COMMIT") == 1
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    error_line, remaining_files, steps = result.stdout.splitlines()
+    assert (error_line, steps) == ("told True", "[3, 1]")
+    assert (
+        "shard-" not in remaining_files
+        and remaining_files.count("rank-") == 1
+        and remaining_files.count("COMMIT") == 1
+    )

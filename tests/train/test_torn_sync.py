@@ -74,7 +74,7 @@ for step in range(1 + (newest.step if newest else 0), {STEPS}):
 """
 
 
-def saved(step: int, job: str) -> Saved:
+def saved_step(step: int, job: str) -> Saved:
     """What a job's save of a step consists of, computed anew."""
     files: Files = {}
     parts = []
@@ -93,7 +93,7 @@ def expected(files: Files, jobs: list[str]) -> tuple[Saved, str] | None:
     steps = {step for step in map(parse_step_path, files) if step is not None}
     for step in sorted(steps, reverse=True):
         for job in jobs:
-            save = saved(step, job)
+            save = saved_step(step, job)
             commit = files.get(f"{step_directory(step)}/{COMMIT}")
             if commit == save.commit and all(files.get(name) == save.files[name] for name in save.files):
                 return save, job
@@ -115,8 +115,8 @@ class Chain:
         )
         self.folder = folder
         self.jobs: list[str] = []
-        self.looks = 0
-        self.whole = 0
+        self.look_count = 0
+        self.whole_count = 0
 
     def run(self, jobs: int) -> None:
         with Endpoint(self.folder, isolation="plain", settings=self.settings) as info:
@@ -125,28 +125,28 @@ class Chain:
                 self._job(client)
 
     def _job(self, client: EndpointClient) -> None:
-        before = expected(self._copy(client), self.jobs)
+        newest = expected(self._copy(client), self.jobs)
         name = f"life-{len(self.jobs)}"
-        place = {"S3Uri": "s3://tests/ckpt/", "LocalPath": "/opt/ml/checkpoints"}
+        config = {"S3Uri": "s3://tests/ckpt/", "LocalPath": "/opt/ml/checkpoints"}
         self.jobs.append(name)
-        client.create(name, SCRIPT, hosts=HOSTS, CheckpointConfig=place)
+        client.create(name, SCRIPT, hosts=HOSTS, CheckpointConfig=config)
         while client.describe(name)["TrainingJobStatus"] == "InProgress":
-            self._look(client)
-        self._look(client)
-        said = client.printed_lines(name).values()
+            self._check_prefix(client)
+        self._check_prefix(client)
+        lines_by_host = client.printed_lines(name).values()
         # A host whose peer was killed at once may be gone before it has said anything.
-        loads = [lines[0] for lines in said if lines]
-        words = f"loaded {before[0].step} {before[1]!r}" if before else "loaded None None"
-        assert loads and set(loads) == {words}, (before and before[0].step, list(said))
-        self.looks += len(loads)
-        self.whole += len(loads) * (before is not None)
+        loads = [lines[0] for lines in lines_by_host if lines]
+        expected_line = f"loaded {newest[0].step} {newest[1]!r}" if newest else "loaded None None"
+        assert loads and set(loads) == {expected_line}, (newest and newest[0].step, list(lines_by_host))
+        self.look_count += len(loads)
+        self.whole_count += len(loads) * (newest is not None)
 
-    def _look(self, client: EndpointClient) -> None:
+    def _check_prefix(self, client: EndpointClient) -> None:
         files = self._copy(client)
-        found = expected(files, self.jobs)
-        check(loaded(files), found[0] if found else None)
-        self.looks += 1
-        self.whole += found is not None
+        newest = expected(files, self.jobs)
+        check(loaded(files), newest[0] if newest else None)
+        self.look_count += 1
+        self.whole_count += newest is not None
 
     def _copy(self, client: EndpointClient) -> Files:
         """Name by name, while the sync goes on: one more torn copy."""
@@ -167,14 +167,17 @@ def test_a_few_chains(tmp_path: Path) -> None:
     chains = [Chain(tmp_path / str(number), number) for number in range(3)]
     for chain in chains:
         chain.run(jobs=3)
-    looks, whole = sum(chain.looks for chain in chains), sum(chain.whole for chain in chains)
-    assert looks >= 30 and whole >= 10, (looks, whole)
+    look_count, whole_count = (
+        sum(chain.look_count for chain in chains),
+        sum(chain.whole_count for chain in chains),
+    )
+    assert look_count >= 30 and whole_count >= 10, (look_count, whole_count)
 
 
 @pytest.mark.chaos
 def test_many_chains(tmp_path: Path) -> None:
-    given = os.environ.get("SMLAUNCH_CHAOS_SEED")
-    numbers = [int(given)] if given else range(40)
+    seed = os.environ.get("SMLAUNCH_CHAOS_SEED")
+    numbers = [int(seed)] if seed else range(40)
     chains = []
     for number in numbers:
         chains.append(Chain(tmp_path / str(number), number))
@@ -182,6 +185,9 @@ def test_many_chains(tmp_path: Path) -> None:
             chains[-1].run(jobs=4)
         except AssertionError as error:
             raise AssertionError(f"SMLAUNCH_CHAOS_SEED={number}: {error}") from error
-    looks, whole = sum(chain.looks for chain in chains), sum(chain.whole for chain in chains)
-    print(f"{looks} looks at S3 and starts of hosts, {whole} of them with a whole checkpoint")
-    assert given or looks >= 400
+    look_count, whole_count = (
+        sum(chain.look_count for chain in chains),
+        sum(chain.whole_count for chain in chains),
+    )
+    print(f"{look_count} looks at S3 and starts of hosts, {whole_count} of them with a whole checkpoint")
+    assert seed or look_count >= 400

@@ -16,10 +16,10 @@ if job["version"] == 2:
     from sagemaker import Session
     from sagemaker.processing import ProcessingInput, ProcessingOutput, ScriptProcessor
 
-    def given(source, target, sharding):
+    def processing_input(source, target, sharding):
         return ProcessingInput(source=source, destination=target, s3_data_distribution_type=sharding)
 
-    def kept(source, target):
+    def processing_output(source, target):
         return ProcessingOutput(source=source, destination=target)
 
 else:
@@ -27,7 +27,7 @@ else:
     from sagemaker.core.processing import ScriptProcessor
     from sagemaker.core.shapes import ProcessingInput, ProcessingOutput, ProcessingS3Input, ProcessingS3Output
 
-    def given(source, target, sharding):
+    def processing_input(source, target, sharding):
         s3 = ProcessingS3Input(
             s3_uri=source,
             local_path=target,
@@ -37,7 +37,7 @@ else:
         )
         return ProcessingInput(input_name="data", s3_input=s3)
 
-    def kept(source, target):
+    def processing_output(source, target):
         s3 = ProcessingS3Output(s3_uri=target, local_path=source, s3_upload_mode="EndOfJob")
         return ProcessingOutput(output_name="out", s3_output=s3)
 
@@ -57,8 +57,8 @@ raised = None
 try:
     processor.run(
         code=job["code"],
-        inputs=[given(job["data"], "/opt/ml/processing/input/data", "ShardedByS3Key")],
-        outputs=[kept("/opt/ml/processing/out", job["out"])],
+        inputs=[processing_input(job["data"], "/opt/ml/processing/input/data", "ShardedByS3Key")],
+        outputs=[processing_output("/opt/ml/processing/out", job["out"])],
         arguments=job["arguments"],
         wait=True,
         logs=True,

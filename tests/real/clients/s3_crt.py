@@ -67,9 +67,9 @@ def checksums() -> None:
     s3 = boto3.client("s3")
     for algorithm in ("CRC32C", "CRC64NVME"):
         s3.put_object(Bucket=bucket, Key="s", Body=b"abc", ChecksumAlgorithm=algorithm)
-        got = s3.get_object(Bucket=bucket, Key="s", ChecksumMode="ENABLED")
-        assert got[f"Checksum{algorithm}"]
-        assert got["Body"].read() == b"abc"
+        response = s3.get_object(Bucket=bucket, Key="s", ChecksumMode="ENABLED")
+        assert response[f"Checksum{algorithm}"]
+        assert response["Body"].read() == b"abc"
 
 
 globals()[feature]()

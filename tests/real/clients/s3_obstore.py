@@ -12,7 +12,7 @@ content = Path(big).read_bytes()
 store = S3Store(bucket, endpoint=os.environ["AWS_ENDPOINT_URL"], client_options={"allow_http": True})
 
 
-def refused(kind: str, *arguments, **options) -> None:  # type: ignore[no-untyped-def]
+def check_refused(kind: str, *arguments, **options) -> None:  # type: ignore[no-untyped-def]
     try:
         obstore.put(store, *arguments, **options)
     except Exception as error:
@@ -37,14 +37,14 @@ def multipart() -> None:
 def ranges() -> None:
     obstore.put(store, "r", content)
     assert bytes(obstore.get_range(store, "r", start=10, end=20)) == content[10:20]
-    found = obstore.get_ranges(store, "r", starts=[1, 9_000_000], ends=[5, 9_000_010])
-    assert [bytes(part) for part in found] == [content[1:5], content[9_000_000:9_000_010]]
+    parts = obstore.get_ranges(store, "r", starts=[1, 9_000_000], ends=[5, 9_000_010])
+    assert [bytes(part) for part in parts] == [content[1:5], content[9_000_000:9_000_010]]
 
 
 def conditions() -> None:
     obstore.put(store, "c", b"1", mode="create")
-    refused("AlreadyExistsError", "c", b"2", mode="create")
-    refused("PreconditionError", "c", b"2", mode={"e_tag": '"0"'})
+    check_refused("AlreadyExistsError", "c", b"2", mode="create")
+    check_refused("PreconditionError", "c", b"2", mode={"e_tag": '"0"'})
     obstore.put(store, "c", b"2", mode={"e_tag": obstore.head(store, "c")["e_tag"]})
     assert bytes(obstore.get(store, "c").bytes()) == b"2"
 

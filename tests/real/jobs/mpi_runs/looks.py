@@ -9,7 +9,7 @@ from mpi4py import MPI
 SECRET = Path("/opt/ml/input/data/smlaunch/secret").read_bytes().strip()
 
 
-def holds_it(path: Path) -> bool:
+def holds_secret(path: Path) -> bool:
     if path.is_fifo():
         return False
     try:
@@ -25,14 +25,17 @@ def main() -> None:
     temporary = [path for top in Path("/tmp").glob("smlaunch-*") for path in (top, *top.rglob("*"))]
     assert temporary
     job = Path("/opt/ml/input/data/smlaunch/job.json")
-    seen = [str(path) for path in (*files, *temporary, job) if holds_it(path)]
+    paths_with_secret = [str(path) for path in (*files, *temporary, job) if holds_secret(path)]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "SM_CURRENT_HOST", "OWN")
-    place = {name: os.environ[name] for name in names}
-    place["port"] = os.environ["MASTER_PORT"].isdigit()
-    place["source"] = Path.cwd() == Path("/opt/ml/code") and os.environ["PYTHONPATH"].startswith(
+    values = {name: os.environ[name] for name in names}
+    values["port"] = os.environ["MASTER_PORT"].isdigit()
+    values["source"] = Path.cwd() == Path("/opt/ml/code") and os.environ["PYTHONPATH"].startswith(
         "/opt/ml/code"
     )
-    print("place " + json.dumps({**place, "processes": len(files) > 6, "secret in": seen}), flush=True)
+    print(
+        "place " + json.dumps({**values, "processes": len(files) > 6, "secret in": paths_with_secret}),
+        flush=True,
+    )
     MPI.COMM_WORLD.Barrier()
 
 

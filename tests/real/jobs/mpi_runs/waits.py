@@ -6,11 +6,14 @@ import sys
 
 from mpi4py import MPI
 
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+received_signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: received_signals.append(number))
 MPI.COMM_WORLD.Barrier()
 print(f"ready: rank {os.environ['RANK']}", flush=True)
-while not told:
+while not received_signals:
     signal.sigtimedwait([], 0.05)
-print(f"told {len(told)} time(s): rank {os.environ['RANK']} on {os.environ['SM_CURRENT_HOST']}", flush=True)
+print(
+    f"told {len(received_signals)} time(s): rank {os.environ['RANK']} on {os.environ['SM_CURRENT_HOST']}",
+    flush=True,
+)
 sys.exit(0)

@@ -12,31 +12,31 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
 parser.add_argument("--name", required=True)
 parser.add_argument("--end", choices=("well", "raise", "sleep"), default="well")
-given, _ = parser.parse_known_args()
+options, _ = parser.parse_known_args()
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     """In one write: ranks of one torchrun share a pipe, and print() without a buffer writes word by word."""
     os.write(1, (line + "\n").encode())
 
 
 def main() -> None:
-    rank, size = meet()
-    place = json.loads(Path("/opt/ml/input/config/resourceconfig.json").read_text())
-    host = place["current_host"]
-    say(f"rank {rank} of {size} on {host}: lr {given.lr}, name {given.name!r}")
-    total = add_up(rank, size)
-    say(f"rank {rank}: the sum is {total:g}")
-    if given.end == "raise" and rank == size - 1:
+    rank, size = join_group()
+    resource_config = json.loads(Path("/opt/ml/input/config/resourceconfig.json").read_text())
+    host = resource_config["current_host"]
+    write_line(f"rank {rank} of {size} on {host}: lr {options.lr}, name {options.name!r}")
+    total = sum_over_ranks(rank, size)
+    write_line(f"rank {rank}: the sum is {total:g}")
+    if options.end == "raise" and rank == size - 1:
         raise RuntimeError(f"planted on {host}")
-    if given.end == "sleep":
-        say(f"rank {rank} sleeps")
+    if options.end == "sleep":
+        write_line(f"rank {rank} sleeps")
         time.sleep(600)
     if size > 1 or host == "algo-1":
         Path(f"/opt/ml/model/rank{rank}-{host}.json").write_text(json.dumps({"sum": total}))
 
 
-def meet() -> "tuple[int, int]":
+def join_group() -> "tuple[int, int]":
     """A script that no launcher distributes runs once on each host."""
     if "RANK" not in os.environ:
         return 0, 1
@@ -46,7 +46,7 @@ def meet() -> "tuple[int, int]":
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-def add_up(rank: int, size: int) -> float:
+def sum_over_ranks(rank: int, size: int) -> float:
     if size == 1:
         return 1.0
     import torch
@@ -58,11 +58,11 @@ def add_up(rank: int, size: int) -> float:
     return value.item()
 
 
-def told_to_leave(number: int, frame: object) -> None:
-    say(f"rank {os.environ.get('RANK', '0')} got signal {number}")
+def exit_on_signal(number: int, frame: object) -> None:
+    write_line(f"rank {os.environ.get('RANK', '0')} got signal {number}")
     sys.exit(0)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, told_to_leave)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     main()
