@@ -84,7 +84,7 @@ def endpoint_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def interrupt(process: subprocess.Popen[str], awaited_text: str) -> None:
-    """Ctrl-C once the process has printed ``awaited_text``."""
+    """Sends Ctrl-C once the process has printed ``awaited_text``."""
     assert process.stdout is not None
     for line in process.stdout:
         if awaited_text in line:

@@ -1,4 +1,4 @@
-"""What is said without running anything: help, mistakes, options."""
+"""What the command prints without running anything: help, mistakes, options."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_mistakes_end_with_2_and_a_next_step(
 def test_all_mistakes_of_file_and_command_line_at_once(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be read, and what can be read and cannot work: the script is not there."""
+    """Values that cannot be read are listed together with a value that can be read and cannot work: the
+    script does not exist."""
     job = tmp_path / "job.yaml"
     job.write_text("entry: train.py\nstrategy: dpp\ncompute: {host: 2}\nlimits: {max_runtime: 10}\n")
     arguments = ["plan", str(job), "--local", "--hosts", "none", "--hp", "lr", "--input", "train"]

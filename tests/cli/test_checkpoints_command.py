@@ -1,4 +1,4 @@
-"""``smlaunch checkpoints`` on a run that kept some, one of them spoilt in S3."""
+"""``smlaunch checkpoints`` on a run that saved some, one of them damaged in S3."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", upload: dir
 
 
 def test_hosts_that_carry_their_own_parts(endpoint_shell: Shell) -> None:
-    """Two hosts, one after the other two more: each downloads its own part and no other."""
+    """Two jobs of two hosts, one after the other: each host of the second downloads its own part only."""
     (endpoint_shell.folder / "carries.py").write_text(CARRIES)
     (endpoint_shell.folder / "carries.yaml").write_text(JOB)
     for name, began in (("carried-1", "None []"), ("carried-2", "2 ['rank-0000{}']")):

@@ -1,4 +1,4 @@
-"""What smlaunch itself says of a job, whose texts may hold anything."""
+"""What smlaunch prints about a job whose texts contain control characters."""
 
 from __future__ import annotations
 

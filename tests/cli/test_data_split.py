@@ -1,4 +1,4 @@
-"""``smlaunch data split`` as it is typed."""
+"""``smlaunch data split`` as a user types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that says how long it waits for its data, without importing anything."""
+"""A script reports how long it waits for its data, without importing smlaunch."""
 
 from __future__ import annotations
 

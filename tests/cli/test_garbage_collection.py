@@ -1,4 +1,4 @@
-"""Whatever a command does for hours, its cyclic garbage is collected."""
+"""A command that runs for hours collects its cyclic garbage."""
 
 from __future__ import annotations
 

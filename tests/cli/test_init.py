@@ -1,4 +1,4 @@
-"""`smlaunch init`: a job for every strategy, which plans; nothing is overwritten."""
+"""`smlaunch init` writes a job for every strategy that can be planned, and overwrites nothing."""
 
 from __future__ import annotations
 

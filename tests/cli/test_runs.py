@@ -1,4 +1,4 @@
-"""Runs on a real endpoint, by the command alone."""
+"""Runs on a real endpoint, started by the command line only."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n---
 
 
 def archives(home: Path) -> list[list[str]]:
-    """The names in every source archive that the endpoint holds."""
+    """Returns the names in every source archive that the endpoint has."""
     found = []
     for path in sorted(home.rglob("*.tar.gz")):
         if "source" in str(path.relative_to(home)):

@@ -1,4 +1,4 @@
-"""S3's listing in memory, and what may go wrong with it."""
+"""A listing of S3 in memory, and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smlaunch data advise`` as a person calls it."""
+"""``smlaunch data advise`` as a user calls it."""
 
 from __future__ import annotations
 

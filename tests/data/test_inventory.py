@@ -1,4 +1,4 @@
-"""The inventory file itself, and that of a folder."""
+"""The inventory file, and the inventory of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing side by side: everything once, whatever keys are called and whatever happens on the way."""
+"""Parallel listing: every key exactly once, whatever its name and whatever interrupts the listing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_between_is_inside(low: str, high: str | None, known_keys: set[str]) -> 
 
 
 def test_between_finds_any_place_in_few_steps() -> None:
-    """Where keys have long beginnings in common, halving their letters still gets there."""
+    """Halving works where keys have long prefixes in common."""
     wanted_key = "data/train/part-00500123.jpg"
     alphabet = sorted(set("data/train/part-0123456789.jpg"))
     low, high, steps = "", None, 0
@@ -137,7 +137,7 @@ class _Killed(BaseException):
 def test_what_ends_early_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_request: int
 ) -> None:
-    """Nothing lost, nothing twice, and what was kept is not asked for again."""
+    """No key is lost or listed twice, and saved pages are not requested again."""
     monkeypatch.setattr("smlaunch.data.parallel_listing._RUN_ROWS", 50)
     keys = [f"{folder}/{number:04d}" for folder in "abc" for number in range(400)]
     out = tmp_path / "keys.parquet"
@@ -265,7 +265,7 @@ def test_an_answer_that_is_no_listing() -> None:
 
 
 def test_an_error_with_status_200_is_asked_again() -> None:
-    """S3 may find out that something is wrong after it has sent the status."""
+    """S3 may detect an error after it has sent status 200."""
     bodies = [
         b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>",
         PAGE.format("<Key>a</Key>").encode(),
@@ -299,7 +299,7 @@ def test_an_error_with_status_200_is_asked_again() -> None:
 
 
 def test_botocore_does_not_parse_a_page_again() -> None:
-    """It would take as long as all the rest. The handler stands where botocore's own one does that parses."""
+    """Parsing again would take as long as the rest. Our handler replaces botocore's own, which parses."""
     client = Target.endpoint("http://127.0.0.1:9", "us-east-1", "a", "b").client("s3")
     S3Pager(client)
     bodies: list[bytes] = []
@@ -320,7 +320,8 @@ def test_botocore_does_not_parse_a_page_again() -> None:
 
 
 def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
-    """Through botocore and HTTP, by the command, and page by page as botocore itself reads them."""
+    """The keys arrive through botocore and HTTP, by the command, and as botocore itself pages through
+    them."""
     with Endpoint(home) as info:
         client = EndpointClient(info)
         for number, key in enumerate(HOSTILE):
@@ -342,7 +343,7 @@ def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_a_listing_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """SIGKILL at several points of a real process."""
+    """A real process gets SIGKILL at several points."""
     script = """\
 import sys, time
 from pathlib import Path

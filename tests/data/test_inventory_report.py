@@ -1,4 +1,4 @@
-"""S3 Inventory reports, as AWS documents them, made here in all three formats."""
+"""S3 Inventory reports as AWS documents them, written here in all three formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an inventory to what hosts are given: each key in exactly one list, whatever it is called."""
+"""From an inventory to the lists of hosts: each key is in exactly one list, whatever its name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NO_FILES = {"k" * 1000, "a//b", "/absolute", "../escape", "x/../../escape", "./h
 def write(
     path: Path, rows: dict[str, int], prefix: str = PREFIX, bucket: str = "bucket", **extra_columns: Any
 ) -> Path:
-    """An inventory of keys relative to the prefix."""
+    """Writes an inventory of keys relative to the prefix."""
     names = sorted((prefix + name for name in rows), key=str.encode)
     columns = {"key": names, "size": [rows[name[len(prefix) :]] for name in names]}
     schema = SCHEMA
@@ -123,7 +123,7 @@ def many(count: int, seed: int = 0) -> dict[str, int]:
 
 
 def test_many_keys_in_ranges(tmp_path: Path) -> None:
-    """Over several row groups, with folder markers and a few hostile names among them."""
+    """The keys fill several row groups, with folder markers and a few hostile names among them."""
     rows = many(150_000) | dict.fromkeys(HOSTILE, 5) | {"": 0, "00/": 0, "50/": 0, "zero": 0}
     key_split = split_inventory(Inventory(write(tmp_path / "keys.parquet", rows)), 5)
     assert key_split.summary["folder_markers_left_out"] == 3
@@ -193,7 +193,7 @@ def test_files_of_others_are_checked(tmp_path: Path, keys: list[str | None], mes
 
 
 def test_wide_text_and_narrow_numbers(tmp_path: Path) -> None:
-    """Files that others wrote: large_string keys, 32-bit sizes, no bucket."""
+    """Inventories of other programs may have large_string keys, 32-bit sizes and no bucket."""
     names = sorted((name for name in HOSTILE if name not in NO_FILES), key=str.encode)
     table = {"key": pa.array(names, pa.large_string()), "size": pa.array(range(len(names)), pa.uint32())}
     pq.write_table(pa.table(table), tmp_path / "keys.parquet", row_group_size=3)

@@ -1,4 +1,4 @@
-"""``smlaunch data push`` and ``pull``: a folder there and back, gone on with, and nothing outside of it."""
+"""``smlaunch data push`` and ``pull``: a folder there and back, resumed, and never outside of the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing a folder: the bytes, the samples, what is refused, and what a kill leaves."""
+"""Packing a folder: its bytes, its samples, refused files, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 def members(dst: Path) -> list[tuple[str, bytes]]:
-    """Through ``tarfile``, in order."""
+    """Returns names and contents in order, as ``tarfile`` reads them."""
     contents = []
     for shard in sorted((dst / "shards").iterdir()):
         with tarfile.open(shard, "r:") as tar:
@@ -176,7 +176,7 @@ def test_headers_are_those_that_tarfile_reads(parts: list[str], size: int) -> No
 
 
 def test_a_sample_is_never_parted(tmp_path: Path) -> None:
-    """Also where another folder's name sorts in between."""
+    """A sample stays together also where the name of another folder sorts between its files."""
     for number in range(40):
         for kind in ("jpg", "seg.png", "x/part.jpg", "zip"):
             write(tmp_path / "src" / f"{number:02}.{kind}", b"." * 900)
@@ -230,7 +230,7 @@ def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> Non
 
 
 def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links too."""
+    """Processes look up links as well as files."""
     monkeypatch.setattr(file_stats, "_FILES_PER_REQUEST", 50)
     many(tmp_path, 330)
     (tmp_path / "link").symlink_to("0/00000.bin")
@@ -247,7 +247,7 @@ def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_process_that_is_killed_is_told_and_others_take_its_place(tmp_path: Path) -> None:
-    """As when memory is short."""
+    """The kernel kills a process so when memory runs out."""
     write(tmp_path / "a", b"x" * 700)
     workers = FolderWorkerPool(str(tmp_path), 1)
     workers.start()
@@ -353,7 +353,7 @@ def test_two_packs_never_work_in_one_place(
 
 
 def test_a_resumed_pack_waits_for_what_a_killed_one_was_starting(tree: Path, tmp_path: Path) -> None:
-    """A process inherits the lock between fork and exec, and can outlive its parent with it."""
+    """A child inherits the lock between fork and exec, and can outlive its parent with it."""
     (tmp_path / "dst" / ".pack").mkdir(parents=True)
     lock = os.open(tmp_path / "dst" / ".pack", os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -366,7 +366,7 @@ def test_a_resumed_pack_waits_for_what_a_killed_one_was_starting(tree: Path, tmp
 
 
 class ChangingSource(FolderSource):
-    """Something happens to the files after they were listed."""
+    """A source whose files change after they were listed."""
 
     change: Callable[[], object]
 
@@ -445,7 +445,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
 def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
-    """SIGKILL, of the command alone: what it had started may live on for a moment."""
+    """Only the command gets SIGKILL: processes that it had started may live for a moment longer."""
     src = many(tmp_path / "src", 800)
     pack_folder(src, tmp_path / "anew", shard_count=16)
     command = [sys.executable, "-c", KILLED, str(src), str(tmp_path / "dst"), engine]
@@ -469,7 +469,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path, engine: str) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
 def test_killed_over_and_over_at_any_time(tmp_path: Path) -> None:
-    """Of 30,000 files, also while they are listed, hashed, renamed and recorded."""
+    """The pack of 30,000 files is also killed while it lists, hashes, renames and records them."""
     src = many(tmp_path / "src", 30_000)
     pack_folder(src, tmp_path / "anew", shard_count=16)
     random, kills = Random(3), 0
@@ -517,7 +517,7 @@ def test_a_full_disk_ends_the_pack_in_words(
 def test_shards_of_another_kind_of_checksum_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resumed with another --checksum, the end is that of a pack that had it from the start."""
+    """A pack resumed with another --checksum ends like a pack that had it from the start."""
     src, dst = many(tmp_path / "src", 80), tmp_path / "dst"
     monkeypatch.setattr(
         FolderDestination, "publish_index", lambda self, index: None
@@ -602,7 +602,7 @@ def test_the_command(tree: Path, tmp_path: Path) -> None:
 
 
 def test_the_path_from_listing_to_shards_needs_no_extra() -> None:
-    """NumPy and the like are for the other commands."""
+    """Only the other commands need NumPy and the like."""
     code = (
         "import sys, smlaunch.data.pack, smlaunch.data.pack_s3; "
         "sys.exit(bool({'numpy', 'pyarrow', 'obstore', 'boto3'} & set(sys.modules)))"

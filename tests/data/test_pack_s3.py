@@ -127,8 +127,9 @@ def test_a_prefix_with_nothing_below_is_refused() -> None:
         )
 
 
-class Failing(FakeStorage):
-    """Uploads of shards fail after so many; objects go or change after they were listed."""
+class FailingStorage(FakeStorage):
+    """Storage whose uploads of shards fail after so many, and whose objects vanish or change after they were
+    listed."""
 
     uploads = 1000
 
@@ -154,7 +155,7 @@ class Failing(FakeStorage):
 def test_a_pack_that_was_ended_goes_on() -> None:
     storage_of_whole_pack = fill_storage()
     pack_prefix(storage_of_whole_pack)
-    storage = Failing()
+    storage = FailingStorage()
     storage.objects = fill_storage().objects
     storage.uploads = 2
     with pytest.raises(CallError):
@@ -175,7 +176,7 @@ def test_a_pack_that_was_ended_goes_on() -> None:
 
 
 def test_objects_that_change_or_go_are_told() -> None:
-    storage = Failing()
+    storage = FailingStorage()
     storage.objects = fill_storage().objects
     storage.replacements = {
         "raw/many/000.bin": None,
@@ -194,7 +195,7 @@ def test_objects_that_change_or_go_are_told() -> None:
 
 
 class FastClient:
-    """Stands for obstore: does not take every key, and fails for some."""
+    """Replaces obstore: it does not support every key, and fails for some."""
 
     def __init__(self, storage: FakeStorage) -> None:
         self.storage, self.fetched = storage, 0
@@ -210,7 +211,7 @@ class FastClient:
 
 
 def test_objects_are_fetched_quickly_where_that_works() -> None:
-    storage = Failing()
+    storage = FailingStorage()
     storage.objects = fill_storage().objects
     fast_client, destination = FastClient(storage), S3Destination(storage, BUCKET, "packed")
     fetch = obstore_fetch(fast_client, storage, BUCKET)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Millions of sizes over hosts: every row exactly once, never worse than by count, as even as is said."""
+"""Millions of sizes over hosts: every row exactly once, never worse than by count, and as even as
+reported."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from smlaunch.planner import partitioning  # noqa: E402
 
 
 def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
-    """Sizes in bytes as data sets have them."""
+    """Yields sizes in bytes as data sets have them, by the name of their distribution."""
     draw = np.random.default_rng(seed)
     yield "equal", np.full(count, 1 << 30)
     yield "images", (draw.lognormal(0, 0.6, count) * 110_000).astype(np.int64)
@@ -28,7 +29,7 @@ def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def check(host_split: HostSplit, sizes: Any, hosts: int) -> None:
-    """Every row in exactly one part, and every number told is right."""
+    """Checks that every row is in exactly one part, and that every reported number is right."""
     hosts_of = host_split.hosts_of(0, len(sizes))
     assert hosts_of.dtype == np.uint16
     assert len(hosts_of) == len(sizes)
@@ -59,7 +60,7 @@ def test_a_million_keys_are_even(hosts: int) -> None:
 
 
 def random_case(draw: Any) -> tuple[Any, int]:
-    """Lengths around every threshold, sizes of every kind, orders that hurt."""
+    """Returns sizes of every kind, in numbers around every threshold and in orders that are hard to split."""
     count = int(draw.choice([0, 1, 2, 17, 60, 130, 400, 2500]))
     count = int(draw.integers(0, count + 1))
     hosts = int(draw.choice([1, 2, 3, 7, 16, 64, 200]))
@@ -89,8 +90,8 @@ def random_case(draw: Any) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("cases", [700, pytest.param(60_000, marks=pytest.mark.chaos)])
 def test_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thresholds small, so that a few hundred rows go through what millions do: heads, ranges, levellers,
-    ends of blocks."""
+    """Thresholds are small, so that a few hundred rows take the code paths of millions: heads, ranges,
+    smoothing keys, ends of blocks."""
     for seed in range(cases):
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(module, "BLOCK_ROWS", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
@@ -133,7 +134,8 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
 
 @pytest.mark.parametrize("cases", [60, pytest.param(5_000, marks=pytest.mark.chaos)])
 def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most what largest first of the head gives, or an even share and one key that is not in the head."""
+    """The largest load is at most that of the head, largest first, or an even share and one key outside of
+    the head."""
     monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", 0)
     for seed in range(cases):
         draw = np.random.default_rng(seed)
@@ -170,7 +172,8 @@ def test_blocks_of_any_length_give_the_same() -> None:
 
 
 def test_memory_does_not_grow_with_the_keys() -> None:
-    """Blocks made on the fly: 4 million keys (32 MB of sizes) may take a block and what it needs, no more."""
+    """Blocks are generated as they are read: 4 million keys (32 MB of sizes) need the memory of one block and
+    its work."""
 
     def blocks() -> Iterator[Any]:
         for start in range(16):
@@ -230,7 +233,7 @@ def test_a_stream_that_ends_early_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["images", "pareto"])
 def test_keys_added_all_over_move_few(name: str) -> None:
-    """The order is kept; every hundredth key is new. Ranges of 16 hosts end about where they did."""
+    """The order stays, and every hundredth key is new. Ranges of 16 hosts end about where they did."""
     after = dict(distributions(200_000, 5))[name]
     is_old = np.random.default_rng(6).random(len(after)) >= 0.01
     before, now = split(after[is_old], 16), split(after, 16)

@@ -59,24 +59,24 @@ def by_obstore(target: Target) -> S3Transfer:
 
     fast_transfer = open_obstore(target.s3(), target.session, target.owner_for())
     assert fast_transfer is not None
-    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: LoggingMultipart(fast_transfer))
+    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: StrictTransfer(fast_transfer))
 
 
 def by_botocore(target: Target) -> S3Transfer:
     return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: None)
 
 
-class LoggingMultipart:
-    """obstore where it may not fail: a transfer that goes on by botocore would hide it."""
+class StrictTransfer:
+    """An obstore transfer that may not fail: the fallback to botocore would hide the failure."""
 
     def __init__(self, fast_transfer: FastTransfer) -> None:
         self.supports_key = fast_transfer.supports_key
-        self.put = _loud(fast_transfer.put)
-        self.put_file = _loud(fast_transfer.put_file)
-        self.get_range = _loud(fast_transfer.get_range)
+        self.put = _fail_on_error(fast_transfer.put)
+        self.put_file = _fail_on_error(fast_transfer.put_file)
+        self.get_range = _fail_on_error(fast_transfer.get_range)
 
 
-def _loud(method: Callable[..., object]) -> Callable[..., object]:
+def _fail_on_error(method: Callable[..., object]) -> Callable[..., object]:
     def called(*arguments: object) -> object:
         try:
             return method(*arguments)
@@ -150,7 +150,8 @@ def test_large_files_go_in_parts_and_are_checked_by_the_parts_digests(
 def test_an_upload_that_was_cut_off_is_gone_on_with(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever began it: three parts of four are there, the second one is of another content."""
+    """An unfinished upload of any client is continued: three of four parts exist, and the second one
+    differs."""
     content = random.Random(2).randbytes(3 * MIN_PART_BYTES + 99)
     [parcel] = files(tmp_path, {"cut": content}, "resumed/")
     parts = S3Multipart(target.client("s3"))
@@ -191,7 +192,7 @@ def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path)
 
 
 class DamagingMultipart:
-    """PartStorage of which one byte comes back wrong."""
+    """PartStorage that returns one byte wrong."""
 
     def __init__(self, parts: S3Multipart, check: ObjectChecksum | None = None) -> None:
         self.begin, self.put_part, self.complete = parts.begin, parts.put_part, parts.complete
@@ -228,7 +229,7 @@ def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: in
 def test_what_others_sent_with_crc32_is_compared_with_that(
     target: Target, tmp_path: Path, kind: str, damaged: bool
 ) -> None:
-    """boto3's own default is the first, and a content put whole is always the second."""
+    """boto3 sends the first kind by default; an object put in one request always has the second."""
     content = random.Random(5).randbytes(LARGE_FILE_BYTES + 7)
     client, location = target.client("s3"), {"Bucket": BUCKET, "Key": f"crc32-{kind}/x"}
     upload = client.create_multipart_upload(**location, ChecksumAlgorithm="CRC32", ChecksumType=kind)[
@@ -257,7 +258,7 @@ def test_what_others_sent_with_crc32_is_compared_with_that(
 
 
 def test_an_etag_that_is_no_checksum_is_not_taken_for_one(target: Target, tmp_path: Path) -> None:
-    """Under a KMS key ETags look like MD5 sums and are none; then nothing else is known here."""
+    """Under a KMS key ETags look like MD5 sums and are not; no other checksum is known here."""
     by_botocore(target).put(BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), TransferProgress(1, 0).add)
     [parcel] = store_files(target, "kms/", tmp_path)
     parts = DamagingMultipart(S3Multipart(target.client("s3")), ObjectChecksum(None, None, None))
@@ -460,7 +461,7 @@ def test_the_tally_tells_rate_and_end() -> None:
 def test_ctrl_c_ends_large_files_between_parts(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumable: bool
 ) -> None:
-    """Very large ones are gone on with; of others nothing is left behind."""
+    """Uploads of very large files are resumed; those of other files leave nothing behind."""
     monkeypatch.setattr(
         "smlaunch.data.transfer._RESUMABLE_BYTES", LARGE_FILE_BYTES if is_resumable else 1 << 40
     )

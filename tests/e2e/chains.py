@@ -92,7 +92,7 @@ def write_script(folder: Path) -> Path:
 
 
 def drive_command(script: Path, name: str, *options: str) -> list[str]:
-    """The command that drives the chain."""
+    """Returns the command that drives the chain."""
     limits = ("--max-runtime", "10m", "--segment", "60s")
     return ["run", str(script), "--local", "--name", name, *limits, *options]
 
@@ -108,13 +108,13 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL, to the command alone: what it has started on a background endpoint is not its child."""
+    """Sends SIGKILL to the command alone: what runs on a background endpoint is not its child."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 class Killed(NamedTuple):
-    """What came of a chain whose clients were killed."""
+    """The result of a chain whose clients were killed."""
 
     kills: int
     details: dict[str, Any]
@@ -160,7 +160,8 @@ def _read_lines(client: subprocess.Popen[str], lines: int, moment: float) -> Non
 
 
 def check_once(outcome: Killed, name: str) -> None:
-    """One job per segment, each begun once and where the one before it had left; the true weights."""
+    """Checks that every segment has one job, which began where the one before it ended, and that the weights
+    are right."""
     assert [job["name"] for job in outcome.details["jobs"]] == [
         f"{name}-s{n}-a1" for n in range(1, SEGMENTS + 1)
     ]
@@ -171,8 +172,8 @@ def check_once(outcome: Killed, name: str) -> None:
 
 
 def killed_in_all(home: Path, script: Path, *, seed: int, kills: int, pause: str) -> int:
-    """Chain after chain until so many clients have been killed; each must come out as if none had been.
-    ``pause``: seconds that a step takes."""
+    """Runs chain after chain until ``kills`` clients have been killed, and checks each chain. ``pause``:
+    seconds of a step. Returns the number of kills."""
     chance = random.Random(seed)
     kill_count = number = 0
     while kill_count < kills and number < 3 * kills:

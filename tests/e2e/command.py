@@ -1,4 +1,4 @@
-"""Running commands the way a user does."""
+"""Runs commands as a user does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def smlaunch(
 
 
 def installed(*arguments: str | Path, timeout: float = 110) -> Outcome:
-    """By the installed script, in a Python that imports everything anew."""
+    """Runs the installed script, in a new Python that imports everything again."""
     result = subprocess.run([SMLAUNCH, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
     return Outcome(result.returncode, result.stdout, result.stderr)
 

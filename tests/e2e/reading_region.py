@@ -1,4 +1,4 @@
-"""A region at the other end of a socket that answers what only reads, and writes down every request."""
+"""A region behind a socket that answers reading requests only, and records every request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READING = frozenset({"GetCallerIdentity", "ListObjectsV2", "ListServiceQuotas"})
 
 
 class Region:
-    """``seen``: what was asked for, by operation; whatever is not in READING is answered with an error."""
+    """``operations``: the operations requested so far; one that is not in READING gets an error."""
 
     def __init__(self, objects: Mapping[str, int | None], quotas: Mapping[str, float]) -> None:
         self.objects = objects
@@ -28,7 +28,7 @@ class Region:
         self.operations: list[str] = []
 
     def answer(self, method: str, path: str, target: str, body: str) -> tuple[str, int, str]:
-        """The operation, and status and text of its answer."""
+        """Returns the operation, and status and text of its response."""
         parts = urlsplit(path)
         query = parse_qs(parts.query, keep_blank_values=True)
         if target.endswith(".ListServiceQuotas"):
@@ -53,7 +53,7 @@ class Region:
 
 @contextmanager
 def served(region: Region) -> Iterator[str]:
-    """The region's address."""
+    """Yields the region's address."""
 
     class Handler(BaseHTTPRequestHandler):
         def _any(self) -> None:

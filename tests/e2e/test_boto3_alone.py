@@ -1,4 +1,4 @@
-"""A client that has never heard of smlaunch: boto3, its own waiter, logs and model."""
+"""A client that knows nothing of smlaunch: boto3, its own waiter, logs and model."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Record:
 
     @property
     def bare(self) -> list[Sent]:
-        """Requests that name no owner, but for those that make a bucket, which is then the caller's."""
+        """Requests that name no owner, except those that make a bucket, which the caller then owns."""
         return [
             row
             for row in self.sent
@@ -89,7 +89,7 @@ MakeBucket = Callable[[str, str], None]
 
 @pytest.fixture
 def bucket_maker(home: Path) -> MakeBucket:
-    """Makes a bucket, with an object in it."""
+    """Returns a function that makes a bucket with an object in it."""
 
     def make(bucket: str, key: str) -> None:
         with open_connection({"local": True, "region": None, "profile": None}) as connection:
@@ -177,7 +177,8 @@ def test_ranks_that_move_their_own_checkpoints_name_the_owner(
 def test_data_that_is_sent_fetched_packed_and_listed(
     home: Path, tmp_path: Path, record: Record, default_bucket: str
 ) -> None:
-    """By botocore and by obstore, which takes over from sixteen objects on, and for large ones in parts."""
+    """botocore transfers the first objects; obstore takes over from sixteen objects on, and for large ones in
+    parts."""
     pytest.importorskip("obstore", reason="needs the extra data")
     data = tmp_path / "data"
     data.mkdir()
@@ -257,7 +258,8 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
 def test_a_source_that_somebody_replaced_is_not_run(
     home: Path, tmp_path: Path, default_bucket: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It lies below its own hash, and what is there is not sent again: a host compares what it gets."""
+    """The source is stored under its own hash and not sent again if it exists: a host compares what it
+    downloads."""
     script = tmp_path / "source" / "train.py"
     script.parent.mkdir()
     script.write_text("print('mine')\n")
@@ -279,7 +281,7 @@ def test_a_source_that_somebody_replaced_is_not_run(
 
 
 def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
-    """What it stages, and what the machine will ask S3 for."""
+    """Both the staged objects and the machine's requests to S3 name the owner."""
     script = write_script(tmp_path / "source")
     limits = ("--max-runtime", "10m", "--segment", "60s")
     assert smlaunch("export", "step-functions", script, "--local", *limits, "--out", tmp_path / "out") == 0

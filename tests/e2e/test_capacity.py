@@ -1,4 +1,4 @@
-"""What is said of capacity on the command line reaches the service, here the endpoint, and has its effect."""
+"""Options about capacity reach the service, here the endpoint, and have their effect."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_client_killed_at_random_points_is_followed_by_another(background_home
 
 @pytest.mark.real
 def test_an_embedded_run_goes_on_after_its_endpoint_was_killed(home: Path, script: Path) -> None:
-    """Its running job is lost with it; what was committed is not."""
+    """The running job is lost with the endpoint; committed checkpoints are not."""
     client = start(*drive_command(script, "lost", "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None
     for line in client.stdout:
@@ -128,7 +128,7 @@ def faults(folder: Path, *rows: Mapping[str, object]) -> Path:
 
 @pytest.mark.real
 def test_spot_notices_at_random_times(home: Path, script: Path, tmp_path: Path) -> None:
-    """A job's hosts are taken away while it trains; the same job begins again from its checkpoint."""
+    """A job loses its hosts while it trains; the same job restarts from its checkpoint."""
     row = {"fault": "spot-interruption", "after": [0.1, 0.4], "attempts": [1, 2], "away": 0.1}
     options = ("--spot", "--faults", str(faults(tmp_path, row)), "--env", "TEST_PAUSE=0.03")
     result = smlaunch(*drive_command(script, "noticed", *options, "--json"))
@@ -152,7 +152,7 @@ def test_starved_spot_falls_back_to_on_demand_when_asked(home: Path, script: Pat
 
 @pytest.mark.real
 def test_no_progress_ends_it_with_a_diagnosis(home: Path, script: Path) -> None:
-    """Segments that are over before they have trained a step."""
+    """Every segment ends before it has trained a step."""
     script.write_text(script.read_text().replace("if told or", "if begun >= 10 or told or"))
     result = smlaunch(*drive_command(script, "idle"))
     assert result.code == 1, result.text

@@ -40,7 +40,7 @@ def test_sklearn_is_seen_in_the_script_and_reads_digits(home: Path, digits: Path
 
 
 def softmax(folder: Path, digits: Path) -> Path:
-    """A small model: weights.npy."""
+    """Writes a small model: weights.npy."""
     arguments = [
         "--train",
         digits / "train",
@@ -87,7 +87,7 @@ def test_every_record_is_answered_once(home: Path, tmp_path: Path, digits: Path,
 
 
 def test_a_part_that_fails_ends_no_other_and_the_run_says_so(home: Path, tmp_path: Path) -> None:
-    """on_host_failure: finish."""
+    """The job has ``on_host_failure: finish``."""
     data = tmp_path / "data"
     data.mkdir()
     for name in "abc":

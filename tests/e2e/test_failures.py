@@ -1,4 +1,4 @@
-"""What goes wrong is said once, clearly, with a true exit code."""
+"""Every failure is reported once, clearly, and with the right exit code."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ STEPS = 160
 
 
 def job(folder: Path, hosts: int, *cuts: int) -> Path:
-    """Four ranks, however many hosts they lie on."""
+    """Writes a job of four ranks on any number of hosts."""
     document = {
         "entry": str(ENTRYPOINTS / "train_gpt.py"),
         "source": str(ENTRYPOINTS),

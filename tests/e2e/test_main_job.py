@@ -1,4 +1,4 @@
-"""The main job, whole: command line, plan, API, endpoint, hosts, runtime, ranks, model."""
+"""The main job from end to end: command line, plan, API, endpoint, hosts, runtime, ranks, model."""
 
 from __future__ import annotations
 

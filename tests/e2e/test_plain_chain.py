@@ -1,4 +1,4 @@
-"""Chains of ordinary scripts: the planned end is no failure of theirs, and what they report is progress."""
+"""Chains of ordinary scripts: the planned end of a segment is no failure, and reported steps are progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def jobs_of(run: str = "plain") -> list[str]:
 
 
 def whole_chain(result: Outcome) -> None:
-    """Every segment but the last ended by plan, and nothing was trained twice or left out."""
+    """Checks that every segment but the last reached its planned end, and that every step was trained
+    once."""
     assert result.code == 0, result.text
     assert f"final step {STEPS}\n" in result.text
     begins = [int(step) for step in re.findall(r"begins at step (\d+)", result.text)]
@@ -125,7 +126,7 @@ with open(os.path.join(os.environ["SM_MODEL_DIR"], host), "w") as file:
 
 
 def test_hosts_that_train_independently_go_on_until_all_have_finished(home: Path, tmp_path: Path) -> None:
-    """The leader of uneven shards has finished in the first segment, and is at once in the others."""
+    """The leader has the smaller shard: it finishes in the first segment, and at once in the later ones."""
     result = train(tmp_path, UNEVEN, "--strategy", "custom", "--hosts", "2")
     assert result.code == 0, result.text
     steps = [int(step) for step in re.findall(r"algo-2 has trained step (\d+)", result.text)]
@@ -157,7 +158,7 @@ if step == steps:
 def test_hosts_that_remove_their_checkpoints_at_their_ends_need_not_end_together(
     home: Path, tmp_path: Path
 ) -> None:
-    """algo-1 finishes in the second segment, and begins anew in the third: its first end counts."""
+    """algo-1 finishes in the second segment, and starts from step 0 in the third: its first end counts."""
     shard = tmp_path / "data"
     shard.mkdir()
     for number in range(4):

@@ -1,4 +1,4 @@
-"""A processing job by the command line: planned, run on the endpoint, shown, and its failure told."""
+"""A processing job by the command line: its plan, its run on the endpoint, its description, and a failure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_bad_job_is_told_whole_and_changes_nothing(case: Case, tmp_path: Path)
 
 
 def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> None:
-    """Without this the test above could not fail."""
+    """A control: without this, the test above could never fail."""
     (tmp_path / "train.py").write_text("print('hello')\n")
     region = Region({}, {})
     with served(region) as url:

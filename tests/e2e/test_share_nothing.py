@@ -1,4 +1,4 @@
-"""Work on skewed files split by bytes over four hosts, carried in each of three ways: every record once."""
+"""Skewed files split by bytes over four hosts, in each of three ways: every record is processed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PART = re.compile(r"(\S+) part: files=(\d+) bytes=(\d+) records=(\d+)")
 
 
 def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
-    """Files of very different sizes under names that are hard on whoever carries them; how many records."""
+    """Writes files of very different sizes under hostile names. Returns the number of records."""
     chance = random.Random(seed)
     count = 0
     for number in range(files):
@@ -41,7 +41,7 @@ def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
 
 
 def processed_keys(home: Path, run: str) -> Iterator[str]:
-    """The names of all records that are in the run's output."""
+    """Yields the names of all records in the run's output."""
     for archive in home.glob(f"s3/*/smlaunch/{run}*/output/*/output/output.tar.gz"):
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -51,7 +51,7 @@ def processed_keys(home: Path, run: str) -> Iterator[str]:
 
 
 def parts_of(log: str) -> dict[str, tuple[int, int]]:
-    """Bytes and records of each host, as it said itself."""
+    """Returns bytes and records of each host, as the host reported them."""
     return {row[0]: (int(row[2]), int(row[3])) for row in _PART.findall(log)}
 
 
@@ -121,7 +121,7 @@ def failing(tmp_path: Path) -> Path:
 
 
 def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, failing: Path) -> None:
-    """The script knows nothing of parts: the plan sees that, and makes a job for each."""
+    """The script does not handle parts: the plan recognizes that, and makes a job for each."""
     data = tmp_path / "data"
     write_skewed(data, 40)
     result = run("again", data, "", failing, "--json")

@@ -97,7 +97,7 @@ def line_of(script: str, text: str) -> int:
 
 
 def verify(folder: Path, script: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """The exit code and the report."""
+    """Returns the exit code and the report."""
     (folder / "train.py").write_text(script)
     result = smlaunch("verify-resume", folder / "train.py", "--json", *arguments)
     assert result.code in (0, 1), result.text

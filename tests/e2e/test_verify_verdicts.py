@@ -26,7 +26,7 @@ SIGNALS: tuple[CutSignal, ...] = get_args(CutSignal)
 
 @pytest.fixture(scope="module")
 def places() -> Iterator[tuple[Target, Path]]:
-    """An endpoint for all, and a directory that its hosts share."""
+    """Yields an endpoint for all tests and a directory that its hosts share."""
     settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
     with TemporaryDirectory(prefix="smlaunch-verdicts-", dir="/var/tmp") as folder:
         (Path(folder) / "traces").mkdir()
@@ -35,7 +35,7 @@ def places() -> Iterator[tuple[Target, Path]]:
 
 
 def seed_for(signal: CutSignal) -> int:
-    """With which the one cut comes after step CUT."""
+    """Returns the seed with which the only cut comes after step CUT."""
     return next(
         seed
         for seed in count()

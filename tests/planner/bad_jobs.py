@@ -21,7 +21,7 @@ _EACH = 1_000_000
 
 
 class Case(NamedTuple):
-    """``says``: field -> words of its lines."""
+    """``says``: expected texts by field."""
 
     name: str
     job: dict[str, Any]
@@ -55,7 +55,8 @@ def _long(value: Mapping[str, Any]) -> str:
 
 
 def _expand(value: Any, keeps: str = "") -> Any:
-    """``keeps``: the section, whose ``_many`` are a mapping's entries or a list's."""
+    """Replaces ``_many`` by that many entries. ``keeps``: the section; it decides between a mapping and a
+    list."""
     if isinstance(value, list):
         return [_expand(item) for item in value]
     if not isinstance(value, dict):
@@ -71,7 +72,7 @@ def _expand(value: Any, keeps: str = "") -> Any:
 
 
 class Recorder:
-    """What was asked for that would change something."""
+    """Records the operations that would change something."""
 
     def __init__(self) -> None:
         self.writes: list[str] = []
@@ -152,7 +153,7 @@ class Control:
 
 
 def target_of(case: Case) -> tuple[Target, Recorder]:
-    """A region as the case tells it."""
+    """Returns a region as the case describes it."""
     recorder = Recorder()
     role = None if case.world.get("role") is False else f"arn:aws:iam::{ACCOUNT}:role/train"
     target = Target("aws", REGION, INSTANT_POLLING, session=None, role=role)

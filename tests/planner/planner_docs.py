@@ -25,7 +25,7 @@ _COMPUTE = ("compute.", "capacity.", "instance-type.", "strategy.", "scaling.", 
 
 
 def parts() -> dict[str, str]:
-    """The text of every generated part, by the name in its markers."""
+    """Returns the text of every generated part, by the name in its markers."""
     return {
         "rules": "\n".join(_rules()),
         "figures": "\n".join(_figures()),
@@ -103,7 +103,7 @@ def _chosen(job_plan: Plan) -> str:
 
 
 def with_parts(page: str, generated: dict[str, Any]) -> str:
-    """The page with what stands between the markers replaced."""
+    """Returns the page with the text between the markers replaced."""
     for name, text in generated.items():
         begin, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
         text_before, marker, text_after = page.partition(begin)

@@ -1,4 +1,4 @@
-"""Whatever a job says, it gets a plan or all of its problems, and never another error."""
+"""Every job gets a plan or all of its problems, and never another error."""
 
 from __future__ import annotations
 

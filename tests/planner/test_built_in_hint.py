@@ -1,4 +1,4 @@
-"""A script whose library is a built-in algorithm is told so; nothing is chosen by it."""
+"""A script whose library is also a built-in algorithm gets a hint; the hint chooses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How capacity is asked for: preferences, warm pools, a bound on the wait, and what quotas make of it."""
+"""Requests for capacity: preferences, warm pools, a bound on the wait, and the effect of quotas."""
 
 from __future__ import annotations
 

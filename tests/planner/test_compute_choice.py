@@ -1,5 +1,5 @@
-"""The machines that a workload gets: fixed fields are kept, what is chosen will do, and costs no more than
-it may."""
+"""The machines chosen for a workload: fixed fields stay, the choice suffices, and its cost is within the
+limit."""
 
 from __future__ import annotations
 

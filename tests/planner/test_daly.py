@@ -16,7 +16,7 @@ times = st.floats(1e-3, 1e6)
 
 @pytest.mark.parametrize(("mtbf", "published"), [(24 * HOUR, 117), (6 * HOUR, 57), (15 * MINUTE, 9.1)])
 def test_the_intervals_that_daly_published(mtbf: float, published: float) -> None:
-    """Figures 3 to 5: a save of 5 minutes, a restart of 10."""
+    """Figures 3 to 5: a save takes 5 minutes, a restart 10."""
     assert daly_interval(5 * MINUTE, mtbf) / MINUTE == pytest.approx(published, rel=0.01)
 
 
@@ -33,7 +33,8 @@ def test_goodput_at_the_best_interval(mtbf_hours: float, stall: float, expected:
     stall=st.floats(1e-3, 1e3), ratio=st.floats(10, 1e6), restart=st.floats(0, 1e4), other=st.floats(0.1, 10)
 )
 def test_no_other_interval_is_much_better(stall: float, ratio: float, restart: float, other: float) -> None:
-    """The form is an approximation: a few parts in a thousand below the true best where saves are dear."""
+    """The form is an approximation: where saves are expensive it is a few parts in a thousand below the
+    optimum."""
     mtbf = stall * ratio
     best = daly_interval(stall, mtbf)
     makespan = daly_makespan(100 * mtbf, best, stall, restart, mtbf)

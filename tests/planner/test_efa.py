@@ -1,4 +1,4 @@
-"""EFA's variables: only for images too old to find it, and told in every case."""
+"""EFA's variables are set only for images too old to find it, and every case is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a run that an orchestrator drives."""
+"""The reported state of a run that an orchestrator drives."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_execution_that_has_ended_says_how_the_run_did(
 
 
 def test_some_ends_are_every_exports() -> None:
-    """Also in an execution that goes on with other runs, or fails with one of them."""
+    """These ends hold for an execution too that continues with other runs, or fails with one of them."""
     outcome = SegmentOutcome(FINISHED, 7, "nightly")
     result = definite_result("nightly", observed_run(Ending.COMPLETED, outcome), True)
     assert result is not None and result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Decisions by table: given a job and its surroundings, what is decided, why, and what is refused."""
+"""Decisions by table: a job and its facts, the decision, its reason, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""strategy: processing, planned: a request the service takes, and what it has no place for."""
+"""The plan of ``strategy: processing``: a request that the service accepts, and fields that it does not
+have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way a run can go on or end, and what must hold whatever happens."""
+"""Every way in which a run continues or ends, and the invariants that hold in all of them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def observed_job(
 def old_job(
     segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **fields: Any
 ) -> ObservedJob:
-    """So long ago that nobody waits for its outcome."""
+    """Returns a job that ended so long ago that nobody waits for its outcome."""
     return observed_job(segment, attempt, ending, ended_at=NOW - 99, **fields)
 
 
@@ -103,7 +103,8 @@ CONTINUES = outcome_of(step=None)
 
 
 def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[ObservedJob]:
-    """A first job, and one that began at each of these reported steps: segments, or attempts of one."""
+    """Returns a first job, and one that began at each of these reported steps: as segments, or as attempts of
+    one."""
     return [old_job(1, 1, ending)] + [
         old_job(segment or number + 1, number if segment else 1, ending, from_reported_step=step)
         for number, step in enumerate(reported, 1)
@@ -228,7 +229,7 @@ class TestEndings:
 
 
 class TestOneJob:
-    """A run without a chain, as runs have always been."""
+    """A run without a chain."""
 
     ONE_JOB = RunPolicy()
 
@@ -312,7 +313,7 @@ class TestChain:
         assert finished(next_action(workflow(), stopped_and_finished)).status == "Stopped"
 
     def test_ranks_that_train_apart_have_no_step_in_common(self) -> None:
-        """The one with the highest step has finished; another goes on below it, which its files show."""
+        """The rank with the highest step has finished; another continues below it, which its files show."""
         independent = CONTINUES._replace(independent_ranks=2)
         jobs = [
             old_job(segment, from_reported_step=100, from_files_digest=digest)
@@ -457,7 +458,7 @@ class TestChain:
 
 
 class TestScriptsWithCheckpointsOfTheirOwn:
-    """Nobody knows what lies in them: what counts is the highest step that a job reports."""
+    """The content of these checkpoints is unknown: the highest step that a job reports counts."""
 
     @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
     def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
@@ -495,7 +496,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
             )
 
     def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
-        """By the machine's speed of the moment; it counts for nothing, for whoever looks later too."""
+        """The machine's speed decides how far; it is no progress, for a later client too."""
         jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
         resubmitted = submitted(
             next_action(
@@ -576,7 +577,8 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.booleans(), st.sampled_from(["", "a", "b"]))))
     def test_whoever_looks_later_judges_alike(self, observations: list[tuple[int | None, bool, str]]) -> None:
-        """A job is judged when it has ended; afterwards the next job's request says the same of it."""
+        """A job is judged when it has ended; the request of the next job keeps the result for later
+        clients."""
         jobs: list[ObservedJob] = []
         progress_flags: list[bool] = []
         mark = ProgressMark()
@@ -621,7 +623,7 @@ class TestCaps:
 
 
 class World:
-    """Jobs, checkpoints and an outcome, as a service would have them; what each job does is drawn."""
+    """A simulated service with jobs, checkpoints and an outcome; the result of each job is random."""
 
     def __init__(self, stored_workflow: Workflow, endings: list[tuple[Ending, int, bool]]) -> None:
         self.workflow = stored_workflow
@@ -636,7 +638,7 @@ class World:
         return ObservedRun(self.now, tuple(self.jobs.values()), self.step, self.outcome, **fields)
 
     def create(self, action: Submit) -> None:
-        """What SageMaker does: a name can be taken only once."""
+        """Accepts a name once, as SageMaker does."""
         if action.name in self.jobs:
             return
         assert all(job.ending is not None for job in self.jobs.values()), "two jobs of a run at once"

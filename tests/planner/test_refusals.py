@@ -1,4 +1,4 @@
-"""Rules one by one where the bad jobs do not go, and together: whatever is wrong at once is said at once."""
+"""Rules one by one where the bad jobs do not cover them, and together: all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.tables import table
 
 
 def problems(job: Mapping[str, Any], facts: Facts) -> list[Problem]:
-    """As the command line has them: of a job that cannot be read, and of one that cannot work."""
+    """Returns the problems that the command line prints: of a job that cannot be read, and of one that cannot
+    work."""
     try:
         complete_job = Job.from_mapping(job)
     except JobError as error:
@@ -35,7 +36,8 @@ def problems(job: Mapping[str, Any], facts: Facts) -> list[Problem]:
 
 
 class Fault(NamedTuple):
-    """``job`` and ``world`` are laid over what is well; then ``field`` is refused, and nothing else is."""
+    """``job`` and ``world`` replace parts of a valid job and its facts; then ``field`` is refused, and no
+    other."""
 
     field: str
     job: Mapping[str, Any]

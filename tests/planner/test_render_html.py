@@ -1,4 +1,4 @@
-"""A plan in a notebook's cell, and its table of machines: all there, and nothing of it is a job's markup."""
+"""A plan in a notebook's cell, and its table of machines: complete, and without markup of the job's texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = ("br", "hr", "img", "input", "meta", "link")
 
 
 class Page(HTMLParser):
-    """What a browser would see; fails where tags do not close."""
+    """The page as a browser shows it; fails if a tag is not closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

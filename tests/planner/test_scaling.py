@@ -1,4 +1,4 @@
-"""What several ranks do to the learning rate: the number, its rule and its source."""
+"""The effect of several ranks on the learning rate: the number, its rule and its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reading a script shows of how many accelerators it can use, and what it lacks for more."""
+"""What analysis of a script finds: how many accelerators it can use, and what is missing for more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs are cut into segments, and that the driver will do what the plan says."""
+"""How runs are cut into segments; the driver follows the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TWELVE = CheckpointFacts(12 * GB, 4 * GB)
 
 
 def chain(job: dict[str, Any] | None = None, facts: Facts | None = None) -> Plan:
-    """With a script that can go on."""
+    """Returns the plan for a script that can resume."""
     return plan(job, dataclasses.replace(facts or region(), script=OURS))
 
 

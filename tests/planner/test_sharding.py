@@ -1,4 +1,4 @@
-"""A split by bytes: which way it is carried and why, what each host gets, and what is refused."""
+"""A split by bytes: the chosen way and its reason, the shard of each host, and refusals."""
 
 from __future__ import annotations
 

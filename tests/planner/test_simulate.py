@@ -104,7 +104,7 @@ def test_one_job_is_daly_s_own_case() -> None:
 
 
 def simulate_by_ticks(chain: ChainModel, failures: list[int]) -> int:
-    """The same rules, one tick after the other: no sums, no division. All times are whole ticks."""
+    """Simulates the same rules tick by tick, without sums and divisions. All times are whole ticks."""
     now, saved_seconds, trained_seconds, needs, state = 0, 0, 0, int(chain.start), "down"
     end, since, pending = chain.segment, 0, list(failures)
     while True:

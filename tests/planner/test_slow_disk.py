@@ -1,4 +1,4 @@
-"""A File channel on a volume is warned of where the network would be faster, and only there."""
+"""A File channel on a volume gets a warning where the network would be faster, and only there."""
 
 from __future__ import annotations
 

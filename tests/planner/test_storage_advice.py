@@ -1,4 +1,4 @@
-"""How to read data: the rules of size, small files, and what the times rest on."""
+"""Advice on reading data: the rules of size, small files, and the basis of the times."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _facts(objects: int, size: int, **changes: object) -> InputFacts:
 
 
 def _storage_advice(facts: InputFacts, mode: str = "File", **known_facts: object) -> tuple[str, str]:
-    """The reason on the channel ``train``, and the warnings."""
+    """Returns the reason on the channel ``train``, and the warnings."""
     job = {"inputs": {"train": {"uri": "s3://b/d/", "mode": mode}}}
     job_plan = plan(job, with_inputs(region(**known_facts), {"train": facts}))
     reasons = [reason.explanation for reason in job_plan.reasons if reason.rule == "inputs.train.storage"]

@@ -1,4 +1,4 @@
-"""Which strategy a script's imports speak for, where it has several."""
+"""The strategy that is detected when a script's imports fit several."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ WORKLOADS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for pat
 
 
 def plan_workload(workload: dict[str, Any], folder: Path) -> Plan:
-    """The plan in a region where nothing lacks; the script is written to ``folder`` and read as ever."""
+    """Returns the plan in a region that has everything; the script is written to ``folder`` and analysed as
+    usual."""
     job = workload["job"]
     script, source = ScriptFacts(), NO_SOURCE
     if "script" in workload:

@@ -1,4 +1,4 @@
-"""Small services in memory behind the four ports."""
+"""In-memory fakes of the four interfaces to services."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class FakeStorage:
 
 
 class FakeTransfer:
-    """Into the storage, one by one."""
+    """Transfers into the storage, one file at a time."""
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
@@ -204,7 +204,7 @@ class FakeTransfer:
 
 
 class FakeLogs:
-    """Streams by name; the token is how many events have been read."""
+    """Streams by name; the token is the number of events read."""
 
     def __init__(self) -> None:
         self.events_by_stream: dict[str, list[LogEvent]] = {}
@@ -256,7 +256,7 @@ class FakeQuotas:
 
 
 def fake_target(**services: Any) -> Target:
-    """A target whose ports are fakes."""
+    """Returns a target whose services are fakes."""
     target = Target("aws", REGION, INSTANT_POLLING, session=None, **services)
     storage = FakeStorage()
     target.__dict__.update(

@@ -1,4 +1,4 @@
-"""Which file a failure is about, of those that were not sent."""
+"""A failure names the file that was not sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driving a run on fakes: what is submitted, what is kept, and that any client can go on."""
+"""Driving a run on fakes: submitted jobs, retained checkpoints, and that any client can continue."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def drive_to_end(chain: ChainDriver) -> Finish:
 
 
 def after_its_job(chain: ChainDriver) -> Action:
-    """What is due when the job that runs has ended."""
+    """Returns the action that is due when the running job has ended."""
     while isinstance(action := chain.choose_action(), FollowJob):
         pass
     return action
@@ -342,7 +342,7 @@ class TestScriptsWithOwnCheckpoints:
     def test_a_job_that_came_further_is_followed_by_another(
         self, target: Target, ending: str, reported_by: str
     ) -> None:
-        """Whoever drives: here, another client decides about each job."""
+        """Another client decides about each job."""
         for number, step in enumerate(self.STEPS, 1):
             task = (1, number) if ending == "Failed" else (number, 1)
             service(target).custom_results[str(JobName(RUN, *task))] = self.custom_result(

@@ -19,7 +19,7 @@ from tests.train.sync_model import Model
 
 
 class CheckpointPrefix:
-    """A prefix in S3 with whole checkpoints in it."""
+    """A prefix in S3 with complete checkpoints."""
 
     def __init__(self, folder: Path, *steps: int) -> None:
         self.storage = FakeStorage()
@@ -88,7 +88,7 @@ def test_only_steps_before_a_complete_one_are_deleted(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_deletion_leaves_no_readable_step(tmp_path: Path) -> None:
-    """The COMMITs go first: a reader never meets one whose parts are going."""
+    """COMMIT files are deleted first, so that a reader never finds one without its parts."""
     prefix = CheckpointPrefix(tmp_path, 1, 2, 3)
     delete = prefix.storage.delete
     calls = itertools.count()

@@ -1,4 +1,4 @@
-"""What parts add up to: one status, one exit code, one progress line."""
+"""Shards combined: one status, one exit code, one progress line."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ JOB = "r-s0-a0"
 
 
 class Clock:
-    """Time passes only by waiting."""
+    """A clock that advances only when somebody waits."""
 
     def __init__(self) -> None:
         self.now = 0.0

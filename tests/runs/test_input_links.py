@@ -1,4 +1,4 @@
-"""Local inputs: links out of them, secrets in them, what is no file."""
+"""Local inputs: links that lead out of them, secrets in them, and entries that are no files."""
 
 from __future__ import annotations
 

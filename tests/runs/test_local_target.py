@@ -1,4 +1,4 @@
-"""``local_target``: where the background endpoint is now, not where it was."""
+"""``local_target`` finds the background endpoint at its present address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smlaunch.local.endpoint_info import EndpointInfo
 
 @pytest.fixture
 def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """With a home of its own, and no endpoint left from another test."""
+    """Returns a job with a state directory of its own, and no endpoint left from another test."""
     (tmp_path / "source").mkdir()
     script = tmp_path / "source" / "train.py"
     script.write_text("print('hello')\n")
@@ -24,7 +24,7 @@ def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def restarted(home: Path, previous: EndpointInfo | None = None) -> EndpointInfo:
-    """On another port."""
+    """Restarts the endpoint on another port."""
     port = 0
     if previous is not None:
         port = int(previous.url.rpartition(":")[2])

@@ -47,7 +47,7 @@ def replaced(body: bytes, status: int = 200, kind: str = "application/x-amz-json
 
 
 def cut(answer: Answer) -> Answer:
-    """As long as it says in its head, and half of that in fact."""
+    """Keeps the length in the header, and half of the body."""
     return answer._replace(body=answer.body[: len(answer.body) // 2])
 
 
@@ -241,7 +241,7 @@ def test_a_stop_with_a_lost_response_is_repeated(
 def test_s3_requests_are_repeated(
     proxy: Proxy, target: Target, job: Job, tmp_path: Path, method: str, way: str
 ) -> None:
-    """What is put has an ETag in its answer, and what is listed a list."""
+    """The response to a put has an ETag, and the response to a listing a list."""
     (tmp_path / "train.py").write_text(f"print({next(_NUMBERS)})\n")
     name = f"put-{next(_NUMBERS)}"
     job_plan = prepare(job, target, name)
@@ -256,7 +256,7 @@ def test_s3_requests_are_repeated(
 def test_without_any_response_the_error_names_the_run(
     proxy: Proxy, target: Target, job: Job, way: str
 ) -> None:
-    """Exit code 4, that the job may run, and how to come back; and coming back finds it."""
+    """The error has exit code 4, says that the job may run, and how to attach; attaching finds the job."""
     name = f"silent-{next(_NUMBERS)}"
     job_plan = prepare(job, target, name)
     proxy.spoil("TrainingJob", WAYS[way], times=1000)
@@ -273,7 +273,7 @@ def test_without_any_response_the_error_names_the_run(
 
 
 def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target, job: Job) -> None:
-    """The quota that the second request is refused for is held by the job that the first one has made."""
+    """The second request is refused for a quota that the job of the first one holds."""
     response_body = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
     name = f"second-{next(_NUMBERS)}"
     proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replaced(response_body, 400)]
@@ -282,7 +282,7 @@ def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target
 
 
 def test_an_empty_response_is_no_empty_list(proxy: Proxy, target: Target) -> None:
-    """A prefix that seems to be empty would be begun anew."""
+    """A run would start from the beginning if its prefix looked empty."""
     for way in ("empty", "HTML with 200", "cut without a length"):
         proxy.spoil("GET /", WAYS[way], times=10)
         with pytest.raises(CallError) as error:

@@ -1,4 +1,4 @@
-"""Runs that an orchestrator drives: found by their jobs alone, and told as any other run."""
+"""Runs that an orchestrator drives: found by their jobs alone, and reported as any other run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a bucket has to be, and how a refusal is told, against real sockets."""
+"""Expected bucket owners, and the report of a refusal, against real sockets."""
 
 from __future__ import annotations
 

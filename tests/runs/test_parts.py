@@ -1,4 +1,4 @@
-"""A split by bytes on fakes: what is looked at, staged and sent; a run in parts that waits for a quota."""
+"""A split by bytes on fakes: listed, staged and sent objects; a sharded run that waits for a quota."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) 
 
 
 def test_a_run_named_like_a_shard_is_no_shard(tmp_path: Path, target: Target) -> None:
-    """Only the folder of the whole says what its parts are."""
+    """Only the folder of the sharded run lists its shards."""
     launch(job(tmp_path / "s", hosts=1).model_copy(update={"name": "other-p1"}), target)
     with pytest.raises(JobError, match="there is no run 'other'"):
         Run.attach("other", target)

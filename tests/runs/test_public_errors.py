@@ -1,4 +1,4 @@
-"""Whatever a service answers, a user of plan, launch and Run meets an exception below SmlaunchError."""
+"""Every response of a service leads to an exception below SmlaunchError for users of plan, launch and Run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in a notebook's cell: where it is, without a request, and nothing of it is markup."""
+"""A run in a notebook's cell: its target, without a request, and no markup of the job's texts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from smlaunch.runs.run import Run
 from smlaunch.runs.target import Target
 
 
-class Asked:
-    """Clients that nobody may ask for."""
+class ForbiddenClients:
+    """Clients that must not be requested."""
 
     def create_client(self, *arguments: object, **keywords: object) -> object:
         raise AssertionError(f"asked for a client: {arguments}")
 
 
 def test_a_run_renders_without_a_request() -> None:
-    target = Target("aws", "eu-west-1", polling=None, session=Asked())  # type: ignore[arg-type]
+    target = Target("aws", "eu-west-1", polling=None, session=ForbiddenClients())  # type: ignore[arg-type]
     html = Run("digits", target, ["digits-s1-a1", "<b>"])._repr_html_()
     assert "launched" in html
     for text in ("digits", "eu-west-1", "digits-s1-a1, &lt;b&gt;"):

@@ -1,4 +1,4 @@
-"""Links, odd files and files that change: what is packed never comes from outside, and nothing blocks."""
+"""Links, special files and files that change: the archive has nothing from outside, and nothing blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def links_of(source: SourceArchive) -> dict[str, str]:
 
 
 def unpacked(source: SourceArchive, folder: Path) -> Path:
-    """As a host does it."""
+    """Unpacks the archive as a host does."""
     archive = folder.with_suffix(".tar.gz")
     archive.write_bytes(source.compressed())
     unpack_source(str(archive), str(folder))
@@ -136,7 +136,7 @@ def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, out
 
 
 def swap(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
-    """``change`` happens when all is listed and nothing is read."""
+    """Calls ``change`` after all files are listed and before the first is read."""
     original = source_tree.SourceTree.apply_link_names
 
     def late(self: source_tree.SourceTree, entries: object) -> object:

@@ -1,4 +1,4 @@
-"""Secrets in the source folder: none is sent unless it is asked for."""
+"""Secrets in the source folder: none is sent unless the job includes them."""
 
 from __future__ import annotations
 

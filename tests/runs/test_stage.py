@@ -1,4 +1,4 @@
-"""What is uploaded before a job, what is not, and what a person sees of it."""
+"""What is uploaded before a job, what is not, and what the user sees of it."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_the_secret_of_another_client_of_the_same_run_stays(tmp_path: Path) -> N
 
 
 class AnsweringClient:
-    """An S3 client whose PutObject answers so, in turn."""
+    """An S3 client whose PutObject returns these statuses in turn."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)

@@ -1,4 +1,4 @@
-"""What is looked at for a run that may take several jobs, and that nothing of it is for any other."""
+"""Facts that are gathered for a run of several jobs, and for no other."""
 
 from __future__ import annotations
 

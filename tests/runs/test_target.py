@@ -18,7 +18,7 @@ from smlaunch.runs.target import Target
 
 
 class AnsweringHandler(BaseHTTPRequestHandler):
-    """Says what the test put into ``answers``, and keeps what was asked."""
+    """Returns the responses in ``answers``, and records the requests."""
 
     answers: ClassVar[list[tuple[int, dict[str, object]]]] = []
     requests: ClassVar[list[tuple[str, dict[str, object]]]] = []
@@ -54,7 +54,7 @@ def service() -> Iterator[str]:
 
 @pytest.fixture
 def endpoint(service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
-    """The person's own AWS settings are broken in every way; none of them may matter."""
+    """The user's own AWS settings are broken in every way; none of them may matter."""
     config = tmp_path / "config"
     config.write_text("this is [not a configuration")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))

@@ -1,4 +1,4 @@
-"""Paths of the user's that cannot be used, and values that are no job: said as such."""
+"""The user's paths that cannot be used, and values that are no job, are reported as such."""
 
 from __future__ import annotations
 

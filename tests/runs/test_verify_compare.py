@@ -1,4 +1,4 @@
-"""What verify-resume says about two runs, from traces written by hand."""
+"""What verify-resume reports about two runs, from traces written by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def account(
 
 
 def changed(step: int, **values: object) -> RunRecord:
-    """Cut after step 3, with one step that went another way."""
+    """Returns a run cut after step 3, with one step that differs."""
     cut = account(3)
     rows = cut.rank_traces[0].steps
     rows[step - 1] = rows[step - 1]._replace(**values)
@@ -57,7 +57,7 @@ def changed(step: int, **values: object) -> RunRecord:
 def plain(
     *files: tuple[str, ArtifactFile], earlier: tuple[dict[str, ArtifactFile] | None, ...] = ()
 ) -> RunRecord:
-    """Of a script without smlaunch.train."""
+    """Returns a run of a script without smlaunch.train."""
     return RunRecord(("a",), {}, dict(files), earlier)
 
 

@@ -74,7 +74,7 @@ def safetensors(metadata: dict[str, str], **arrays: Any) -> bytes:
 
 
 def fresh(text: str) -> str:
-    """Equal to it and not the same object: pickle writes it again."""
+    """Returns an equal object that is not the same one: pickle writes it again."""
     return "".join(list(text))
 
 
