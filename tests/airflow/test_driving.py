@@ -1,4 +1,4 @@
-"""A task's tries on a real endpoint, each a process that remembers nothing, without Airflow."""
+"""A task's tries on a real endpoint, each a process without memory, without Airflow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CHAIN = [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 
 
 def step_by_step(name: str, target: Target, messages: list[str]) -> None:
-    """As a deferred task goes on: every step in a process of its own."""
+    """Continues as a deferred task does: every step in a process of its own."""
     while True:
         run = reattach(name, target, messages.append)
         task_state = submit_due_jobs(run)

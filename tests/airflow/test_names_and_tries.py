@@ -1,4 +1,4 @@
-"""What needs no Airflow: which run is a try's, and what a try does about the one that is there."""
+"""Decisions that need no Airflow: which run belongs to a try, and what the try does about it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_start_action_of_a_try(newest: LatestRun | None, was_cleared: int, a
 
 
 def test_tries_before_clear() -> None:
-    """Airflow: max_tries is the task's retries, and after a clearing the try it had come to besides."""
+    """In Airflow, max_tries is the task's retries, plus the number of its try when it was cleared."""
     assert tries_before_clear(max_tries=2, retries=2) == 0
     assert tries_before_clear(max_tries=1 + 2, retries=2) == 1
     assert tries_before_clear(max_tries=0, retries=2) == 0, "retries that were raised since"

@@ -76,7 +76,7 @@ class Round:
         self._harness.collect_owners()
 
     def victims(self) -> dict[str, int]:
-        """Every process there is to kill, by a name that says what it is."""
+        """Returns the pid of every process that can be killed, by its role."""
         counts: Counter[str] = Counter()
         pids = {"client": self.client.pid}
         if not self._embedded:
@@ -132,7 +132,7 @@ def one_round(level: str, embedded: bool, chance: random.Random, victim: str | N
 
 
 def _expected(victim: str, embedded: bool) -> int:
-    """The client's exit code; see the table in smlaunch/errors.py."""
+    """Returns the client's exit code; see the table in smlaunch/errors.py."""
     kind = victim.partition(" ")[0]
     codes = {"client": -signal.SIGKILL, "endpoint": 8, "supervisor": 4, "runtime": 1, "rank": 1}
     return codes.get(kind, 5 if embedded else 130)
@@ -178,7 +178,7 @@ def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("level", LEVELS)
 def test_kills_at_random_moments(level: str) -> None:
-    """Before, while and after hosts start: one, or several at once, of whatever runs then."""
+    """Kills one process, or several at once, before, while and after hosts start."""
     seed = new_seed()
     chance = random.Random(seed)
     for number in range(int(os.environ.get("SMLAUNCH_CHAOS_ROUNDS", "20"))):

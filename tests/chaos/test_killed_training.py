@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 
 class Training:
-    """One run, driven by as many clients and endpoints as it takes."""
+    """One run, driven by as many clients and endpoints as necessary."""
 
     def __init__(self, harness: EndpointHarness, name: str, shape: Shape) -> None:
         self._harness = harness
@@ -80,12 +80,12 @@ class Training:
         self.client = self._start([SMLAUNCH, "resume", self.name, "--local"])
 
     def committed(self) -> int:
-        """The newest step that S3 has a COMMIT of; 0 before the first."""
+        """Returns the newest step that S3 has a COMMIT of; 0 before the first."""
         commits = self._harness.home.glob(f"s3/*/smlaunch/{self.name}/checkpoints/smlaunch/step-*/COMMIT-*")
         return max((int(path.parent.name[5:]) for path in commits), default=0)
 
     def wait_for_a_newer(self, step: int) -> bool:
-        """False when the run has ended instead."""
+        """Returns False if the run has ended instead."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.client.poll() is not None:
@@ -97,7 +97,7 @@ class Training:
 
 
 def kill_something(harness: EndpointHarness, training: Training, chance: random.Random) -> str:
-    """Returns what it was. What ends with it is started again as a person would."""
+    """Kills a process and returns its role. What ends with it is started again as a user would."""
     harness.collect_owners()
     kind = chance.choice(VICTIMS)
     if kind == "endpoint":
@@ -122,7 +122,7 @@ def kill_something(harness: EndpointHarness, training: Training, chance: random.
 
 
 def lost_steps(output: str) -> list[int]:
-    """For every restart: how many steps that had been told of were trained again."""
+    """Returns for every restart how many reported steps were trained again."""
     lost, reported_step = [], 0
     for match in re.finditer(r"continues after step (\d+)|step=(\d+)|, step (\d+)/", output):
         if match.group(1):

@@ -1,4 +1,4 @@
-"""One document of every stored format: how this release writes it, and what it reads of it."""
+"""One document of every stored format: how this release writes it, and what it reads from it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DIGEST = "0123456789abcdef" * 4
 
 
 class Golden(NamedTuple):
-    """``read`` gives what this release takes from the bytes; ``value`` is what it has to be."""
+    """``read`` returns what this release reads from the bytes; ``value`` is the expected result."""
 
     name: str
     content: bytes
@@ -175,7 +175,7 @@ def _snapshot() -> bytes:
 
 
 def _rows() -> bytes:
-    """The JSON in rows of the databases: states of jobs, pipelines, executions and steps."""
+    """Returns the JSON in rows of the databases: states of jobs, pipelines, executions and steps."""
     pipeline = Pipeline("arn", "us-east-1", "p", "{}", "role", 1.0, 2.0, "user", "token")
     execution = Execution(
         *("arn/x", "arn", "p", "us-east-1", "owner", "{}", {"n": 1}, "Executing", 1.0, 2.0, "user", "token")
@@ -195,7 +195,7 @@ def _tree(content: bytes) -> Any:
 
 
 def databases(folder: Path) -> dict[str, Path]:
-    """New ones, by their names in the state directory."""
+    """Returns new databases, by their names in the state directory."""
     JobStore(folder / "jobs.sqlite").close()
     PipelineStore(folder / "pipelines.sqlite").close()
     MetricStore(folder / "metrics.sqlite").close()
@@ -214,7 +214,7 @@ def schema_of(path: Path) -> str:
 
 
 def with_version(document: bytes, version: str | None, **fields: Any) -> bytes:
-    """The same JSON document with another version, or none, and with further members."""
+    """Returns the JSON document with another version, or none, and with further members."""
     fields_written = {**json.loads(document), **fields}
     fields_written.pop("version")
     return json.dumps(fields_written if version is None else {**fields_written, "version": version}).encode()

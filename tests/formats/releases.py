@@ -58,7 +58,7 @@ class Release(NamedTuple):
 
 
 def today(folder: Path) -> Release:
-    """A copy of the working tree's package."""
+    """Returns a copy of the working tree's package."""
     shutil.copytree(ROOT / "smlaunch", folder / "smlaunch", ignore=shutil.ignore_patterns("__pycache__"))
     return Release(folder)
 
@@ -90,7 +90,7 @@ def with_format_2(folder: Path) -> Release:
 
 
 def of_commit(commit: str, folder: Path) -> Release:
-    """The wheel that a commit builds."""
+    """Builds the wheel of a commit."""
     source, wheels, tree = folder / "source", folder / "wheels", folder / "tree"
     source.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=False)

@@ -69,7 +69,7 @@ def drive_command(script: Path, name: str, *options: str) -> list[str | Path]:
 
 
 def begun_and_killed(release: Release, script: Path, name: str) -> None:
-    """In the midst of the third segment, with the endpoint that the client had in itself."""
+    """Kills the client in the third segment, with the endpoint that is embedded in it."""
     client = release.start(*drive_command(script, name, "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None and client.stderr is not None
     segments = (line for line in client.stdout if "begins at step" in line)
@@ -80,7 +80,8 @@ def begun_and_killed(release: Release, script: Path, name: str) -> None:
 
 
 def goes_on(older: Release, newer: Release, script: Path) -> None:
-    """Listed, shown, followed and resumed to the same weights; and stopped, on the older one's endpoint."""
+    """Lists, shows, follows and resumes a run to the same weights; and stops one, on the older one's
+    endpoint."""
     begun_and_killed(older, script, "begun")
     (row,) = newer("ls", "--local", "--json").json()["runs"]
     assert (row["run"], row["other_format"]) == ("begun", None)

@@ -1,4 +1,4 @@
-"""A real Airflow on SQLite and LocalExecutor, asked by its REST API, beside a local endpoint."""
+"""A real Airflow on SQLite and LocalExecutor, controlled by its REST API, beside a local endpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def free_port() -> int:
 
 
 def connected(variables: Mapping[str, str]) -> dict[str, str]:
-    """The same with a connection in place of AWS's variables, and nothing known of who runs the endpoint."""
+    """Returns the variables with an Airflow connection in place of AWS's variables, and without those that
+    name the endpoint's owner."""
     connection = {
         "conn_type": "aws",
         "login": variables["AWS_ACCESS_KEY_ID"],
@@ -144,11 +145,11 @@ class Site:
         return process
 
     def kill(self, name: str) -> None:
-        """SIGKILL, to the newest process started so and what it has started."""
+        """Sends SIGKILL to the newest process of this name, and to what it has started."""
         end([process for process_name, process in self._processes if process_name == name][-1], kill=True)
 
     def kill_worker(self, dag: str) -> None:
-        """SIGKILL, to the process of a running task and to its supervisor, LocalExecutor's worker."""
+        """Sends SIGKILL to the process of a running task and to its supervisor, LocalExecutor's worker."""
         task = int(self.task(dag)["pid"])
         status = Path(f"/proc/{task}/stat").read_text()
         supervisor = int(status.rpartition(")")[2].split()[1])
@@ -191,7 +192,7 @@ class Site:
         return "\n".join(parts)
 
     def begin(self, dags: list[str]) -> None:
-        """Its processes, and one DAG run of each, called ``once``."""
+        """Starts Airflow's processes, and one DAG run of each DAG, called ``once``."""
         for name, *arguments in (
             ("api-server", "--port", str(self.port), "--workers", "1", "--host", "127.0.0.1"),
             ("scheduler",),
@@ -203,7 +204,7 @@ class Site:
             self.trigger(name)
 
     def trigger(self, dag: str) -> None:
-        """Unless it has begun: an earlier test may let it begin while it waits for something else."""
+        """Triggers the DAG unless an earlier test has, while that test waited for something else."""
         if dag in self._triggered:
             return
         self._triggered.add(dag)
@@ -242,7 +243,7 @@ class Site:
 
 
 def end(process: subprocess.Popen[bytes], kill: bool = False) -> None:
-    """It and what it has started: a scheduler's workers are in its session."""
+    """Ends a process and what it has started: a scheduler's workers are in its session."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
         try:

@@ -1,4 +1,5 @@
-"""One background endpoint, started as users start it, and other people's clients in their environments."""
+"""One background endpoint, started as users start it, and third-party clients in environments of their
+own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def program(environment: str, name: str) -> str:
-    """A program of one of the environments; skips by name when that one is not installed."""
+    """Returns the path of a program of an environment; skips the test if the environment is not installed."""
     if not (REAL / environment / "installed").exists():
         pytest.skip(f"{environment} is not installed: make test-real")
     return str(REAL / environment / "bin" / name)
@@ -111,7 +112,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEndpoi
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job that other people's code created: what the endpoint says of it, and what the client did."""
+    """A job that a third-party client created: the endpoint's description of it, and the client's outcome."""
 
     description: Mapping[str, Any]
     client_error: str | None
@@ -132,17 +133,17 @@ class JobResult:
 
     @property
     def text(self) -> str:
-        """Everything, for a test that fails."""
+        """All that is known of the job, for a test that fails."""
         log = "\n".join(f"{label}| {line}" for label, lines in self.log.items() for line in lines)
         return f"{self.status} {self.reason}\n{log}\nthe client said:\n{self.client_output}"
 
     def saw(self, text: str) -> int:
-        """How many lines of the job's log hold it."""
+        """Returns how many lines of the job's log contain the text."""
         return sum(text in line for line in self.lines)
 
 
 def read_log(endpoint: RunningEndpoint, job: str) -> dict[str, list[str]]:
-    """{host label: lines}"""
+    """Returns the lines by host label."""
     logs = endpoint.client("logs")
     lines_by_host: dict[str, list[str]] = {}
     for page in logs.get_paginator("filter_log_events").paginate(
@@ -225,7 +226,7 @@ def start_client(endpoint: RunningEndpoint, tmp_path_factory: pytest.TempPathFac
 def wait_for_line(
     endpoint: RunningEndpoint, job_prefix: str, text: str, count: int, patience: float = 100
 ) -> str:
-    """The name of the newest job that begins so, once its log holds ``text`` in ``count`` lines."""
+    """Returns the name of the newest job that begins so, once its log has ``text`` in ``count`` lines."""
     sagemaker = endpoint.client("sagemaker")
     deadline = time.monotonic() + patience
     lines_by_host: dict[str, list[str]] = {}

@@ -44,7 +44,7 @@ def engine_or_skip() -> Engine:
 
 
 def build_image(engine: Engine, folder: str, *options: str) -> str:
-    """The image of a folder of containers/, on our base; what has not changed is not built again."""
+    """Returns the image of a folder of containers/, built on our base unless nothing has changed."""
     image = f"localhost/smlaunch-test-{folder}"
     arguments = ("build", "--quiet", f"--build-arg=BASE={BASE}", f"--tag={image}", *options)
     line = engine.words(*arguments, str(ROOT / "containers" / folder))
@@ -54,7 +54,7 @@ def build_image(engine: Engine, folder: str, *options: str) -> str:
 
 
 def list_remaining(engine: Engine, owner: str) -> list[str]:
-    """Containers and networks of an endpoint."""
+    """Lists containers and networks of an endpoint."""
     label = f"--filter=label={OWNER_LABEL}={owner}"
     results = [
         run(engine.words("ps", "--all", "--format={{.Names}}", label)),

@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 def calls(folder: Path) -> Iterator[Call]:
-    """Of all threads, in the order in which they ended; an answer, in which it began."""
+    """Yields the calls of all threads in the order in which they ended; a response counts from its begin."""
     timed_calls = []
     for file in folder.glob("trace.*"):
         for line in file.read_text("ascii", "replace").splitlines():
@@ -100,7 +100,7 @@ class Folder:
 
 
 class Disk:
-    """All that happens below ``top``."""
+    """The file tree below ``top``, and what of it is synced."""
 
     def __init__(self, top: Path) -> None:
         self._top = str(top)
@@ -154,7 +154,8 @@ class Disk:
         return folder, name
 
     def write_surviving_files(self, target: Path, *, all_names: bool) -> None:
-        """Writes what is left after a power cut now. ``all_names``: the names had luck, the bytes had not."""
+        """Writes what is left after a power cut now. ``all_names``: names survive without a sync, bytes do
+        not."""
         self._write(self._root, target, all_names)
 
     def _write(self, folder: Folder, target: Path, all_names: bool) -> None:

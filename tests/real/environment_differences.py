@@ -99,7 +99,7 @@ def render() -> str:
 
 
 def command_words() -> dict[str, tuple[str, str, str]]:
-    """The rows of the table of arguments, by their first column."""
+    """Returns the rows of the table of arguments, by their first column."""
     rows = [
         tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|")))
         for line in ARGUMENTS.splitlines()[2:]

@@ -1,4 +1,4 @@
-"""AWS's two launchers and ours, each given the same host, the same script and the same hyperparameters."""
+"""AWS's two launchers and ours, each with the same host, script and hyperparameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main():
 
 
 def by_toolkit(machine: Machine, distributed: bool) -> ReceivedLaunch:
-    """``train``, as in AWS's framework images, told what SDK v2 tells it."""
+    """Runs ``train``, as in AWS's framework images, with the settings that SDK v2 sends."""
     control = {
         "sagemaker_program": "train.py",
         "sagemaker_submit_directory": "/opt/ml/input/data/code",

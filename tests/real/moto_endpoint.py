@@ -25,7 +25,7 @@ QUICK = {"close_grace_seconds": 0.3, "stop_grace_seconds": 0.5, "step_functions_
 
 
 def moto_python() -> str:
-    """This one where it has moto, else that of the environment; skips by name without either."""
+    """Returns this Python if it has moto, else that of the environment; skips the test without either."""
     return sys.executable if importlib.util.find_spec("moto") else program("moto", "python")
 
 
@@ -51,7 +51,7 @@ class StepFunctions(EndpointClient):
         )
 
     def machine(self, name: str, first: Mapping[str, Any], **others: Mapping[str, Any]) -> str:
-        """Begins with ``first``, which is called First; its ARN."""
+        """Creates a machine that begins with ``first``, which is called First; returns its ARN."""
         definition = {"StartAt": "First", "States": {"First": first, **others}}
         response = self.states.create_state_machine(
             name=name,
@@ -83,7 +83,7 @@ class StepFunctions(EndpointClient):
 
 
 def task(resource: str, parameters: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-    """The last state, unless ``Next`` is given."""
+    """Returns a Task state; it is the last one unless ``Next`` is given."""
     last = {} if "Next" in fields else {"End": True}
     resource = f"arn:aws:states:::{resource}"
     return {"Type": "Task", "Resource": resource, "Parameters": parameters, **last, **fields}
@@ -111,7 +111,7 @@ def endpoint(home: Path, settings: Mapping[str, Any], faults: Path | None = None
 
 
 def processes_of_moto(endpoint: int) -> list[int]:
-    """Of this endpoint, by their pids."""
+    """Returns the pids of moto's processes of this endpoint."""
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -100,7 +100,7 @@ def stopping() -> Any:
 
 
 def stopped_map() -> Any:
-    """How an execution ends that is stopped in the midst of a Map."""
+    """Returns how an execution ends that is stopped during a Map."""
     wait = {"StartAt": "Wait", "States": {"Wait": {"Type": "Wait", "Seconds": 600, "End": True}}}
     first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": wait, "End": True}
     arn = machine("one", first)
@@ -125,7 +125,7 @@ def stopped_map() -> Any:
 
 
 def waiting() -> Any:
-    """Whether a program that waits for its Retry ends when it is told to."""
+    """Returns whether a program that waits for its Retry ends on request."""
     first = task("aws-sdk:s3:getObject", Bucket="none", Key="none")
     first["Retry"] = [{"ErrorEquals": ["States.ALL"], "IntervalSeconds": 600}]
     execution = client().start_execution(stateMachineArn=machine("one", first), name="x")["executionArn"]
@@ -141,7 +141,7 @@ def waiting() -> Any:
 
 
 def tolerated() -> Any:
-    """How three items of which one fails end: with none tolerated, with one, and caught."""
+    """Returns how three items of which one fails end: with none tolerated, with one, and caught."""
     fails = {"Variable": "$", "NumericEquals": 2, "Next": "Fail"}
     processor = {
         "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
@@ -187,7 +187,8 @@ def error_codes() -> Any:
 
 
 def calls() -> Any:
-    """Where a task's client goes, in a server, which has nothing between it and the network."""
+    """Returns the address that a task's client uses in a server, where no mock is between it and the
+    network."""
     s3_client = state_task_service_aws_sdk.boto_client_for("us-east-1", "s3", StateCredentials(ROLE))
     return s3_client.meta.endpoint_url
 
@@ -198,7 +199,7 @@ def unreachable_client(role: str, service: str, region: str) -> Any:
 
 
 class Jobs(RoleClients):
-    """A job that is over at once."""
+    """A client whose job completes at once."""
 
     def __init__(self) -> None:
         super().__init__(NOBODY, "", "")

@@ -1,4 +1,4 @@
-"""One host of a training job, as the platform prepares it at /opt/ml, for whichever launcher comes next."""
+"""One host of a training job with /opt/ml as the platform prepares it, for any of the launchers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Machine:
         path.chmod(mode)
 
     def run(self, command: Sequence[str]) -> ReceivedLaunch:
-        """What the script receives when the container's program is ``command``."""
+        """Runs ``command`` as the container's program; returns what the script received."""
         report = self.ml / "model" / "told.json"
         environ = {
             "PATH": f"{self.python.parent}{os.pathsep}/usr/local/bin{os.pathsep}/usr/bin{os.pathsep}/bin",

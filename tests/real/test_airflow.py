@@ -67,7 +67,7 @@ def client(site: Site, service: str) -> Any:
 
 
 def jobs(site: Site, run: str) -> dict[str, str]:
-    """Every job that was ever created for the task, without the run's name: its status. Oldest first."""
+    """Returns the status of every job created for the task, by its name without the run's, oldest first."""
     pages = client(site, "sagemaker").get_paginator("list_training_jobs").paginate(NameContains=run)
     rows = [row for page in pages for row in page["TrainingJobSummaries"]]
     rows.sort(key=lambda row: row["CreationTime"])
@@ -167,7 +167,8 @@ def test_a_task_marked_failed_stops_its_run(site: Site) -> None:
 
 
 def test_an_exported_chain_of_amazons_operators_that_loses_a_host(site: Site) -> None:
-    """In its second segment: the task's next try is the next attempt, from the checkpoint that is there."""
+    """The host is lost in the second segment: the task's next try is the next attempt, from the existing
+    checkpoint."""
     end_states = ("success", "failed", "upstream_failed")
     site.wait("the end", lambda: site.task("exported", "finished")["state"] in end_states)
     states = {
@@ -204,7 +205,7 @@ def test_amazons_own_operator_unmodified(site: Site) -> None:
 
 
 def check_undisturbed(site: Site, dag: str) -> None:
-    """One job for each segment, and the weights that nobody's death has changed."""
+    """Checks that each segment has one job, and that the kills have not changed the weights."""
     site.wait("the end", lambda: site.is_(dag, "success", "failed"))
     assert site.task(dag)["state"] == "success", site.log(dag, site.task(dag)["try_number"])
     assert jobs(site, run_of(dag)) == dict.fromkeys(SEGMENT_JOBS[:2], "Completed")
@@ -257,14 +258,14 @@ def test_a_processing_job(site: Site) -> None:
 
 
 def test_a_connection_that_does_not_exist(site: Site) -> None:
-    """The provider's hook would go on with whatever credentials the worker has."""
+    """The provider's hook alone would use any credentials that the worker has."""
     site.wait("the end", lambda: site.is_("misconnected", "success", "failed"))
     assert (site.task("misconnected")["state"], site.task("misconnected")["try_number"]) == ("failed", 1)
     assert "aws_conn_id: there is no Airflow connection 'nobodys'" in site.log("misconnected")
 
 
 def test_dags_test(site: Site, tmp_path: Path) -> None:
-    """In one process, on a database of its own."""
+    """The command runs everything in one process, on a database of its own."""
     own_variables = {
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db",

@@ -1,4 +1,4 @@
-"""The definitions in the eyes of a validator that is not ours: npm's asl-validator."""
+"""A third-party validator accepts the definitions: npm's asl-validator."""
 
 from __future__ import annotations
 

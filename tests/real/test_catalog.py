@@ -45,7 +45,7 @@ print(json.dumps([_answer_query(ImageQuery(**one)) for one in json.loads(sys.arg
 
 
 def run_in_sdk3(code: str, questions: Any, variables: Mapping[str, str] = {}) -> list[Any]:
-    """What a program of the environment with the extra ``sagemaker`` prints; nobody's credentials."""
+    """Returns what a program prints in the environment with the extra ``sagemaker``, without credentials."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     environment |= {
         "PYTHONPATH": str(ROOT),
@@ -89,7 +89,7 @@ def test_what_survey_learns() -> None:
 
 
 def test_jumpstarts_table_is_read_where_the_region_has_it(tmp_path: Path) -> None:
-    """The package's own way through JumpStart's bucket, here in the endpoint's S3: a table of one model."""
+    """The package reads JumpStart's bucket itself, here in the endpoint's S3: a table of one model."""
     model, image = (
         "catboost-regression-model",
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/tabular-training:1.0",
@@ -130,7 +130,7 @@ def test_jumpstarts_table_is_read_where_the_region_has_it(tmp_path: Path) -> Non
 
 
 def test_the_package_says_the_same_of_what_both_know() -> None:
-    """But for the long tags of published images, which are the catalog's alone."""
+    """The long tags of published images differ: only the catalog has them."""
     on = {"region": "us-east-1", "instance_type": "ml.p4d.24xlarge"}
     questions = [
         {"framework": "pytorch", "version": "2.14", **on},

@@ -222,7 +222,7 @@ def wait_for(endpoint: RunningEndpoint, job: str, text: str, count: int) -> None
 
 
 def settle(endpoint: RunningEndpoint, job: str) -> None:
-    """So that the CLI's waiter, which asks once a minute, finds the job ended at once."""
+    """Waits until the job has ended, so that the CLI's waiter, which polls once a minute, finds it ended."""
     sagemaker = endpoint.client("sagemaker")
     while sagemaker.describe_training_job(TrainingJobName=job)["TrainingJobStatus"] in (
         "InProgress",

@@ -55,7 +55,7 @@ def client(engine: Engine, home: Path) -> Iterator[EndpointClient]:
 
 
 def script_in(image: str = BASE) -> dict[str, Any]:
-    """The client's usual script, run by the image's python3."""
+    """Returns a request whose entry point runs the client's usual script by the image's python3."""
     command = ["python3", "-u", "/opt/ml/input/data/program/script.py"]
     return {"AlgorithmSpecification": {**CONTAINER, "TrainingImage": image, "ContainerEntrypoint": command}}
 
@@ -70,7 +70,7 @@ def channel(name: str, mode: str = "File") -> dict[str, Any]:
 
 
 def line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Least squares, in closed form."""
+    """Fits a line by least squares, in closed form."""
     n, sx, sy = len(points), sum(x for x, _ in points), sum(y for _, y in points)
     sxx, sxy = sum(x * x for x, _ in points), sum(x * y for x, y in points)
     slope = (n * sxy - sx * sy) / (n * sxx - sx * sx)
@@ -131,7 +131,7 @@ print(f"rank {rank} of {world} on {socket.gethostname()}: {total} {sys.version_i
 
 
 def run_in_containers(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`smlaunch run` in ``folder``, on an endpoint that it brings up for itself."""
+    """Runs `smlaunch run` in ``folder``, on an endpoint that it starts for itself."""
     command = [
         sys.executable,
         "-m",
@@ -147,7 +147,7 @@ def run_in_containers(folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 
 def test_our_runtime_in_a_plain_python_image(engine: Engine, tmp_path: Path) -> None:
-    """As a user runs it: the image has a python3 and nothing of ours; two hosts of two ranks."""
+    """The image has a python3 and nothing of smlaunch; two hosts of two ranks."""
     (tmp_path / "ranks.py").write_text(RANKS)
     arguments = ["--image", BASE, "--strategy", "ddp", "--hosts", "2", "--processes-per-host", "2"]
     result = run_in_containers(tmp_path, "ranks.py", *arguments)
@@ -158,7 +158,7 @@ def test_our_runtime_in_a_plain_python_image(engine: Engine, tmp_path: Path) -> 
 
 
 def test_an_image_with_its_own_program_by_the_command_line(engine: Engine, tmp_path: Path) -> None:
-    """Nothing of ours is put in: no channel, no entry point, only what the image reads itself."""
+    """smlaunch adds nothing: no channel and no entry point, only the files that the image reads itself."""
     (tmp_path / "train").mkdir()
     for part in range(2):
         (tmp_path / "train" / f"{part}.csv").write_text(f"{part},{2 * part + 1}\n")
@@ -364,7 +364,7 @@ def test_an_image_that_cannot_be_had(client: EndpointClient) -> None:
 
 
 def test_a_pull_that_fails_and_one_that_is_given_up(client: EndpointClient) -> None:
-    """From registries that are there: one hangs up on everybody, one never says a word."""
+    """One registry closes every connection, another one never responds."""
     with socket.create_server(("127.0.0.1", 0)) as closing, socket.create_server(("127.0.0.1", 0)) as silent:
 
         def hang_up() -> None:
@@ -390,7 +390,7 @@ def test_a_pull_that_fails_and_one_that_is_given_up(client: EndpointClient) -> N
 def test_a_daemon_that_never_answers_does_not_stop_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real client, and a socket that takes it in and says no word."""
+    """The client is real; the daemon is a socket that accepts connections and never responds."""
     monkeypatch.setattr(containers_commands, "PATIENCE_SECONDS", 2.0)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'silent.sock'}")
     with socket.socket(socket.AF_UNIX) as silent:
@@ -483,7 +483,7 @@ def test_an_endpoint_that_is_killed_leaves_nothing(
 
 
 def processes_of(parent: int) -> dict[int, list[str]]:
-    """Its children: pid to command line."""
+    """Returns command lines of the process's children by pid."""
     threads = Path(f"/proc/{parent}/task").iterdir()
     pids = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
     return {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] for pid in pids}
@@ -493,7 +493,7 @@ def processes_of(parent: int) -> dict[int, list[str]]:
 def test_what_watches_over_a_container_is_killed(
     client: EndpointClient, engine: Engine, home: Path, victim: str
 ) -> None:
-    """The supervisor, or the engine's client by which the output comes."""
+    """The test kills the supervisor, or the engine's client that reads the output."""
     name = f"watched-{victim}"
     client.create(name, "print('ready', flush=True); time.sleep(1000)", hosts=2, **script_in())
     client.wait_for_line(name, "ready", count=2)

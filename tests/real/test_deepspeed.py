@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO over two hosts, without its launcher and without ssh: what one process alone learns."""
+"""DeepSpeed's ZeRO on two hosts, without its launcher and without ssh, learns what one process learns."""
 
 from __future__ import annotations
 

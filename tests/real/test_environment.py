@@ -49,7 +49,7 @@ def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def data(env: Mapping[str, str]) -> dict[str, Any]:
-    """By name; JSON as what it means, SM_TRAINING_ENV key by key."""
+    """Returns values by name: JSON decoded, and SM_TRAINING_ENV key by key."""
     values: dict[str, Any] = {}
     for name, text in env.items():
         try:
@@ -64,7 +64,7 @@ def data(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def changed_names(other: ReceivedLaunch, ours: ReceivedLaunch) -> set[str]:
-    """What they set that we do not set to the same."""
+    """Returns the names of variables that the other launcher sets and ours does not set to the same."""
     own_values = data(ours.env)
     return {name for name, value in data(other.env).items() if own_values.get(name, _ABSENT) != value}
 
@@ -100,7 +100,7 @@ def test_arguments_are_as_the_table_says(launches: ThreeLaunches) -> None:
 
 
 def test_every_explanation_is_needed() -> None:
-    """Runs last: both ways of launching have been seen."""
+    """This test runs last: it needs what the tests before have observed."""
     if not OBSERVED["drivers"]:
         pytest.skip("the launchers were not run")
     for name, table in (

@@ -1,4 +1,4 @@
-"""An exported state machine, played by an interpreter that is not ours, with jobs that really run."""
+"""An exported state machine, run by a third-party interpreter, with real jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of every call to the endpoint."""
+    """Returns the path of the log of every call to the endpoint."""
     return tmp_path_factory.mktemp("calls") / "calls.jsonl"
 
 
@@ -57,7 +57,7 @@ def user(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[StepFu
 def exported(
     user: StepFunctions, script: Path, name: str, job: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Target, str, dict[str, str]]:
-    """The target, the machine's ARN once it is deployed, and the export's files."""
+    """Returns the target, the ARN of the deployed machine, and the export's files."""
     limits = {"max_runtime": "10m", "segment": "60s"}
     chain = {"entry": str(script), "strategy": "custom", "limits": limits}
     target = endpoint_target(user.info)
@@ -73,7 +73,7 @@ def exported(
 
 
 def assert_allowed(log: Path, name: str, files: dict[str, str]) -> None:
-    """Whatever the machine's role has called, by the policy that was written for it."""
+    """Checks that the policy written for the machine's role allows every call of it."""
     permissions = json.loads(files[PERMISSIONS_FILE])["Statement"]
     own_calls = [call for call in read_call_log(log) if f":assumed-role/{name}/" in call.caller]
     needs = {(need.action, need.resource) for call in own_calls for need in call.needs}
@@ -259,7 +259,7 @@ def read_part_result(target: Target, results: str, number: int) -> dict[str, Any
 
 
 def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, tmp_path: Path) -> None:
-    """Three are made many by an export that takes two inline."""
+    """The export puts at most two parts inline here, so that three are many."""
     job = in_parts(tmp_path, 3)
     target, machine, files = exported(user, Path(job["entry"]), "many", job=job, max_inline_shards=2)
     assert len(json.loads(files[ITEMS_FILE])) == 3
@@ -321,7 +321,7 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """The command line beside a background endpoint that has moto."""
+    """Returns a command line beside a background endpoint that has moto."""
     (tmp_path / "work").mkdir()
     shell = Shell(tmp_path / "work", tmp_path / "home")
     command = [moto_python(), "-m", "smlaunch.cli.main", "local", "start"]

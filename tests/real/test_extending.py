@@ -18,7 +18,7 @@ IMAGE = "my-repository/jax:1"
 
 
 def block(name: str) -> str:
-    """The code that follows ``name`` on the page."""
+    """Returns the code that follows ``name`` on the page."""
     match = re.search(rf"`{re.escape(name)}`.*?```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert match is not None, name
     return match[1]

@@ -72,7 +72,7 @@ with DAG("four_ways", schedule=None, start_date=datetime(2026, 1, 1)):
 
 
 class CreatedJob(NamedTuple):
-    """A job as the endpoint tells of it."""
+    """A job as the endpoint describes it."""
 
     name: str
     tags: Mapping[str, str]
@@ -80,7 +80,7 @@ class CreatedJob(NamedTuple):
 
 
 class FaultyEndpoint:
-    """A background endpoint of its own, on which things go wrong as FAULTS says, and a job file."""
+    """A background endpoint of its own with the faults in FAULTS, and a job file."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.home = folder / "smlaunch"
@@ -108,7 +108,7 @@ class FaultyEndpoint:
         self.user = StepFunctions(self.info)
 
     def jobs(self) -> list[CreatedJob]:
-        """All that were ever made, the oldest first."""
+        """Returns all jobs ever created, the oldest first."""
         sagemaker = self.user.sagemaker
         rows = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending", MaxResults=100)
         created = []
@@ -121,7 +121,7 @@ class FaultyEndpoint:
         return created
 
     def model(self, job: CreatedJob) -> str:
-        """The SHA-256 of the weights that it left."""
+        """Returns the SHA-256 of the job's weights."""
         uri = job.description["ModelArtifacts"]["S3ModelArtifacts"]
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         content = self.user.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -131,11 +131,11 @@ class FaultyEndpoint:
             return hashlib.sha256(weights.read()).hexdigest()
 
     def creates(self) -> list[str]:
-        """What each CreateTrainingJob was refused with, if it was."""
+        """Returns the error of each CreateTrainingJob, or an empty text."""
         return [call.error for call in read_call_log(self.log) if call.operation == "CreateTrainingJob"]
 
     def check(self) -> list[CreatedJob]:
-        """The jobs, of which everything but their names was looked at."""
+        """Checks all of the jobs but their names, and returns them."""
         jobs = self.jobs()
         assert [int(job.tags[TAG_SEGMENT]) for job in jobs] == [int(task[1]) for task in TASKS]
         assert len({job.tags[TAG_RUN] for job in jobs}) == 1
@@ -155,7 +155,7 @@ class FaultyEndpoint:
 
 @contextmanager
 def faulty_endpoint(folder: Path, python: str = sys.executable) -> Iterator[FaultyEndpoint]:
-    """``smlaunch`` goes there meanwhile."""
+    """Yields an endpoint that ``smlaunch`` uses meanwhile."""
     new_endpoint = FaultyEndpoint(folder, python)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMLAUNCH_HOME", str(new_endpoint.home))
@@ -168,7 +168,7 @@ def faulty_endpoint(folder: Path, python: str = sys.executable) -> Iterator[Faul
 
 
 def exported(endpoint: FaultyEndpoint, kind: str, *options: str) -> Mapping[str, str]:
-    """The files of an export, by their names."""
+    """Returns the files of an export, by their names."""
     folder = endpoint.home.parent / kind
     result = smlaunch("export", kind, endpoint.job, "--local", "--out", folder, *options)
     assert result.code == 0, result.text
@@ -187,7 +187,7 @@ def test_inline(tmp_path: Path) -> None:
 
 
 class Machine(NamedTuple):
-    """What came of the exported state machine."""
+    """The results of the exported state machine."""
 
     files: Mapping[str, str]
     jobs: list[CreatedJob]

@@ -1,4 +1,4 @@
-"""FSDP as it is, over two hosts: the whole state, gathered on every rank, is what one process learns."""
+"""FSDP on two hosts: the whole state, gathered on every rank, is what one process learns."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_two_hosts_of_two_ranks_learn_what_one_process_learns(home: Path, tmp_pa
 
 
 def beginning() -> dict[str, torch.Tensor]:
-    """The weights before the first step."""
+    """Returns the weights before the first step."""
     sys.path.insert(0, str(ENTRYPOINTS))
     try:
         from train_ddp import network

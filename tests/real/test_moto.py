@@ -1,4 +1,5 @@
-"""What is not ours: answered by moto, behind the endpoint's one door, in a process that ends with it."""
+"""Services that moto simulates, behind the endpoint's one address, in a process that ends with the
+endpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def test_what_moto_does_not_have_is_said(
 
 @pytest.mark.parametrize("path", ["/moto-api/data.json", "/moto-api/reset", "/latest/meta-data/"])
 def test_moto_s_own_doors_are_closed(moto_and_calls: tuple[StepFunctions, Path], path: str) -> None:
-    """Without a signature, and with one."""
+    """moto's own addresses refuse requests without a signature, and with one."""
     user, _ = moto_and_calls
     with pytest.raises(urllib.error.HTTPError) as plain:
         urllib.request.urlopen(user.info.url + path)
@@ -110,7 +111,7 @@ def test_moto_is_loaded_when_it_is_needed_and_ends_with_a_killed_endpoint(tmp_pa
 
 
 def test_moto_s_process_is_started_again_when_it_died(tmp_path: Path) -> None:
-    """With nothing in it: its state is in memory."""
+    """The new process is empty: its state is in memory."""
     with endpoint(tmp_path / "home", {}) as info:
         # As many attempts as a client has by default: one that comes while the process dies is answered 503.
         secrets = StepFunctions(info).client("secretsmanager", attempts=5)

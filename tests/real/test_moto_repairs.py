@@ -1,4 +1,4 @@
-"""moto's faults: each is there without its repair (else the repair can go), and is not there with it."""
+"""moto's faults: each exists without its patch (else the patch can be removed), and not with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.real.moto_endpoint import moto_python
 
 
 def run_case(case: str, is_patched: bool) -> Any:
-    """In a process of its own: moto hooks itself into botocore, and repairs are for a whole process."""
+    """Runs a case in a process of its own: moto hooks into botocore, and patches apply to a whole process."""
     command = [moto_python(), "-m", "tests.real.moto_repairs", case, "yes" if is_patched else "no"]
     variables = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     result = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, timeout=150, check=True)

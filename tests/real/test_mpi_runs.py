@@ -1,4 +1,4 @@
-"""strategy: mpi on two hosts of two ranks, with every MPI that can be had here, and no sshd anywhere."""
+"""``strategy: mpi`` on two hosts of two ranks, with every MPI that is available here, and without an sshd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunResult:
 
 
 class MpiEndpoint:
-    """An endpoint whose hosts' Python has mpi4py, and which MPI it finds first."""
+    """An endpoint whose hosts' Python has mpi4py, and the MPI that it finds first."""
 
     def __init__(self, mpi: str, home: Path) -> None:
         self.mpi = mpi
@@ -122,7 +122,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def one_process(folder: Path) -> np.ndarray:
-    """The same steps as entrypoints/train_mpi.py takes, without an MPI."""
+    """Takes the same steps as entrypoints/train_mpi.py, without an MPI."""
     parts = [np.load(path) for path in sorted((folder / "train").glob("*.npz"))]
     images = np.concatenate([part["images"] for part in parts]).astype(np.float64)
     labels = np.concatenate([part["labels"] for part in parts])
@@ -169,7 +169,7 @@ def test_four_ranks_learn_what_one_process_learns(
 def test_the_rank_that_failed_is_told_with_host_and_code(
     mpi_endpoint: MpiEndpoint, failure_kind: str, code: int, cause: str
 ) -> None:
-    """Others wait in a barrier for ever; whatever the MPI says and kills, this is what is told."""
+    """The other ranks wait in a barrier for ever; the report is the same for every MPI."""
     result = mpi_endpoint.run(
         ENTRYPOINTS / "mpi_fails.py", "--hp", f"how={failure_kind}", "--name", f"fails-{failure_kind}"
     )
@@ -242,7 +242,7 @@ def test_a_ranks_place_and_where_the_secret_is_not(mpi_endpoint: MpiEndpoint) ->
 
 
 def test_a_hang_shows_where_the_ranks_were(mpi_endpoint: MpiEndpoint, tmp_path: Path) -> None:
-    """On the host that notices first; there the log has the stacks of all."""
+    """The host that notices first reports the hang; its log has the stacks of all its ranks."""
     job = {"entry": str(JOBS / "hangs.py"), "limits": {"hang": "6s"}}
     (tmp_path / "job.json").write_text(json.dumps(job))
     (tmp_path / "job.json").rename(tmp_path / "job.yaml")
@@ -255,7 +255,7 @@ def test_a_hang_shows_where_the_ranks_were(mpi_endpoint: MpiEndpoint, tmp_path: 
 
 
 def test_a_host_that_is_lost(mpi_endpoint: MpiEndpoint) -> None:
-    """The runtime's process there that the ranks' daemon belongs to is killed."""
+    """The test kills the runtime's process that the ranks' daemon belongs to."""
     result = mpi_endpoint.run(JOBS / "ends.py", "--hp", "how=host", "--name", "lost")
     assert result.code == 1, result.log
     failure = result.job["failure"]

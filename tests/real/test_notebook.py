@@ -1,4 +1,4 @@
-"""notebooks/quickstart.ipynb, executed by a real kernel: what its cells show is looked at."""
+"""notebooks/quickstart.ipynb, executed by a real kernel; the test reads the output of its cells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def code_cells(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """After execution, beside the entry points as in a checkout."""
+    """Returns the cells after execution, beside the entry points as in a checkout."""
     root = tmp_path_factory.mktemp("checkout")
     (root / "notebooks").mkdir()
     shutil.copytree(ROOT / "entrypoints", root / "entrypoints")

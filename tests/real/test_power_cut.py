@@ -1,5 +1,5 @@
-"""What the endpoint has answered is on the disk: the system calls that it made, and a power cut after each
-answer."""
+"""All that the endpoint has acknowledged is on the disk: its system calls, and a power cut after each
+response."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNKNOWN_CONTENT = b"of which only the name is known beforehand"
 
 @contextmanager
 def traced(home: Path, folder: Path) -> Iterator[EndpointClient]:
-    """A client of an endpoint whose system calls are written into ``folder``."""
+    """Yields a client of an endpoint whose system calls are written into ``folder``."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: make test-real")
     home.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Other people's clients with processing jobs: the official SDKs' ScriptProcessor, and the AWS CLI."""
+"""Third-party clients with processing jobs: the official SDKs' ScriptProcessor, and the AWS CLI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.real.conftest import HERE, IMAGE, RunningEndpoint, program
 def run_processor(
     endpoint: RunningEndpoint, folder: Path, version: int, *arguments: str
 ) -> tuple[dict[str, Any], str, str]:
-    """What the job is described as, what the client raised, and all it printed."""
+    """Returns the job's description, the client's error, and its output."""
     name = f"sdk{version}-processing-{arguments[0]}"
     s3 = endpoint.client("s3")
     for number in range(5):

@@ -15,7 +15,7 @@ SCRIPT = ENTRYPOINTS / "train_ray.py"
 
 
 def test_tasks_and_actors_on_both_hosts_learn_what_one_process_learns(home: Path, tmp_path: Path) -> None:
-    """That tasks ran on every node, and how far the weights are apart, the script checks itself."""
+    """The script checks itself that tasks ran on every node, and how much the weights differ."""
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
     result = smlaunch_of("ray", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays")
@@ -63,7 +63,7 @@ time.sleep(120)
 def test_what_fails_is_named_and_ends_everything(
     home: Path, tmp_path: Path, script: str, host: str, cause: str
 ) -> None:
-    """The driver; and Ray on the other host, killed from a task (its grandparent is ``ray start``)."""
+    """The driver fails; or a task kills Ray on the other host (its grandparent is ``ray start``)."""
     file = tmp_path / "source" / "drive.py"
     file.parent.mkdir()
     file.write_text(script)

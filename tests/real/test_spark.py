@@ -1,4 +1,4 @@
-"""A script for Spark, on a Spark of two hosts of the endpoint: both work, and nothing is lost."""
+"""A script for Spark, on a Spark cluster of two hosts of the endpoint: both work, and no row is lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_region(tables: Path) -> dict[tuple[str, int], tuple[int, int]]:
-    """(region, item): number of sales, cents; counted by hand."""
+    """Returns number of sales and cents by (region, item), computed in plain Python."""
     with (tables / "shops" / "shops.csv").open(newline="") as file:
         region_of = {row["shop"]: row["region"] for row in csv.DictReader(file)}
     sales: Counter[tuple[str, int]] = Counter()

@@ -33,7 +33,7 @@ SCRIPTS = {
 
 
 class Server:
-    """See trainer_ranks.py."""
+    """The process described in trainer_ranks.py."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -107,7 +107,8 @@ class Lineage:
         assert codes == [0] * RANKS, self.text
 
     def _run(self, variables: dict[str, str], act: Any = None, step: int | None = None) -> list[int]:
-        """The ranks' exit codes. ``act`` is done with their ids when rank 0 has told of the step."""
+        """Returns the ranks' exit codes. ``act`` is called with their ids when rank 0 has reported the
+        step."""
         number = len(self.lines_by_job) + 1
         folder = self._folder / f"job-{number}"
         folder.mkdir(parents=True)
@@ -162,7 +163,7 @@ class Lineage:
 
     @property
     def steps(self) -> dict[int, str]:
-        """Each step's progress line, of all jobs; what was done twice was the same."""
+        """Returns the progress line of each step of all jobs; a step done twice has the same line."""
         lines_by_step: dict[int, str] = {}
         for line in [line for lines in self.lines_by_job for line in lines]:
             match = re.search(r"smlaunch: progress step=(\d+) .*loss=\S+", line)
@@ -176,7 +177,7 @@ class Lineage:
 
     @property
     def validations(self) -> dict[str, str]:
-        """By epoch, of all jobs."""
+        """Returns the validations of all jobs by epoch."""
         values: dict[str, str] = {}
         for line in [line for lines in self.lines_by_job for line in lines]:
             match = re.search(r"smlaunch: metric epoch=(\S+) val_loss=(\S+)", line)
@@ -186,7 +187,7 @@ class Lineage:
 
     @property
     def results(self) -> list[str]:
-        """What the last job says of the whole training."""
+        """Returns what the last job prints about the whole training."""
         return [
             line
             for line in self.lines_by_job[-1]

@@ -1,4 +1,4 @@
-"""Shards of `smlaunch data pack`, read by webdataset itself."""
+"""webdataset itself reads the shards of `smlaunch data pack`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SCRIPT = ENTRYPOINTS / "train_xgboost.py"
 
 
 def test_two_hosts_learn_what_one_learns_from_all_rows(home: Path, tmp_path: Path) -> None:
-    """The script compares the probabilities itself; here stands that it did, and how far they were apart."""
+    """The script compares the probabilities itself; the test reads the result."""
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
     result = smlaunch_of(

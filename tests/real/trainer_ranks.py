@@ -24,7 +24,7 @@ PRELOADED = (
 
 
 def rank(order: dict[str, Any], number: int) -> None:
-    """What a child does; it never returns."""
+    """Runs a child; never returns."""
     out = os.open(order["outputs"][number], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)

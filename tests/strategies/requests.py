@@ -1,4 +1,4 @@
-"""What a job in a region leads to: the exact request, refusals, and torchrun's line on a host."""
+"""What a job in a region becomes: the exact request, refusals, and torchrun's command line on a host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_job(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -
 
 
 def request_of(plan: Plan) -> dict[str, Any]:
-    """The plan's one request, without the tag of the job's hash. It is one that the service would take."""
+    """Returns the plan's one request, without the tag of the job's hash; the service would accept it."""
     (task,) = plan.planned_jobs
     request = dict(task.request)
     assert check_request(task.operation, request) == []

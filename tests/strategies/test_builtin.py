@@ -1,4 +1,4 @@
-"""The 24 built-in algorithms against section 3 of the reference: its table by hand, row by row."""
+"""The 24 built-in algorithms against section 3 of the reference, whose table is copied here by hand."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ DATA = ("train", "training", "validation", "test")
 
 
 def job(name: str, on: str | None = None, hosts: int = 1, **fields: Any) -> dict[str, Any]:
-    """One that works: every required channel and hyperparameter. ``fields`` of the job."""
+    """Returns a valid job with every required channel and hyperparameter, and these ``fields``."""
     row = ALL_ROWS[name]
     inputs: dict[str, Any] = {}
     for required in row.channels:

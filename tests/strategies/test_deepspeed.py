@@ -1,4 +1,4 @@
-"""strategy: deepspeed: what ranks are started with, and what DeepSpeed would only refuse on the hosts."""
+"""``strategy: deepspeed``: how ranks start, and settings that DeepSpeed would refuse on the hosts only."""
 
 from __future__ import annotations
 

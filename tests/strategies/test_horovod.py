@@ -127,7 +127,7 @@ def test_values_by_scope_and_key(port: int) -> None:
 
 @pytest.mark.parametrize(("scope", "size"), [("global", 4), ("local_algo-2", 2), ("cross_1", 2)])
 def test_the_last_rank_that_leaves_clears_the_scope(port: int, scope: str, size: int) -> None:
-    """So that ranks which shut down and begin anew do not meet those of before."""
+    """Ranks that shut down and start again must not meet those of the time before."""
     for _ in range(2):
         send_request(port, "PUT", f"/{scope}/key", b"value")
         for rank in range(size):

@@ -1,4 +1,4 @@
-"""strategy: huggingface: DDP's ranks, in the image that brings the libraries, where there is one."""
+"""``strategy: huggingface``: DDP's ranks, in the image that has the libraries if there is one."""
 
 from __future__ import annotations
 

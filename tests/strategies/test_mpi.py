@@ -1,4 +1,4 @@
-"""strategy: mpi: the request, what is started, and the words for mpirun."""
+"""``strategy: mpi``: the request, the command, and the options for mpirun."""
 
 from __future__ import annotations
 

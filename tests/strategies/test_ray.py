@@ -1,4 +1,4 @@
-"""strategy: ray: the request, the cluster that is made of the hosts, and what is refused."""
+"""``strategy: ray``: the request, the cluster of the hosts, and refusals."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_image_without_ray_is_told(job: dict[str, Any], is_warned: bool) -> N
 
 
 class FakeRay(SimpleNamespace):
-    """Nodes join one by one, each time they are asked for."""
+    """A cluster that gains one node with every look at its nodes."""
 
     def __init__(self, last: int) -> None:
         super().__init__(alive_nodes=0, last=last)
@@ -127,7 +127,7 @@ class FakeRay(SimpleNamespace):
 
 
 def test_the_driver_waits_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decision alone; real nodes join in tests/real/test_ray.py."""
+    """This tests the decision alone; real nodes join in tests/real/test_ray.py."""
     fake = FakeRay(3)
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
     ray_driver.wait_for_nodes(3)

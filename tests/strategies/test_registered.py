@@ -1,4 +1,4 @@
-"""Strategies that other packages register: what is usable is, and what is not spoils nothing else."""
+"""Strategies that other packages register: usable ones work, and the others affect nothing else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shards(Strategy):
 
 @pytest.fixture
 def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with some strategies that are good, and some that are not."""
+    """Installs a package with usable and unusable strategies."""
     about = tmp_path / "strategies_of_others-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strategies-of-others\nVersion: 1.0\n")
@@ -104,7 +104,7 @@ def test_the_list_shows_the_others(registered_strategies: None, capsys: pytest.C
 
 
 def test_machines_are_compared_for_it_as_for_ours(registered_strategies: None) -> None:
-    """Reading the script shows one accelerator; the strategy knows better."""
+    """Analysis of the script finds one accelerator; the strategy declares more."""
     script = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
     job = {"strategy": "ring", "workload": {"time_on_one": "4000h", "wanted_time": "48h"}}
     assert plan(job, region(script=script)).hosts > 1
@@ -133,7 +133,7 @@ def test_tables_choose_its_machines_as_for_ours(registered_strategies: None) -> 
 
 
 def test_parts_choose_its_hosts_as_for_ours(registered_strategies: None) -> None:
-    """It holds its data in memory, though nothing that the script imports says so."""
+    """The strategy declares that it has its data in memory, though no import of the script shows that."""
     rows = InputFacts("s3://b/x", "s3", objects=900, bytes=900 * 10**9)
     world = with_inputs(region(script=PLAIN), {"train": rows})
     job = {"inputs": {"train": {"uri": "s3://b/x", "split": "key"}}, "workload": {"wanted_time": "2h"}}

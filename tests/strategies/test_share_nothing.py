@@ -1,4 +1,4 @@
-"""strategy: share-nothing: split inputs, what a process is told of its place, and who ends with whom."""
+"""``strategy: share-nothing``: split inputs, the variables of each process, and the effect of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""strategy: spark: the request, and how a cluster is made of a processing job's hosts."""
+"""``strategy: spark``: the request, and the cluster of a processing job's hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spec_of(job_plan: Plan) -> LaunchSpec:
 
 
 def settings(spec: LaunchSpec) -> dict[str, str | Ref]:
-    """What spark-submit is told by --conf."""
+    """Returns spark-submit's settings by --conf."""
     arguments = list(spec.ranks.argv)
     values: dict[str, str | Ref] = {}
     for previous, word in pairwise(arguments):
@@ -52,7 +52,7 @@ def settings(spec: LaunchSpec) -> dict[str, str | Ref]:
 
 
 def whole_channel(name: str, uri: str) -> dict[str, Any]:
-    """An input that every host has all of."""
+    """Returns an input that every host has completely."""
     return {
         "InputName": name,
         "S3Input": {

@@ -1,4 +1,4 @@
-"""docs/strategies.md: every strategy with its options, and what is said to have been run is there."""
+"""docs/strategies.md has every strategy with its options, and its tests exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PAGE = (ROOT / "docs" / "strategies.md").read_text()
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """The cells of a table's rows by the strategy's name; several rows of one are one after the other."""
+    """Returns the cells of a table's rows by the strategy's name; several rows of one strategy follow each
+    other."""
     rows_by_name: dict[str, list[str]] = {}
     for line in PAGE.partition(heading)[2].partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

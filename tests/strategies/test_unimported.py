@@ -1,4 +1,4 @@
-"""A strategy that the job names, and a script that imports nothing of what it is made for."""
+"""The job names a strategy, and the script imports none of its libraries."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SERVER.set_forkserver_preload(
 
 
 class Ranks:
-    """``world_size`` processes of one script. What they print goes to ``folder/out-<rank>``."""
+    """``world_size`` processes of one script, whose output goes to ``folder/out-<rank>``."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Ranks:
             self.processes.append(process)
 
     def wait(self, seconds: float = 90) -> list[int | None]:
-        """The exit codes; None for a process that was still there and has been killed."""
+        """Returns the exit codes; None for a process that had to be killed."""
         codes = []
         for process in self.processes:
             process.join(seconds)
@@ -86,7 +86,7 @@ def run(
     folder: Path,
     environment: Mapping[str, str],
 ) -> str:
-    """All ranks to their end, which has to be 0; what rank 0 has printed."""
+    """Runs all ranks to their end, which has to be 0; returns rank 0's output."""
     ranks = Ranks(script, arguments, world_size, folder, environment)
     codes = ranks.wait()
     assert codes == [0] * world_size, "\n".join(ranks.output(rank) for rank in range(world_size))

@@ -30,7 +30,7 @@ COMMIT = commit_name(CheckpointWriter())
 
 @dataclass(frozen=True)
 class Saved:
-    """One save of a step, as it was meant. ``files``: parts and manifest; ``commit`` makes it count."""
+    """One complete save of a step. ``files``: parts and manifest; ``commit`` commits it."""
 
     step: int
     commit: bytes
@@ -39,7 +39,8 @@ class Saved:
 
 @dataclass
 class Model:
-    """``moments`` yields S3 as it is at random moments; ``expected`` what a reader has to find in it."""
+    """``moments`` yields the content of S3 at random moments; ``expected`` is what a reader has to find in
+    it."""
 
     random: Random
     directory: Files = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Model:
             self.directory = dict(self.s3)
 
     def expected(self) -> Saved | None:
-        """The newest step of which S3 has a COMMIT, and all that this COMMIT speaks of."""
+        """Returns the newest step of which S3 has COMMIT and all files that it names."""
         complete_saves = [
             save
             for save in self.saves
@@ -80,7 +81,7 @@ class Model:
             yield from self._sync(100)
 
     def _save(self, step: int, word: str) -> Iterator[None]:
-        """In the order of a store: parts by all ranks at once, the manifest, COMMIT."""
+        """Saves in the order of a store: parts by all ranks at once, the manifest, COMMIT."""
         directory = step_directory(step) + "/"
         parts, files = [], {}
         for rank in self.random.sample(range(self._world), self._world):
@@ -98,13 +99,14 @@ class Model:
         yield
 
     def _delete(self, step: int) -> None:
-        """Some or all files of a step: ranks do it at their own pace, and may be killed over it."""
+        """Deletes some or all files of a step: ranks delete at different speeds, and may be killed
+        meanwhile."""
         old_names = sorted(name for name in self.directory if name.startswith(step_directory(step) + "/"))
         for name in self.random.sample(old_names, self.random.randint(0, len(old_names))):
             del self.directory[name]
 
     def _sync(self, changes: int) -> Iterator[Files]:
-        """Some of what differs, in any order; S3 can be looked at between any two."""
+        """Copies some of the differences, in any order; S3 can be read between any two."""
         random = self.random
         pending = [name for name, content in self.directory.items() if self._synced.get(name) != content]
         pending += [name for name in self._synced if name not in self.directory]
@@ -125,6 +127,6 @@ class Model:
 
 
 def _half(content: bytes, random: Random) -> bytes:
-    """Cut off, or as long as it ought to be and not yet filled."""
+    """Returns a part of the content, or all of its length with a part not yet filled."""
     cut = random.randrange(len(content))
     return content[:cut] + random.choice((b"", bytes(len(content) - cut)))

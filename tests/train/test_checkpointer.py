@@ -1,4 +1,4 @@
-"""What a script may expect of the Checkpointer, on one rank, and what it hears when something cannot be."""
+"""The behaviour of the Checkpointer on one rank, and its messages on failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Sum:
-    """Something with state that is no tensor."""
+    """A component whose state is no tensor."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"total": 0, "seen": [], "mean": np.zeros(3), "count": np.int64(0)}
@@ -55,7 +55,7 @@ class Sum:
 
 
 class Numbers:
-    """Sample i is i, with what the global generators give for it."""
+    """A data set: sample i is i, with numbers from the global generators."""
 
     def __len__(self) -> int:
         return 10

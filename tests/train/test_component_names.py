@@ -1,4 +1,4 @@
-"""Names that a user may pick for a component: each works, or is refused when the Checkpointer is made."""
+"""Names of components: each works, or is refused when the Checkpointer is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks that move their own parts: each brings what it opens, S3 is what counts, and trouble is told."""
+"""Ranks that transfer their own parts: each downloads what it opens, S3 decides, and failures are
+reported."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _NUMBERS = itertools.count()
 
 
 class Hosts:
-    """Two hosts with a rank each, and one place in S3."""
+    """Two hosts with a rank each, and one prefix in S3."""
 
     def __init__(self, s3: Any, folder: Path) -> None:
         self.s3 = s3
@@ -49,7 +50,7 @@ class Hosts:
         )
 
     def store(self, rank: int, host: str = "", **settings: Any) -> CheckpointStore:
-        """Without a name the host is a fresh one."""
+        """Returns a store; a host without a name is a new one."""
         folder = self.folder / (host or f"fresh-{next(self._fresh)}") / "checkpoints"
         settings.setdefault("transport", self.transport())
         return CheckpointStore(str(folder), rank, 2, **settings)
@@ -77,7 +78,7 @@ def hosts(s3: Any, tmp_path: Path) -> Hosts:
 
 
 class Flaky:
-    """A client whose method fails as often as is said, and counts its calls."""
+    """A client whose method fails the given number of times, and counts its calls."""
 
     def __init__(self, client: Any, method: str, error: Exception, times: int = 1 << 30) -> None:
         self._client = client

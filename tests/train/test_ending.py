@@ -1,4 +1,4 @@
-"""A rank that has left its process group has nothing running that could abort it while Python ends."""
+"""A rank that has left its process group has no thread that could abort it while Python ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if run is not None:
 
 
 def run_and_read(folder: Path, *arguments: str) -> str:
-    """What the first of two ranks says. Fresh processes: what else has been imported before matters here."""
+    """Returns the output of the first of two ranks. They are new processes: earlier imports matter here."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -16,7 +16,7 @@ from smlaunch.train import Checkpointer, ResumableOrder, batches_for_steps, equa
 
 
 class Shared:
-    """Ranks as threads of this process."""
+    """What ranks share that are threads of this process."""
 
     def __init__(self, size: int) -> None:
         self.rows: list[Any] = [None] * size
@@ -43,7 +43,7 @@ class ThreadGroup:
 
 
 def on_ranks(call: Any, size: int) -> list[Any]:
-    """What ``call(rank, group)`` gives on every rank, or the error it raises there."""
+    """Returns what ``call(rank, group)`` returns on every rank, or the error it raises there."""
 
     def run_rank(rank: int) -> Any:
         try:

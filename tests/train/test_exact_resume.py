@@ -62,7 +62,7 @@ class Lineage:
         return document
 
     def trace(self) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], dict[str, str]]]:
-        """By (rank, step): the samples, and the digests of the state. What was done twice was the same."""
+        """Returns samples and digests of the state by (rank, step). A step done twice gave the same."""
         samples: dict[tuple[int, int], list[int]] = {}
         digests: dict[tuple[int, int], dict[str, str]] = {}
         for rank in range(self.ranks):
@@ -79,7 +79,8 @@ class Lineage:
 
 
 def assert_same(uncut: Lineage, cut: Lineage, output: str) -> None:
-    """Weights, optimizer, scheduler, buffers, generators and order at every step both have kept."""
+    """Compares weights, optimizer, scheduler, buffers, generators and order at every step that both have
+    saved."""
     samples, digests = uncut.trace()
     cut_samples, cut_digests = cut.trace()
     assert cut_samples == samples
@@ -128,7 +129,7 @@ def test_cut_anywhere(tmp_path: Path, ranks: int, workers: int) -> None:
 
 
 def step_reached(ranks: Ranks, step: int, seconds: float = 60) -> None:
-    """Returns when rank 0 has told of the step."""
+    """Waits until rank 0 has reported the step."""
     finished = threading.Event()
     path = ranks.folder / "out-0"
 
@@ -144,7 +145,7 @@ def step_reached(ranks: Ranks, step: int, seconds: float = 60) -> None:
 
 
 def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: int, cuts: int) -> int:
-    """Returns by how many jobs it was trained."""
+    """Returns the number of jobs that trained it."""
     chance = random.Random(seed)
     uncut = Lineage(tmp_path / "whole", ranks, workers)
     uncut.job()

@@ -1,4 +1,4 @@
-"""What a loop waits for its data: counted right, told seldom, by the slowest rank."""
+"""The time that a loop waits for its data: measured right, reported seldom, by the slowest rank."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_it_is_told_seldom_and_when_it_has_changed() -> None:
 
 
 class Event:
-    """A GPU that is done with its work at ``free``, and stamps an event when it comes to it."""
+    """An event of a GPU that finishes its work at ``free``, and records the event then."""
 
     time = Time()
     free = 0.0

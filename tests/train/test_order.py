@@ -1,4 +1,4 @@
-"""The order of samples: each exactly once per epoch, wherever it is cut and however many ranks share it."""
+"""The order of samples: each exactly once per epoch, for every cut and every number of ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_a_shuffle_is_a_permutation(length: int, seed: int, epoch: int) -> None:
 
 
 def test_a_shuffle_is_the_same_everywhere() -> None:
-    """Orders of checkpoints already made depend on it."""
+    """The order in existing checkpoints depends on it."""
     assert [ShuffledRange(10, 1, 0)[index] for index in range(10)] == [9, 4, 5, 1, 2, 8, 7, 3, 0, 6]
     assert [ShuffledRange(10**9, 1, 2)[index] for index in range(3)] == [315743392, 773179204, 947324852]
 
 
 def test_a_shuffle_leaves_no_pattern() -> None:
-    """Every sample comes at every place about equally often, and neighbours do not stay neighbours."""
+    """Every sample is at every position about equally often, and neighbours are separated."""
     length, epochs = 40, 400
     places = Counter()
     neighbours = 0
@@ -50,7 +50,8 @@ def of_rank(order: ResumableOrder, rank: int, world_size: int) -> list[list[int]
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_every_sample_once_per_epoch_whatever_happens(data: st.DataObject) -> None:
-    """Cut after every few steps, with another number of ranks and another batch size each time."""
+    """The training is cut after every few steps, and continues with other numbers of ranks and batch
+    sizes."""
     length = data.draw(st.integers(1, 200), "length")
     seed = data.draw(st.integers(0, 99), "seed")
     order = ResumableOrder(length, length, seed=seed, rank=0, world_size=1)

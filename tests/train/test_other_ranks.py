@@ -1,4 +1,4 @@
-"""Resuming sharded state, and on another number of ranks: allowed, told, and no sample lost or used twice."""
+"""Resuming sharded state, and on another number of ranks: allowed, reported, and every sample used once."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ dist.destroy_process_group()
 
 
 def test_weights_that_differ_between_ranks_are_not_kept_as_one(tmp_path: Path) -> None:
-    """Each rank trains alone, and only some know it: a checkpoint of that would be a mixture."""
+    """Each rank trains alone and only some know it: a checkpoint would mix their weights."""
     script = tmp_path / "alone.py"
     script.write_text(ONE_RANK_SCRIPT)
     job(tmp_path / "same", script, [], 2)
@@ -97,7 +97,7 @@ def test_weights_that_differ_between_ranks_are_not_kept_as_one(tmp_path: Path) -
 
 
 def steps_of(folder: Path) -> dict[int, list[int]]:
-    """The samples of every step, over all ranks."""
+    """Returns the samples of every step, over all ranks."""
     steps: dict[int, list[int]] = {}
     for path in folder.glob("trace-*/*.jsonl"):
         for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The part file gives back what was put in, type for type and bit for bit, or refuses it by its path."""
+"""The part file returns what was written, type for type and bit for bit, or refuses it with its path."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def encode_to_bytes(tree: Any) -> bytes:
 
 
 def is_same_tree(left: Any, right: Any) -> bool:
-    """Equal in type, order and bits: nan is nan, 0.0 is not -0.0, 1 is not True."""
+    """Compares type, order and bits: nan is nan, 0.0 is not -0.0, 1 is not True."""
     if isinstance(left, Buffer) and isinstance(right, Buffer):
         return left[:2] == right[:2] and bytes(left.data) == bytes(right.data)
     if type(left) is not type(right):

@@ -1,4 +1,4 @@
-"""This host's files, whichever way they came."""
+"""The files of this host, for every way in which they arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smlaunch.train import shard_files
 
 
 class Host:
-    """What one host finds below /opt/ml."""
+    """The files below /opt/ml of one host."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,5 @@
-"""One rank's hands on the directory: what is durable, what counts, what is deleted, and a full disk."""
+"""One rank's operations on the directory: what is durable, what is committed, what is deleted, and a full
+disk."""
 
 from __future__ import annotations
 
@@ -160,7 +161,7 @@ def test_nothing_half_written_lies_in_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_directory_that_is_a_mount_of_its_own(tmp_path: Path) -> None:
-    """Nothing can be renamed into it from outside, even from the same device."""
+    """No file can be renamed into a mount from outside, even from the same device."""
     script = f"""
 import os, subprocess, sys
 from smlaunch.train.checkpoint_store import CheckpointStore
@@ -331,7 +332,7 @@ def test_room_is_made_by_what_may_go_by_now(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.root
 def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
-    """4 MiB: the save fails with words, nothing half-written stays, and the next one works."""
+    """On 4 MiB the save fails with a message, nothing half-written stays, and the next save works."""
     script = f"""
 import os, subprocess, sys
 from smlaunch.train.checkpoint_store import CheckpointStore, DiskFullError

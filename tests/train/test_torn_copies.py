@@ -1,4 +1,4 @@
-"""Whatever part of a checkpoint directory a sync has copied: the newest whole step is loaded, and only it."""
+"""For any partial copy of a checkpoint directory the newest complete step is loaded, and only that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.train.sync_model import Files, Model, Saved
 
 
 def looks(seed: int) -> Iterator[Model]:
-    """Models without end, each stopped at moments at which a reader looks."""
+    """Yields models without end, each stopped at moments at which a reader reads."""
     for number in itertools.count():
         model = Model(Random(f"{seed} {number}"))
         for _ in model.moments():
@@ -27,7 +27,7 @@ def looks(seed: int) -> Iterator[Model]:
 
 
 def loaded(files: Files) -> tuple[Manifest, Files] | None:
-    """As ``Store.newest_whole`` does it, without a disk."""
+    """Loads as ``CheckpointStore.newest_intact`` does, without a disk."""
     sizes = {name: len(content) for name, content in files.items()}
     for manifest in checkpoint.iter_committed(sizes, files.__getitem__):
         names = {part: f"{step_directory(manifest.step)}/{part.name}" for part in manifest.shards}
@@ -70,7 +70,7 @@ def test_the_store_takes_the_same_step_from_a_real_directory(tmp_path: Path, cas
 
 
 class InMemory(CheckpointTransport):
-    """S3 with a torn copy in it."""
+    """A transport of S3 with an incomplete copy in it."""
 
     is_remote = True
 
@@ -104,7 +104,7 @@ def taken(store: CheckpointStore) -> tuple[Manifest, Files] | None:
 
 
 def test_an_error_of_the_disk_is_not_taken_for_a_torn_copy(tmp_path: Path) -> None:
-    """An older step in place of one that cannot be read just now would lose work without a word."""
+    """Loading an older step, because one cannot be read just now, would lose work silently."""
     store = CheckpointStore(str(tmp_path), 0, 1)
     for step in (1, 2):
         store.commit(step, [store.write_shard(step, [b"content"])])

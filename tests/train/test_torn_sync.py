@@ -75,7 +75,7 @@ for step in range(1 + (newest.step if newest else 0), {STEPS}):
 
 
 def saved_step(step: int, job: str) -> Saved:
-    """What a job's save of a step consists of, computed anew."""
+    """Computes the parts and the manifest of a job's save of a step."""
     files: Files = {}
     parts = []
     for rank in range(HOSTS):
@@ -89,7 +89,7 @@ def saved_step(step: int, job: str) -> Saved:
 
 
 def expected(files: Files, jobs: list[str]) -> tuple[Saved, str] | None:
-    """The newest step of which everything is there that one of the jobs has written, and that job."""
+    """Returns the newest complete step that one of the jobs has written, and that job."""
     steps = {step for step in map(parse_step_path, files) if step is not None}
     for step in sorted(steps, reverse=True):
         for job in jobs:
@@ -149,7 +149,7 @@ class Chain:
         self.whole_count += newest is not None
 
     def _copy(self, client: EndpointClient) -> Files:
-        """Name by name, while the sync goes on: one more torn copy."""
+        """Copies name by name while the sync continues: one more incomplete copy."""
         return {
             key.removeprefix("ckpt/"): body for key in client.keys("ckpt/") for body in _body(client.s3, key)
         }

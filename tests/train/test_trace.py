@@ -1,4 +1,4 @@
-"""What a rank writes down for verify-resume, and which generators it says were drawn from."""
+"""The trace that a rank writes for verify-resume, and the generators in it that were drawn from."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def multipart() -> None:
 
 
 def ranges() -> None:
-    """It downloads by parallel ranged requests of its own."""
+    """The client downloads by parallel ranged requests of its own."""
     boto3.client("s3").put_object(Bucket=bucket, Key="r", Body=content)
     with CRTTransferManager(client, serializer) as manager:
         manager.download(bucket, "r", str(back)).result()

@@ -1,4 +1,4 @@
-"""A rank that leaves alone while the others go on, or takes its whole host with it: no MPI is asked."""
+"""A rank that exits while the others continue, or kills its host; neither calls the MPI library."""
 
 import argparse
 import os

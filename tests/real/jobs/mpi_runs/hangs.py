@@ -1,4 +1,4 @@
-"""Ranks that wait for nothing, all of them."""
+"""Ranks that all wait for something that never comes."""
 
 import signal
 

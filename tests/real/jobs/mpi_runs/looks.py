@@ -1,4 +1,4 @@
-"""What a rank sees of its host: its own place, and whether the job's secret stands where it should not."""
+"""A rank prints its variables, and the files of its host in which the job's secret must not be."""
 
 import json
 import os

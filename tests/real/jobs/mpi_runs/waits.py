@@ -1,4 +1,4 @@
-"""Ranks that leave when they are told to, and say so."""
+"""Ranks that exit on SIGTERM, and print how often they got it."""
 
 import os
 import signal

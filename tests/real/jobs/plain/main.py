@@ -1,4 +1,4 @@
-"""What the AWS CLI's and boto3's jobs run on each host; how it ends is a hyperparameter."""
+"""The script that the AWS CLI's and boto3's jobs run on each host; a hyperparameter chooses its end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A processing script as people write them: paths of its own, a message for whoever asks."""
+"""A processing script as users write them: with its own paths and an own failure message."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the clients' jobs run: ranks that meet over gloo, add up their numbers, and end as they are told."""
+"""The script of the clients' jobs: ranks that join over gloo, add up their numbers, and end as requested."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ options, _ = parser.parse_known_args()
 
 
 def write_line(line: str) -> None:
-    """In one write: ranks of one torchrun share a pipe, and print() without a buffer writes word by word."""
+    """Writes at once: ranks of one torchrun share a pipe, and an unbuffered print() writes piece by piece."""
     os.write(1, (line + "\n").encode())
 
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def join_group() -> "tuple[int, int]":
-    """A script that no launcher distributes runs once on each host."""
+    """Joins the group of ranks; a script without a launcher runs once on each host."""
     if "RANK" not in os.environ:
         return 0, 1
     import torch.distributed
