@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO_DATA := demo-data
 
-.PHONY: demo test test-unit test-real lint bench chaos mutants clean
+.PHONY: demo test test-unit test-real lint bench chaos mutants evidence clean
 
 demo: $(VENV)/.train $(DEMO_DATA)/test/test.npz
 	@$(BIN)/python tools/demo.py
@@ -39,6 +39,10 @@ chaos: $(VENV)/.dev $(VENV)/.train
 # How many of 60 seeded mistakes the tests catch: an hour and more on two cores.
 mutants: $(VENV)/.dev $(VENV)/.train
 	$(BIN)/python tools/mutants.py --seed 1 --out build/mutants.json
+
+# What an issue wants shown: ISSUE=K, and REAL=1 for what takes minutes or third-party components.
+evidence: $(VENV)/.dev $(VENV)/.train
+	$(BIN)/python tools/evidence.py $(ISSUE) $(if $(REAL),--real) $(if $(WORKERS),--workers $(WORKERS))
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

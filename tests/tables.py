@@ -42,6 +42,7 @@ def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], T
 
         others = [value for name, value in signature.parameters.items() if name not in columns]
         run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        run.rows = len(cases)  # type: ignore[attr-defined]  # counted by tools/evidence_pytest.py
         return run
 
     return decorate
