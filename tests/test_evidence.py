@@ -18,6 +18,7 @@ from tools.evidence import (
     find_problems,
     is_part_of,
     read_points,
+    replace_points,
     summarize,
 )
 
@@ -118,3 +119,14 @@ def test_the_status_of_a_point(
     entry = summarize(point, tests, [{"exit_code": code} for code in exit_codes], real)
     assert entry["status"] == status
     assert ("not_run" in entry) == (not real)
+
+
+def test_points_that_ran_later_say_when() -> None:
+    first = {"issue": "K", "date": "monday", "points": [{"id": "1"}, {"id": "2", "status": "failed"}]}
+    later = {"issue": "K", "date": "tuesday", "points": [{"id": "2", "status": "passed"}, {"id": "3"}]}
+    run = {"date": "tuesday"}
+    assert replace_points(first, later) == {
+        "issue": "K",
+        "date": "monday",
+        "points": [{"id": "1"}, {"id": "2", "status": "passed", "run": run}, {"id": "3", "run": run}],
+    }

@@ -2,8 +2,8 @@
 
 docs/evidence/K.toml declares the points of issue K: the sentence of the issue, and the tests or commands
 that show it. Each test and each command runs once, whatever number of points name it. The record,
-docs/evidence/K.json, has the date, the commit, the machine and the counts of each point; it is not written
-by --slice and --only.
+docs/evidence/K.json, has the date, the commit, the machine and the counts of each point. --slice writes none;
+--only replaces the points that it runs.
 
 The exit code is 1 if a point fails, 2 if a declaration names what does not exist.
 """
@@ -190,6 +190,14 @@ def summarize(point: Point, tests: dict[str, Any] | None, commands: list[dict[st
     return entry
 
 
+def replace_points(record: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """The record with the points of a later run, each of which says in `run` when and where that was."""
+    run = {name: value for name, value in later.items() if name not in ("issue", "points")}
+    replaced = {entry["id"]: {**entry, "run": run} for entry in later["points"]}
+    points = [replaced.pop(entry["id"], entry) for entry in record["points"]]
+    return {**record, "points": [*points, *replaced.values()]}
+
+
 def describe_machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -222,7 +230,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--real", action="store_true", help="also what takes minutes or third-party components"
     )
-    parser.add_argument("--only", nargs="+", metavar="ID", help="these points, without a record")
+    parser.add_argument(
+        "--only", nargs="+", metavar="ID", help="run these points and replace them in the record"
+    )
     parser.add_argument("--slice", type=int, metavar="N", help="N points at random, without a record")
     parser.add_argument("--seed", type=int, default=1, help="of the slice and of hypothesis (default: 1)")
     parser.add_argument("--workers", type=int, default=1, help="processes that run tests (default: 1)")
@@ -281,9 +291,12 @@ def _run(options: argparse.Namespace) -> int:
         for point in points
     ]
     _print(record)
-    whole = options.slice is None and not options.only
-    if out := options.out or (FOLDER / f"{options.issue}.json" if whole else None):
-        out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    out = options.out or FOLDER / f"{options.issue}.json"
+    if options.slice is None:
+        written = (
+            replace_points(json.loads(out.read_text()), record) if options.only and out.exists() else record
+        )
+        out.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
     return 1 if any(entry["status"] in ("failed", "no test ran") for entry in record["points"]) else 0
 
 

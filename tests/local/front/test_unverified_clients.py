@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -79,7 +79,9 @@ def signature(kind: str, service: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["unsigned", "unknown", "forged"])
-def test_unverified_bodies_have_a_memory_limit(tmp_path: Path, kind: str) -> None:
+def test_unverified_bodies_have_a_memory_limit(
+    tmp_path: Path, kind: str, record_property: Callable[[str, object], None]
+) -> None:
     body, statuses = bytes(30 << 20), []
 
     def send(port: int) -> None:
@@ -98,6 +100,7 @@ def test_unverified_bodies_have_a_memory_limit(tmp_path: Path, kind: str) -> Non
         for client in clients:
             client.join()
         taken = memory(process.pid) - before
+    record_property("megabytes_taken", taken >> 20)
     assert statuses == [403] * 12
     assert taken < (120 << 20 if kind == "forged" else 40 << 20), f"{taken >> 20} MB"
 
@@ -306,7 +309,9 @@ LINES = 10_000
 
 
 @pytest.mark.parametrize("count", [1_100])
-def test_idle_connections_cost_a_job_no_log_line(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_cost_a_job_no_log_line(
+    count: int, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     harness = EndpointHarness("plain")
     limited = LIMITED + "import runpy; runpy.run_module('tests.local.endpoint_process', run_name='__main__')"
     usual = harness.command
@@ -327,6 +332,8 @@ def test_idle_connections_cost_a_job_no_log_line(count: int, monkeypatch: pytest
             job = client.wait("talks")
             assert job["TrainingJobStatus"] == "Completed", job
         found = every_line(client, "talks")
+        record_property("lines_that_arrived", sum(line.startswith("line ") for line in found))
+        record_property("lines_written", LINES)
         assert [line for line in found if line.startswith("line ")] == [f"line {n}" for n in range(LINES)]
         assert not [line for line in found if "lost" in line]
         harness.close()
