@@ -25,27 +25,27 @@ from smlaunch.local.support import (
 )
 
 TARGET = Path(__file__).parent.parent / "docs" / "support-matrix.md"
-_HEAD = """# What the local endpoint does with every field
+_HEAD = """# Support matrix of the local endpoint
 
 This page is generated from `smlaunch/local/support.py` by `tools/generate_support_matrix.py`; a test compares
-them. A row applies to all fields below it that have no row of their own. A **supported** field does here what
-it does on SageMaker. A **recorded** field is stored and shown by Describe, and has no effect; the plan and
-the first host's log say so. A **rejected** field ends in a ValidationException that names it. No field is
+them. A row applies to all fields below it that have no row of their own. A **supported** field has the same
+effect as on SageMaker. A **recorded** field is stored and returned by Describe, and has no effect; the plan
+and the first host's log say so. A **rejected** field causes a ValidationException that names it. No field is
 ignored silently.
 
 """
 _CONTAINERS = """
 ## Differences with the executor `containers`
 
-The tables above are those of the executor `processes`. With `--executor containers`, these rows replace
-theirs.
+The tables above apply to the executor `processes`. With `--executor containers`, these rows replace their
+rows.
 
 """
 _SETTINGS = """
-## Behaviour that AWS does not document
+## Behavior that AWS does not document
 
-Where AWS does not document a behaviour, a field of `smlaunch.local.settings.Settings` decides. The docstring
-of each field has reasons and sources.
+If AWS does not document a behavior, a field of `smlaunch.local.settings.Settings` determines it. The
+docstring of each field contains reasons and sources.
 
 | setting | default |
 |---|---|
