@@ -21,7 +21,7 @@ test-unit: $(VENV)/.dev $(VENV)/.train
 
 test-real: $(VENV)/.dev $(VENV)/.train
 	$(BIN)/python tools/real_components.py
-	$(BIN)/python -m pytest -m real
+	$(BIN)/python -m pytest -m real --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

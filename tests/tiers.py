@@ -3,7 +3,7 @@
 * unit: pure. No socket and no process: either is refused by name.
 * endpoint: real clients against a server in this process, over loopback sockets.
 * process: what starts processes: hosts, ranks, the command line.
-* real: third-party components; run by ``make test-real``.
+* real: third-party components, and the longest tests of whole runs; run by ``make test-real``.
 * chaos: long runs under random faults; run by ``make chaos``, deselected elsewhere.
 
 A test is of its folder's tier unless it, or its file, is listed below; ``pytest.mark.real`` and
@@ -25,7 +25,7 @@ MEANING = {
     UNIT: "pure: neither sockets nor processes; run alone by `make test-unit`",
     ENDPOINT: "a server in this process, over loopback sockets",
     PROCESS: "starts processes",
-    REAL: "needs a heavy third-party component; run by `make test-real`",
+    REAL: "needs a heavy third-party component, or takes long; run by `make test-real`",
     CHAOS: "long runs under random faults; run by `make chaos`, deselected elsewhere",
 }
 
@@ -51,9 +51,12 @@ FILES = {
     "data/test_pack.py": PROCESS,
     "data/test_pack_s3.py": PROCESS,
     "data/test_transfer.py": ENDPOINT,
+    "e2e/test_gpt_chain.py": REAL,
+    "e2e/test_verify_verdicts.py": REAL,
     "export/test_pipeline.py::test_the_command_writes_it_and_refuses_a_name": PROCESS,
     "export/test_pipeline.py::test_three_segments_run_and_the_rest_does_not": PROCESS,
     "export/test_pipeline_runs.py": PROCESS,
+    "local/executors/test_acceptance.py::test_nothing_outlives_a_killed": REAL,
     "local/executors/test_containers_words.py": UNIT,
     "local/executors/test_removal.py": UNIT,
     "local/front/test_checksums.py": UNIT,
@@ -64,6 +67,7 @@ FILES = {
     "local/jobs/test_checkpoints.py::test_a_writer_that_breaks_our_lease_does_not_end_us": PROCESS,
     "local/jobs/test_output.py::test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut": PROCESS,
     "local/jobs/test_restless_files.py": PROCESS,
+    "local/test_damaged_state.py::test_other_damaged_files_are_recreated_or_named": REAL,
     "local/test_faults.py": UNIT,
     "local/test_host_files.py": ENDPOINT,
     "local/test_pipeline_definitions.py": UNIT,
@@ -82,6 +86,11 @@ FILES = {
     "runtime/test_mpi_report.py": UNIT,
     "runtime/test_mpirun_args.py": UNIT,
     "runtime/test_secret.py": UNIT,
+    "runtime/test_torchrun.py::test_a_hang_shows_the_stacks_of_its_ranks": REAL,
+    "runtime/test_torchrun.py::test_a_rank_that_leaves_with_0_while_others_wait_for_it": REAL,
+    "runtime/test_torchrun.py::test_a_stop_reaches_the_ranks": REAL,
+    "runtime/test_torchrun.py::test_the_rank_that_failed_is_named": REAL,
+    "runtime/test_torchrun.py::test_two_hosts_on_this_machine": REAL,
     "runtime/test_wire.py": ENDPOINT,
     "strategies/test_horovod.py": ENDPOINT,
     "strategies/test_registered.py::test_a_plan_tells_it_without_a_traceback": PROCESS,
