@@ -9,60 +9,60 @@ import re
 from collections.abc import Mapping
 
 _INTRODUCTION = """\
-`make test-real` starts the same script in the same place by all three launchers, as one plain process of two
-hosts and under torchrun. It fails when anything differs that is not listed here, or is listed and no longer
-differs. Everything else is equal, variable by variable; text that JSON decodes to the same data counts as the
-same. What AWS's launchers call by different names is there under both names."""
+`make test-real` starts the same script with all three launchers, as one plain process of two hosts and under
+torchrun. It fails if a difference is not listed here, or if a listed difference no longer exists. All other
+variables are equal; texts that JSON decodes to the same data count as equal. If AWS's launchers use two
+names for a variable, smlaunch sets both."""
 
 TOOLKIT: Mapping[str, str] = {
-    "MASTER_ADDR": "One host: the loopback address, which no name server has to know.",
-    "MASTER_PORT": "The job's own port, 29500 by default, on one host too; theirs is random there.",
-    "NCCL_PROTO": "AWS forces `simple`, which helped old images and slows today's aws-ofi-nccl down. "
+    "MASTER_ADDR": "With one host: the loopback address, which needs no name server.",
+    "MASTER_PORT": "The job's own port, 29500 by default, also with one host, where theirs is random.",
+    "NCCL_PROTO": "AWS forces `simple`, which helped old images and slows down the current aws-ofi-nccl. "
     "A job can set it itself.",
-    "PYTHONPATH": "The source, what was there, a folder for smlaunch.train. The toolkit adds its own "
-    "interpreter's whole path, which every rank has anyway.",
-    "SM_FRAMEWORK_PARAMS": "The toolkit's own control words, of which smlaunch sends none.",
-    "SM_MODULE_DIR": "Where the source is, rather than where it came from.",
+    "PYTHONPATH": "The source, the previous value, a folder for smlaunch.train. The toolkit adds its own "
+    "interpreter's complete path, which every rank has anyway.",
+    "SM_FRAMEWORK_PARAMS": "Settings of the toolkit itself; smlaunch sends none.",
+    "SM_MODULE_DIR": "The folder of the source on the host, and not its S3 address.",
     "SM_TRAINING_ENV.additional_framework_parameters": "As SM_FRAMEWORK_PARAMS.",
     "SM_TRAINING_ENV.module_dir": "As SM_MODULE_DIR.",
-    "SM_USER_ARGS": "The words the script is given; numbers keep the text they were sent as (`0.10`).",
-    "TORCHELASTIC_ERROR_FILE": "For torchrun's agent, which is there with `launcher: torchrun` only.",
+    "SM_USER_ARGS": "The script's arguments; numbers keep their original text (`0.10`).",
+    "TORCHELASTIC_ERROR_FILE": "For torchrun's agent, which only runs with `launcher: torchrun`.",
     "TORCHELASTIC_RUN_ID": "The job's name, the same on all hosts, instead of a random number.",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "As TORCHELASTIC_ERROR_FILE.",
-    "TORCHELASTIC_USE_AGENT_STORE": "No agent keeps the store: rank 0 does.",
+    "TORCHELASTIC_USE_AGENT_STORE": "Rank 0 has the store, and no agent.",
 }
 """Variables that the toolkit sets to something else, or that only it sets."""
 
 DRIVERS: Mapping[str, str] = {
     **{name: TOOLKIT[name] for name in ("MASTER_ADDR", "MASTER_PORT", "NCCL_PROTO")},
     **{name: text for name, text in TOOLKIT.items() if name.startswith("TORCHELASTIC_")},
-    "OLDPWD": "Left by their shell script.",
-    "PWD": "Left by their shell script.",
+    "OLDPWD": "Set by their shell script.",
+    "PWD": "Set by their shell script.",
     "PYTHONPATH": "The source comes first, as with the toolkit: a script in a folder can import from it.",
-    "SHLVL": "Left by their shell script.",
-    "SM_DISTRIBUTED_CONFIG": "Orders for their own driver; ours are in job.json.",
+    "SHLVL": "Set by their shell script.",
+    "SM_DISTRIBUTED_CONFIG": "Instructions for their own driver; smlaunch's are in job.json.",
     "SM_DISTRIBUTED_DRIVER_DIR": "As SM_DISTRIBUTED_CONFIG.",
-    "SM_HP_NOTHING": "A hyperparameter of null is empty text, as with the toolkit, and not `null`.",
+    "SM_HP_NOTHING": "A hyperparameter null is an empty text, as with the toolkit, and not `null`.",
     "SM_MASTER_ADDR": "The leader of the training group; theirs is always algo-1.",
-    "SM_MASTER_PORT": "The port that is used.",
-    "SM_SOURCE_DIR": "Where the source is.",
+    "SM_MASTER_PORT": "The port in use.",
+    "SM_SOURCE_DIR": "The folder of the source.",
     "SM_TRAINING_ENV.input_data_dir": "In SM_INPUT_DATA_DIR; SM_TRAINING_ENV has the toolkit's keys.",
     "SM_TRAINING_ENV.master_addr": "In SM_MASTER_ADDR; the toolkit's key is master_hostname.",
     "SM_TRAINING_ENV.master_port": "In SM_MASTER_PORT.",
-    "_": "Left by their shell script.",
+    "_": "Set by their shell script.",
 }
 """The same for SDK v3's drivers."""
 
 OURS: Mapping[str, str] = {
-    "GLOO_SOCKET_IFNAME": "Gloo would look up the machine's own name, which may not resolve in a container.",
-    "PYTHONFAULTHANDLER": "Stacks at a hang or a crash. Empty in the job's environment: off.",
-    "PYTHONUNBUFFERED": "A script's last words are not lost in a buffer. AWS's images set it too.",
-    "SMLAUNCH_ATTEMPT": "Which attempt at the segment this job is.",
-    "SMLAUNCH_CHECKPOINT_UPLOAD": "How checkpoints get to S3: by the platform's sync, or by the ranks.",
+    "GLOO_SOCKET_IFNAME": "Without it, Gloo resolves the machine's own name, which may fail in a container.",
+    "PYTHONFAULTHANDLER": "Stacks at a hang or a crash. An empty value in the job's environment: off.",
+    "PYTHONUNBUFFERED": "A script's last lines are not lost in a buffer. AWS's images set it too.",
+    "SMLAUNCH_ATTEMPT": "The job's attempt number within the segment.",
+    "SMLAUNCH_CHECKPOINT_UPLOAD": "Upload mode of checkpoints: the platform's sync, or direct by the ranks.",
     "SMLAUNCH_JOB": "The job's name, for checkpoints and the outcome.",
-    "SMLAUNCH_CHECKPOINT_KEEP": "How many checkpoints stay.",
-    "SMLAUNCH_SEGMENT": "Which segment of its run this job is.",
-    "SMLAUNCH_STOP_FILE": "It appears when the ranks are to leave. `smlaunch.train` reads all of these.",
+    "SMLAUNCH_CHECKPOINT_KEEP": "The number of checkpoints to keep.",
+    "SMLAUNCH_SEGMENT": "The number of the job's segment in its run.",
+    "SMLAUNCH_STOP_FILE": "A file that tells the ranks to exit. `smlaunch.train` reads all of these.",
 }
 """Variables that neither of them sets."""
 
@@ -84,10 +84,10 @@ def render() -> str:
     tables = [
         ("Different from sagemaker-training 5.1.4 (`train` in AWS's images)", TOOLKIT),
         ("Different from the drivers of the SageMaker SDK v3 (ModelTrainer)", DRIVERS),
-        ("Set by smlaunch alone", OURS),
+        ("Set only by smlaunch", OURS),
     ]
     parts = [
-        "# The environment of a rank, beside AWS's own",
+        "# Environment of a rank compared with AWS's launchers",
         "Generated by `python -m tests.real.environment_differences`.",
         _INTRODUCTION,
     ]
