@@ -233,6 +233,8 @@ def summarize_run(outcome: RunOutcome) -> str:
         next_text = (
             f"; what follows is up to {describe_driver(outcome.execution or '')}" if is_undecided else ""
         )
+        if last_job.is_finished and outcome.execution is None:
+            next_text = f"; the next job is due: `smlaunch resume {outcome.run}` submits it if no client does"
         return f"{last_job.name}: {summarize_job(last_job)}{next_text}"
     has_failed_host = (
         outcome.final_result.status == "Failed"

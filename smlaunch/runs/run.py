@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from html import escape
@@ -15,7 +16,7 @@ from smlaunch.aws.interfaces import CallError, JobSummary
 from smlaunch.aws.retry import call_with_retries, user_error
 from smlaunch.contract.formats import FormatError
 from smlaunch.contract.names import JobName, is_run_id, parse_any_job_name, parse_job_name
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, SmlaunchError
 from smlaunch.planner.external_execution import describe_driver
 from smlaunch.planner.reconcile import Finish
 from smlaunch.runs.chain_driver import ChainDriver, SleepFunction
@@ -32,6 +33,8 @@ from smlaunch.text.did_you_mean import nearest_match
 
 _MAX_JOBS_FOR_SUGGESTION = 200
 """Jobs that are searched for a name similar to an unknown one."""
+
+_PARALLEL_DESCRIPTIONS = 8
 
 
 @contextmanager
@@ -340,6 +343,8 @@ class RunSummary(NamedTuple):
     run: str
     job: str
     status: str
+    """Of the run; of the job where the run cannot be read."""
+
     created: float
     """When the first job was created."""
     ended: float | None
@@ -349,7 +354,10 @@ class RunSummary(NamedTuple):
 
 
 def list_runs(target: Target, limit: int) -> list[RunSummary]:
-    """Return the newest runs with their newest jobs."""
+    """Return the newest runs with their newest jobs.
+
+    Of a run whose newest job has ended, the status is that of the run: a chain goes on after a completed job.
+    """
     summary_by_run: dict[str, RunSummary] = {}
     arn_by_run: dict[str, str] = {}
     with translate_call_errors(target):
@@ -369,10 +377,26 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
             if task is not None:
                 arn_by_run[name] = summary.arn
         format_by_arn = unreadable_formats(arn_by_run.values(), target.control)
-    return [
+    summaries = [
         summary._replace(other_format=format_by_arn.get(arn_by_run.get(summary.run, "")))
         for summary in summary_by_run.values()
     ]
+    with ThreadPoolExecutor(_PARALLEL_DESCRIPTIONS) as pool:
+        return list(pool.map(partial(_with_status_of_run, target=target), summaries))
+
+
+def _with_status_of_run(summary: RunSummary, target: Target) -> RunSummary:
+    """Replace the status of an ended job by that of its run. Unchanged if that cannot be read."""
+    if (
+        parse_job_name(summary.job) is None
+        or summary.status not in TERMINAL_STATUSES
+        or summary.other_format is not None
+    ):
+        return summary
+    try:
+        return summary._replace(status=Run.attach(summary.run, target).describe().status)
+    except SmlaunchError:
+        return summary
 
 
 def _unknown_run_error(name_or_arn: str, name: str, target: Target) -> JobError:

@@ -23,7 +23,7 @@ from smlaunch.errors import JobError, StoppedByUser, TrainingFailed
 from smlaunch.planner.reconcile import Action, Finish, FollowJob, Submit
 from smlaunch.planner.workflow import WORKFLOW_FILE, RunPolicy, Variant, Workflow
 from smlaunch.runs.chain_driver import ChainDriver
-from smlaunch.runs.run import Run
+from smlaunch.runs.run import Run, list_runs
 from smlaunch.runs.run_state import STOP_FILE, CheckpointStatus, RunFolder, read_checkpoint_status
 from smlaunch.runs.target import Target
 from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, fake_target, job_description, time_at
@@ -243,6 +243,20 @@ def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None
     assert (result.status, result.exit_code, result.step) == ("Completed", 0, 50)
     assert [job.name for job in result.jobs] == FIVE_JOBS
     assert names(target) == FIVE_JOBS
+
+
+def test_the_list_of_runs_has_the_status_of_the_run_and_not_of_its_newest_job(target: Target) -> None:
+    """A job at its planned end is Completed, whether its run goes on, was stopped, or has ended."""
+    chain = chain_of(target)
+    first_job = chain.next_job()
+    service(target).descriptions_by_job[str(first_job)].pop(0)
+    statuses = [row.status for row in list_runs(target, 10)]
+    Run.attach(RUN, target).stop()
+    statuses += [row.status for row in list_runs(target, 10)]
+    Run.attach(RUN, target).resume()
+    drive_to_end(chain)
+    statuses += [row.status for row in list_runs(target, 10)]
+    assert statuses == ["InProgress", "Stopped", "Completed"]
 
 
 def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) -> None:
