@@ -78,13 +78,20 @@ def with_format_2(folder: Path) -> Release:
         ),
     )
     _replace(
-        contract / "checkpoint.py",
+        contract / "outcome.py",
         (
-            '        del members["extra"]\n',
-            '        del members["extra"]\n        members["ending"] = members.pop("result")\n',
+            '        del members["extra"], members["finished_in"]\n',
+            '        del members["extra"], members["finished_in"]\n'
+            '        members["ending"] = members.pop("result")\n',
         ),
-        ('document.get("result")', 'document.get("ending")'),
-        ('document["result"]', 'document["ending"]'),
+        (
+            '(formats.OUTCOME, content, document_name)\n    if document is None or document.get("result")',
+            '(formats.OUTCOME, content, document_name)\n    if document is None or document.get("ending")',
+        ),
+        (
+            'SegmentOutcome(\n        str(document["result"])',
+            'SegmentOutcome(\n        str(document["ending"])',
+        ),
     )
     return release
 
