@@ -62,7 +62,7 @@ def main(files: int, rounds: int) -> bool:
                 syncing._scan(final=False)
                 syncing._scan(final=False)
             seconds = time.perf_counter() - started
-            found = sum(1 for _ in store.list(where.bucket, where.below("")))
+            found = sum(1 for _ in store.list_objects(where.bucket, where.below("")))
             assert found == files, f"{found} of {files} arrived"
             if final:
                 shutil.rmtree(tree)

@@ -99,7 +99,7 @@ class LogStore:
         finally:
             os.close(descriptor)
 
-    def writer(self, group: str, stream: str) -> LogWriter:
+    def open_writer(self, group: str, stream: str) -> LogWriter:
         """Return a writer that keeps the file open and buffers lines that cannot be written."""
         return LogWriter(stream, partial(self._open, group, stream), encode_events)
 

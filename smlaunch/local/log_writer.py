@@ -50,15 +50,15 @@ class LogWriter:
             self._buffer += data
             self._write()
 
-    def settle(self, patience: float = 0.0) -> None:
-        """Write the buffer, and close the file when the buffer is empty. With ``patience``, drop the buffer
+    def flush(self, timeout: float = 0.0) -> None:
+        """Write the buffer, and close the file when the buffer is empty. With ``timeout``, drop the buffer
         after so many seconds and log the loss to the endpoint's log. ``append`` still works afterwards."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while True:
             with self._lock:
                 self._write()
                 is_overdue = time.monotonic() >= deadline
-                if not self._buffer or (is_overdue and patience):
+                if not self._buffer or (is_overdue and timeout):
                     self._drop_buffer()
                 if is_overdue or not self._buffer:
                     return

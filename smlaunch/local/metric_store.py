@@ -64,7 +64,7 @@ class MetricStore:
     def close(self) -> None:
         self._db.close()
 
-    def put(
+    def put_points(
         self, namespace: str, dimensions: Mapping[str, str], points: Sequence[tuple[str, int, float]]
     ) -> None:
         """Store ``points``, given as (name, milliseconds since the epoch, value), without values that are not

@@ -158,7 +158,7 @@ class ObjectStore:
 
     # Reading
 
-    def list(self, bucket: str, prefix: str = "") -> Iterator[ObjectInfo]:
+    def list_objects(self, bucket: str, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects with a prefix, ordered by the UTF-8 bytes of their keys as in S3."""
         first_key: bytes | None = b""
         while first_key is not None:
@@ -166,7 +166,7 @@ class ObjectStore:
             yield from page.objects
             first_key = page.next_key
 
-    def bodies(self, bucket: str, prefix: str = "") -> Iterator[tuple[str, int, str]]:
+    def list_bodies(self, bucket: str, prefix: str = "") -> Iterator[tuple[str, int, str]]:
         """Yield (key, size, path of the body) of the same objects in the same order. The files must not be
         written. Raises TornObject."""
         prefix_bytes = prefix.encode()
@@ -211,7 +211,7 @@ class ObjectStore:
         file.close()
         return info
 
-    def path(self, bucket: str, key: str) -> Path:
+    def body_path(self, bucket: str, key: str) -> Path:
         """Return the path of the body, to read, copy or mount, never to write: bodies are replaced, not
         changed. Raises TornObject."""
         with self.index.reading() as db:
@@ -413,7 +413,7 @@ class ObjectStore:
             upsert_object_row(db, row)
             return row.info
 
-    def delete(self, bucket: str, key: str, condition: WriteCondition | None = None) -> bool:
+    def delete_object(self, bucket: str, key: str, condition: WriteCondition | None = None) -> bool:
         """Delete an object. Returns False when it does not exist, which is no error in S3."""
 
         def delete(db: sqlite3.Connection, folders: set[str]) -> bool:

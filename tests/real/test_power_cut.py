@@ -125,7 +125,7 @@ def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path)
 def check(home: Path, truth: dict[str, bytes], jobs: dict[str, str]) -> None:
     store = ObjectStore(home / "s3")
     contents = {}
-    for info in store.list("tests"):
+    for info in store.list_objects("tests"):
         _, file = store.open("tests", info.key)
         with file:
             contents[info.key] = file.read()

@@ -29,7 +29,7 @@ from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.patience import LATE, Patience, Way
 from smlaunch.local.jobs.spec import CONTRACT_ROOT, S3Location
-from smlaunch.local.jobs.stores import ObjectEntry, Objects
+from smlaunch.local.jobs.stores import StoredObject, Objects
 from smlaunch.local.jobs.uploads import HostFile, Stamp, StillChanging, stamp_of
 from smlaunch.local.settings import Settings
 
@@ -124,7 +124,7 @@ class CheckpointSync:
         prefix = self._where.below("")
         try:
             self._store_unsaved()
-            found = list(_with_times(self._objects.list(self._where.bucket, prefix)))
+            found = list(_with_times(self._objects.list_objects(self._where.bucket, prefix)))
         except KeyError:
             raise DataError(
                 f"the bucket of CheckpointConfig.S3Uri, {self._where.bucket}, does not exist"
@@ -160,7 +160,7 @@ class CheckpointSync:
             if target.parent not in created_folders:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 created_folders.add(target.parent)
-            copy_file(self._objects.path(self._where.bucket, key), target)
+            copy_file(self._objects.body_path(self._where.bucket, key), target)
             os.utime(target, ns=(modified_ns, modified_ns))
             # Its host may get another owner before the first look, which is no other content.
             return stamp_of(target.stat())._replace(changed_ns=0)
@@ -287,7 +287,7 @@ class CheckpointSync:
         if not self._mirror or is_written or self._is_lost(label, name):
             return True
         try:
-            self._objects.delete(self._where.bucket, self._where.below(_key(name)))
+            self._objects.delete_object(self._where.bucket, self._where.below(_key(name)))
         except Exception as error:
             self._fail(label, name, f"could not be deleted in S3: {error_text(error)}", _AGAIN)
             return False
@@ -477,7 +477,7 @@ def _key(name: str) -> str:
     return os.fsencode(name).decode()
 
 
-def _with_times(found: Iterator[ObjectEntry]) -> Iterator[tuple[str, int]]:
+def _with_times(found: Iterator[StoredObject]) -> Iterator[tuple[str, int]]:
     """Keys with times of modification in nanoseconds, oldest first and no two the same: a script may take the
     newest file by its time. What SageMaker gives a file is not documented."""
     latest = 0

@@ -69,7 +69,7 @@ def listing_of(channel: ChannelSpec, objects: Objects) -> Listing:
         # model-access-training-data).
         prefix += "/"
     try:
-        found = list(objects.bodies(where.bucket, prefix))
+        found = list(objects.list_bodies(where.bucket, prefix))
     except KeyError:
         found = []
     items = [
@@ -120,7 +120,7 @@ def _plain(channel: ChannelSpec, key: str, relative: str) -> str:
 def _read(channel: ChannelSpec, where: S3Location, objects: Objects) -> str:
     """The text of a manifest."""
     try:
-        return objects.path(where.bucket, where.key).read_text("utf-8")
+        return objects.body_path(where.bucket, where.key).read_text("utf-8")
     except KeyError:
         raise DataError(
             f"Data download failed:NoSuchKey: the manifest {channel.uri} of channel {channel.name} does not "
@@ -152,7 +152,7 @@ def _manifest(channel: ChannelSpec, where: S3Location, objects: Objects) -> List
     for name in names:
         key = prefix.key + name
         try:
-            body = objects.path(prefix.bucket, key)
+            body = objects.body_path(prefix.bucket, key)
         except KeyError:
             raise _missing(channel, prefix.bucket, key) from None
         items.append(Item(key, _plain(channel, key, name), body.stat().st_size, str(body)))
@@ -189,7 +189,7 @@ def _part(channel: ChannelSpec, number: int, name: str, value: Any, objects: Obj
         raise DataError(f"{_not_valid(channel)}line {number}: {name} is no s3:// address: {value!r}")
     place = S3Location.parse(value)
     try:
-        objects.path(place.bucket, place.key)
+        objects.body_path(place.bucket, place.key)
     except KeyError:
         raise _missing(channel, place.bucket, place.key) from None
     return ObjectRef(place.bucket, place.key)

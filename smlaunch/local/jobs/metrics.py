@@ -33,7 +33,7 @@ class MetricReader:
                 self._latest[name] = (milliseconds, value)
                 points.append((name, milliseconds, value))
         if points:
-            self._metrics.put(NAMESPACE, self._dimensions, points)
+            self._metrics.put_points(NAMESPACE, self._dimensions, points)
 
     def final(self) -> list[dict[str, Any]]:
         """FinalMetricDataList: the last value of each metric."""

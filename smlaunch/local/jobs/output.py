@@ -39,7 +39,7 @@ class OutputPump:
         group: str = GROUP,
     ) -> None:
         started = int(time.time() * 1000)
-        self._writers = {label: logs.writer(group, f"{job}/{label}-{started}") for label in labels}
+        self._writers = {label: logs.open_writer(group, f"{job}/{label}-{started}") for label in labels}
         self._on_lines = on_lines
         self._thread: threading.Thread | None = None
         self._gave_up, self._give_up = os.pipe()
@@ -64,13 +64,13 @@ class OutputPump:
         os.close(self._gave_up)
         os.close(self._give_up)
         for writer in self._writers.values():
-            writer.settle()
+            writer.flush()
 
     def close(self, patience: float = 10.0) -> None:
         """After ``finish``: lines that could not be written, on a full disk, say, are given up after
         ``patience`` seconds. Call it when the hosts' own files are gone."""
         for writer in self._writers.values():
-            writer.settle(patience)
+            writer.flush(patience)
 
     def _run(self, outputs: dict[str, int]) -> None:
         decoders = {label: getincrementaldecoder("utf-8")("replace") for label in outputs}

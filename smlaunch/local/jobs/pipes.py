@@ -271,7 +271,7 @@ def framed(part: Part, channel: ChannelSpec, objects: Objects) -> Iterator[bytes
 def _opened(part: Part, objects: Objects) -> BinaryIO:
     if isinstance(part, bytes):
         return BytesIO(part)
-    return cast(BinaryIO, objects.path(part.bucket, part.key).open("rb", buffering=0))
+    return cast(BinaryIO, objects.body_path(part.bucket, part.key).open("rb", buffering=0))
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:

@@ -53,7 +53,7 @@ def store(objects: Objects, where: S3Location, scratch: Path) -> list[Path]:
     home = _home(objects, where)
     if not home.is_dir():
         return []
-    modified = {entry.key: entry.modified for entry in objects.list(where.bucket, where.below(""))}
+    modified = {entry.key: entry.modified for entry in objects.list_objects(where.bucket, where.below(""))}
     staying = []
     for saved_path in sorted(home.iterdir()):
         files, times = {}, {}

@@ -74,7 +74,7 @@ class ExecutionScope:
     def s3_json(self, uri: str) -> Any:
         bucket, _, key = str(uri).removeprefix("s3://").partition("/")
         try:
-            path = self._objects.path(bucket, key)
+            path = self._objects.body_path(bucket, key)
             if path.stat().st_size > _LARGEST_FILE:
                 raise Unresolved(f"{uri} is larger than {_LARGEST_FILE} bytes")
             return json.loads(path.read_bytes())

@@ -262,7 +262,7 @@ class PipelineOperations:
             raise validation_error("PipelineDefinition and PipelineDefinitionS3Location cannot both be set")
         uri = f"s3://{location['Bucket']}/{location['ObjectKey']}"
         try:
-            path = self._objects.path(location["Bucket"], location["ObjectKey"])
+            path = self._objects.body_path(location["Bucket"], location["ObjectKey"])
             if path.stat().st_size > _MAX_DEFINITION_BYTES:
                 raise validation_error(f"{uri} is larger than {_MAX_DEFINITION_BYTES} bytes")
             return str(path.read_text("utf-8"))

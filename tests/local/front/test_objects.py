@@ -55,33 +55,33 @@ def store(tmp_path: Path) -> ObjectStore:
 def test_objects_are_plain_files_at_their_keys(store: ObjectStore) -> None:
     store.put_bytes("bucket", "data/part-1.csv", b"x,y")
     assert (store.root / "bucket/data/part-1.csv").read_bytes() == b"x,y"
-    assert store.path("bucket", "data/part-1.csv") == store.root / "bucket/data/part-1.csv"
-    assert store.delete("bucket", "data/part-1.csv")
+    assert store.body_path("bucket", "data/part-1.csv") == store.root / "bucket/data/part-1.csv"
+    assert store.delete_object("bucket", "data/part-1.csv")
     assert list((store.root / "bucket").iterdir()) == []
-    assert not store.delete("bucket", "data/part-1.csv")
+    assert not store.delete_object("bucket", "data/part-1.csv")
 
 
 def test_keys_that_are_no_paths_get_hashed_files(store: ObjectStore) -> None:
     for key in ODD_KEYS:
         store.put_bytes("bucket", key, key.encode())
     for key in ODD_KEYS:
-        path = store.path("bucket", key)
+        path = store.body_path("bucket", key)
         assert path.read_bytes() == key.encode()
         assert store.root in path.resolve().parents
-    assert [info.key for info in store.list("bucket")] == sorted(ODD_KEYS, key=str.encode)
+    assert [info.key for info in store.list_objects("bucket")] == sorted(ODD_KEYS, key=str.encode)
     for key in ODD_KEYS:
-        store.delete("bucket", key)
+        store.delete_object("bucket", key)
     assert list((store.root / "bucket").iterdir()) == []
     assert list((store.root / "_store/odd").iterdir()) == []
 
 
 def test_missing_buckets_and_keys(store: ObjectStore) -> None:
     with pytest.raises(NoSuchKey) as missing:
-        store.path("bucket", "none")
+        store.body_path("bucket", "none")
     assert isinstance(missing.value, KeyError)
     assert str(missing.value) == "NoSuchKey: The specified key does not exist."
     with pytest.raises(NoSuchBucket):
-        list(store.list("nowhere"))
+        list(store.list_objects("nowhere"))
     with pytest.raises(NoSuchBucket):
         store.put_bytes("nowhere", "a", b"")
     for name in ("Ab-c", "ab", "a..b", "_store", "../x", "127.0.0.1", "x" * 64, "a/b"):
@@ -95,10 +95,10 @@ def test_put_file_copies_or_moves(store: ObjectStore, tmp_path: Path) -> None:
     info = store.put_file("bucket", "m", source)
     assert (info.size, info.etag) == (7, hashlib.md5(b"weights").hexdigest())
     assert source.exists()
-    assert source.stat().st_ino != store.path("bucket", "m").stat().st_ino
+    assert source.stat().st_ino != store.body_path("bucket", "m").stat().st_ino
     store.put_file("bucket", "n", source, move=True)
     assert not source.exists()
-    assert store.path("bucket", "n").read_bytes() == b"weights"
+    assert store.body_path("bucket", "n").read_bytes() == b"weights"
     other = tmp_path / "other"
     other.write_bytes(b"x")
     with pytest.raises(NoSuchBucket):
@@ -118,14 +118,14 @@ def test_bodies_are_replaced_never_changed(store: ObjectStore) -> None:
 
 def test_bodies_edited_or_removed_by_hand(store: ObjectStore) -> None:
     store.put_bytes("bucket", "a", b"old", {"metadata": {"k": "v"}, "checksums": {"CRC32": "AAAA"}})
-    store.path("bucket", "a").write_bytes(b"edited")
+    store.body_path("bucket", "a").write_bytes(b"edited")
     info = store.head("bucket", "a")
     assert (info.size, info.etag) == (6, hashlib.md5(b"edited").hexdigest())
     assert info.attributes == {"metadata": {"k": "v"}}
-    store.path("bucket", "a").unlink()
+    store.body_path("bucket", "a").unlink()
     with pytest.raises(NoSuchKey):
         store.head("bucket", "a")
-    assert list(store.list("bucket")) == []
+    assert list(store.list_objects("bucket")) == []
 
 
 def test_pages_and_common_prefixes(store: ObjectStore) -> None:
@@ -141,7 +141,7 @@ def test_pages_and_common_prefixes(store: ObjectStore) -> None:
             break
         after = page.next_key
     assert told == [f"d{number:03}/" for number in range(30)] + ["top"]
-    assert [info.key for info in store.list("bucket", "d001/")] == ["d001/a", "d001/b"]
+    assert [info.key for info in store.list_objects("bucket", "d001/")] == ["d001/a", "d001/b"]
 
 
 def test_two_stores_share_a_root_and_one_is_killed(store: ObjectStore) -> None:
@@ -164,13 +164,13 @@ while True:
         other.stdout.readline()
         other.send_signal(signal.SIGKILL)
     again = ObjectStore(store.root)
-    for info in again.list("bucket"):
+    for info in again.list_objects("bucket"):
         read, file = again.open("bucket", info.key)
         with file:
             body = file.read()
         assert (read.size, read.etag) == (len(body), hashlib.md5(body).hexdigest())
-    assert len(list(again.list("bucket", "mine/"))) == 50
-    assert len(list(again.list("bucket", "other/"))) == 50
+    assert len(list(again.list_objects("bucket", "mine/"))) == 50
+    assert len(list(again.list_objects("bucket", "other/"))) == 50
 
 
 def test_readers_never_see_a_mixture(store: ObjectStore) -> None:
@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_leaves_the_old_object(
         patch.setattr("smlaunch.local.object_store.rename_with_parents", full)
         with pytest.raises(OSError, match="No space"):
             store.put_bytes("bucket", "a", b"new")
-    assert store.path("bucket", "a").read_bytes() == b"old"
+    assert store.body_path("bucket", "a").read_bytes() == b"old"
     assert list((store.root / "_store/incoming").iterdir()) == []
 
 
@@ -246,7 +246,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(key=known)
     def delete(self, key: str) -> None:
-        assert self.store.delete("bucket", key) == (key in self.truth)
+        assert self.store.delete_object("bucket", key) == (key in self.truth)
         self.truth.pop(key, None)
 
     @rule()
@@ -272,7 +272,8 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         listed = {
-            info.key: self.store.path("bucket", info.key).read_bytes() for info in self.store.list("bucket")
+            info.key: self.store.body_path("bucket", info.key).read_bytes()
+            for info in self.store.list_objects("bucket")
         }
         assert listed == self.truth
         files = [path for path in self.store.root.glob("bucket/**/*") if path.is_file()]
@@ -332,5 +333,5 @@ def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
         thread.join()
     assert (answers.pop("k" * 2000), answers.pop("x")) == ("KeyTooLongError", "NoSuchBucket")
     assert answers == {f"key/{number}": len(f"key/{number}") for number in range(100)}
-    assert len(list(store.list("bucket"))) == 100
+    assert len(list(store.list_objects("bucket"))) == 100
     assert list((store.root / "_store/incoming").iterdir()) == []

@@ -125,4 +125,4 @@ obstore.delete(store, ["o/x", "o/z", "o/big"])
 def test_obstore(front: ServerHarness, run: Run, bucket: str) -> None:
     said = run("obstore/python", "-c", OBSTORE, bucket)
     assert said.splitlines() == ["AlreadyExistsError", "PreconditionError", "['o/big', 'o/x', 'o/z']"]
-    assert list(front.objects.list(bucket)) == []
+    assert list(front.objects.list_objects(bucket)) == []

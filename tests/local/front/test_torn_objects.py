@@ -53,7 +53,7 @@ def test_a_torn_body_is_an_error_that_names_the_file(
     tear: Callable[[Path], None], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY)
-    path = front.objects.path(bucket, "a")
+    path = front.objects.body_path(bucket, "a")
     tear(path)
     upload = s3.create_multipart_upload(Bucket=bucket, Key="b")["UploadId"]
     source = {"Bucket": bucket, "Key": "a"}
@@ -82,11 +82,11 @@ def test_a_torn_body_is_reported_by_every_operation(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a", BODY)
-    shorter(store.path("bucket", "a"))
+    shorter(store.body_path("bucket", "a"))
     for read in (
         lambda: store.open("bucket", "a"),
-        lambda: store.path("bucket", "a"),
-        lambda: list(store.bodies("bucket")),
+        lambda: store.body_path("bucket", "a"),
+        lambda: list(store.list_bodies("bucket")),
         lambda: store.head("bucket", "a"),
     ):
         with pytest.raises(TornObject, match="/bucket/a has 15 bytes of 31"):
@@ -97,7 +97,7 @@ def test_the_suggested_command_accepts_the_file(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a b", BODY)
-    shorter(store.path("bucket", "a b"))
+    shorter(store.body_path("bucket", "a b"))
     with pytest.raises(TornObject) as torn:
         store.head("bucket", "a b")
     subprocess.run(["sh", "-c", str(torn.value).split("`")[1]], check=True)
@@ -132,7 +132,7 @@ def test_a_file_edited_by_hand_becomes_the_object(
     edit: Callable[[Path], bytes], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY, ChecksumAlgorithm="CRC32", Metadata={"k": "v"})
-    body = edit(front.objects.path(bucket, "a"))
+    body = edit(front.objects.body_path(bucket, "a"))
     found = s3.get_object(Bucket=bucket, Key="a", ChecksumMode="ENABLED")
     assert found["Body"].read() == body
     assert found["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
@@ -194,6 +194,6 @@ def test_files_that_are_no_objects_survive_delete_bucket(tmp_path: Path) -> None
     store.put_bytes("bucket", "a/b", BODY)
     notes = tmp_path / "s3/bucket/notes.txt"
     notes.write_text("mine")
-    store.delete("bucket", "a/b")
+    store.delete_object("bucket", "a/b")
     store.delete_bucket("bucket")
     assert store.buckets() == () and notes.read_text() == "mine"

@@ -39,13 +39,13 @@ def upload(
 
 
 def archive(objects: ObjectStore, key: str) -> dict[str, str]:
-    with tarfile.open(objects.path("data", key)) as tar:
+    with tarfile.open(objects.body_path("data", key)) as tar:
         files = (member for member in tar if member.isfile())
         return {member.name: tar.extractfile(member).read().decode() for member in files}  # type: ignore[union-attr]
 
 
 def keys(objects: ObjectStore) -> list[str]:
-    return [entry.key for entry in objects.list("data")]
+    return [entry.key for entry in objects.list_objects("data")]
 
 
 def test_all_hosts_are_merged_and_clashes_told(
@@ -87,7 +87,7 @@ def test_links_are_kept_and_sockets_left(objects: ObjectStore, places: list[Plac
     (model / "link").symlink_to("real")
     os.mkfifo(model / "pipe")
     upload(objects, places, tmp_path)
-    with tarfile.open(objects.path("data", "out/job/output/model.tar.gz")) as tar:
+    with tarfile.open(objects.body_path("data", "out/job/output/model.tar.gz")) as tar:
         assert {member.name: member.linkname for member in tar} == {"real": "", "link": "real"}
 
 

@@ -206,7 +206,7 @@ def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, pla
     copy = places[0].tree / "input/data/train/a.csv"
     with copy.open("r+") as stream:
         stream.write("overwritten in place")
-    assert objects.path("data", "train/a.csv").read_text() == "<train/a.csv>"
+    assert objects.body_path("data", "train/a.csv").read_text() == "<train/a.csv>"
 
 
 def test_a_channel_of_one_instance_group_is_there_only(objects: ObjectStore, places: list[Place]) -> None:

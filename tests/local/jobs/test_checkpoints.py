@@ -50,8 +50,8 @@ class Bench:
 
     def stored(self) -> dict[str, str]:
         return {
-            entry.key: self.objects.path("data", entry.key).read_text()
-            for entry in self.objects.list("data", "ckpt/")
+            entry.key: self.objects.body_path("data", entry.key).read_text()
+            for entry in self.objects.list_objects("data", "ckpt/")
         }
 
 
@@ -372,8 +372,8 @@ def test_lost_changes_are_lost_until_the_file_changes_again(
             path.unlink()
         bench.scan()
         assert 0 < len(bench.stored()) < 40, "deletes are changes too"
-        for entry in list(objects.list("data", "ckpt/")):
-            objects.delete("data", entry.key)
+        for entry in list(objects.list_objects("data", "ckpt/")):
+            objects.delete_object("data", entry.key)
         return found
 
     first, again, other = kept(0), kept(0), kept(1)

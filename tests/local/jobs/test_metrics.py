@@ -15,7 +15,7 @@ class Remembered:
     def __init__(self) -> None:
         self.points: list[tuple[str, int, float]] = []
 
-    def put(
+    def put_points(
         self, namespace: str, dimensions: Mapping[str, str], points: Sequence[tuple[str, int, float]]
     ) -> None:
         assert (namespace, dimensions) == ("/aws/sagemaker/TrainingJobs", {"TrainingJobName": "job"})

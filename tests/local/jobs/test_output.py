@@ -76,7 +76,7 @@ class Full:
         self.logs = logs
         self.room = 0
 
-    def writer(self, group: str, stream: str) -> LogWriter:
+    def open_writer(self, group: str, stream: str) -> LogWriter:
         def reopen() -> int:
             if self.room == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,7 +142,7 @@ import pathlib, resource, signal, sys
 from smlaunch.local.log_store import LogStore
 from smlaunch.local.log_writer import LogWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-writer = LogStore(pathlib.Path(sys.argv[1])).writer("g", "s")
+writer = LogStore(pathlib.Path(sys.argv[1])).open_writer("g", "s")
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 writer.append([(0, "first")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
@@ -157,7 +157,7 @@ writer.append([(9, "last")])
 
 
 def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(logs: LogStore) -> None:
-    writer = logs.writer("g", "s")
+    writer = logs.open_writer("g", "s")
     writer.append([(1, "one")])
     held = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,7 +175,7 @@ def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(l
     logs.delete_stream("g", "s")
     writer.append([(3, "three")])
     assert [event.message for event in logs.read("g", "s")] == ["three"]
-    writer.settle()
+    writer.flush()
 
 
 def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> None:

@@ -198,7 +198,7 @@ def test_what_is_no_gzip_breaks_the_job_and_is_no_end_of_file(bench: Bench, body
 def test_an_object_that_is_deleted_meanwhile(bench: Bench) -> None:
     bench.objects.put_bytes("data", "t/a", b"x")
     bench.start(pipe("train", "s3://data/t/"))
-    bench.objects.delete("data", "t/a")
+    bench.objects.delete_object("data", "t/a")
     after(lambda: bench.read("train_0"))
     assert bench.broken.wait(_PATIENCE)
     assert "NoSuchKey" in str(bench.errors[0])

@@ -47,7 +47,10 @@ def tools(objects: ObjectStore, notes: list[str], **settings: Any) -> Tools:
 
 
 def kept(objects: ObjectStore) -> dict[str, str]:
-    return {entry.key: objects.path("data", entry.key).read_text() for entry in objects.list("data", "kept/")}
+    return {
+        entry.key: objects.body_path("data", entry.key).read_text()
+        for entry in objects.list_objects("data", "kept/")
+    }
 
 
 def fill(places: list[Place]) -> None:
@@ -85,7 +88,7 @@ def test_of_which_jobs_outputs_are_uploaded(
         for place in places:
             shutil.rmtree(place.tree)
         for key in kept(objects):
-            objects.delete("data", key)
+            objects.delete_object("data", key)
 
 
 @pytest.mark.parametrize("deletes", [False, True])

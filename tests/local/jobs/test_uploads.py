@@ -60,7 +60,9 @@ def put(objects: ObjectStore, folder: Path, ended: bool = True) -> Mapping[str, 
 
 
 def stored(objects: ObjectStore) -> dict[str, str]:
-    return {entry.key: objects.path("data", entry.key).read_text() for entry in objects.list("data")}
+    return {
+        entry.key: objects.body_path("data", entry.key).read_text() for entry in objects.list_objects("data")
+    }
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -110,7 +112,7 @@ def test_a_body_is_never_a_file_that_somebody_may_still_write_to(objects: Object
     (folder.parent.parent / "elsewhere").write_text("changed")
     assert stored(objects) == {name: f"of {name}" for name in "abc"}
     inodes = {name: (folder / name).stat().st_ino for name in "abc"}
-    moved = {name for name in "abc" if objects.path("data", name).stat().st_ino == inodes[name]}
+    moved = {name for name in "abc" if objects.body_path("data", name).stat().st_ino == inodes[name]}
     assert moved == {"c"}, "nobody else has it: its bytes need not be copied"
 
 
@@ -120,7 +122,7 @@ def test_a_body_has_a_mode_of_the_stores_own(objects: ObjectStore, folder: Path)
     assert put(objects, folder) == {}
     assert stored(objects) == {name: f"of {name}" for name in "abc"}
     for name in "ab":
-        assert objects.path("data", name).stat().st_mode & 0o7777 == 0o644
+        assert objects.body_path("data", name).stat().st_mode & 0o7777 == 0o644
 
 
 def test_no_more_is_read_than_there_was(tmp_path: Path) -> None:

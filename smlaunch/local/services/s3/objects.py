@@ -151,7 +151,7 @@ class S3Objects:
         return xml_response("CopyObjectResult", result)
 
     def delete(self, request: Request, bucket: str, key: str) -> Response:
-        self._store.delete(bucket, key, delete_precondition(request.headers.get("if-match")))
+        self._store.delete_object(bucket, key, delete_precondition(request.headers.get("if-match")))
         return Response(204)
 
     def delete_many(self, payload: Payload, bucket: str) -> Response:
@@ -165,7 +165,7 @@ class S3Objects:
         for entry in objects:
             key = text_of(entry, "Key") or ""
             try:
-                self._store.delete(bucket, key, delete_precondition(text_of(entry, "ETag")))
+                self._store.delete_object(bucket, key, delete_precondition(text_of(entry, "ETag")))
                 deleted.append({"Key": key})
             except ApiError as error:
                 errors.append({"Key": key, "Code": error.code, "Message": error.message})
