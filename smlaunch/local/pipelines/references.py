@@ -17,7 +17,7 @@ _LARGEST_FILE = 16 << 20
 
 
 class Objects(Protocol):
-    def path(self, bucket: str, key: str) -> Any: ...
+    def body_path(self, bucket: str, key: str) -> Any: ...
 
 
 class ExecutionScope:
