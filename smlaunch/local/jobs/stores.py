@@ -36,7 +36,7 @@ class Objects(Protocol):
         """Create a bucket. Return False if it exists already."""
 
     def list_objects(self, bucket: str, prefix: str = "") -> Iterator[StoredObject]:
-        """Yield the objects whose keys begin with ``prefix``. Raises KeyError if the bucket does not exist."""
+        """Yield the objects whose keys begin with ``prefix``. Raises KeyError for an unknown bucket."""
 
     def list_bodies(self, bucket: str, prefix: str = "") -> Iterator[tuple[str, int, str]]:
         """Yield (key, size in bytes, path of the file) of the same objects, in the same order.
