@@ -21,7 +21,7 @@ import boto3
 from harness import interleave, report
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.executors.levels import LEVELS, probe
+from smlaunch.local.executors.levels import LEVELS, probe_level
 from smlaunch.local.object_store import ObjectStore
 
 BYTES = 100
@@ -101,7 +101,7 @@ def main(files: int, rounds: int) -> bool:
         home = Path(folder, "home")
         tree = fill(home, files)
         measures: dict[str, Callable[[], float]] = {"cp -r": copying(tree, Path(folder))}
-        jobs = {level: Job(home, level) for level in LEVELS if probe(level).works}
+        jobs = {level: Job(home, level) for level in LEVELS if probe_level(level).works}
         try:
             measures.update({f"job, level {level}": job for level, job in jobs.items()})
             figures = interleave(measures, rounds)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness import interleave, report
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.spec import S3Location
 from smlaunch.local.object_store import ObjectStore
@@ -38,8 +38,8 @@ def main(files: int, rounds: int) -> bool:
     numbers = count()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        place = Place("algo-1", "algo-1", "127.0.0.1", folder / "ml", "/opt/ml")
-        tree = place.tree / "checkpoints"
+        host = JobHost("algo-1", "algo-1", "127.0.0.1", folder / "ml", "/opt/ml")
+        tree = host.tree / "checkpoints"
         store = ObjectStore(folder / "s3")
         store.create_bucket("bench")
 
@@ -54,15 +54,15 @@ def main(files: int, rounds: int) -> bool:
 
         def sync(final: bool) -> float:
             where = S3Location("bench", f"checkpoints-{next(numbers)}")
-            syncing = CheckpointSync(where, "/opt/ml/checkpoints", [place], store, Settings(), print_note)
+            syncing = CheckpointSync(where, "/opt/ml/checkpoints", [host], store, Settings(), print_note)
             started = time.perf_counter()
             if final:
                 syncing.finish()
             else:
-                syncing._scan(final=False)
-                syncing._scan(final=False)
+                syncing._sync(hosts_have_ended=False)
+                syncing._sync(hosts_have_ended=False)
             seconds = time.perf_counter() - started
-            found = sum(1 for _ in store.list_objects(where.bucket, where.below("")))
+            found = sum(1 for _ in store.list_objects(where.bucket, where.key_below("")))
             assert found == files, f"{found} of {files} arrived"
             if final:
                 shutil.rmtree(tree)

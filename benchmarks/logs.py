@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import interleave, report
 
-from smlaunch.local.jobs.output import GROUP, OutputPump
+from smlaunch.local.jobs.output import TRAINING_LOG_GROUP, OutputPump
 from smlaunch.local.log_store import LogStore
 
 RANKS = 8
@@ -74,11 +74,11 @@ def into_store(folder: Path, lines: int) -> Callable[[], float]:
         pump = OutputPump("job", ["algo-1"], store)
         pump.start({"algo-1": reader})
         write_all(writer, lines)
-        pump.finish(patience=600)
+        pump.finish(timeout=600)
         seconds = time.perf_counter() - started
         os.close(reader)
-        (stream,) = store.streams(GROUP)
-        found = sum(1 for _ in store.read(GROUP, stream.name))
+        (stream,) = store.streams(TRAINING_LOG_GROUP)
+        found = sum(1 for _ in store.read(TRAINING_LOG_GROUP, stream.name))
         assert found == lines, f"{found} of {lines} arrived"
         shutil.rmtree(root)
         return seconds

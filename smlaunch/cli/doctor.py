@@ -84,8 +84,8 @@ def _installed_version(package: str) -> str:
 def _endpoint_checks() -> Iterator[Check]:
     from smlaunch.connection.connect import background_endpoint
     from smlaunch.local import path_ownership
-    from smlaunch.local.executors.containers_engine import engines
-    from smlaunch.local.executors.levels import levels
+    from smlaunch.local.executors.containers_engine import probe_engines
+    from smlaunch.local.executors.levels import probe_levels
     from smlaunch.local.state_dir import default_root
 
     root = default_root()
@@ -93,9 +93,9 @@ def _endpoint_checks() -> Iterator[Check]:
     free_bytes = shutil.disk_usage(existing_dir).free
     verdict: Literal["ok", "note"] = "ok" if free_bytes > _LOW_DISK_BYTES else "note"
     yield Check("disk", verdict, f"{free_bytes / (1 << 30):.1f} GB free for {root}")
-    for level in levels():
+    for level in probe_levels():
         yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.why_not or "works")
-    for engine_status in engines():
+    for engine_status in probe_engines():
         text = (
             engine_status.why_not
             if engine_status.engine is None

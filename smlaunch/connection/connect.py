@@ -216,7 +216,7 @@ def endpoint_target(info: EndpointInfo, region: str | None = None) -> Target:
 def endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     """Return what the plan must know about this endpoint."""
     from smlaunch.local import support
-    from smlaunch.local.executors.level_notes import notes_on
+    from smlaunch.local.executors.level_notes import notes_about_level
     from smlaunch.planner.facts import EndpointFacts
 
     runs_images = info.executor == "containers"
@@ -225,7 +225,7 @@ def endpoint_facts(info: EndpointInfo) -> EndpointFacts:
         isolation=info.isolation,
         runs_images=runs_images,
         same_python=info.pid == os.getpid() and not runs_images,
-        warnings=tuple(notes_on(info.isolation)),
+        warnings=tuple(notes_about_level(info.isolation)),
         recorded_members=without_effect,
         rejected_members=refused,
     )

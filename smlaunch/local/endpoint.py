@@ -73,7 +73,7 @@ class Endpoint:
         from smlaunch.local.dispatch import Dispatch
         from smlaunch.local.job_store import JobStore
         from smlaunch.local.jobs.manager import JobManager
-        from smlaunch.local.jobs.runner import Rooms
+        from smlaunch.local.jobs.runner import EndpointServices
         from smlaunch.local.log_store import LogStore
         from smlaunch.local.metric_store import MetricStore
         from smlaunch.local.moto.forwarder import MotoForwarder
@@ -106,20 +106,20 @@ class Endpoint:
         owner = JobOwner(state_dir)
         script_environment: dict[str, str] = {}
         executor = create_executor(owner, script_environment)
-        rooms = Rooms(
+        job_services = EndpointServices(
             *(job_store, objects, logs, metrics, executor, settings, script_environment),
             self._other_executor_recovery(state_dir),
             state_dir.root,
         )
-        self._jobs = JobManager(rooms, state_dir, owner)
+        self._jobs = JobManager(job_services, state_dir, owner)
         keyring = Keyring(credentials)
         services = standard_services(objects, logs, metrics, keyring)
         training = TrainingJobOperations(job_store, self._jobs, settings)
         processing = ProcessingJobOperations(job_store, self._jobs)
         job_client = JobClient(lambda: services["sagemaker"], training, processing, self._call_log)
         self._runs = PipelineRuns(PipelineRooms(pipelines, job_client, objects), self._jobs)
-        self._jobs.follow(self._runs)
-        self._jobs.recover()
+        self._jobs.set_event_listener(self._runs)
+        self._jobs.clean_up_dead_endpoints()
         services["sagemaker"] = JsonService(
             "sagemaker",
             *(training, processing, TagOperations(job_store, pipelines)),
@@ -174,8 +174,8 @@ class Endpoint:
             from smlaunch.local.executors.containers_engine import ENGINE_VARIABLE
 
             engine_name = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
-            engine = containers_engine.best(state.engine_cache, engine_name)
-            options = settings.container_options or containers_engine.options_from(os.environ)
+            engine = containers_engine.choose_engine(state.engine_cache, engine_name)
+            options = settings.container_options or containers_engine.options_from_environment(os.environ)
             return lambda owner, script_environment: Containers(
                 *(owner.hosts_dir, owner.id, engine, script_environment),
                 *(settings.container_shm_bytes, options),
@@ -183,24 +183,24 @@ class Endpoint:
         from smlaunch.local.executors import levels
         from smlaunch.local.executors.processes import Processes
 
-        level = levels.best(state.hosts_dir, state.isolation_cache, self._isolation)
+        level = levels.choose_level(state.hosts_dir, state.isolation_cache, self._isolation)
         return lambda owner, _: Processes(owner.hosts_dir, owner.id, level.name, level.views)
 
     def _other_executor_recovery(self, state: StateDir) -> Callable[[str], object]:
         """Return a function that ends the hosts of a dead endpoint that had the other executor. It imports
         that executor only when it is called."""
 
-        def recover(owner: str) -> None:
+        def remove_leftovers(owner: str) -> None:
             if self._executor == "containers":
                 from smlaunch.local.executors import processes
 
-                processes.recover(owner)
+                processes.remove_leftovers(owner)
             else:
                 from smlaunch.local.executors import containers
 
-                containers.recover_as_remembered(state.engine_cache, owner)
+                containers.remove_leftovers_by_cached_engine(state.engine_cache, owner)
 
-        return recover
+        return remove_leftovers
 
     def close(self) -> None:
         """Stop all jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process is

@@ -26,7 +26,7 @@ from smlaunch.local.credentials import Credentials, encode_credentials
 from smlaunch.local.credentials import read_credentials as read_credentials
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.job_store import JobStore
-from smlaunch.local.jobs.states import begin
+from smlaunch.local.jobs.states import initial_state
 from smlaunch.local.metric_store import MetricStore
 from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
@@ -181,7 +181,7 @@ def _rows() -> bytes:
         *("arn/x", "arn", "p", "us-east-1", "owner", "{}", {"n": 1}, "Executing", 1.0, 2.0, "user", "token")
     )
     rows = {
-        "job state": begin(1.0, 0.3).to_dict(),
+        "job state": initial_state(1.0, 0.3).to_dict(),
         "pipeline": dataclasses.asdict(pipeline),
         "execution": dataclasses.asdict(execution),
         "step": dataclasses.asdict(StepRecord("arn/x", "arn", "Train", "Training", "Executing", 1.0)),

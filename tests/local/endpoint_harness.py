@@ -140,7 +140,7 @@ class EndpointHarness:
 
     def has_no_processes(self) -> bool:
         """Whether no process of a host and no supervisor runs, of any endpoint."""
-        marked = [pid for owner in self._owners for pid in process_cleanup.marked(owner + "/")]
+        marked = [pid for owner in self._owners for pid in process_cleanup.processes_of_owner(owner + "/")]
         # A supervisor's environment is empty, what it has open is not.
         return not marked and not [pid for pid in _with_files_below(self.home) if pid != self._pid]
 
@@ -160,7 +160,11 @@ class EndpointHarness:
 
 def processes_of(owners: Iterable[str]) -> list[JobProcess]:
     """Return processes of all jobs of these endpoints: supervisors, then hosts', each sorted by pid."""
-    found = {pid: _variables(pid) for owner in owners for pid in sorted(process_cleanup.marked(owner + "/"))}
+    found = {
+        pid: _variables(pid)
+        for owner in owners
+        for pid in sorted(process_cleanup.processes_of_owner(owner + "/"))
+    }
     found = {pid: variables for pid, variables in found.items() if variables}
     labels = {pid: variables[OWNER_VARIABLE].split("/")[2] for pid, variables in found.items()}
     parents = {pid: _parent(pid) for pid in found}

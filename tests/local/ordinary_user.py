@@ -34,7 +34,7 @@ def _closed_ancestor(path: Path) -> Path | None:
 
 
 def _open_what_we_run_with() -> None:
-    namespaces._check(namespaces._libc.unshare(namespaces._NEWNS), "unshare")
+    namespaces._raise_on_error(namespaces._libc.unshare(namespaces._NEWNS), "unshare")
     namespaces._mount(None, "/", None, namespaces._MS_REC | namespaces._MS_PRIVATE)
     wanted = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, ROOT, *sys.path) if path}
     hidden = {path: _closed_ancestor(path) for path in sorted(wanted) if path.exists()}

@@ -237,7 +237,9 @@ def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: P
     store = JobStore(tmp_path / "jobs.sqlite")
     for number in range(3):
         store.create(
-            JobRecord("training-job", "r", f"job{number}", f"arn:{number}", "owner", {}, states.begin(1.0))
+            JobRecord(
+                "training-job", "r", f"job{number}", f"arn:{number}", "owner", {}, states.initial_state(1.0)
+            )
         )
     crashed = tmp_path / "crashed"
     crashed.mkdir()

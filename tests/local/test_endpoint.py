@@ -36,7 +36,7 @@ def client(
     endpoint.close()
     assert list(state.hosts_dir.iterdir()) == []
     assert list(state.owners_dir.iterdir()) == []
-    assert process_cleanup.marked(owner + "/") == []
+    assert process_cleanup.processes_of_owner(owner + "/") == []
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{owner}*")) == []
 
 

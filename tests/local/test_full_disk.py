@@ -104,8 +104,8 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     from smlaunch.local.jobs import copying
 
     full = os.open("/dev/full", os.O_WRONLY)
-    write = copying._write
-    monkeypatch.setattr(copying, "_write", lambda writer, block: write(full, block))
+    write = copying._write_all
+    monkeypatch.setattr(copying, "_write_all", lambda writer, block: write(full, block))
     words = ["run", str(tmp_path / "train.py"), "--local", "--isolation", "plain", "--strategy", "custom"]
     code = run_command([*words, *CHAIN.split()])
     said = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     assert DISK_FULL in said.err
     assert str(home) in said.err
     assert "Traceback" not in said.err
-    monkeypatch.setattr(copying, "_write", write)
+    monkeypatch.setattr(copying, "_write_all", write)
     os.close(full)
     assert run_command(["resume", "full", "--local"]) == 0, capsys.readouterr()
 

@@ -56,10 +56,10 @@ def test_jobs_of_a_dead_endpoint_are_failed_by_the_next(tmp_path: Path, level: s
     client.create("lost", SLEEPS, hosts=2)
     client.wait_for_line("lost", "ready", count=2)
     owner = owner_of(tmp_path)
-    assert process_cleanup.marked(owner + "/")
+    assert process_cleanup.processes_of_owner(owner + "/")
     process.kill()
     process.communicate()
-    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
     with Endpoint(tmp_path, isolation=level) as again:
         assert again.access_key == info.access_key
         client = EndpointClient(again)
@@ -95,7 +95,7 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
     try:
         process.kill()
         process.wait()
-        assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
         with Endpoint(tmp_path, isolation="plain") as again:
             assert EndpointClient(again).describe("runs")["TrainingJobStatus"] == "Failed"
     finally:
@@ -127,7 +127,7 @@ def test_close_stops_running_and_waiting_jobs(tmp_path: Path, level: str) -> Non
     assert client.describe("waits")["SecondaryStatus"] == "Starting"
     owner = owner_of(tmp_path)
     endpoint.close()
-    assert process_cleanup.marked(owner + "/") == []
+    assert process_cleanup.processes_of_owner(owner + "/") == []
     with Endpoint(tmp_path, isolation=level) as info:
         client = EndpointClient(info)
         for name in ("runs", "waits"):
@@ -212,7 +212,7 @@ def test_start_status_and_stop_of_a_background_endpoint(home: Path) -> None:
     owner = owner_of(home)
     assert daemon.stop(home) == info
     assert daemon.status(home) is None
-    assert process_cleanup.marked(owner + "/") == []
+    assert process_cleanup.processes_of_owner(owner + "/") == []
     assert daemon.stop(home) is None
 
 

@@ -14,7 +14,7 @@ from smlaunch.local.jobs import states
 
 
 def record(name: str, created: float = 1.0, kind: str = "training-job", region: str = "r") -> JobRecord:
-    state = states.begin(created)
+    state = states.initial_state(created)
     return JobRecord(kind, region, name, f"arn:{kind}:{region}:{name}", "owner", {"a": ["b"]}, state)
 
 

@@ -28,7 +28,7 @@ def engine_or_reason() -> Engine | str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             engine_name = os.environ.get(containers_engine.ENGINE_VARIABLE)
-            engine = containers_engine.best(Path(folder) / "engine.json", engine_name)
+            engine = containers_engine.choose_engine(Path(folder) / "engine.json", engine_name)
         except EndpointError as error:
             return str(error)
     if containers_engine.image_id(engine, BASE) is None:
@@ -47,7 +47,7 @@ def build_image(engine: Engine, folder: str, *options: str) -> str:
     """Returns the image of a folder of containers/, built on our base unless nothing has changed."""
     image = f"localhost/smlaunch-test-{folder}"
     arguments = ("build", "--quiet", f"--build-arg=BASE={BASE}", f"--tag={image}", *options)
-    line = engine.words(*arguments, str(ROOT / "containers" / folder))
+    line = engine.command(*arguments, str(ROOT / "containers" / folder))
     result = subprocess.run(line, capture_output=True)  # the first time that takes its while
     assert result.returncode == 0, result.stderr.decode()
     return image
@@ -57,8 +57,8 @@ def list_remaining(engine: Engine, owner: str) -> list[str]:
     """Lists containers and networks of an endpoint."""
     label = f"--filter=label={OWNER_LABEL}={owner}"
     results = [
-        run(engine.words("ps", "--all", "--format={{.Names}}", label)),
-        run(engine.words("network", "ls", "--format={{.Name}}", label)),
+        run(engine.command("ps", "--all", "--format={{.Names}}", label)),
+        run(engine.command("network", "ls", "--format={{.Name}}", label)),
     ]
     assert all(result.returncode == 0 for result in results), results
     return b" ".join(result.stdout for result in results).decode().split()

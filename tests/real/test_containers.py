@@ -212,7 +212,7 @@ def test_environment_and_words_arrive_exactly(client: EndpointClient) -> None:
 def docker(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """podman's own service speaks Docker's protocol: the docker command line is real, its daemon is not."""
     path = tmp_path / "podman.sock"
-    command = engine.words("system", "service", "--time=0", f"unix://{path}")
+    command = engine.command("system", "service", "--time=0", f"unix://{path}")
     with subprocess.Popen(command) as service:
         assert eventually(path.exists)
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
@@ -391,13 +391,13 @@ def test_a_daemon_that_never_answers_does_not_stop_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is real; the daemon is a socket that accepts connections and never responds."""
-    monkeypatch.setattr(containers_commands, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", 2.0)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'silent.sock'}")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()
         with pytest.raises(EndpointError, match="docker: `docker version` has not answered for 2 s"):
-            containers_engine.best(tmp_path / "engine.json", "docker")
+            containers_engine.choose_engine(tmp_path / "engine.json", "docker")
 
 
 def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: EndpointClient) -> None:

@@ -1,7 +1,8 @@
-"""What an executor is: it has hosts, runs one program on each, and leaves nothing behind.
+"""The interface of executors: an executor provides the hosts of a job, runs one program on each, and removes
+everything afterwards.
 
-The job runner knows only this page. ``processes`` makes hosts of process trees on this machine; others take
-them from a container engine or a cluster.
+The job runner knows only this module. ``processes`` makes hosts of process trees on this machine; other
+executors take them from a container engine or a cluster.
 """
 
 from __future__ import annotations
@@ -13,126 +14,135 @@ from typing import Literal, Protocol
 
 
 class CannotAllocate(Exception):
-    """The hosts a job asks for cannot be had here. The text names the cause and the next step."""
+    """This executor cannot provide the hosts of a job. The text names the cause and the next step."""
 
 
 class ImageProblem(Exception):
-    """The job's image cannot be had or used here: the job fails with a ClientError. The text names the cause
-    and the next step."""
+    """The job's image is missing or cannot be used: the job fails with a ClientError. The text names the
+    cause and the next step."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One host of a job. ``label`` is algo-1, algo-2, ...; ``name`` is what the host is called where it
-    runs, which is the same unless names cannot be given there. ``tree`` is where this process finds the
-    contract's directories, ``root`` where the host's own programs do. ``interface``: the network interface by
-    which hosts meet; on SageMaker it is eth0."""
+class JobHost:
+    """One host of a job."""
 
     label: str
+    """algo-1, algo-2, ..."""
     name: str
+    """Host name where the host runs; the same as the label unless the executor cannot give names."""
     address: str
     tree: Path
+    """Directory in which this process finds the contract's directories (model, input, ...)."""
     root: str
+    """Directory in which the host's own programs find them."""
     interface: str = "lo"
+    """Network interface on which the hosts reach each other; on SageMaker it is eth0."""
 
 
 @dataclass(frozen=True)
-class View:
-    """A directory shown at ``target`` (relative to the contract's root, or an absolute path anywhere on the
-    host) without being copied.
-
-    A script may write there unless ``read_only``; what it writes stays with the host, unless ``shared``:
-    then it is in ``source``.
-    """
+class DirectoryMount:
+    """A directory that is mounted on a host instead of copied."""
 
     source: Path
     target: str
+    """Relative to the contract's root, or an absolute path anywhere on the host."""
     read_only: bool = False
+    """Writing fails. Otherwise a script may write, and what it writes stays on the host unless ``shared``."""
     shared: bool = False
+    """What the script writes is in ``source``."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one host runs: words, never a shell line; the environment; what is shown below its root.
-
-    Where no image is run, it is ``argv``, with that environment and no other, in ``directory``, relative to
-    that root. An image brings a directory and variables of its own, and an entry point too unless
-    ``entrypoint`` replaces it; ``arguments`` go to whichever it is."""
+    """What one host runs."""
 
     argv: tuple[str, ...]
+    """The command where no image is run; never a shell line."""
     environment: Mapping[str, str]
-    views: tuple[View, ...] = ()
+    """Variables; where no image is run, the host has no others."""
+    mounts: tuple[DirectoryMount, ...] = ()
     directory: str = "code"
+    """Working directory where no image is run, relative to the contract's root."""
     entrypoint: tuple[str, ...] = ()
+    """Replaces the entry point of an image, unless it is empty."""
     arguments: tuple[str, ...] = ()
+    """Arguments for the entry point of an image."""
 
 
 @dataclass(frozen=True)
 class HostExit:
-    """How a host ended. ``code`` is 128 + n after signal n, which ``signal`` names when it was the first
-    process's own end. ``lost``: its supervisor was killed; ``not_started``: the program could not be started,
-    and ``message`` says why."""
+    """How a host ended."""
 
     code: int
+    """Exit code; 128 + n after signal n."""
     how: Literal["exited", "lost", "not_started"] = "exited"
+    """``lost``: the host's supervisor was killed. ``not_started``: the program could not be started."""
     message: str = ""
+    """Why the host was lost or its program not started, or what the executor knows about its exit."""
     signal: str = ""
+    """Name of the signal that ended the host's first process, if one did."""
 
 
 class HostProcess(Protocol):
-    """A running host. ``events`` is readable when something happened, ``output`` carries what it prints."""
+    """A running host."""
 
-    place: Place
+    host: JobHost
     events: int
+    """Descriptor that becomes readable when something happened to the host."""
     output: int
+    """Descriptor from which the host's output is read."""
 
     def read(self) -> HostExit | None:
-        """After ``events`` became readable: how the host ended, or None when it goes on."""
+        """Return how the host ended, or None if it still runs. Call it when ``events`` is readable."""
 
     def terminate(self) -> None:
-        """SIGTERM to the host's first process."""
+        """Send SIGTERM to the host's first process."""
 
     def kill(self) -> None:
-        """Ends the host and all its processes at once."""
+        """End the host and all its processes at once."""
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What an allocation gives every program beside its own: environment, and lines to say in the log."""
+class AllocationInfo:
+    """What the hosts of an allocation have beside their programs."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for every program."""
     notes: tuple[str, ...] = ()
-    views: bool = True
-    """Whether programs may have views; else the data must be copied into the trees."""
-    writable_views: bool = True
-    """Whether a view can be written to and its source stay as it is; else only read-only ones may be asked
-    for, and shared ones."""
+    """Lines for the first host's log."""
+    mounts: bool = True
+    """Whether programs may have mounts; otherwise data is copied into the trees."""
+    writable_mounts: bool = True
+    """Whether a mount may be writable while its source stays unchanged; otherwise mounts must be read-only
+    or shared."""
     reaches_endpoint: bool = True
-    """Whether the endpoint's address, on this machine's loopback, is its address on the hosts too."""
+    """Whether hosts reach the endpoint at its address on this machine's loopback."""
 
 
 class Allocation(Protocol):
-    """The hosts of one job, from being had to being given back."""
+    """The hosts of one job, until they are released."""
 
-    places: tuple[Place, ...]
-    offer: Offer
+    hosts: tuple[JobHost, ...]
+    info: AllocationInfo
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
-        """One program per place, in the order of ``places``. Raises CannotAllocate."""
+        """Start one program per host, in the order of ``hosts``. Raises CannotAllocate."""
 
     def release(self) -> None:
-        """Kills what still runs and removes the hosts' files. May be called at any time, more than once."""
+        """Kill all processes that still run and remove the hosts' files. May be called at any time, also
+        more than once."""
 
 
 class Executor(Protocol):
-    """``name`` and ``isolation`` are what plans, logs and ``doctor`` show. ``shows_anywhere``: whether a view
-    may be shared and lie outside the contract's tree. ``runs_images``: hosts are containers of the job's
-    image; else they see this machine's programs, and so its variables."""
+    """Provides hosts."""
 
     name: str
     isolation: str
-    shows_anywhere: bool
+    """Isolation level or container engine, as plans, logs and ``doctor`` print it."""
+    can_mount_anywhere: bool
+    """Whether a shared mount may lie outside the contract's tree."""
     runs_images: bool
+    """Whether hosts are containers of the job's image; otherwise they run this machine's programs."""
 
     def allocate(
         self,
@@ -140,10 +150,12 @@ class Executor(Protocol):
         labels: Sequence[str],
         isolated_network: bool,
         image: str = "",
-        check: Callable[[], None] = lambda: None,
+        raise_if_stopping: Callable[[], None] = lambda: None,
     ) -> Allocation:
-        """Hosts for one job, in the order of ``labels``. ``check`` raises to give up, where it takes long.
-        Raises CannotAllocate and, for an image that would have to be run, ImageProblem."""
+        """Provide hosts for one job, in the order of ``labels``. ``raise_if_stopping`` is called while this
+        takes long; what it raises ends the allocation. Raises CannotAllocate and, for an image that must be
+        run, ImageProblem."""
 
-    def recover(self, owner: str) -> int:
-        """Ends what an endpoint that is gone (``owner``) left running; returns how many processes."""
+    def remove_leftovers(self, owner: str) -> int:
+        """Kill the processes or containers that the dead endpoint ``owner`` left behind, and return their
+        number."""

@@ -1,8 +1,8 @@
-"""Hosts as containers of the job's real image, by podman or Docker.
+"""Hosts as containers of the job's image, by podman or Docker.
 
-A job's hosts share a network of their own, where each has the name and the address it is known by from its
-first moment on. The contract's tree is a directory of this machine, mounted at /opt/ml. Every host has a
-supervisor (containers_supervisor.py): it ends and removes the container whenever the endpoint dies.
+A job's hosts share a network, in which each has its name and address from the beginning. The contract's tree
+is a directory of this machine, mounted at /opt/ml. Each host has a supervisor (containers_supervisor.py),
+which ends and removes the container when the endpoint dies.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import container_cli as words
-from smlaunch.local.executors import containers_commands, containers_network
+from smlaunch.local.executors import container_cli, containers_commands, containers_network
 from smlaunch.local.executors.base import (
     Allocation,
+    AllocationInfo,
     CannotAllocate,
+    DirectoryMount,
     HostProcess,
     ImageProblem,
-    Offer,
-    Place,
+    JobHost,
     Program,
-    View,
 )
-from smlaunch.local.executors.container_cli import ContainerPlan, Engine, Mount
+from smlaunch.local.executors.container_cli import ContainerMount, ContainerPlan, Engine
 from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
-from smlaunch.local.executors.containers_engine import bring, helper_image, remembered, run
-from smlaunch.local.executors.containers_environment import by_name
+from smlaunch.local.executors.containers_engine import cached_engine, ensure_image, helper_image, run
+from smlaunch.local.executors.containers_environment import variables_by_name
 from smlaunch.local.executors.removal import remove_or_warn
 from smlaunch.local.executors.supervised import SupervisedHost
 
 _CONTRACT_ROOT = "/opt/ml"
-_STATE = "{{json .State}}"
+_STATE_FORMAT = "{{json .State}}"
 
 
 class Containers:
-    """``folder`` holds the trees of this endpoint's hosts; ``owner`` is on every container as a label.
-    ``reach``: the endpoint's variables, once it has them: hosts find it where AWS_ENDPOINT_URL says, too.
-    ``shm_bytes`` and ``options``: see Settings."""
+    """The executor ``containers``."""
 
     name = "containers"
     runs_images = True
-    shows_anywhere = True
+    can_mount_anywhere = True
 
     def __init__(
         self,
         folder: Path,
         owner: str,
         engine: Engine,
-        reach: Mapping[str, str],
+        script_environment: Mapping[str, str],
         shm_bytes: int | None,
         options: Sequence[str],
     ) -> None:
+        """``folder`` is the directory for the hosts' folders. ``owner`` is the value of every container's
+        label. ``script_environment`` has the variables by which scripts reach the endpoint; it is filled when
+        the endpoint serves. ``shm_bytes`` and ``options``: see Settings."""
         self.isolation: str = engine.kind
         self.engine = engine
         self._folder = folder
         self.owner = owner
-        self._reach = reach
+        self._script_environment = script_environment
         self._shm_bytes = shm_bytes
         self._options = tuple(options)
 
@@ -71,74 +71,82 @@ class Containers:
         labels: Sequence[str],
         isolated_network: bool,
         image: str = "",
-        check: Callable[[], None] = lambda: None,
+        raise_if_stopping: Callable[[], None] = lambda: None,
     ) -> Allocation:
-        digest = bring(self.engine, image, check)
+        digest = ensure_image(self.engine, image, raise_if_stopping)
         return ContainerAllocation(self, job, labels, isolated_network, image, digest)
 
-    def recover(self, owner: str) -> int:
-        return _remove_all(self.engine, owner)
+    def remove_leftovers(self, owner: str) -> int:
+        return _remove_all_of_owner(self.engine, owner)
 
     @property
     def port(self) -> int:
-        """The endpoint's; 0 while nobody can know it."""
-        return urlsplit(self._reach.get("AWS_ENDPOINT_URL", "")).port or 0
+        """The endpoint's port; 0 until the endpoint serves."""
+        return urlsplit(self._script_environment.get("AWS_ENDPOINT_URL", "")).port or 0
 
     @property
     def enters_networks(self) -> bool:
-        """Whether a container's network can be entered from here: the daemon's is root's, and on another
-        machine, or in a virtual one, there is nothing to enter."""
-        is_near = os.environ.get("DOCKER_HOST", "unix:").startswith("unix:") and os.geteuid() == 0
-        return Path("/proc/self/ns").is_dir() and (self.engine.kind == "podman" or is_near)
+        """Whether this process can enter a container's network. The networks of Docker's daemon belong to
+        root, and a daemon on another machine, or in a virtual one, has none here."""
+        is_local_daemon = os.environ.get("DOCKER_HOST", "unix:").startswith("unix:") and os.geteuid() == 0
+        return Path("/proc/self/ns").is_dir() and (self.engine.kind == "podman" or is_local_daemon)
 
-    def plan(self, name: str, **parts: Any) -> ContainerPlan:
+    def create_plan(self, name: str, **values: Any) -> ContainerPlan:
+        """Return a container's plan; ``values`` are the fields that differ between containers."""
         return ContainerPlan(
-            name=name, owner=self.owner, shm_bytes=self._shm_bytes, options=self._options, **parts
+            name=name, owner=self.owner, shm_bytes=self._shm_bytes, options=self._options, **values
         )
 
-    def give_back(self, folder: Path) -> list[list[str]]:
-        """What makes the files below ``folder`` this user's. Root may do anything with them; for others they
-        belong to the container's users, and only the engine can change that."""
+    def chown_commands(self, folder: Path) -> list[list[str]]:
+        """Return commands that make this user the owner of the files below ``folder``. Root does not
+        need them; for other users the files belong to the container's users, and only the engine can
+        change that."""
         if os.geteuid() == 0:
             return []
         if self.engine.kind == "podman":
-            return [self.engine.words("unshare", "chown", "-R", "-h", "0:0", str(folder))]
-        return [words.chown(self.engine, helper_image(self.engine), str(folder), os.geteuid(), os.getegid())]
+            return [self.engine.command("unshare", "chown", "-R", "-h", "0:0", str(folder))]
+        return [
+            container_cli.chown_command(
+                self.engine, helper_image(self.engine), str(folder), os.geteuid(), os.getegid()
+            )
+        ]
 
     def folder(self, job: str) -> Path:
+        """Return the folder of a job's hosts."""
         return self._folder / job
 
-    def name_of(self, *parts: str) -> str:
-        """Of a container or a network: unique on the machine, and telling."""
-        return "-".join(("smlaunch", self.owner, *parts))
+    def resource_name(self, *values: str) -> str:
+        """Return the name of a container or a network: unique on this machine and readable."""
+        return "-".join(("smlaunch", self.owner, *values))
 
 
-def recover_as_remembered(cache: Path, owner: str) -> int:
-    """Containers.recover, for an endpoint with another executor: by the engine that was used here."""
-    engine = remembered(cache)
-    return 0 if engine is None else _remove_all(engine, owner)
+def remove_leftovers_by_cached_engine(cache: Path, owner: str) -> int:
+    """Do what Containers.remove_leftovers does, for an endpoint with another executor, by the engine that
+    was used here earlier."""
+    engine = cached_engine(cache)
+    return 0 if engine is None else _remove_all_of_owner(engine, owner)
 
 
-def _remove_all(engine: Engine, owner: str) -> int:
-    """Containers, and networks, which supervisors that were killed could not remove. Raises EndpointError
-    when the engine does not answer: what is there must be found again."""
-    label = f"--filter=label={words.OWNER_LABEL}={owner}"
-    listed = run(engine.words("ps", "--all", "--quiet", label))
-    if listed.returncode == UNANSWERED:
+def _remove_all_of_owner(engine: Engine, owner: str) -> int:
+    """Remove the containers and networks of ``owner``, and return the number of containers. Raises
+    EndpointError if the engine does not answer: the next endpoint must try again."""
+    label = f"--filter=label={container_cli.OWNER_LABEL}={owner}"
+    completed = run(engine.command("ps", "--all", "--quiet", label))
+    if completed.returncode == UNANSWERED:
         raise EndpointError(
-            f"what an endpoint that is gone has left cannot be removed: {error_output(listed)}"
+            f"what an endpoint that is gone has left cannot be removed: {error_output(completed)}"
         )
-    container_ids = listed.stdout.decode().split()
+    container_ids = completed.stdout.decode().split()
     if container_ids:
-        run(words.remove(engine, *container_ids))
-    networks = run(engine.words("network", "ls", "--quiet", label)).stdout.decode().split()
+        run(container_cli.remove_command(engine, *container_ids))
+    networks = run(engine.command("network", "ls", "--quiet", label)).stdout.decode().split()
     if networks:
-        run(words.remove_network(engine, *networks))
+        run(container_cli.remove_network_command(engine, *networks))
     return len(container_ids)
 
 
 class ContainerAllocation:
-    """The hosts of one job. Their containers are made when it is known what they run."""
+    """The hosts of one job. The containers are created when their programs are known."""
 
     def __init__(
         self,
@@ -153,102 +161,114 @@ class ContainerAllocation:
         self._job = job
         self._image = image
         self._folder = executor.folder(job)
-        self._network = executor.name_of(job)
-        self._hosts: list[SupervisedHost] = []
-        self._relayed = not isolated_network and executor.enters_networks
+        self._network = executor.resource_name(job)
+        self._processes: list[SupervisedHost] = []
+        self._has_relay = not isolated_network and executor.enters_networks
         engine = executor.engine
-        addresses = containers_network.make(
+        addresses = containers_network.create_network(
             engine, self._network, executor.owner, len(labels), isolated_network
         )
-        self.offer = Offer(
+        self.info = AllocationInfo(
             {},
-            tuple(self._image_remarks(engine, digest, isolated_network)),
-            writable_views=engine.overlays,
-            reaches_endpoint=self._relayed,
+            tuple(self._image_notes(engine, digest, isolated_network)),
+            writable_mounts=engine.supports_overlays,
+            reaches_endpoint=self._has_relay,
         )
-        self.places = tuple(
-            Place(label, label, address, self._folder / label / "ml", _CONTRACT_ROOT, interface="eth0")
+        self.hosts = tuple(
+            JobHost(label, label, address, self._folder / label / "ml", _CONTRACT_ROOT, interface="eth0")
             for label, address in zip(labels, addresses, strict=True)
         )
         try:
-            for place in self.places:
-                place.tree.mkdir(parents=True)
-                on_lost = partial(run, words.remove(engine, self._name(place)))
-                self._hosts.append(SupervisedHost(place, on_lost, "container"))
+            for host in self.hosts:
+                host.tree.mkdir(parents=True)
+                remove_container = partial(
+                    run, container_cli.remove_command(engine, self._container_name(host))
+                )
+                self._processes.append(SupervisedHost(host, remove_container, "container"))
         except OSError as error:
             self.release()
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
-        orders = [self._order(place, program) for place, program in zip(self.places, programs, strict=True)]
-        for host, order in zip(self._hosts, orders, strict=True):
-            host.start(json.dumps(order).encode())
-        return list(self._hosts)
+        orders = [
+            self._create_order(host, program) for host, program in zip(self.hosts, programs, strict=True)
+        ]
+        for process, order in zip(self._processes, orders, strict=True):
+            process.start(json.dumps(order).encode())
+        return list(self._processes)
 
     def release(self) -> None:
-        for host in self._hosts:
-            host.kill()
-        killed = [host for host in self._hosts if not host.reap()]
+        for process in self._processes:
+            process.kill()
+        killed = [process for process in self._processes if not process.reap()]
         if killed:
-            run(words.remove(self._executor.engine, *(self._name(host.place) for host in killed)))
-        self._hosts = []
-        containers_network.remove(self._executor.engine, self._network)
+            run(
+                container_cli.remove_command(
+                    self._executor.engine, *(self._container_name(process.host) for process in killed)
+                )
+            )
+        self._processes = []
+        containers_network.remove_network(self._executor.engine, self._network)
         remove_or_warn(self._folder)
 
-    def _image_remarks(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
-        short = digest.removeprefix("sha256:")[:12]
-        yield f"image {self._image} ({short}) is run by {engine.kind} {engine.version}"
-        if not isolated_network and not self._relayed:
+    def _image_notes(self, engine: Engine, digest: str, isolated_network: bool) -> Iterator[str]:
+        """Yield lines for the job's log about the image and the network."""
+        short_digest = digest.removeprefix("sha256:")[:12]
+        yield f"image {self._image} ({short_digest}) is run by {engine.kind} {engine.version}"
+        if not isolated_network and not self._has_relay:
             yield (
                 f"{engine.kind}: the network of a container cannot be entered from here, so that its program "
                 "cannot reach this endpoint's S3; channels, checkpoints and the model do not need it"
             )
 
-    def _name(self, place: Place) -> str:
-        return self._executor.name_of(self._job, place.label)
+    def _container_name(self, host: JobHost) -> str:
+        return self._executor.resource_name(self._job, host.label)
 
-    def _order(self, place: Place, program: Program) -> dict[str, Any]:
-        """What the supervisor is told (containers_supervisor.Container). Raises ImageProblem for a path that
-        cannot be mounted: the request's own paths are the only ones that may look like that."""
-        engine, name = self._executor.engine, self._name(place)
-        client = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        named = by_name(program.environment, client)
-        plan = self._executor.plan(
+    def _create_order(self, host: JobHost, program: Program) -> dict[str, Any]:
+        """Return what the supervisor reads (ContainerSupervisor). Raises ImageProblem for a path that cannot
+        be mounted; only a path from the request can be such a path."""
+        engine, name = self._executor.engine, self._container_name(host)
+        client_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        named_variables = variables_by_name(program.environment, client_environment)
+        create_plan = self._executor.create_plan(
             name,
             image=self._image,
             network=self._network,
-            address=place.address,
-            hostname=place.name,
-            names={other.name: other.address for other in self.places},
+            address=host.address,
+            hostname=host.name,
+            addresses_by_name={other.name: other.address for other in self.hosts},
             entrypoint=program.entrypoint,
             arguments=program.arguments,
             environment=program.environment,
-            by_name=named,
-            mounts=[Mount(str(place.tree), _CONTRACT_ROOT, "shared"), *map(_mount, program.views)],
+            variables_by_name=named_variables,
+            mounts=[
+                ContainerMount(str(host.tree), _CONTRACT_ROOT, "shared"),
+                *map(_container_mount, program.mounts),
+            ],
         )
         try:
-            create = words.create(engine, plan)
-        except words.CannotMount as error:
+            create = container_cli.create_command(engine, create_plan)
+        except container_cli.CannotMount as error:
             raise ImageProblem(str(error)) from error
         return {
             "create": create,
-            "init": engine.words("init", name) if engine.kind == "podman" else [],
-            "start": words.start(engine, name),
-            "inspect": engine.words("inspect", "--format", _STATE, name),
-            "terminate": engine.words("kill", "--signal=TERM", name),
-            "kill": engine.words("kill", "--signal=KILL", name),
-            "remove": words.remove(engine, name),
-            "afterwards": self._executor.give_back(place.tree.parent),
-            "abandoned": words.remove_network(engine, self._network),
-            "environment": client,
-            "by_name": named,
-            "relay": self._executor.port if self._relayed else 0,
-            "patience": containers_commands.PATIENCE_SECONDS,
+            "init": engine.command("init", name) if engine.kind == "podman" else [],
+            "start": container_cli.start_command(engine, name),
+            "inspect": engine.command("inspect", "--format", _STATE_FORMAT, name),
+            "terminate": engine.command("kill", "--signal=TERM", name),
+            "kill": engine.command("kill", "--signal=KILL", name),
+            "remove": container_cli.remove_command(engine, name),
+            "afterwards": self._executor.chown_commands(host.tree.parent),
+            "abandoned": container_cli.remove_network_command(engine, self._network),
+            "environment": client_environment,
+            "by_name": named_variables,
+            "relay": self._executor.port if self._has_relay else 0,
+            "patience": containers_commands.TIMEOUT_SECONDS,
         }
 
 
-def _mount(view: View) -> Mount:
-    target = view.target if view.target.startswith("/") else f"{_CONTRACT_ROOT}/{view.target}"
-    return Mount(
-        str(view.source), target, "read-only" if view.read_only else "shared" if view.shared else "own"
+def _container_mount(mount: DirectoryMount) -> ContainerMount:
+    target = mount.target if mount.target.startswith("/") else f"{_CONTRACT_ROOT}/{mount.target}"
+    return ContainerMount(
+        str(mount.source), target, "read-only" if mount.read_only else "shared" if mount.shared else "own"
     )

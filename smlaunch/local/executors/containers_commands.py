@@ -1,7 +1,7 @@
-"""Running an engine's commands, none of which is waited for without end: a daemon may hang.
+"""Runs the commands of a container engine, always with a time limit, since a daemon may hang.
 
-What takes a moment (inspect, network, rm) is given PATIENCE_SECONDS. What may rightly take long (making a
-container of a large image) goes on until it ends, or until ``let_go`` says that nobody wants it any more.
+A short command (inspect, network, rm) gets TIMEOUT_SECONDS. A command that may take long (creating a
+container of a large image) runs until it ends, or until ``is_abandoned`` returns true.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import dropwhile, takewhile
 
-PATIENCE_SECONDS = 60.0
-"""Far more than any of the short commands took, on a busy machine too."""
+TIMEOUT_SECONDS = 60.0
+"""Far more than any short command took, even on a busy machine."""
 
 UNANSWERED = 124
-"""The exit code of a command that was given up, as timeout(1) has it. Engines fail with 1 or 125."""
+"""Exit code for a command that was ended after the time limit, as of timeout(1). Engines fail with 1 or
+125."""
 
-_LEAVE_SECONDS = 5.0
-_LOOK_SECONDS = 0.5
+_TERMINATION_SECONDS = 5.0
+_CHECK_SECONDS = 0.5
 
 
 def run(
-    words: Sequence[str],
-    patience: float,
+    command: Sequence[str],
+    timeout: float,
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
-    let_go: Callable[[], bool] | None = None,
+    is_abandoned: Callable[[], bool] | None = None,
     new_session: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command to its end; after ``patience`` seconds it is ended, with UNANSWERED for a code and a line on
-    its stderr that says so. With ``let_go`` they count from the moment it is true. ``apart``: in a session of
-    its own."""
+    """Run a command. After ``timeout`` seconds, end it and return the exit code UNANSWERED with a message as
+    its stderr. With ``is_abandoned``, the seconds count from the moment when it returns true.
+    ``new_session``: run it in a session of its own."""
     process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -44,51 +45,51 @@ def run(
         start_new_session=new_session,
     )
     with process:
-        until = None if let_go is not None else time.monotonic() + patience
-        given: bytes | None = stdin
-        while until is None or time.monotonic() < until:
-            wait = _LOOK_SECONDS if until is None else max(0.0, until - time.monotonic())
+        deadline = None if is_abandoned is not None else time.monotonic() + timeout
+        remaining_input: bytes | None = stdin
+        while deadline is None or time.monotonic() < deadline:
+            wait_seconds = _CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                output, complaint = process.communicate(given, wait)
-                return subprocess.CompletedProcess(words, process.returncode, output, complaint)
+                output, error_text = process.communicate(remaining_input, wait_seconds)
+                return subprocess.CompletedProcess(command, process.returncode, output, error_text)
             except subprocess.TimeoutExpired:
-                given = None  # it is on its way
-            if until is None and let_go is not None and let_go():
-                until = time.monotonic() + patience
-        end(process, new_session)
-    return subprocess.CompletedProcess(words, UNANSWERED, b"", _unanswered(words, patience).encode())
+                remaining_input = None  # communicate continues to write it
+            if deadline is None and is_abandoned is not None and is_abandoned():
+                deadline = time.monotonic() + timeout
+        end_client(process, new_session)
+    return subprocess.CompletedProcess(command, UNANSWERED, b"", _timeout_message(command, timeout).encode())
 
 
-def end(process: subprocess.Popen[bytes], kills_session: bool = False) -> None:
-    """An engine's client: by SIGTERM, on which it may put things in order, else by SIGKILL. ``apart``: with
+def end_client(process: subprocess.Popen[bytes], kills_session: bool = False) -> None:
+    """End a client of the engine by SIGTERM, and by SIGKILL if that is not enough. ``kills_session``: signal
     all of its session, which it leads."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             if kills_session:
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal_number)
             else:
-                process.send_signal(number)
+                process.send_signal(signal_number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_SECONDS)
+            process.wait(_TERMINATION_SECONDS)
             return
 
 
-def error_output(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The engine's own words: the last line it complained in."""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("Error: ") if lines else f"the engine ended with {done.returncode}"
+def error_output(completed: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line of the engine's stderr."""
+    lines = completed.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("Error: ") if lines else f"the engine ended with {completed.returncode}"
 
 
-def _unanswered(words: Sequence[str], patience: float) -> str:
-    """The program and its verb: the rest is long."""
-    program = os.path.basename(words[0])  # noqa: PTH119 - pathlib would cost every host's start its import
-    behind_flags = dropwhile(_is_flag, words[1:])
-    verb = list(takewhile(lambda word: not _is_flag(word), behind_flags))[:2]
+def _timeout_message(command: Sequence[str], timeout: float) -> str:
+    """Return a message that names the program and its verb; the rest of the command is long."""
+    program = os.path.basename(command[0])  # noqa: PTH119 - pathlib would cost every host's start its import
+    after_flags = dropwhile(_is_flag, command[1:])
+    verbs = list(takewhile(lambda argument: not _is_flag(argument), after_flags))[:2]
     return (
-        f"`{' '.join([program, *verb])}` has not answered for {patience:g} s; see whether `{program} ps` "
+        f"`{' '.join([program, *verbs])}` has not answered for {timeout:g} s; see whether `{program} ps` "
         "does, and restart the engine where not"
     )
 
 
-def _is_flag(word: str) -> bool:
-    return word.startswith("-")
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-")

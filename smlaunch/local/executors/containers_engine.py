@@ -1,7 +1,7 @@
-"""Which container engine works on this machine, found by running a container, and how images come to it.
+"""Finds the container engine that works on this machine, by running a container, and pulls images.
 
-The engine's own settings are respected where they work. Where they do not (rlimits that may not be raised,
-cgroups that its runtime refuses), the next of a few known remedies is tried, as words on its command line.
+The engine's own settings are used if they work. Otherwise (resource limits that may not be raised, cgroups
+that its runtime refuses), a few known remedies are tried, as flags on its command line.
 """
 
 from __future__ import annotations
@@ -28,74 +28,81 @@ from smlaunch.local.executors import containers_commands
 from smlaunch.local.executors.base import CannotAllocate, ImageProblem
 from smlaunch.local.executors.container_cli import Engine
 from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
-from smlaunch.local.executors.levels import fingerprint
+from smlaunch.local.executors.levels import machine_fingerprint
 from smlaunch.local.state_dir import write_private_file
 
 ENGINES: tuple[Literal["podman", "docker"], ...] = ("podman", "docker")
 ENGINE_VARIABLE = "SMLAUNCH_CONTAINER_ENGINE"
 OPTIONS_VARIABLE = "SMLAUNCH_CONTAINER_OPTIONS"
-"""What the settings container_engine and container_options are when nobody set them. The options are words as
-a shell would part them."""
+"""Defaults of the settings container_engine and container_options. The options are separated as in a
+shell."""
 _CHECK_SECONDS = 0.5
-_REACH_SECONDS = 5
-_MOST_FILES, _MOST_PROCESSES = 65536, 20000
+_CONNECT_SECONDS = 5
+_MAX_FILES, _MAX_PROCESSES = 65536, 20000
 
 
-class Found(NamedTuple):
-    """``engine`` is None when it does not work, for the reason ``why_not``."""
+class EngineProbe(NamedTuple):
+    """Whether an engine works."""
 
     name: str
     engine: Engine | None
+    """None if it does not work."""
     why_not: str = ""
+    """The reason if it does not work."""
 
 
-def engines() -> Iterator[Found]:
-    """Tries each engine by running a container of a few kilobytes; about a second for one that works."""
+def probe_engines() -> Iterator[EngineProbe]:
+    """Try each engine by running a container of a few kilobytes; takes about a second for one that works."""
     for kind in ENGINES:
-        yield _try(kind)
+        yield _probe_engine(kind)
 
 
-def best(cache: Path, wanted: str | None = None) -> Engine:
-    """The first engine that works, or ``wanted``. Raises EndpointError with what is wrong with each.
+def choose_engine(cache: Path, requested_engine: str | None = None) -> Engine:
+    """Return ``requested_engine``, or the first engine that works. Raises EndpointError with the problem of
+    each.
 
-    What was found is kept in ``cache`` for as long as machine, user and rights are the same.
+    The result is stored in the file ``cache`` and used while machine, user and privileges are the same.
     """
-    known = remembered(cache)
-    if known is not None and wanted in (None, known.kind):
-        return known
+    cached = cached_engine(cache)
+    if cached is not None and requested_engine in (None, cached.kind):
+        return cached
     reasons = []
-    for kind in ENGINES if wanted is None else (wanted,):
+    for kind in ENGINES if requested_engine is None else (requested_engine,):
         if kind not in ENGINES:
             raise EndpointError(f"container engine {kind!r} is unknown; there are {', '.join(ENGINES)}")
-        found = _try(kind)
-        if found.engine is not None:
-            document = {"fingerprint": fingerprint(), "engine": asdict(found.engine)}
+        probe_result = _probe_engine(kind)
+        if probe_result.engine is not None:
+            document = {"fingerprint": machine_fingerprint(), "engine": asdict(probe_result.engine)}
             write_private_file(cache, json.dumps(document).encode())
-            return found.engine
-        reasons.append(f"{kind}: {found.why_not}")
+            return probe_result.engine
+        reasons.append(f"{kind}: {probe_result.why_not}")
     raise EndpointError(
         f"no container engine works here ({'; '.join(reasons)}); install podman, or take the executor "
         "`processes`, which needs none"
     )
 
 
-def remembered(cache: Path) -> Engine | None:
-    """What ``best`` has found here, as long as that still holds."""
+def cached_engine(cache: Path) -> Engine | None:
+    """Return the engine that ``choose_engine`` found earlier, if it is still valid; otherwise None."""
     try:
         document = json.loads(cache.read_text())
-        if document["fingerprint"] != fingerprint():
+        if document["fingerprint"] != machine_fingerprint():
             return None
-        found = document["engine"]
+        document_engine = document["engine"]
         engine = Engine(
-            **{**found, "flags": tuple(found["flags"]), "create_flags": tuple(found["create_flags"])}
+            **{
+                **document_engine,
+                "flags": tuple(document_engine["flags"]),
+                "create_flags": tuple(document_engine["create_flags"]),
+            }
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there yet, or half written by a machine that went down: found anew
+        return None  # missing, or half written before a crash of the machine: probe again
     return engine if _version(engine.kind, engine.program).returncode == 0 else None
 
 
-def options_from(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Raises EndpointError for quotes that do not close."""
+def options_from_environment(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options in OPTIONS_VARIABLE. Raises EndpointError for an unclosed quote."""
     try:
         return tuple(shlex.split(variables.get(OPTIONS_VARIABLE, "")))
     except ValueError as error:
@@ -103,49 +110,56 @@ def options_from(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def image_id(engine: Engine, image: str) -> str | None:
-    """None when the engine has no such image. Raises CannotAllocate when it does not say."""
-    done = run(engine.words("image", "inspect", "--format", "{{.Id}}", image))
-    if done.returncode == UNANSWERED:
-        raise CannotAllocate(error_output(done))
-    return done.stdout.decode().strip() if done.returncode == 0 else None
+    """Return an image's id; None if the engine does not have the image. Raises CannotAllocate if the engine
+    does not answer."""
+    completed = run(engine.command("image", "inspect", "--format", "{{.Id}}", image))
+    if completed.returncode == UNANSWERED:
+        raise CannotAllocate(error_output(completed))
+    return completed.stdout.decode().strip() if completed.returncode == 0 else None
 
 
 def helper_image(engine: Engine) -> str:
-    """An image of this machine's own chown and nothing else; made where it is not there yet."""
+    """Return the name of an image that contains only this machine's chown, after creating it if it is
+    missing."""
     image = "localhost/smlaunch-chown:1"
     if image_id(engine, image) is None:
-        run(engine.words("import", "-", image), _tiny_image("/bin/chown"))
+        run(engine.command("import", "-", image), _image_with_program("/bin/chown"))
     return image
 
 
-def bring(engine: Engine, image: str, check: Callable[[], None]) -> str:
-    """The image's id, pulled where it is not here yet. ``check`` raises to give up meanwhile. Raises
-    ImageProblem, and CannotAllocate when the engine does not answer."""
+def ensure_image(engine: Engine, image: str, raise_if_stopping: Callable[[], None]) -> str:
+    """Return the image's id; pull the image if it is missing. ``raise_if_stopping`` is called meanwhile.
+    Raises ImageProblem, and CannotAllocate if the engine does not answer."""
     if not image or image.startswith("-") or any(character.isspace() for character in image):
         raise ImageProblem(f"{image!r} is no image's name")
-    found = image_id(engine, image)
-    if found is None:
-        _pull(engine, image, check)
-        found = image_id(engine, image)
-    if found is None:
+    image_digest = image_id(engine, image)
+    if image_digest is None:
+        _pull(engine, image, raise_if_stopping)
+        image_digest = image_id(engine, image)
+    if image_digest is None:
         raise ImageProblem(f"image {image} was pulled, and {engine.kind} does not know it by that name")
-    return found
+    return image_digest
 
 
-def run(words: Sequence[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """A short command of an engine's (containers_commands). The environment is this process's, as if a person
-    had typed it."""
-    return containers_commands.run(words, containers_commands.PATIENCE_SECONDS, stdin)
+def run(command: Sequence[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a short command of an engine (containers_commands.py), with this process's environment."""
+    return containers_commands.run(command, containers_commands.TIMEOUT_SECONDS, stdin)
 
 
 def registry_of(image: str) -> str | None:
-    """``host`` or ``host:port``; None for a name without one, which only an engine's settings could complete
-    (the reference grammar of the distribution project: a first part with a dot or a colon, or localhost)."""
-    first, slash, _ = image.partition("/")
-    return first if slash and (any(mark in first for mark in ".:") or first == "localhost") else None
+    """Return ``host`` or ``host:port`` of an image's registry; None for a name without a registry, which
+    only an engine's settings could complete (the reference grammar of the distribution project: the first
+    part has a dot or a colon, or is localhost)."""
+    first_part, slash, _ = image.partition("/")
+    return (
+        first_part
+        if slash and (any(character in first_part for character in ".:") or first_part == "localhost")
+        else None
+    )
 
 
-def _pull(engine: Engine, image: str, check: Callable[[], None]) -> None:
+def _pull(engine: Engine, image: str, raise_if_stopping: Callable[[], None]) -> None:
+    """Pull an image. Raises ImageProblem."""
     next_step = (
         f"have it here under this name: `{engine.kind} pull`, `{engine.kind} load`, or `{engine.kind} build "
         f"--tag {image} ...`"
@@ -153,109 +167,119 @@ def _pull(engine: Engine, image: str, check: Callable[[], None]) -> None:
     registry = registry_of(image)
     if registry is None:
         raise ImageProblem(f"image {image} is not on this machine, and its name has no registry; {next_step}")
-    unreachable = _unreachable(registry)
-    if unreachable:
+    connection_problem = _connection_problem(registry)
+    if connection_problem:
         raise ImageProblem(
             f"image {image} is not on this machine, and its registry {registry} cannot be reached "
-            f"({unreachable}); {next_step}"
+            f"({connection_problem}); {next_step}"
         )
     with subprocess.Popen(
-        engine.words("pull", "--quiet", image), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as pulling:
+        engine.command("pull", "--quiet", image), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as pull_process:
         try:
             while True:
                 try:
-                    _, complaint = pulling.communicate(timeout=_CHECK_SECONDS)
+                    _, error_message = pull_process.communicate(timeout=_CHECK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    check()
+                    raise_if_stopping()
         except BaseException:
-            pulling.kill()
+            pull_process.kill()
             raise
-    if pulling.returncode:
-        lines = complaint.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
+    if pull_process.returncode:
+        lines = error_message.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
         raise ImageProblem(
             f"image {image} cannot be pulled: {lines[-1].removeprefix('Error: ')}; {next_step}"
         )
 
 
-def _unreachable(registry: str) -> str:
-    """Why a registry cannot be; empty when it can, or when a proxy is in between: then only a pull tells.
-    Engines themselves would try for a minute."""
+def _connection_problem(registry: str) -> str:
+    """Return why a registry cannot be reached; empty if it can, or if a proxy is used, since then only a
+    pull can tell. Engines themselves would try for a minute."""
     if getproxies().get("https"):
         return ""
     host, _, port = registry.partition(":")
     try:
-        socket.create_connection((host, int(port or 443)), timeout=_REACH_SECONDS).close()
+        socket.create_connection((host, int(port or 443)), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         return str(error)
     return ""
 
 
-def _try(kind: Literal["podman", "docker"]) -> Found:
+def _probe_engine(kind: Literal["podman", "docker"]) -> EngineProbe:
     if sys.platform != "linux":
-        return Found(kind, None, "containers have been tried on Linux only")
+        return EngineProbe(kind, None, "containers have been tried on Linux only")
     program = shutil.which(kind)
     if program is None:
-        return Found(kind, None, "not installed")
+        return EngineProbe(kind, None, "not installed")
     try:
         version_result = _version(kind, program)
         if version_result.returncode:
-            return Found(kind, None, error_output(version_result))
-        plain = Engine(kind, program, version_result.stdout.decode().strip())
-        return _with_remedy(plain)
+            return EngineProbe(kind, None, error_output(version_result))
+        default_engine = Engine(kind, program, version_result.stdout.decode().strip())
+        return _try_remedies(default_engine)
     except OSError as error:
-        return Found(kind, None, f"{program}: {error.strerror or error}")
+        return EngineProbe(kind, None, f"{program}: {error.strerror or error}")
 
 
 def _version(kind: str, program: str) -> subprocess.CompletedProcess[bytes]:
-    """Fails where docker's daemon is not there; podman has none."""
-    side = "Server" if kind == "docker" else "Client"
-    return run([program, "version", "--format", "{{." + side + ".Version}}"])
+    """Run the version command. It fails if Docker's daemon does not run; podman has no daemon."""
+    version_field = "Server" if kind == "docker" else "Client"
+    return run([program, "version", "--format", "{{." + version_field + ".Version}}"])
 
 
-def _with_remedy(plain: Engine) -> Found:
-    """The engine with the first remedy that makes a container run."""
+def _try_remedies(default_engine: Engine) -> EngineProbe:
+    """Find the first remedy with which a container runs."""
     image = f"localhost/smlaunch-probe:{secrets.token_hex(4)}"
-    command = "/bin/true"
-    imported = run(plain.words("import", "-", image), _tiny_image(command))
+    probe_program = "/bin/true"
+    imported = run(default_engine.command("import", "-", image), _image_with_program(probe_program))
     if imported.returncode:
-        return Found(plain.kind, None, f"an image cannot be stored: {error_output(imported)}")
+        return EngineProbe(default_engine.kind, None, f"an image cannot be stored: {error_output(imported)}")
     try:
-        complaint = ""
-        for engine in _remedies(plain):
-            words = ("run", "--rm", "--pull=never", "--network=none", *engine.create_flags, image, command)
-            tried = run(engine.words(*words))
-            if tried.returncode == 0:
-                return Found(plain.kind, engine)
-            complaint = complaint or error_output(tried)  # with the engine's own settings
-        return Found(plain.kind, None, f"a container cannot be started: {complaint}")
+        error_message = ""
+        for engine in _remedies(default_engine):
+            command = (
+                "run",
+                "--rm",
+                "--pull=never",
+                "--network=none",
+                *engine.create_flags,
+                image,
+                probe_program,
+            )
+            completed = run(engine.command(*command))
+            if completed.returncode == 0:
+                return EngineProbe(default_engine.kind, engine)
+            error_message = error_message or error_output(
+                completed
+            )  # the first one, from the engine's own settings
+        return EngineProbe(default_engine.kind, None, f"a container cannot be started: {error_message}")
     finally:
-        run(plain.words("rmi", "--force", image))
+        run(default_engine.command("rmi", "--force", image))
 
 
-def _remedies(plain: Engine) -> Iterator[Engine]:
-    """The engine as it is set up; with limits that need no right to raise any; with the other runtime too,
-    for a machine whose cgroups the first one refuses."""
-    yield plain
-    files = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], _MOST_FILES)
-    limits = (f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={_MOST_PROCESSES}:{_MOST_PROCESSES}")
-    yield replace(plain, create_flags=limits)
-    if plain.kind == "podman":
+def _remedies(default_engine: Engine) -> Iterator[Engine]:
+    """Yield the engine with its own settings; then with limits that need no privilege; then with another
+    runtime, for a machine whose cgroups the default one refuses."""
+    yield default_engine
+    files = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], _MAX_FILES)
+    limits = (f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={_MAX_PROCESSES}:{_MAX_PROCESSES}")
+    yield replace(default_engine, create_flags=limits)
+    if default_engine.kind == "podman":
         for runtime in ("runc", "crun"):
             if shutil.which(runtime):
                 flags = (f"--runtime={runtime}", "--cgroup-manager=cgroupfs")
-                yield replace(plain, flags=flags, create_flags=limits)
+                yield replace(default_engine, flags=flags, create_flags=limits)
 
 
-def _tiny_image(program: str) -> bytes:
-    """This machine's own program of that name, at that path, with the libraries it needs, as an archive: no
-    registry is asked for it. Empty but for that where it is not a program of glibc's or musl's."""
-    found = shutil.which(Path(program).name) or program
-    listed = run(["ldd", found]).stdout.decode()
-    libraries = {word for word in listed.split() if word.startswith("/")}
+def _image_with_program(program: str) -> bytes:
+    """Return an image archive with this machine's program of that name and the libraries it needs, so that
+    no registry is needed. Without its libraries if the program does not use glibc or musl."""
+    program_path = shutil.which(Path(program).name) or program
+    ldd_output = run(["ldd", program_path]).stdout.decode()
+    libraries = {word for word in ldd_output.split() if word.startswith("/")}
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path, name in ((found, program), *((library, library) for library in sorted(libraries))):
+        for path, name in ((program_path, program), *((library, library) for library in sorted(libraries))):
             archive.add(os.path.realpath(path), name.lstrip("/"))
     return content.getvalue()

@@ -1,8 +1,8 @@
-"""A host's way to the endpoint: its address, 127.0.0.1 and a port, exists inside the container too.
+"""Makes the endpoint's address, 127.0.0.1 and a port, available inside a container.
 
-The endpoint listens on this machine's loopback alone, and must. So a socket is made in the container's
-network that listens on the same address there: a socket stays in the network it was made in, whichever
-process holds it. What is said to it is passed on. Nothing else of the machine can be reached this way.
+The endpoint listens only on this machine's loopback. So a socket is created in the container's network that
+listens on the same address there: a socket stays in the network in which it was created, whichever process
+holds it. Connections to it are forwarded. Nothing else on the machine can be reached this way.
 """
 
 # ruff: noqa: PTH115
@@ -15,86 +15,90 @@ import threading
 
 _ADDRESS = "127.0.0.1"
 _BACKLOG = 128
-_CHUNK = 1 << 18
+_CHUNK_BYTES = 1 << 18
 
 
 def listen_inside(pid: int, port: int) -> socket.socket:
-    """A listening socket in the network of the process ``pid``. Raises OSError where that cannot be entered.
+    """Return a listening socket in the network of the process ``pid``. Raises OSError if that network cannot
+    be entered.
 
-    A child enters it, because a process cannot leave another user namespace again (a rootless engine's).
+    A child process enters the network, because a process cannot leave another user namespace again (that of
+    a rootless engine).
     """
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
+    parent_end, child_end = socket.socketpair()
+    child_pid = os.fork()
+    if child_pid == 0:
         try:
-            _enter(pid)
+            _enter_namespaces(pid)
             with socket.create_server((_ADDRESS, port), backlog=_BACKLOG) as server:
-                socket.send_fds(theirs, [b"."], [server.fileno()])
+                socket.send_fds(child_end, [b"."], [server.fileno()])
         except OSError as error:
-            theirs.send(f"{error.strerror or error}".encode())
+            child_end.send(f"{error.strerror or error}".encode())
         finally:
             os._exit(0)
-    theirs.close()
-    with ours:
-        message, descriptors, _, _ = socket.recv_fds(ours, 1024, 1)
-    os.waitpid(child, 0)
+    child_end.close()
+    with parent_end:
+        message, descriptors, _, _ = socket.recv_fds(parent_end, 1024, 1)
+    os.waitpid(child_pid, 0)
     if not descriptors:
         raise OSError(f"entering the network of the container: {message.decode(errors='replace')}")
     return socket.socket(fileno=descriptors[0])
 
 
 def serve(server: socket.socket, port: int) -> None:
-    """Passes every connection on to this machine's ``port``, in threads that end with the process."""
-    threading.Thread(target=_accept, args=(server, port), daemon=True).start()
+    """Forward every connection to this machine's ``port``, in threads that end with the process."""
+    threading.Thread(target=_accept_connections, args=(server, port), daemon=True).start()
 
 
-def _accept(server: socket.socket, port: int) -> None:
+def _accept_connections(server: socket.socket, port: int) -> None:
     while True:
-        inner, _ = server.accept()
-        threading.Thread(target=_connect, args=(inner, port), daemon=True).start()
+        container_socket, _ = server.accept()
+        threading.Thread(target=_forward_connection, args=(container_socket, port), daemon=True).start()
 
 
-def _connect(inner: socket.socket, port: int) -> None:
+def _forward_connection(container_socket: socket.socket, port: int) -> None:
     try:
-        outer = socket.create_connection((_ADDRESS, port))
+        endpoint_socket = socket.create_connection((_ADDRESS, port))
     except OSError:
-        inner.close()  # the endpoint is gone, or just going
+        container_socket.close()  # the endpoint has ended
         return
-    other_way = threading.Thread(target=_copy, args=(outer, inner), daemon=True)
-    other_way.start()
-    _copy(inner, outer)
-    other_way.join()
-    inner.close()
-    outer.close()
+    reply_thread = threading.Thread(target=_copy_bytes, args=(endpoint_socket, container_socket), daemon=True)
+    reply_thread.start()
+    _copy_bytes(container_socket, endpoint_socket)
+    reply_thread.join()
+    container_socket.close()
+    endpoint_socket.close()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    buffer = memoryview(bytearray(_CHUNK))
+def _copy_bytes(source: socket.socket, target: socket.socket) -> None:
+    """Copy until the source is closed, then close the target for writing."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
     try:
         while count := source.recv_into(buffer):
             target.sendall(buffer[:count])
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # Either side has gone: so must the other, or its reader would wait for ever.
-        for end in (source, target):
-            _shut(end)
+        # One side has ended: shut down the other too, or its reader would wait forever.
+        for socket_ in (source, target):
+            _shut_down(socket_)
 
 
-def _shut(end: socket.socket) -> None:
+def _shut_down(socket_: socket.socket) -> None:
     try:
-        end.shutdown(socket.SHUT_RDWR)
+        socket_.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it is shut already
+        return  # the socket is shut down already
 
 
-def _enter(pid: int) -> None:
+def _enter_namespaces(pid: int) -> None:
+    """Enter the user and network namespaces of a process. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind in ("user", "net"):
-        path = f"/proc/{pid}/ns/{kind}"
-        if os.readlink(path) == os.readlink(f"/proc/self/ns/{kind}"):
-            continue  # entering one's own user namespace is refused
+    for namespace in ("user", "net"):
+        path = f"/proc/{pid}/ns/{namespace}"
+        if os.readlink(path) == os.readlink(f"/proc/self/ns/{namespace}"):
+            continue  # the kernel refuses to enter one's own user namespace
         descriptor = os.open(path, os.O_RDONLY)
         if libc.setns(descriptor, 0) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{kind} namespace: {os.strerror(number)}")
+            error_number = ctypes.get_errno()
+            raise OSError(error_number, f"{namespace} namespace: {os.strerror(error_number)}")
         os.close(descriptor)

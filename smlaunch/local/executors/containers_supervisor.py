@@ -1,9 +1,9 @@
-"""The process that watches over one container: makes it, starts it, reports how it ended, and removes it.
+"""The supervisor of a container: creates and starts it, reports how it ended, and removes it.
 
     endpoint ── lifeline, order, report ──► supervisor ── engine's command line ──► container
 
-The report's lines are those of supervisor.py, and ``lost WHY`` when the engine lost the container. When the
-lifeline closes, on purpose or because the endpoint died, the container ends and is removed.
+The report has the lines of supervisor.py, and ``lost REASON`` if the engine lost the container. When the
+lifeline closes, by intention or because the endpoint died, the container is killed and removed.
 """
 
 # ruff: noqa: PTH123
@@ -23,200 +23,213 @@ from smlaunch.local.executors import containers_commands, containers_relay
 from smlaunch.local.executors.containers_commands import UNANSWERED, error_output
 
 _NOT_FOUND, _NOT_EXECUTABLE, _ENGINE_FAILED = 127, 126, 125
-"""What a shell, and docker, exit with when a program cannot be started, and docker when it itself failed."""
-_KILLED = 128 + signal.SIGKILL
+"""Exit codes of a shell, and of Docker, for a program that cannot be started; and of Docker for an error of
+its own."""
+_KILLED_CODE = 128 + signal.SIGKILL
 _OOM_COUNTER = "/proc/vmstat"
-_TELL_AGAIN_MS = 100
-_LOOK_AGAIN_SECONDS = 0.05
+_TERMINATE_RETRY_MS = 100
+_PID_POLL_SECONDS = 0.05
 
 
-def main(lifeline: int, report: int) -> None:
-    os.set_inheritable(lifeline, False)
-    os.set_inheritable(report, False)
+def main(lifeline_fd: int, report_fd: int) -> None:
+    """Run the supervisor. The arguments are descriptors: the read end of the lifeline and the write end of
+    the report."""
+    os.set_inheritable(lifeline_fd, False)
+    os.set_inheritable(report_fd, False)
     with open(0, "rb", closefd=False) as stream:
-        text = stream.read()
-    if not text:
-        os._exit(0)  # the job was given up before it started
+        order_data = stream.read()
+    if not order_data:
+        os._exit(0)  # the allocation was released before the host started
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    Container(json.loads(text), lifeline, report).run()
-    os._exit(0)  # spares the interpreter's own leave-taking, and the relay's threads
+    ContainerSupervisor(json.loads(order_data), lifeline_fd, report_fd).run()
+    os._exit(0)  # without the interpreter's shutdown, and although the relay's threads still run
 
 
-class Container:
-    """``order``: the engine's command lines by their purpose: ``create``, ``init`` (empty where the engine
-    has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards``, several, to be run
-    when the program has ended, and before that is told; and ``abandoned``, when the endpoint is gone.
-    Beside them ``environment`` for the engine, ``by_name``, what `create` finds there beside, ``relay``: the
-    endpoint's port, or 0, and ``patience``: how many seconds a command gets that should take a moment."""
+class ContainerSupervisor:
+    """Supervises one container."""
 
-    def __init__(self, order: Mapping[str, Any], lifeline: int, report: int) -> None:
+    def __init__(self, order: Mapping[str, Any], lifeline_fd: int, report_fd: int) -> None:
+        """``order`` has the engine's command lines by their purpose: ``create``, ``init`` (empty if the
+        engine has none), ``start``, ``inspect``, ``terminate``, ``kill``, ``remove``; ``afterwards`` (a list
+        of commands), run when the program has ended, before that is reported; ``abandoned``, run when the
+        endpoint is dead. Beside them: ``environment``, the engine's environment; ``by_name``, variables that
+        `create` has in addition; ``relay``, the endpoint's port, or 0; ``patience``, the time limit of a
+        short command in seconds."""
         self._order = order
-        self._lifeline = lifeline
-        self._report = report
-        self._abandoned = False
-        self._woken, waker = os.pipe()
-        os.set_blocking(waker, False)
-        # Before anything runs: a request to leave must not be lost.
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, _noted)
+        self._lifeline_fd = lifeline_fd
+        self._report_fd = report_fd
+        self._is_abandoned = False
+        self._wakeup_reader, wakeup_writer = os.pipe()
+        os.set_blocking(wakeup_writer, False)
+        # Before anything runs, so that no SIGTERM is lost.
+        signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
+        for signal_number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(signal_number, _ignore_signal)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def run(self) -> None:
         try:
-            line = self._live()
+            line = self._run_container()
         except Exception as error:
             line = f"error container {_ENGINE_FAILED} {error!r}"
         for command in self._order["afterwards"]:
-            self._command(command, is_long=True)
-        self._say(line)
-        self._engine("remove")
-        if self._abandoned:
-            self._engine("abandoned")
+            self._run_command(command, may_take_long=True)
+        self._write_report(line)
+        self._run_engine_command("remove")
+        if self._is_abandoned:
+            self._run_engine_command("abandoned")
 
-    def _live(self) -> str:
-        """From making the container to its end: the report's last line."""
-        created = self._command(self._order["create"], self._order["by_name"], is_long=True)
+    def _run_container(self) -> str:
+        """Create and start the container and wait for its end. Return the last line of the report."""
+        created = self._run_command(self._order["create"], self._order["by_name"], may_take_long=True)
         if created.returncode:
             return f"error container {_ENGINE_FAILED} {error_output(created)}"
         if self._order["init"]:
-            # Its network is there now, its program is not yet.
-            started = self._command(self._order["init"], is_long=True)
+            # The container has a network now, but its program does not run yet.
+            started = self._run_command(self._order["init"], may_take_long=True)
             if started.returncode:
-                return _not_started(error_output(started))
-            self._relay()
-        before = _killed_for_memory()
+                return _not_started_line(error_output(started))
+            self._start_relay()
+        oom_kills_before = _count_oom_kills()
         with subprocess.Popen(
             self._order["start"],
             stdin=subprocess.DEVNULL,
             env=self._order["environment"],
-            start_new_session=True,  # what is meant for the program comes by the engine's `kill`
-        ) as attached:
+            start_new_session=True,  # signals reach the program only by the engine's `kill`
+        ) as client:
             if not self._order["init"]:
-                self._relay(attached)
-            self._say(f"started {attached.pid}")
-            self._watch(attached)
-        return self._ended(before)
+                self._start_relay(client)
+            self._write_report(f"started {client.pid}")
+            self._wait_for_end(client)
+        return self._end_line(oom_kills_before)
 
-    def _relay(self, attached: subprocess.Popen[bytes] | None = None) -> None:
-        """``attached``: what starts the container just now, where it could not be made ready before."""
+    def _start_relay(self, client: subprocess.Popen[bytes] | None = None) -> None:
+        """Start the relay to the endpoint. ``client`` is the process that starts the container, if the
+        engine has no `init`."""
         port = self._order["relay"]
         if not port:
             return
-        pid = self._pid()
-        while not pid and attached is not None and attached.poll() is None and not self._let_go():
-            time.sleep(_LOOK_AGAIN_SECONDS)
-            pid = self._pid()
+        pid = self._container_pid()
+        while not pid and client is not None and client.poll() is None and not self._check_abandoned():
+            time.sleep(_PID_POLL_SECONDS)
+            pid = self._container_pid()
         try:
             if pid:
                 containers_relay.serve(containers_relay.listen_inside(pid, port), port)
         except OSError as error:
-            self._print(f"the endpoint cannot be reached from this host: {error}")
+            self._print_note(f"the endpoint cannot be reached from this host: {error}")
 
-    def _pid(self) -> int:
-        """Of the container's first process; 0 when it has none."""
-        inspection = self._engine("inspect")
+    def _container_pid(self) -> int:
+        """Return the pid of the container's first process; 0 if it has none."""
+        inspection = self._run_engine_command("inspect")
         return 0 if inspection.returncode else int(json.loads(inspection.stdout)["Pid"])
 
-    def _watch(self, attached: subprocess.Popen[bytes]) -> None:
-        """Until the container ended, or the engine's client did, or the engine would not end it."""
-        leave_at = None
+    def _wait_for_end(self, client: subprocess.Popen[bytes]) -> None:
+        """Wait until the container has ended, or the engine's client has, or the engine fails to end the
+        container."""
+        give_up_time = None
         poll = select.poll()
-        poll.register(self._lifeline, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
-        to_tell = False
-        while attached.poll() is None:
-            for descriptor, _ in poll.poll(_TELL_AGAIN_MS if to_tell or leave_at is not None else None):
-                if descriptor == self._lifeline:
-                    poll.unregister(self._lifeline)
-                    self._abandoned = True
-                    if self._engine("kill").returncode:
-                        self._engine("remove")  # it is not running yet, or no longer
-                    leave_at = time.monotonic() + self._order["patience"]
-                elif signal.SIGTERM in os.read(self._woken, 4096):
-                    to_tell = True
-            # A container that is just being started cannot be told yet.
-            to_tell = to_tell and self._engine("terminate").returncode != 0
-            if leave_at is not None and time.monotonic() > leave_at:
-                containers_commands.end(attached, kills_session=True)
+        poll.register(self._lifeline_fd, select.POLLIN)
+        poll.register(self._wakeup_reader, select.POLLIN)
+        must_terminate = False
+        while client.poll() is None:
+            for descriptor, _ in poll.poll(
+                _TERMINATE_RETRY_MS if must_terminate or give_up_time is not None else None
+            ):
+                if descriptor == self._lifeline_fd:
+                    poll.unregister(self._lifeline_fd)
+                    self._is_abandoned = True
+                    if self._run_engine_command("kill").returncode:
+                        self._run_engine_command("remove")  # the container does not run yet, or has ended
+                    give_up_time = time.monotonic() + self._order["patience"]
+                elif signal.SIGTERM in os.read(self._wakeup_reader, 4096):
+                    must_terminate = True
+            # A container that is just being started cannot be signalled yet: try again.
+            must_terminate = must_terminate and self._run_engine_command("terminate").returncode != 0
+            if give_up_time is not None and time.monotonic() > give_up_time:
+                containers_commands.end_client(client, kills_session=True)
 
-    def _ended(self, killed_before: int) -> str:
-        inspection = self._engine("inspect")
+    def _end_line(self, oom_kills_before: int) -> str:
+        """Return the last line of the report."""
+        inspection = self._run_engine_command("inspect")
         if inspection.returncode:
-            if self._abandoned:
+            if self._is_abandoned:
                 return f"killed {signal.SIGKILL}"
-            what = "" if inspection.returncode == UNANSWERED else "the container is gone: "
-            return f"lost {what}{error_output(inspection)}"
+            prefix = "" if inspection.returncode == UNANSWERED else "the container is gone: "
+            return f"lost {prefix}{error_output(inspection)}"
         state = json.loads(inspection.stdout)
         if state["Status"] == "running":
-            self._engine("remove")
+            self._run_engine_command("remove")
             return "lost the engine's client, which carried the output, was killed"
         if str(state["StartedAt"]).startswith("0001"):
-            return _not_started(state.get("Error") or "the container was not started")
+            return _not_started_line(state.get("Error") or "the container was not started")
         code = int(state["ExitCode"])
-        return f"exit {code} {self._memory(code, state, killed_before)}".rstrip()
+        return f"exit {code} {self._oom_message(code, state, oom_kills_before)}".rstrip()
 
-    def _memory(self, code: int, state: Mapping[str, Any], before: int) -> str:
-        """Engines tell of it only when the first process itself was chosen, and podman 4 with cgroups v1 not
-        even then; the kernel counts."""
+    def _oom_message(self, code: int, state: Mapping[str, Any], oom_kills_before: int) -> str:
+        """Return a message if memory ran out. Engines report that only if the kernel killed the first
+        process itself, and podman 4 with cgroups v1 not even then; so the kernel's counter is read too."""
         if state.get("OOMKilled"):
             return "the container ran out of memory"
-        killed = _killed_for_memory() - before
-        if code == _KILLED and killed > 0:
-            return f"memory ran out: the kernel killed {killed} process{'es' * (killed > 1)} for it meanwhile"
+        oom_kills = _count_oom_kills() - oom_kills_before
+        if code == _KILLED_CODE and oom_kills > 0:
+            processes = "process" if oom_kills == 1 else "processes"
+            return f"memory ran out: the kernel killed {oom_kills} {processes} for it meanwhile"
         return ""
 
-    def _engine(self, purpose: str) -> subprocess.CompletedProcess[bytes]:
-        return self._command(self._order[purpose])
+    def _run_engine_command(self, purpose: str) -> subprocess.CompletedProcess[bytes]:
+        """Run one of the order's commands."""
+        return self._run_command(self._order[purpose])
 
-    def _command(
-        self, words: list[str], more: Mapping[str, str] | None = None, is_long: bool = False
+    def _run_command(
+        self, command: list[str], more_variables: Mapping[str, str] | None = None, may_take_long: bool = False
     ) -> subprocess.CompletedProcess[bytes]:
         return containers_commands.run(
-            words,
+            command,
             self._order["patience"],
-            environment={**self._order["environment"], **(more or {})},
-            let_go=self._let_go if is_long else None,
+            environment={**self._order["environment"], **(more_variables or {})},
+            is_abandoned=self._check_abandoned if may_take_long else None,
             new_session=True,
         )
 
-    def _let_go(self) -> bool:
-        """Whether the lifeline has closed."""
+    def _check_abandoned(self) -> bool:
+        """Return whether the lifeline has closed."""
         poll = select.poll()
-        poll.register(self._lifeline, select.POLLIN)
-        self._abandoned = self._abandoned or bool(poll.poll(0))
-        return self._abandoned
+        poll.register(self._lifeline_fd, select.POLLIN)
+        self._is_abandoned = self._is_abandoned or bool(poll.poll(0))
+        return self._is_abandoned
 
-    def _say(self, line: str) -> None:
+    def _write_report(self, line: str) -> None:
+        """Write a line to the report."""
         try:
-            os.write(self._report, line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
+            os.write(self._report_fd, line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
         except BrokenPipeError:
-            self._abandoned = True
+            self._is_abandoned = True
 
-    def _print(self, text: str) -> None:
-        """Into the host's log."""
-        os.write(sys.stdout.fileno(), f"[smlaunch] {text}\n".encode())
-
-
-def _noted(number: int, frame: object) -> None:
-    """The number is read from the wake-up pipe."""
+    def _print_note(self, order_data: str) -> None:
+        """Write a line to the host's log."""
+        os.write(sys.stdout.fileno(), f"[smlaunch] {order_data}\n".encode())
 
 
-def _not_started(message: str) -> str:
-    """The runtimes' words for a program that cannot be executed all have "exec" in them; whatever else goes
-    wrong (a mount, a network) is no fault of the program."""
-    lowered = message.lower()
-    if "exec" in lowered:
-        if "not found" in lowered or "no such file" in lowered:
+def _ignore_signal(signal_number: int, frame: object) -> None:
+    """Do nothing: the number is read from the wake-up pipe."""
+
+
+def _not_started_line(message: str) -> str:
+    """Return the report's line for a container that did not start. The messages of all runtimes contain
+    "exec" if the program cannot be executed; other errors (a mount, a network) are not the program's."""
+    lower_message = message.lower()
+    if "exec" in lower_message:
+        if "not found" in lower_message or "no such file" in lower_message:
             return f"error program {_NOT_FOUND} {message}"
-        if any(words in lowered for words in ("permission denied", "is a directory", "exec format")):
+        if any(phrase in lower_message for phrase in ("permission denied", "is a directory", "exec format")):
             return f"error program {_NOT_EXECUTABLE} {message}"
     return f"error container {_ENGINE_FAILED} {message}"
 
 
-def _killed_for_memory() -> int:
-    """How many processes the kernel has killed for want of memory, on the whole machine."""
+def _count_oom_kills() -> int:
+    """Return how many processes the kernel has killed on this machine because memory ran out."""
     try:
         with open(_OOM_COUNTER, "rb") as stream:
             return next(int(line.split()[1]) for line in stream if line.startswith(b"oom_kill "))

@@ -1,22 +1,22 @@
-"""Run as a script by a fresh `python -I -S`: the process outside a host that starts and watches it."""
+"""Script that a fresh `python -I -S` runs: the process that starts a host and supervises it from outside."""
 
 # ruff: noqa: PTH100, PTH118, PTH120
 import os
 import sys
 
 if __name__ == "__main__":
-    here = os.path.dirname(os.path.abspath(__file__))
-    # -I -S leaves only the standard library on the path. Stand-ins for the packages above, instead of the
-    # packages: what those import would take longer than all that this process does (20 of 37 ms).
+    script_folder = os.path.dirname(os.path.abspath(__file__))
+    # With -I -S, only the standard library is on the path. Empty modules replace the parent packages, whose
+    # imports would take longer than everything else in this process (20 of 37 ms).
     for depth, name in enumerate(("smlaunch.local.executors", "smlaunch.local", "smlaunch")):
         package = type(sys)(name)
-        package.__path__ = [os.path.normpath(os.path.join(here, *[os.pardir] * depth))]
+        package.__path__ = [os.path.normpath(os.path.join(script_folder, *[os.pardir] * depth))]
         sys.modules[name] = package
 
-    kind, lifeline, report = sys.argv[1:]
-    if kind == "container":
+    supervisor_kind, lifeline_fd, report_fd = sys.argv[1:]
+    if supervisor_kind == "container":
         from smlaunch.local.executors.containers_supervisor import main
     else:
         from smlaunch.local.executors.supervisor import main
 
-    main(int(lifeline), int(report))
+    main(int(lifeline_fd), int(report_fd))

@@ -1,35 +1,34 @@
-"""What a host's supervisor is told on its standard input.
+"""The plan that a host's supervisor reads from its standard input.
 
-All of it is words that cannot hold a zero byte (paths, arguments, variables), so zero bytes part them and
-counts precede lists. Loaded by the supervisor: it imports nothing, so that a host starts quickly.
+Its values (paths, arguments, variables) cannot contain a zero byte. So zero bytes separate them, and a count
+precedes each list. The supervisor loads this module: it imports nothing, so that a host starts quickly.
 """
 
 from __future__ import annotations
 
 OWNER_VARIABLE = "SMLAUNCH_OWNER"
-"""In every host process's environment: owner/job/label/. Finds what a killed supervisor left behind."""
+"""In every host process's environment, with the value owner/job/label/. It identifies the processes that a
+killed supervisor left behind."""
 
 
-class ViewPlan:
-    """``mode`` is read-only, shared (what is written is in ``source``), or own: then ``upper`` and ``work``
-    are empty directories on one file system, for what the host writes. ``target`` is relative to the root,
-    or a path anywhere on the host."""
+class MountPlan:
+    """A mount on the host."""
 
     def __init__(self, source: str, target: str, mode: str, upper: str, work: str) -> None:
         self.source = source
         self.target = target
+        """Relative to the contract's root, or an absolute path on the host."""
         self.mode = mode
+        """read-only; shared: what is written is in ``source``; own: what is written is in ``upper``."""
         self.upper = upper
+        """With mode own: an empty directory on the same file system as ``work``."""
         self.work = work
+        """With mode own: an empty directory for the overlay's own use."""
 
 
 class HostPlan:
-    """``level``: full, user or plain. Paths are as this machine sees them, ``root`` and ``directory`` as the
-    host does.
-
-    ``keep``: directories that stay visible where the host's private /tmp hides them.
-    ``network``: empty (the machine's), ``new``, or the pid of the host whose network is shared.
-    """
+    """What a supervisor needs to start its host. Paths are those of this machine, except ``root`` and
+    ``directory``, which are paths on the host."""
 
     def __init__(
         self,
@@ -45,53 +44,66 @@ class HostPlan:
         network: str,
         argv: list[str],
         environment: dict[str, str],
-        keep: list[str],
-        views: list[ViewPlan],
+        visible_folders: list[str],
+        mounts: list[MountPlan],
     ) -> None:
         self.level = level
+        """Isolation level: full, user or plain."""
         self.directory = directory
+        """Working directory of the program."""
         self.hostname = hostname
         self.tree = tree
+        """Directory of the host's contract tree."""
         self.root = root
+        """Where the host has that tree."""
         self.stage = stage
+        """Empty directory for creating mount points."""
         self.tmp = tmp
+        """The host's /tmp."""
         self.hosts_file = hosts_file
+        """The host's /etc/hosts."""
         self.network = network
+        """Empty for the machine's network, ``new``, or the pid of the host whose network is shared."""
         self.argv = argv
         self.environment = environment
-        self.keep = keep
-        self.views = views
+        self.visible_folders = visible_folders
+        """Directories below the machine's /tmp that the host needs to see."""
+        self.mounts = mounts
 
     def encode(self) -> bytes:
-        """Raises ValueError for a word with a zero byte, which no process can be given."""
-        words = [getattr(self, name) for name in _SINGLE]
-        flat = [word for pair in self.environment.items() for word in pair]
-        views = [
-            word
-            for view in self.views
-            for word in (view.source, view.target, view.mode, view.upper, view.work)
+        """Return the form that ``decode`` reads. Raises ValueError for a value with a zero byte, which no
+        process can be given."""
+        values = [getattr(self, name) for name in _SINGLE_VALUES]
+        name_value_list = [value for pair in self.environment.items() for value in pair]
+        mounts = [
+            value
+            for mount in self.mounts
+            for value in (mount.source, mount.target, mount.mode, mount.upper, mount.work)
         ]
-        for part in (self.argv, flat, self.keep, views):
-            words += [str(len(part)), *part]
-        if any("\0" in word for word in words):
+        for value_list in (self.argv, name_value_list, self.visible_folders, mounts):
+            values += [str(len(value_list)), *value_list]
+        if any("\0" in value for value in values):
             raise ValueError("a zero byte in an argument or in the environment")
-        return "\0".join(words).encode("utf-8", "surrogateescape")
+        return "\0".join(values).encode("utf-8", "surrogateescape")
 
     @classmethod
-    def decode(cls, text: bytes) -> HostPlan:
-        words = iter(text.decode("utf-8", "surrogateescape").split("\0"))
-        single = {name: next(words) for name in _SINGLE}
-        argv, flat, keep, views = ([next(words) for _ in range(int(next(words)))] for _ in range(4))
+    def decode(cls, data: bytes) -> HostPlan:
+        """Read the form that ``encode`` returns."""
+        values = iter(data.decode("utf-8", "surrogateescape").split("\0"))
+        single_values = {name: next(values) for name in _SINGLE_VALUES}
+        argv, name_value_list, visible_folders, mounts = (
+            [next(values) for _ in range(int(next(values)))] for _ in range(4)
+        )
         return cls(
-            **single,
+            **single_values,
             argv=argv,
-            environment=dict(zip(flat[::2], flat[1::2], strict=True)),
-            keep=keep,
-            views=[
-                ViewPlan(source, target, mode, upper, work)
-                for source, target, mode, upper, work in zip(*[iter(views)] * 5, strict=True)
+            environment=dict(zip(name_value_list[::2], name_value_list[1::2], strict=True)),
+            visible_folders=visible_folders,
+            mounts=[
+                MountPlan(source, target, mode, upper, work)
+                for source, target, mode, upper, work in zip(*[iter(mounts)] * 5, strict=True)
             ],
         )
 
 
-_SINGLE = ("level", "directory", "hostname", "tree", "root", "stage", "tmp", "hosts_file", "network")
+_SINGLE_VALUES = ("level", "directory", "hostname", "tree", "root", "stage", "tmp", "hosts_file", "network")

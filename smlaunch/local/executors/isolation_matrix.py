@@ -1,9 +1,10 @@
-"""What a job's program finds at each isolation level, as data: docs/isolation.md shows it, tests prove it.
+"""What a job's program finds at each isolation level, as data: docs/isolation.md shows the table, tests
+check it.
 
-Every row is a question that a program on a host can answer by looking; the tests (test_acceptance.py)
-ask them all at every level and compare.
+Each row is a question that a program on a host can answer; test_acceptance.py asks all of them at every
+level.
 """
-# The rows name directories that no code here uses.
+# The rows name directories that this module does not use.
 # ruff: noqa: S108
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 @dataclass(frozen=True)
 class Answer:
-    """``holds`` is what the program sees; ``note`` is for people."""
+    """The answer at one level."""
 
     holds: bool
+    """What the program finds."""
     note: str = ""
+    """An explanation for readers."""
 
     def __str__(self) -> str:
         word = "yes" if self.holds else "no"
@@ -27,15 +30,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """``key`` is what the test's program prints its finding under."""
+    """One row of the table."""
 
     key: str
+    """The name under which the test's program prints its finding."""
     question: str
     full: Answer
     user: Answer
     plain: Answer
 
     def at(self, level: str) -> Answer:
+        """Return the answer at a level."""
         answer: Answer = getattr(self, level)
         return answer
 
@@ -117,7 +122,7 @@ DIFFERENCES = (
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     lines = ["| | full | user | plain |", "|---|---|---|---|"]
     lines += [f"| {row.question} | {row.full} | {row.user} | {row.plain} |" for row in DIFFERENCES]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a person should know about an isolation level. Clients show it too, who run no hosts themselves."""
+"""Notes for users on isolation levels. Clients that run no hosts print them too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from smlaunch.contract.paths import ROOT_VARIABLE
 
 
-def notes_on(level: str, isolated_network: bool = False) -> Iterator[str]:
-    """Before a job starts there."""
+def notes_about_level(level: str, isolated_network: bool = False) -> Iterator[str]:
+    """Yield what a user should know before a job starts at this level."""
     if level != "plain":
         return
     yield (

@@ -1,12 +1,12 @@
-"""The isolation levels of ``processes``, what each gives, and which of them work here.
+"""The isolation levels of ``processes``, what each provides, and which of them work here.
 
     level   needs                        /opt/ml   names   own /tmp   own processes   own network
-    full    root                         yes       algo-N  yes        yes             on wish
-    user    unprivileged namespaces      yes       algo-N  yes        yes             on wish
-    plain   nothing                      no        no      by TMPDIR  watched         no
+    full    root                         yes       algo-N  yes        yes             on request
+    user    unprivileged namespaces      yes       algo-N  yes        yes             on request
+    plain   nothing                      no        no      by TMPDIR  supervised      no
 
-``full`` and ``user`` look the same from inside, where both are root. At ``plain`` the same tree lies below
-another root, which SMLAUNCH_ML_ROOT names, and hosts are called by their loopback addresses.
+``full`` and ``user`` look the same from inside; the program is root in both. At ``plain`` the contract's
+tree is below another root, which SMLAUNCH_ML_ROOT names, and the hosts' names are their loopback addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors.base import HostExit, Program, View
+from smlaunch.local.executors.base import DirectoryMount, HostExit, Program
 from smlaunch.local.executors.processes import ProcessAllocation
 from smlaunch.local.executors.removal import remove_tree
 from smlaunch.local.state_dir import PROBE_PREFIX, write_private_file
@@ -33,84 +33,86 @@ _PROBE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Level:
-    """``views``: whether channels can be shown without copying them (an overlay file system can be mounted).
-    ``why_not`` is empty for a level that works."""
+    """An isolation level on this machine. The cache file has the same names."""
 
     name: str
     works: bool
     views: bool = False
+    """Whether channels can be mounted instead of copied (an overlay file system works)."""
     why_not: str = ""
+    """The reason if the level does not work."""
 
 
-def levels(scratch: Path | None = None) -> list[Level]:
-    """Tries each level by starting a real host that runs `true`. Takes about 30 ms a level.
+def probe_levels(scratch: Path | None = None) -> list[Level]:
+    """Try each level by starting a real host that runs `true`. Takes about 30 ms per level.
 
-    ``scratch``: a directory on the disk the hosts will be on, since not every file system bears an overlay.
+    ``scratch`` is a directory on the disk of the hosts, since not every file system supports an overlay.
     """
-    return [probe(name, scratch) for name in LEVELS]
+    return [probe_level(name, scratch) for name in LEVELS]
 
 
-def best(scratch: Path, cache: Path, wanted: str | None = None) -> Level:
-    """The level to use; the first that works, or ``wanted``. Raises EndpointError when that does not work.
+def choose_level(scratch: Path, cache: Path, requested_level: str | None = None) -> Level:
+    """Return ``requested_level``, or the first level that works. Raises EndpointError if it does not work.
 
-    What was found is kept in ``cache`` for as long as machine, user and rights are the same.
+    Results are stored in the file ``cache`` and used while machine, user and privileges are the same.
     """
-    names: Sequence[str] = LEVELS if wanted is None else (wanted,)
-    if wanted is not None and wanted not in LEVELS:
-        raise EndpointError(f"isolation {wanted!r} is unknown; there are {', '.join(LEVELS)}")
-    known = _read(cache)
-    for name in names:
-        level = known.get(name) or probe(name, scratch)
-        if known.get(name) is None:
-            known[name] = level
-            _write(cache, known)
+    candidates: Sequence[str] = LEVELS if requested_level is None else (requested_level,)
+    if requested_level is not None and requested_level not in LEVELS:
+        raise EndpointError(f"isolation {requested_level!r} is unknown; there are {', '.join(LEVELS)}")
+    cached_levels = _read_cache(cache)
+    for name in candidates:
+        level = cached_levels.get(name) or probe_level(name, scratch)
+        if cached_levels.get(name) is None:
+            cached_levels[name] = level
+            _write_cache(cache, cached_levels)
         if level.works:
             return level
     raise EndpointError(
-        f"isolation {wanted} does not work here: {known[names[0]].why_not}; "
+        f"isolation {requested_level} does not work here: {cached_levels[candidates[0]].why_not}; "
         "leave --isolation out to get the best that does"
     )
 
 
-def probe(name: str, scratch: Path | None = None) -> Level:
-    """Whether ``name`` works here, by trying it."""
+def probe_level(name: str, scratch: Path | None = None) -> Level:
+    """Find out whether a level works here, by trying it."""
     if name == "plain":
         return Level(name, works=True)
     if sys.platform != "linux":
         return Level(name, works=False, why_not="namespaces exist on Linux only")
     if name == "full" and os.geteuid() != 0:
         return Level(name, works=False, why_not="it needs root")
-    outcome = _try(name, scratch, view=True)
-    if outcome.code == 0:
+    mounted_exit = _run_probe_host(name, scratch, with_mount=True)
+    if mounted_exit.code == 0:
         return Level(name, works=True, views=True)
-    without = _try(name, scratch, view=False)
-    if without.code == 0:
+    exit_without_mount = _run_probe_host(name, scratch, with_mount=False)
+    if exit_without_mount.code == 0:
         return Level(name, works=True, views=False)
-    return Level(name, works=False, why_not=_explain(without.message))
+    return Level(name, works=False, why_not=_with_hint(exit_without_mount.message))
 
 
-def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
+def _run_probe_host(name: str, scratch: Path | None, with_mount: bool) -> HostExit:
+    """Start a host that runs `true`, and return how it ended."""
     folder = Path(tempfile.mkdtemp(prefix=PROBE_PREFIX, dir=scratch))
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         (folder / "data").mkdir()
-        allocation = ProcessAllocation(folder / "job", "probe", ["algo-1"], name, False, view)
+        allocation = ProcessAllocation(folder / "job", "probe", ["algo-1"], name, False, with_mount)
         try:
-            tree = allocation.places[0].tree
+            tree = allocation.hosts[0].tree
             (tree / "code").mkdir()
             (tree / "data").mkdir()
-            views = (View(folder / "data", "data"),) if view else ()
+            mounts = (DirectoryMount(folder / "data", "data"),) if with_mount else ()
             path = os.environ.get("PATH", os.defpath)
-            (host,) = allocation.start([Program(("true",), {"PATH": path}, views)])
+            (process,) = allocation.start([Program(("true",), {"PATH": path}, mounts)])
             poll = select.poll()
-            poll.register(host.events, select.POLLIN)
+            poll.register(process.events, select.POLLIN)
             while True:
                 if not poll.poll(_PROBE_SECONDS * 1000):
                     return HostExit(1, "lost", f"a host did not start within {_PROBE_SECONDS} s")
-                ended = host.read()
-                if ended is not None:
-                    return ended
+                host_exit = process.read()
+                if host_exit is not None:
+                    return host_exit
         finally:
             allocation.release()
     finally:
@@ -118,7 +120,8 @@ def _try(name: str, scratch: Path | None, view: bool) -> HostExit:
         os.close(lock)
 
 
-def _explain(message: str) -> str:
+def _with_hint(message: str) -> str:
+    """Add the likely cause to an error message."""
     hints = {
         "unshare: Operation not permitted": "creating namespaces is forbidden here (a container without "
         "CAP_SYS_ADMIN, or kernel.unprivileged_userns_clone=0, or an AppArmor rule)",
@@ -130,27 +133,31 @@ def _explain(message: str) -> str:
     return message
 
 
-def fingerprint() -> str:
-    """Changes when the machine was started anew, or this process has other rights than the one before."""
+def machine_fingerprint() -> str:
+    """Return a text that changes when the machine restarts, and that differs for processes with other
+    privileges."""
     if sys.platform != "linux":
         return sys.platform
     status = Path("/proc/self/status").read_text()
     (capabilities,) = (line for line in status.splitlines() if line.startswith("CapEff"))
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    spaces = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "mnt", "pid")]
-    return " ".join([boot, str(os.geteuid()), *capabilities.split(), *spaces])
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespaces = [str(Path(f"/proc/self/ns/{namespace}").readlink()) for namespace in ("user", "mnt", "pid")]
+    return " ".join([boot_id, str(os.geteuid()), *capabilities.split(), *namespaces])
 
 
-def _read(cache: Path) -> dict[str, Level]:
+def _read_cache(cache: Path) -> dict[str, Level]:
     try:
         document = json.loads(cache.read_text())
-        if document["fingerprint"] != fingerprint():
+        if document["fingerprint"] != machine_fingerprint():
             return {}
         return {entry["name"]: Level(**entry) for entry in document["levels"]}
     except (OSError, ValueError, KeyError, TypeError):
-        return {}  # not there yet, or half written by a machine that went down: found anew
+        return {}  # missing, or half written before a crash of the machine: probe again
 
 
-def _write(cache: Path, known: dict[str, Level]) -> None:
-    document = {"fingerprint": fingerprint(), "levels": [asdict(level) for level in known.values()]}
+def _write_cache(cache: Path, cached_levels: dict[str, Level]) -> None:
+    document = {
+        "fingerprint": machine_fingerprint(),
+        "levels": [asdict(level) for level in cached_levels.values()],
+    }
     write_private_file(cache, json.dumps(document).encode())

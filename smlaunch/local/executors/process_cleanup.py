@@ -1,4 +1,5 @@
-"""Finding and ending processes where no namespace does it for us. Loaded by the supervisor: stays light."""
+"""Finds and kills processes where no namespace does that. The supervisor loads this module, so it imports
+little."""
 
 # ruff: noqa: PTH112, PTH123, PTH208
 from __future__ import annotations
@@ -10,83 +11,84 @@ import sys
 
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE
 
-_ROUNDS = 20
-"""Each finds what was born while the last one killed."""
-_PATIENCE_MS = 5000
+_MAX_ROUNDS = 20
+"""Each round finds the processes that were started during the previous one."""
+_WAIT_MS = 5000
 _LINUX = sys.platform == "linux"
 
 
 def descendants(ancestor: int) -> list[int]:
-    """All processes below ``ancestor``, as of now."""
+    """Return the pids of all current descendants of ``ancestor``."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
+    for pid, parent in _pids_with_parents():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    waiting = [ancestor]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    result: list[int] = []
+    unvisited = [ancestor]
+    while unvisited:
+        child_pids = children.get(unvisited.pop(), [])
+        result += child_pids
+        unvisited += child_pids
+    return result
 
 
-def marked(prefix: str) -> list[int]:
-    """Processes of ours whose environment names an owner that begins with ``prefix``. Linux only: elsewhere
-    another process's environment cannot be read, and the list is empty."""
-    wanted = f"{OWNER_VARIABLE}={prefix}".encode()
+def processes_of_owner(prefix: str) -> list[int]:
+    """Return the pids of this user's processes whose OWNER_VARIABLE begins with ``prefix``. Empty except on
+    Linux, as other systems do not show another process's environment."""
+    entry_prefix = f"{OWNER_VARIABLE}={prefix}".encode()
     return [
         pid
-        for pid in _pids()
-        if any(entry.startswith(wanted) for entry in _read(f"/proc/{pid}/environ").split(b"\0"))
+        for pid in _all_pids()
+        if any(entry.startswith(entry_prefix) for entry in _read_file(f"/proc/{pid}/environ").split(b"\0"))
     ]
 
 
-def kill_all(pids: list[int]) -> int:
-    """SIGKILL to each; returns how many were still there."""
-    return sum(_kill(pid) for pid in pids)
+def kill_processes(pids: list[int]) -> int:
+    """Send SIGKILL to each process, and return how many of them existed."""
+    return sum(_kill_process(pid) for pid in pids)
 
 
-def end_marked(prefix: str) -> int:
-    """Kills the processes that ``marked`` finds and waits for their end; returns how many they were."""
+def kill_processes_of_owner(prefix: str) -> int:
+    """Kill the processes that ``processes_of_owner`` finds and wait for their ends. Return their number."""
     killed = 0
-    for _ in range(_ROUNDS):
-        pids = marked(prefix)
+    for _ in range(_MAX_ROUNDS):
+        pids = processes_of_owner(prefix)
         if not pids:
             break
-        handles = [handle for handle in map(_handle, pids) if handle is not None]
-        killed += kill_all(pids)
-        for handle in handles:
-            # Readable at its end. One that hangs in the kernel is left to it.
+        pidfds = [pidfd for pidfd in map(_open_pidfd, pids) if pidfd is not None]
+        killed += kill_processes(pids)
+        for pidfd in pidfds:
+            # A pidfd becomes readable when its process ends. A process may hang in the kernel.
             poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            poll.poll(_PATIENCE_MS)
-            os.close(handle)
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(_WAIT_MS)
+            os.close(pidfd)
     return killed
 
 
-def _handle(pid: int) -> int | None:
-    """A pidfd: unlike a child's, another process's end can only be waited for by that."""
+def _open_pidfd(pid: int) -> int | None:
+    """Return a pidfd, the only way to wait for a process that is not a child; None if the process has
+    ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:
-        return None  # it has ended
+        return None
 
 
-def kill_children() -> None:
-    """Ends every descendant of this process and reaps it.
+def kill_descendants() -> None:
+    """Kill and reap all descendants of this process.
 
-    One that was born between the look and the kill is found at the next turn, since orphans become our
-    children (``adopt_orphans``).
+    A process that was started after the list of descendants was read is found in the next round, since
+    orphans become children of this process (``adopt_orphans``).
     """
     while True:
-        kill_all(descendants(os.getpid()))
+        kill_processes(descendants(os.getpid()))
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
 
 
-def _kill(pid: int) -> bool:
+def _kill_process(pid: int) -> bool:
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -94,19 +96,19 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def _parents() -> list[tuple[int, int]]:
+def _pids_with_parents() -> list[tuple[int, int]]:
     if _LINUX:
-        statuses = ((pid, _read(f"/proc/{pid}/stat")) for pid in _pids())
-        # The command stands in parentheses and may hold any character: look behind the last one.
+        statuses = ((pid, _read_file(f"/proc/{pid}/stat")) for pid in _all_pids())
+        # The command is in parentheses and may contain any character: read after the last parenthesis.
         return [(pid, int(text[text.rindex(b")") + 2 :].split()[1])) for pid, text in statuses if text]
     import subprocess
 
-    listing = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607
-    return [(int(pid), int(parent)) for pid, parent in map(str.split, listing.stdout.splitlines())]
+    ps_result = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607
+    return [(int(pid), int(parent)) for pid, parent in map(str.split, ps_result.stdout.splitlines())]
 
 
-def _read(path: str) -> bytes:
-    """Empty for a process that has ended meanwhile, or is another user's."""
+def _read_file(path: str) -> bytes:
+    """Return the content; empty for a process that has ended, or that belongs to another user."""
     try:
         with open(path, "rb") as stream:
             return stream.read()
@@ -114,5 +116,5 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _pids() -> list[int]:
+def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []

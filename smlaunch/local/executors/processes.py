@@ -1,8 +1,8 @@
-"""Hosts as process trees on this machine: the executor that needs nothing but Python.
+"""Hosts as process trees on this machine: the executor that needs only Python.
 
-Every host has its own supervisor (supervisor.py), started while the job's data is still being laid out, and
-its own folder: ``ml`` (the contract's tree), ``tmp``, ``hosts``. What a host sees beyond that depends on the
-isolation level (levels.py).
+Each host has a supervisor (supervisor.py), which is started while the job's data is still being copied, and
+a folder with ``ml`` (the contract's tree), ``tmp`` and ``hosts``. The isolation level (levels.py) decides
+what else a host sees.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from smlaunch.contract.paths import ROOT_VARIABLE
 from smlaunch.local.executors import loopback, process_cleanup
 from smlaunch.local.executors.base import (
     Allocation,
+    AllocationInfo,
     CannotAllocate,
     HostProcess,
-    Offer,
-    Place,
+    JobHost,
     Program,
 )
-from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, ViewPlan
-from smlaunch.local.executors.level_notes import notes_on
+from smlaunch.local.executors.host_plan import OWNER_VARIABLE, HostPlan, MountPlan
+from smlaunch.local.executors.level_notes import notes_about_level
 from smlaunch.local.executors.removal import remove_or_warn
 from smlaunch.local.executors.supervised import SupervisedHost
 
 _CONTRACT_ROOT = "/opt/ml"
-_SHORT_LINKS = Path(tempfile.gettempdir())
-_ROOM_FOR_SOCKETS = 50
-"""Characters of a TMPDIR that leave enough for what programs put below it."""
+_SHORT_LINK_FOLDER = Path(tempfile.gettempdir())
+_MAX_TMPDIR_LENGTH = 50
+"""Characters of a TMPDIR that leave enough for the names of sockets below it."""
 
 
 class Processes:
-    """``folder`` holds the trees of this endpoint's hosts; ``owner`` names the endpoint in every process."""
+    """The executor ``processes``."""
 
     name = "processes"
     runs_images = False
 
-    def __init__(self, folder: Path, owner: str, isolation: str, views: bool) -> None:
+    def __init__(self, folder: Path, owner: str, isolation: str, mounts: bool) -> None:
+        """``folder`` is the directory for the hosts' folders. ``owner`` identifies the endpoint in the
+        environment of every process. ``mounts``: whether mounts without copies work at this level."""
         self.isolation = isolation
         self._folder = folder
         self._owner = owner
-        self._views = views and isolation != "plain"
-        self.shows_anywhere = isolation != "plain"  # a bind is had where an overlay is not
+        self._can_mount = mounts and isolation != "plain"
+        self.can_mount_anywhere = isolation != "plain"  # a bind mount works even where an overlay does not
 
     def allocate(
         self,
@@ -55,7 +57,7 @@ class Processes:
         labels: Sequence[str],
         isolated_network: bool,
         image: str = "",
-        check: Callable[[], None] = lambda: None,
+        raise_if_stopping: Callable[[], None] = lambda: None,
     ) -> Allocation:
         return ProcessAllocation(
             self._folder / job,
@@ -63,22 +65,22 @@ class Processes:
             labels,
             self.isolation,
             isolated_network,
-            self._views,
+            self._can_mount,
         )
 
-    def recover(self, owner: str) -> int:
-        return recover(owner)
+    def remove_leftovers(self, owner: str) -> int:
+        return remove_leftovers(owner)
 
 
-def recover(owner: str) -> int:
-    """Processes.recover, at any level."""
-    for link in _SHORT_LINKS.glob(f"{_link_prefix(owner)}*"):
+def remove_leftovers(owner: str) -> int:
+    """Kill the processes of the dead endpoint ``owner``, at any level. Return their number."""
+    for link in _SHORT_LINK_FOLDER.glob(f"{_link_prefix(owner)}*"):
         link.unlink(missing_ok=True)
-    return process_cleanup.end_marked(f"{owner}/")
+    return process_cleanup.kill_processes_of_owner(f"{owner}/")
 
 
 class ProcessAllocation:
-    """The hosts of one job. Their supervisors start at once and wait for what to run."""
+    """The hosts of one job. Their supervisors start at once and wait for their plans."""
 
     def __init__(
         self,
@@ -87,129 +89,145 @@ class ProcessAllocation:
         labels: Sequence[str],
         level: str,
         isolated_network: bool,
-        views: bool,
+        mounts: bool,
     ) -> None:
         self._folder = folder
         self._owner = owner
         self._level = level
         self._isolated_network = isolated_network and level != "plain"
         self._network = loopback.reserve(len(labels))
-        self._hosts: list[SupervisedHost] = []
+        self._processes: list[SupervisedHost] = []
         self._links: list[Path] = []
-        plain = level == "plain"
+        is_plain = level == "plain"
         environment = {"SMLAUNCH_PORT": str(self._network.port)}
-        self.offer = Offer(environment, tuple(notes_on(level, isolated_network)), views)
-        self.places = tuple(
-            Place(
+        self.info = AllocationInfo(environment, tuple(notes_about_level(level, isolated_network)), mounts)
+        self.hosts = tuple(
+            JobHost(
                 label=label,
-                name=address if plain else label,
+                name=address if is_plain else label,
                 address=address,
                 tree=folder / label / "ml",
-                root=str(folder / label / "ml") if plain else _CONTRACT_ROOT,
+                root=str(folder / label / "ml") if is_plain else _CONTRACT_ROOT,
             )
             for label, address in zip(labels, self._network.addresses, strict=True)
         )
         try:
-            for place in self.places:
-                for part in ("ml", "tmp", "stage"):
-                    (folder / place.label / part).mkdir(parents=True)
-                (folder / place.label / "tmp").chmod(0o1777)
-                mark = f"{self._owner}/{place.label}/"
-                self._hosts.append(SupervisedHost(place, partial(process_cleanup.end_marked, mark)))
+            for host in self.hosts:
+                for subfolder in ("ml", "tmp", "stage"):
+                    (folder / host.label / subfolder).mkdir(parents=True)
+                (folder / host.label / "tmp").chmod(0o1777)
+                process_owner = f"{self._owner}/{host.label}/"
+                self._processes.append(
+                    SupervisedHost(host, partial(process_cleanup.kill_processes_of_owner, process_owner))
+                )
         except OSError as error:
             self.release()
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
-        names = "".join(
-            f"{place.address}\t{place.name}\n" for place in self.places if place.name != place.address
+        hosts_lines = "".join(
+            f"{host.address}\t{host.name}\n" for host in self.hosts if host.name != host.address
         )
-        keep = _visible_below_tmp(programs[0].environment)
+        visible_folders = _visible_below_tmp(programs[0].environment)
         network = ""
-        for index, (host, program) in enumerate(zip(self._hosts, programs, strict=True)):
+        for index, (process, program) in enumerate(zip(self._processes, programs, strict=True)):
             if self._isolated_network:
                 # The first host makes the network, the others join it.
-                network = "new" if index == 0 else str(self._hosts[0].pid)
-            host.start(self._plan(host.place, program, names, keep, network).encode())
+                network = "new" if index == 0 else str(self._processes[0].pid)
+            process.start(
+                self._create_plan(process.host, program, hosts_lines, visible_folders, network).encode()
+            )
             if network == "new":
-                host.wait_for_start()
-        return list(self._hosts)
+                process.wait_for_start()
+        return list(self._processes)
 
     def release(self) -> None:
-        for host in self._hosts:
-            host.kill()
-        killed = [host for host in self._hosts if not host.reap()]
+        for process in self._processes:
+            process.kill()
+        killed = [process for process in self._processes if not process.reap()]
         if killed:
-            # A supervisor that was killed could end nothing: without a namespace nobody has, and with one the
-            # kernel is still at it.
-            process_cleanup.end_marked(self._owner + "/")
-        self._hosts = []
+            # A killed supervisor leaves processes behind: without a namespace nobody kills them, and with
+            # one the kernel may still be killing them.
+            process_cleanup.kill_processes_of_owner(self._owner + "/")
+        self._processes = []
         for link in self._links:
             link.unlink(missing_ok=True)
         self._network.release()
         remove_or_warn(self._folder)
 
-    def _plan(self, place: Place, program: Program, names: str, keep: list[str], network: str) -> HostPlan:
-        folder = place.tree.parent
+    def _create_plan(
+        self, host: JobHost, program: Program, hosts_lines: str, visible_folders: list[str], network: str
+    ) -> HostPlan:
+        """Create a host's mount directories and /etc/hosts, and return the plan for its supervisor."""
+        folder = host.tree.parent
         hosts_file = folder / "hosts"
-        hosts_file.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" + names)
-        views = []
-        for number, view in enumerate(program.views):
+        hosts_file.write_text(
+            "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" + hosts_lines
+        )
+        mounts = []
+        for number, mount in enumerate(program.mounts):
             upper, work = folder / "views" / str(number), folder / "views" / f"{number}.work"
             upper.mkdir(parents=True)
             work.mkdir()
-            mode = "read-only" if view.read_only else "shared" if view.shared else "own"
-            views.append(ViewPlan(str(view.source), view.target, mode, str(upper), str(work)))
-        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{place.label}/"}
+            mode = "read-only" if mount.read_only else "shared" if mount.shared else "own"
+            mounts.append(MountPlan(str(mount.source), mount.target, mode, str(upper), str(work)))
+        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{host.label}/"}
         argv = list(program.argv)
         if self._level == "plain":
-            environment[ROOT_VARIABLE] = place.root
-            environment["TMPDIR"] = str(self._short(folder / "tmp"))
-            argv = [_moved(word, place.root) for word in argv]
+            environment[ROOT_VARIABLE] = host.root
+            environment["TMPDIR"] = str(self._shortened(folder / "tmp"))
+            argv = [_with_root(argument, host.root) for argument in argv]
         return HostPlan(
             level=self._level,
             argv=argv,
             environment=environment,
-            directory=f"{place.root}/{program.directory}",
-            hostname=place.name,
-            tree=str(place.tree),
-            root=place.root,
+            directory=f"{host.root}/{program.directory}",
+            hostname=host.name,
+            tree=str(host.tree),
+            root=host.root,
             stage=str(folder / "stage"),
             tmp=str(folder / "tmp"),
             hosts_file=str(hosts_file),
-            views=views,
-            keep=keep,
+            mounts=mounts,
+            visible_folders=visible_folders,
             network=network,
         )
 
-    def _short(self, folder: Path) -> Path:
-        """A socket's path may have 107 bytes (Linux; macOS: 103), and programs make sockets in TMPDIR."""
-        if len(str(folder)) <= _ROOM_FOR_SOCKETS:
+    def _shortened(self, folder: Path) -> Path:
+        """Return the folder, or a short link to it. Programs create sockets in TMPDIR, and the path of a
+        socket is limited to 107 bytes (macOS: 103)."""
+        if len(str(folder)) <= _MAX_TMPDIR_LENGTH:
             return folder
-        link = _SHORT_LINKS / f"{_link_prefix(self._owner)}{secrets.token_hex(4)}"
+        link = _SHORT_LINK_FOLDER / f"{_link_prefix(self._owner)}{secrets.token_hex(4)}"
         link.symlink_to(folder)
         self._links.append(link)
         return link
 
 
 def _link_prefix(owner: str) -> str:
-    """``owner`` may go on with a job's name."""
+    """Return the beginning of a link's name. ``owner`` is an endpoint's id, perhaps followed by a job's
+    name."""
     return f"sml-{owner.partition('/')[0]}-"
 
 
-def _moved(word: str, root: str) -> str:
-    """A word that names a place of the contract, where its tree lies elsewhere."""
-    return root + word[len(_CONTRACT_ROOT) :] if word.startswith(_CONTRACT_ROOT + "/") else word
+def _with_root(argument: str, root: str) -> str:
+    """Return an argument of the command, with another root if it is a path of the contract."""
+    return root + argument[len(_CONTRACT_ROOT) :] if argument.startswith(_CONTRACT_ROOT + "/") else argument
 
 
 def _visible_below_tmp(environment: Mapping[str, str]) -> list[str]:
-    """Directories below /tmp that a host sees although its /tmp is its own: where programs come from, and the
-    home directory, as it would elsewhere."""
-    lists = [environment.get(name, "").split(os.pathsep) for name in ("PATH", "LD_LIBRARY_PATH", "HOME")]
-    wanted = [sys.prefix, sys.base_prefix, *(folder for some in lists for folder in some)]
-    below = sorted({folder for folder in wanted if folder.startswith("/tmp/") and Path(folder).is_dir()})  # noqa: S108
+    """Return directories below /tmp that a host must see although it has its own /tmp: those with programs,
+    and the home directory."""
+    path_lists = [environment.get(name, "").split(os.pathsep) for name in ("PATH", "LD_LIBRARY_PATH", "HOME")]
+    needed_folders = [
+        sys.prefix,
+        sys.base_prefix,
+        *(folder for path_list in path_lists for folder in path_list),
+    ]
+    below_tmp = {folder for folder in needed_folders if folder.startswith("/tmp/")}  # noqa: S108
+    needed_below_tmp = sorted(folder for folder in below_tmp if Path(folder).is_dir())
     return [
         folder
-        for folder in below
-        if not any(folder.startswith(other + "/") for other in below if other != folder)
+        for folder in needed_below_tmp
+        if not any(folder.startswith(other + "/") for other in needed_below_tmp if other != folder)
     ]

@@ -1,5 +1,5 @@
-"""Removing what a host leaves, whatever its programs have made of it: modes, links, any depth, any name."""
-# Descriptors and single names: there are no paths that could be handed to pathlib.
+"""Removes the directory of a host, whatever modes, links, depth and names its programs have created."""
+# Works with descriptors and single names, not with paths, so pathlib is not used.
 
 from __future__ import annotations
 
@@ -15,116 +15,123 @@ from pathlib import Path
 
 from smlaunch.local.host_files import OWN_FOLDER_FLAGS, error_text, open_folder_at, printable_name
 
-_REMOVALS = 3
-_MEETINGS = 50
-_STEP_ASIDE = 0.002
-"""Seconds, more with each meeting: 2.5 in all."""
+_MAX_ATTEMPTS = 3
+_MAX_CONCURRENT_ATTEMPTS = 50
+_RETRY_SECONDS = 0.002
+"""Waiting time, longer after each attempt: 2.5 s in all."""
 
 log = logging.getLogger(__name__)
 
 
 def remove_tree(folder: Path) -> None:
-    """Two processes may be at it, and bring directories up while the other one is done; one that was just
-    killed may have made its last file meanwhile: so it is tried again. What cannot be removed (an immutable
-    file, a mount) keeps nothing else: then raises OSError."""
-    for number in range(1, _MEETINGS + 1):
+    """Remove a directory. Raises OSError if something cannot be removed (an immutable file, a mount), after
+    removing everything else.
+
+    Several attempts are made: another process may be removing the same directory and moving its
+    subdirectories, or a killed program may have created a last file meanwhile.
+    """
+    for attempt in range(1, _MAX_CONCURRENT_ATTEMPTS + 1):
         try:
-            at = os.open(folder.parent, OWN_FOLDER_FLAGS)
+            folder_fd = os.open(folder.parent, OWN_FOLDER_FLAGS)
         except FileNotFoundError:
             return
         try:
-            problem = _empty(at, folder.name)
+            last_error = _remove_folder(folder_fd, folder.name)
         finally:
-            os.close(at)
-        if problem is None:
+            os.close(folder_fd)
+        if last_error is None:
             return
-        if number >= (_MEETINGS if problem.errno == errno.ENOTEMPTY else _REMOVALS):
-            raise problem
-        if problem.errno == errno.ENOTEMPTY:
-            time.sleep(_STEP_ASIDE * number)  # the other one may not run at all meanwhile
+        if attempt >= (_MAX_CONCURRENT_ATTEMPTS if last_error.errno == errno.ENOTEMPTY else _MAX_ATTEMPTS):
+            raise last_error
+        if last_error.errno == errno.ENOTEMPTY:
+            time.sleep(_RETRY_SECONDS * attempt)  # gives the other process time to run
 
 
 def remove_or_warn(folder: Path) -> None:
-    """As remove_tree, for a folder that the next endpoint removes too: what cannot be removed is named in one
-    line, and no work fails for it."""
+    """Remove a directory that the next endpoint removes too: if something cannot be removed, log a warning
+    instead of raising."""
     try:
         remove_tree(folder)
     except OSError as error:
-        remaining = _first_remaining(folder)
+        remaining_path = _first_remaining(folder)
         log.warning(
             "%s cannot be removed (%s); where an attribute forbids it, `chattr -i -a %s` takes that away, "
             "and the next endpoint removes it",
-            *(printable_name(remaining), error_text(error), printable_name(shlex.quote(remaining))),
+            *(printable_name(remaining_path), error_text(error), printable_name(shlex.quote(remaining_path))),
         )
 
 
 def _first_remaining(folder: Path) -> str:
-    """A file where there is one. What remove_tree leaves is not deep."""
+    """Return the path of a file that was not removed, or of a directory if there is no file. What
+    remove_tree leaves is not deep."""
     for parent, _, files in os.walk(folder):
         if files:
             return os.path.join(parent, files[0])  # noqa: PTH118
     return str(folder)
 
 
-def _empty(above: int, name: str) -> OSError | None:
-    """Removes the directory ``name`` with all that is in it. The directories in it are brought up to its top
-    first, so that no path, and no stack, becomes as deep as the tree. Returns what stood in the way."""
+def _remove_folder(parent_fd: int, name: str) -> OSError | None:
+    """Remove the directory ``name`` with its content, and return the last error. Its subdirectories are
+    first moved to its top, so that no path and no stack becomes as deep as the tree."""
     try:
-        top = open_folder_at(above, name, fix_permissions=True)
+        top_fd = open_folder_at(parent_fd, name, fix_permissions=True)
     except FileNotFoundError:
         return None
     except OSError as error:
         return error
     try:
-        waiting: list[str] = []
-        problem = _clear(top, top, waiting)
-        while waiting:
-            problem = _dissolve(top, waiting.pop(), waiting) or problem
+        moved_folders: list[str] = []
+        last_error = _clear_folder(top_fd, top_fd, moved_folders)
+        while moved_folders:
+            last_error = _remove_moved_folder(top_fd, moved_folders.pop(), moved_folders) or last_error
     finally:
-        os.close(top)
-    failed_name = _rmdir(above, name)
-    return failed_name and (problem or failed_name)
+        os.close(top_fd)
+    rmdir_error = _remove_empty_folder(parent_fd, name)
+    return rmdir_error and (last_error or rmdir_error)
 
 
-def _dissolve(top: int, name: str, waiting: list[str]) -> OSError | None:
+def _remove_moved_folder(top_fd: int, name: str, moved_folders: list[str]) -> OSError | None:
+    """Remove a directory that was moved to the top, and return the last error."""
     try:
-        at = open_folder_at(top, name, fix_permissions=True)
+        folder_fd = open_folder_at(top_fd, name, fix_permissions=True)
     except FileNotFoundError:
         return None
     except OSError as error:
         return error
     try:
-        problem = _clear(at, top, waiting)
+        last_error = _clear_folder(folder_fd, top_fd, moved_folders)
     finally:
-        os.close(at)
-    failed_name = _rmdir(top, name)
-    return failed_name and (problem or failed_name)
+        os.close(folder_fd)
+    rmdir_error = _remove_empty_folder(top_fd, name)
+    return rmdir_error and (last_error or rmdir_error)
 
 
-def _clear(at: int, top: int, waiting: list[str]) -> OSError | None:
-    """What is in one directory: files go, directories wait at the top."""
-    problem: OSError | None = None
-    for name in _names(at):
+def _clear_folder(folder_fd: int, top_fd: int, moved_folders: list[str]) -> OSError | None:
+    """Remove the files of one directory, move its subdirectories to the top, and append their names to
+    ``moved_folders``. Return the last error."""
+    last_error: OSError | None = None
+    for name in _list_names(folder_fd):
         try:
-            if _unlink(at, name):
+            if _remove_file(folder_fd, name):
                 continue
-            if at != top:
-                # Its entry `..` changes: it has to be writable.
-                os.close(open_folder_at(at, name, fix_permissions=True))
-                brought = f"removed-{secrets.token_hex(8)}"
-                os.rename(name, brought, src_dir_fd=at, dst_dir_fd=top)
-                name = brought
-            waiting.append(name)
+            if folder_fd != top_fd:
+                # The move changes the entry `..`, so the directory must be writable.
+                os.close(open_folder_at(folder_fd, name, fix_permissions=True))
+                new_name = f"removed-{secrets.token_hex(8)}"
+                os.rename(name, new_name, src_dir_fd=folder_fd, dst_dir_fd=top_fd)
+                name = new_name
+            moved_folders.append(name)
         except FileNotFoundError:
             continue
         except OSError as error:
-            problem = error
-    return problem
+            last_error = error
+    return last_error
 
 
-def _rmdir(at: int, name: str) -> OSError | None:
+def _remove_empty_folder(folder_fd: int, name: str) -> OSError | None:
+    """Remove an empty directory, and return the error."""
     try:
-        os.rmdir(name, dir_fd=at)
+        os.rmdir(name, dir_fd=folder_fd)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -132,18 +139,19 @@ def _rmdir(at: int, name: str) -> OSError | None:
     return None
 
 
-def _names(at: int) -> list[str]:
+def _list_names(folder_fd: int) -> list[str]:
+    """Return the names in a directory; empty if it cannot be read."""
     with suppress(OSError):
-        return os.listdir(at)
+        return os.listdir(folder_fd)
     return []
 
 
-def _unlink(at: int, name: str) -> bool:
-    """False for a directory. Raises OSError."""
+def _remove_file(folder_fd: int, name: str) -> bool:
+    """Remove a file. Return False for a directory, which is not removed. Raises OSError."""
     try:
-        if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
             return False
-        os.unlink(name, dir_fd=at)
+        os.unlink(name, dir_fd=folder_fd)
     except FileNotFoundError:
         pass
     return True

@@ -1,6 +1,6 @@
-"""A host as the endpoint sees it, of whatever kind: a supervisor process and the pipes to it.
+"""A host as the endpoint sees it: its supervisor process, and the pipes to it.
 
-Whatever becomes of the endpoint, the supervisor sees its lifeline close and ends the host.
+When the endpoint ends or dies, the lifeline closes, and the supervisor ends the host.
 """
 
 from __future__ import annotations
@@ -14,90 +14,99 @@ from collections.abc import Callable
 from pathlib import Path
 
 from smlaunch.local import liveness_fds
-from smlaunch.local.executors.base import HostExit, Place
+from smlaunch.local.executors.base import HostExit, JobHost
 
-_HOST_SCRIPT = Path(__file__).with_name("host.py")
+_SUPERVISOR_SCRIPT = Path(__file__).with_name("host.py")
 _PIPE_BYTES = 1 << 20
 
 
 class SupervisedHost:
-    """A supervisor and the three pipes to it: lifeline, report (``events``), and what the host prints.
+    """A supervisor and three pipes: the lifeline, the report (``events``), and the host's output."""
 
-    ``on_lost`` ends what of the host outlives a supervisor that was killed. ``kind``: which supervisor,
-    ``process`` or ``container``.
-    """
-
-    def __init__(self, place: Place, on_lost: Callable[[], object], kind: str = "process") -> None:
-        self.place = place
-        self._on_lost = on_lost
-        lifeline, ours = os.pipe()
-        self._lifeline = liveness_fds.close_after_fork(ours)
-        self.events, report = os.pipe()
-        self.output, output = os.pipe()
-        _enlarge(self.output)
+    def __init__(
+        self, host: JobHost, remove_leftovers: Callable[[], object], supervisor_kind: str = "process"
+    ) -> None:
+        """``remove_leftovers`` removes what remains of a host whose supervisor was killed.
+        ``supervisor_kind`` is ``process`` or ``container``."""
+        self.host = host
+        self._remove_leftovers = remove_leftovers
+        lifeline_reader, lifeline_writer = os.pipe()
+        self._lifeline_writer = liveness_fds.close_after_fork(lifeline_writer)
+        self.events, report_writer = os.pipe()
+        self.output, output_writer = os.pipe()
+        _enlarge_pipe(self.output)
         try:
-            # No shell, no user site, no environment: the supervisor is the same wherever we were started.
+            # Without user site packages and environment, so that the supervisor is the same everywhere.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HOST_SCRIPT), kind, str(lifeline), str(report)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_SUPERVISOR_SCRIPT),
+                    supervisor_kind,
+                    str(lifeline_reader),
+                    str(report_writer),
+                ],
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=(lifeline, report),
-                start_new_session=True,  # the terminal's Ctrl-C is for the client alone
+                stdout=output_writer,
+                stderr=output_writer,
+                pass_fds=(lifeline_reader, report_writer),
+                start_new_session=True,  # Ctrl-C in the terminal must reach only the client
                 env={},
             )
         except BaseException:
-            liveness_fds.close(self._lifeline)
+            liveness_fds.close(self._lifeline_writer)
             for descriptor in (self.events, self.output):
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in (lifeline, report, output):
+            for descriptor in (lifeline_reader, report_writer, output_writer):
                 os.close(descriptor)
-        self._text = b""
+        self._report_data = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, order: bytes) -> None:
-        """``order``: what the supervisor of this kind reads."""
+    def start(self, plan_data: bytes) -> None:
+        """Start the host. ``plan_data`` is what this kind of supervisor reads from its standard input."""
         assert self._process.stdin is not None
-        # A supervisor that has died already is told by its report's end.
+        # If the supervisor has died, ``read`` reports that.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
-            stream.write(order)
+            stream.write(plan_data)
 
     def wait_for_start(self) -> None:
-        """Until the program runs, or cannot; what was reported is not consumed for ``read``."""
-        while b"\n" not in self._text:
-            some = os.read(self.events, 4096)
-            if not some:
+        """Wait until the program runs, or cannot be started. ``read`` still returns what was reported."""
+        while b"\n" not in self._report_data:
+            block = os.read(self.events, 4096)
+            if not block:
                 return
-            self._text += some
+            self._report_data += block
 
     def read(self) -> HostExit | None:
-        if not self._text:
-            self._text = os.read(self.events, 4096)
-            if not self._text:
-                # What it watched over may run on: its peers must not go on talking to it, nor its output
-                # stay open.
-                self._on_lost()
+        """Return how the host ended; see HostProcess.read."""
+        if not self._report_data:
+            self._report_data = os.read(self.events, 4096)
+            if not self._report_data:
+                # Processes of the host may still run: they must not talk to other hosts any more, nor keep
+                # the output pipe open.
+                self._remove_leftovers()
                 return HostExit(137, "lost", "the process that watches over the host was killed")
-        *lines, _ = self._text.split(b"\n")
-        self._text = b""
+        *lines, _ = self._report_data.split(b"\n")
+        self._report_data = b""
         for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "exit":
-                code, _, message = rest.partition(" ")
+            event, _, details = line.decode(errors="replace").partition(" ")
+            if event == "exit":
+                code, _, message = details.partition(" ")
                 return HostExit(int(code), message=message)
-            if word == "killed":
-                return HostExit(128 + int(rest), signal=_signal_name(int(rest)))
-            if word == "lost":
-                return HostExit(137, "lost", rest)
-            if word == "error":
-                step, code, message = rest.split(" ", 2)
-                where = "" if step == "program" else f"the host could not be {_FAILED[step]}: "
-                return HostExit(int(code), "not_started", where + message)
+            if event == "killed":
+                return HostExit(128 + int(details), signal=_signal_name(int(details)))
+            if event == "lost":
+                return HostExit(137, "lost", details)
+            if event == "error":
+                step, code, message = details.split(" ", 2)
+                prefix = "" if step == "program" else f"the host could not be {_FAILED_STEPS[step]}: "
+                return HostExit(int(code), "not_started", prefix + message)
         return None
 
     def terminate(self) -> None:
@@ -105,36 +114,40 @@ class SupervisedHost:
             self._process.terminate()
 
     def kill(self) -> None:
-        if self._lifeline >= 0:
-            liveness_fds.close(self._lifeline)
-            self._lifeline = -1
+        if self._lifeline_writer >= 0:
+            liveness_fds.close(self._lifeline_writer)
+            self._lifeline_writer = -1
             if self._process.poll() is None:
-                self._process.send_signal(signal.SIGCONT)  # one that was stopped would never see it
+                self._process.send_signal(
+                    signal.SIGCONT
+                )  # a stopped process would not notice the closed lifeline
 
     def reap(self) -> bool:
-        """After ``kill``. Closes what is still open. False when the supervisor did not end by itself."""
+        """Wait for the supervisor and close all descriptors. Call it after ``kill``. Return False if the
+        supervisor was killed."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        by_itself = self._process.wait() >= 0
+        has_exited = self._process.wait() >= 0
         for descriptor in (self.events, self.output):
             os.close(descriptor)
-        return by_itself
+        return has_exited
 
 
-_FAILED = {"isolation": "isolated", "container": "made"}
-"""What could not be done, by the step that a supervisor names."""
+_FAILED_STEPS = {"isolation": "isolated", "container": "made"}
+"""Past participle for a message, by the step in the supervisor's report."""
 
 
 def _signal_name(number: int) -> str:
+    """Return a signal's name, also for a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"SIG{number}"
 
 
-def _enlarge(pipe: int) -> None:
-    """Room for bursts of output, where the system lets us."""
+def _enlarge_pipe(pipe: int) -> None:
+    """Enlarge a pipe's buffer for bursts of output, where the system allows it."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 

@@ -1,13 +1,15 @@
-"""The process outside a host: starts the host's first process, forwards signals, reports how it ended.
+"""The supervisor of a host, a process outside it: starts the host's first process, forwards signals, and
+reports how it ended.
 
     endpoint ── lifeline, plan, report ──► supervisor ── fork ──► first process (pid 1 of its namespace)
 
-The report is lines of text: ``started PID``, ``exit CODE``, ``killed SIGNAL``, ``error STEP CODE MESSAGE``.
+The report consists of lines of text: ``started PID``, ``exit CODE``, ``killed SIGNAL``, ``error STEP CODE
+MESSAGE``.
 
-The lifeline is a pipe whose other end only the endpoint holds. When it closes, on purpose or because the
-endpoint died, the host dies. When the supervisor dies, the kernel kills the first process with it.
+The lifeline is a pipe whose other end only the endpoint has. When it closes, by intention or because the
+endpoint died, the supervisor kills the host. When the supervisor dies, the kernel kills the first process.
 
-Its imports are few on purpose: every host waits for them.
+It imports little: every host waits for these imports.
 """
 
 # ruff: noqa: PTH123
@@ -22,86 +24,89 @@ from smlaunch.local.executors.host_plan import HostPlan
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""What a shell, and docker, exit with when a program cannot be started."""
+"""Exit codes of a shell, and of Docker, for a program that cannot be started."""
 
 
-def main(lifeline: int, report: int) -> None:
-    os.set_inheritable(lifeline, False)
-    os.set_inheritable(report, False)
+def main(lifeline_fd: int, report_fd: int) -> None:
+    """Run the supervisor. The arguments are descriptors: the read end of the lifeline and the write end of
+    the report."""
+    os.set_inheritable(lifeline_fd, False)
+    os.set_inheritable(report_fd, False)
     with open(0, "rb", closefd=False) as stream:
-        text = stream.read()
-    if not text:
-        os._exit(0)  # the job was given up before it started
-    plan = HostPlan.decode(text)
-    woken, waker = os.pipe()
-    os.set_blocking(waker, False)
-    # Before the fork: no signal may be lost between the child's birth and the loop.
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        plan_data = stream.read()
+    if not plan_data:
+        os._exit(0)  # the allocation was released before the host started
+    plan = HostPlan.decode(plan_data)
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    # Before the fork, so that no signal is lost between the fork and the loop.
+    signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
     for number in (*_FORWARDED, signal.SIGCHLD):
-        signal.signal(number, _noted)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
+        signal.signal(number, _ignore_signal)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # unblock what the thread that started us had blocked
     try:
-        first = _start(plan)
+        pid_or_error = _start_first_process(plan)
     except OSError as error:
-        first = _error("isolation", error.strerror or str(error))
-    if isinstance(first, bytes):
-        _say(report, first)
+        pid_or_error = _error_line("isolation", error.strerror or str(error))
+    if isinstance(pid_or_error, bytes):
+        _write_report(report_fd, pid_or_error)
         os._exit(1)
-    _say(report, b"started %d" % first)
-    status = _watch(first, lifeline, woken)
+    _write_report(report_fd, b"started %d" % pid_or_error)
+    status = _wait_for_end(pid_or_error, lifeline_fd, wakeup_reader)
     if plan.level == "plain":
-        from smlaunch.local.executors.process_cleanup import kill_children
+        from smlaunch.local.executors.process_cleanup import kill_descendants
 
-        kill_children()
+        kill_descendants()
     code = os.waitstatus_to_exitcode(status)
-    _say(report, b"exit %d" % code if code >= 0 else b"killed %d" % -code)
-    os._exit(0)  # spares the interpreter's own leave-taking
+    _write_report(report_fd, b"exit %d" % code if code >= 0 else b"killed %d" % -code)
+    os._exit(0)  # without the interpreter's shutdown, which takes time
 
 
-def _noted(number: int, frame: object) -> None:
-    """The number is read from the wake-up pipe."""
+def _ignore_signal(number: int, frame: object) -> None:
+    """Do nothing: the number is read from the wake-up pipe."""
 
 
-def _error(step: str, message: str, code: int = _NOT_EXECUTABLE) -> bytes:
-    """``step`` is isolation or program."""
+def _error_line(step: str, message: str, code: int = _NOT_EXECUTABLE) -> bytes:
+    """Return a line for the report. ``step`` is isolation or program."""
     return f"error {step} {code} {message}".encode("utf-8", "backslashreplace")
 
 
-def _say(report: int, line: bytes) -> None:
+def _write_report(report_fd: int, line: bytes) -> None:
+    """Write a line to the report."""
     try:
-        os.write(report, line + b"\n")
+        os.write(report_fd, line + b"\n")
     except BrokenPipeError:
-        return  # the endpoint is gone, and the lifeline has said so
+        return  # the endpoint has ended; the lifeline is closed too
 
 
-def _start(plan: HostPlan) -> int | bytes:
-    """The first process's pid once its program runs, or the line that says why it does not."""
+def _start_first_process(plan: HostPlan) -> int | bytes:
+    """Return the first process's pid when its program runs, or the error line for the report."""
     if sys.platform == "linux":
         from smlaunch.local.executors import namespaces
 
         if plan.level == "plain":
             namespaces.adopt_orphans()
         else:
-            namespaces.enter(plan.level, plan.network)
-    go_read, go_write = os.pipe()
-    error_read, error_write = os.pipe()
+            namespaces.enter_namespaces(plan.level, plan.network)
+    go_reader, go_writer = os.pipe()
+    error_reader, error_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(go_write)
-        _first_process(plan, go_read, error_write)
-    os.close(go_read)
-    os.close(error_write)
-    os.write(go_write, b".")
-    with open(error_read, "rb") as stream:
-        line = stream.read()  # empty once the program was executed: the pipe closes by itself then
+        os.close(go_writer)
+        _run_first_process(plan, go_reader, error_writer)
+    os.close(go_reader)
+    os.close(error_writer)
+    os.write(go_writer, b".")
+    with open(error_reader, "rb") as stream:
+        line = stream.read()  # empty if the program runs: exec closes the pipe
     if not line:
         return pid
     os.waitpid(pid, 0)
     return line
 
 
-def _first_process(plan: HostPlan, go: int, errors: int) -> None:
-    """Never returns: becomes the host's program, or says on ``errors`` why not."""
+def _run_first_process(plan: HostPlan, go_reader: int, error_writer: int) -> None:
+    """Become the host's program, or write an error line to ``error_writer``. Never returns."""
     step = "isolation"
     try:
         signal.set_wakeup_fd(-1)
@@ -109,13 +114,13 @@ def _first_process(plan: HostPlan, go: int, errors: int) -> None:
             from smlaunch.local.executors import namespaces
 
             namespaces.die_with_parent()
-        # The supervisor may have died before that took effect; then nobody says go.
-        if not os.read(go, 1):
+        # The supervisor may have died before that took effect; then nobody writes to the go pipe.
+        if not os.read(go_reader, 1):
             os._exit(1)
         if plan.level == "plain":
             os.setsid()
         else:
-            namespaces.furnish(plan)
+            namespaces.build_host(plan)
         for number in (*_FORWARDED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         step = "program"
@@ -123,42 +128,43 @@ def _first_process(plan: HostPlan, go: int, errors: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvpe(plan.argv[0], plan.argv, plan.environment)  # noqa: S606 - without a shell on purpose
     except OSError as error:
-        what = f"{plan.argv[0]}: {error.strerror}" if step == "program" else error.strerror or str(error)
+        problem = f"{plan.argv[0]}: {error.strerror}" if step == "program" else error.strerror or str(error)
         code = _NOT_FOUND if step == "program" and isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-        os.write(errors, _error(step, what, code))
+        os.write(error_writer, _error_line(step, problem, code))
     except BaseException as error:
-        os.write(errors, _error(step, repr(error)))
+        os.write(error_writer, _error_line(step, repr(error)))
     os._exit(1)
 
 
-def _watch(first: int, lifeline: int, woken: int) -> int:
-    """Waits for the end of the first process and returns its wait status."""
+def _wait_for_end(first_pid: int, lifeline_fd: int, wakeup_reader: int) -> int:
+    """Wait until the first process ends, and return its wait status."""
     poll = select.poll()
-    poll.register(lifeline, select.POLLIN)
-    poll.register(woken, select.POLLIN)
+    poll.register(lifeline_fd, select.POLLIN)
+    poll.register(wakeup_reader, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor == lifeline:
-                poll.unregister(lifeline)
-                os.kill(first, signal.SIGKILL)
+            if descriptor == lifeline_fd:
+                poll.unregister(lifeline_fd)
+                os.kill(first_pid, signal.SIGKILL)
                 continue
-            for number in os.read(woken, 4096):
-                if number == signal.SIGCHLD:
-                    status = _reap(first)
+            for signal_number in os.read(wakeup_reader, 4096):
+                if signal_number == signal.SIGCHLD:
+                    status = _reap_children(first_pid)
                     if status is not None:
                         return status
                 else:
-                    os.kill(first, number)
+                    os.kill(first_pid, signal_number)
 
 
-def _reap(first: int) -> int | None:
-    """Adopted orphans are reaped on the way."""
+def _reap_children(first_pid: int) -> int | None:
+    """Reap all children that have ended, adopted orphans too. Return the wait status of the first process if
+    it has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return None
-        if pid == first:
+        if pid == first_pid:
             return status
         if pid == 0:
             return None

@@ -1,4 +1,4 @@
-"""One attempt at a job: hosts had, data in, programs run, output out. A job may need several."""
+"""One attempt at a job: allocate hosts, provide the data, run the programs, upload the output."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from smlaunch.local.faults import AttemptFaults
 from smlaunch.local.job_store import JobStore
 from smlaunch.local.jobs import artifacts, channels, contract
 from smlaunch.local.jobs.checkpoints import CheckpointSync
-from smlaunch.local.jobs.control import JobControl, Stopping
-from smlaunch.local.jobs.failure_reasons import INTERNAL, HostReport, failure_reason, machines_own
+from smlaunch.local.jobs.control import JobControl, JobStopping
+from smlaunch.local.jobs.failure_reasons import INTERNAL, HostReport, failure_reason, with_disk_full_message
 from smlaunch.local.jobs.host_monitor import HostMonitor
-from smlaunch.local.jobs.job_kind import Outcome, Tools, Work
+from smlaunch.local.jobs.job_kind import AttemptOutcome, HandlerContext, JobHandler
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.metrics import MetricReader
 from smlaunch.local.jobs.output import OutputPump
@@ -37,232 +37,252 @@ from smlaunch.local.settings import Settings
 
 
 @dataclass(frozen=True)
-class Rooms:
-    """What every job of an endpoint shares. ``credentials``: variables by which a script reaches it.
-    ``recover_others``: Executor.recover of executors that earlier endpoints may have had. ``home``: the state
-    directory."""
+class EndpointServices:
+    """What all jobs of an endpoint share."""
 
-    store: JobStore
+    job_store: JobStore
     objects: Objects
     logs: Logs
     metrics: Metrics
     executor: Executor
     settings: Settings
     credentials: Mapping[str, str]
-    recover_others: Callable[[str], object] = lambda owner: None
-    home: Path = Path()
+    """Variables by which a script's AWS client reaches the endpoint."""
+    remove_other_leftovers: Callable[[str], object] = lambda owner: None
+    """Removes, for the id of a dead endpoint, what it left behind if it had another executor."""
+    state_directory: Path = Path()
+    """For messages only."""
 
 
 class Attempt:
-    """``run`` never raises; ``close`` gives the hosts back."""
+    """One attempt at a job. ``run`` never raises; ``close`` releases the hosts."""
 
     def __init__(
         self,
-        work: Work,
-        rooms: Rooms,
+        handler: JobHandler,
+        services: EndpointServices,
         control: JobControl,
         faults: AttemptFaults,
-        reader: MetricReader,
+        metric_reader: MetricReader,
     ) -> None:
-        self._work = work
-        self._spec = spec = work.spec
-        self._rooms = rooms
+        self._handler = handler
+        self._spec = spec = handler.spec
+        self._services = services
         self._control = control
         self._faults = faults
-        self._reader = reader
+        self._metric_reader = metric_reader
         self._allocation: Allocation | None = None
         self._unsaved_files: list[Path] = []
         labels = [host.label for host in spec.hosts]
         self._output = OutputPump(
-            spec.name, labels, rooms.logs, reader.feed if spec.metrics else None, work.log_group
+            spec.name,
+            labels,
+            services.logs,
+            metric_reader.read_lines if spec.metric_definitions else None,
+            handler.log_group,
         )
-        self._tools = Tools(rooms.objects, rooms.settings, self._output.note)
+        self._context = HandlerContext(services.objects, services.settings, self._output.write_note)
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
+        """Run the attempt and return its outcome, also for an error."""
         try:
             outcome = self._run()
-        except Stopping:
-            outcome = Outcome()  # nothing had been started: there is nothing to upload either
+        except JobStopping:
+            outcome = AttemptOutcome()  # no program was started: there is nothing to upload
         except (DataError, artifacts.UploadError, ImageProblem) as error:
-            outcome = Outcome(f"ClientError: {error}")
+            outcome = AttemptOutcome(f"ClientError: {error}")
         except TornObject as error:
-            outcome = Outcome(f"ClientError: Data download failed:{error.message}")
+            outcome = AttemptOutcome(f"ClientError: Data download failed:{error.message}")
         except CannotAllocate as error:
-            outcome = Outcome(f"CapacityError: Unable to provision requested ML compute capacity: {error}")
+            outcome = AttemptOutcome(
+                f"CapacityError: Unable to provision requested ML compute capacity: {error}"
+            )
         except Exception as error:
-            # The endpoint's own fault: the job must say so, and the endpoint must go on.
+            # An error of the endpoint itself: the job fails with it, and the endpoint goes on.
             traceback.print_exc()
-            outcome = Outcome(f"{INTERNAL}{type(error).__name__}: {error}")
+            outcome = AttemptOutcome(f"{INTERNAL}{type(error).__name__}: {error}")
         self._output.finish()
-        reason = machines_own(outcome.reason, self._rooms.home)
+        reason = with_disk_full_message(outcome.reason, self._services.state_directory)
         if reason is not None and self._unsaved_files:
             reason += f"; files that could not be stored: {', '.join(map(str, self._unsaved_files))}"
         return replace(outcome, reason=reason)
 
     def close(self) -> None:
+        """Release the hosts and close their logs."""
         try:
             if self._allocation is not None:
                 self._allocation.release()
         finally:
             self._output.close()
 
-    def _run(self) -> Outcome:
+    def _run(self) -> AttemptOutcome:
         spec = self._spec
         # Names are unique per region only, and two regions' jobs may run at once.
-        self._allocation = allocation = self._rooms.executor.allocate(
+        self._allocation = allocation = self._services.executor.allocate(
             f"{spec.name}.{spec.region}",
             [host.label for host in spec.hosts],
             spec.isolated_network,
             spec.image,
-            self._control.check,
+            self._control.raise_if_stopping,
         )
-        reports, interrupted, lost = self._train(allocation)
-        stopping = self._control.is_stopping
-        if interrupted and not stopping:
-            for place in allocation.places:
-                self._output.note(
-                    place.label, "spot interruption, as the fault plan says: this host is taken away"
+        reports, is_interrupted, lost_hosts = self._run_programs(allocation)
+        is_stopping = self._control.is_stopping
+        if is_interrupted and not is_stopping:
+            for host in allocation.hosts:
+                self._output.write_note(
+                    host.label, "spot interruption, as the fault plan says: this host is taken away"
                 )
-            return Outcome(interrupted=True)
-        reason = None if stopping else failure_reason(reports)
+            return AttemptOutcome(is_interrupted=True)
+        reason = None if is_stopping else failure_reason(reports)
         if reason is None:
-            self._control.upload()
-        places = [place for place in allocation.places if place.label not in lost]
-        return self._work.finish(places, self._tools, reason, stopping) if places else Outcome(reason)
+            self._control.begin_upload()
+        hosts = [host for host in allocation.hosts if host.label not in lost_hosts]
+        return (
+            self._handler.collect_results(hosts, self._context, reason, is_stopping)
+            if hosts
+            else AttemptOutcome(reason)
+        )
 
-    def _train(self, allocation: Allocation) -> tuple[list[HostReport], bool, Collection[str]]:
-        """Data in, hosts up, until the last host has ended and its checkpoints are safe. Also whether the
-        hosts were taken away, and which of them were lost by the fault plan."""
-        self._control.go("Downloading")
-        places = allocation.places
-        for line in (*self._remarks(), *self._create_buckets(), *allocation.offer.notes):
-            self._output.note(places[0].label, line)
+    def _run_programs(self, allocation: Allocation) -> tuple[list[HostReport], bool, Collection[str]]:
+        """Provide the data and run the programs until the last host has ended and its checkpoints are
+        uploaded. Return the hosts' reports, whether a spot interruption took the hosts away, and the labels
+        of the hosts that the fault plan removed."""
+        self._control.move_to("Downloading")
+        hosts = allocation.hosts
+        for line in (*self._job_notes(), *self._create_buckets(), *allocation.info.notes):
+            self._output.write_note(hosts[0].label, line)
         programs, syncs, pipes = self._prepare(allocation)
-        self._control.go("Training")
+        self._control.move_to("Training")
         try:
             pipes.start()
-            reports, interrupted, lost = self._follow(allocation.start(programs), syncs)
+            reports, is_interrupted, lost_hosts = self._monitor_hosts(allocation.start(programs), syncs)
         finally:
             pipes.finish()
-        if self._control.broken is not None and not self._control.is_stopping:
-            raise self._control.broken
-        return reports, interrupted, lost
+        if self._control.abort_error is not None and not self._control.is_stopping:
+            raise self._control.abort_error
+        return reports, is_interrupted, lost_hosts
 
-    def _follow(
-        self, hosts: Sequence[HostProcess], syncs: Sequence[CheckpointSync]
+    def _monitor_hosts(
+        self, processes: Sequence[HostProcess], syncs: Sequence[CheckpointSync]
     ) -> tuple[list[HostReport], bool, Collection[str]]:
-        self._output.start({host.place.label: host.output for host in hosts})
+        """Monitor running hosts until the last one has ended; the result is that of ``_run_programs``."""
+        self._output.start({process.host.label: process.output for process in processes})
         for sync in syncs:
             sync.start()
 
-        def lose(label: str) -> None:
+        def mark_lost(label: str) -> None:
             for sync in syncs:
-                sync.lose(label)
+                sync.mark_host_lost(label)
 
-        watch = HostMonitor(
-            hosts,
+        monitor = HostMonitor(
+            processes,
             self._control,
-            self._rooms.settings,
+            self._services.settings,
             self._runtime_end(),
-            self._faults if self._spec.spot else replace(self._faults, interruption_seconds=None),
-            self._explained,
-            self._output.note,
-            lose,
-            self._work.failure_file,
+            self._faults if self._spec.is_spot else replace(self._faults, interruption_seconds=None),
+            self._with_image_hint,
+            self._output.write_note,
+            mark_lost,
+            self._handler.reads_failure_file,
         )
         try:
-            reports = watch.run()
+            reports = monitor.run()
         finally:
             for sync in syncs:
                 sync.finish()
-                sync.keep()
+                sync.save_unsaved_files()
                 self._unsaved_files += sync.unsaved_files.values()
-        return reports, watch.interrupted, watch.lost
+        return reports, monitor.is_interrupted, monitor.lost_hosts
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
-        spec, settings, places = self._spec, self._rooms.settings, allocation.places
-        for place in places:
-            self._work.lay_out(places, place)
-        offer = allocation.offer
-        data = channels.prepare(
+        """Lay out the hosts' trees. Return one program per host, the syncs, and the FIFOs of Pipe mode."""
+        spec, settings, hosts = self._spec, self._services.settings, allocation.hosts
+        for host in hosts:
+            self._handler.write_host_files(hosts, host)
+        info = allocation.info
+        prepared = channels.prepare_channels(
             spec,
-            places,
-            self._rooms.objects,
+            hosts,
+            self._services.objects,
             settings,
-            offer.views,
-            self._control.check,
-            offer.writable_views,
+            info.mounts,
+            self._control.raise_if_stopping,
+            info.writable_mounts,
         )
-        pipes = Pipes(data.feeds, self._rooms.objects, self._control.break_off)
-        syncs = self._work.synced(places, self._tools, self._control.check)
-        for place in places:
-            data.views[place.label].extend(view for sync in syncs for view in sync.views(place))
+        pipes = Pipes(prepared.feeds, self._services.objects, self._control.abort)
+        syncs = self._handler.create_syncs(hosts, self._context, self._control.raise_if_stopping)
+        for host in hosts:
+            prepared.mounts[host.label].extend(mount for sync in syncs for mount in sync.mounts(host))
         environment = contract.environment(
             spec,
-            offer.environment,
+            info.environment,
             settings.inherit_environment,
-            self._rooms.credentials if offer.reaches_endpoint else {},
+            self._services.credentials if info.reaches_endpoint else {},
             os.environ,
-            self._rooms.executor.runs_images,
+            self._services.executor.runs_images,
         )
         programs = [
             Program(
                 spec.command,
                 environment,
-                tuple(data.views[place.label]),
-                self._work.directory,
+                tuple(prepared.mounts[host.label]),
+                self._handler.working_directory,
                 spec.entrypoint,
                 spec.arguments,
             )
-            for place in places
+            for host in hosts
         ]
         return programs, syncs, pipes
 
-    def _remarks(self) -> list[str]:
-        """What differs from SageMaker for this very job, said once at the top of the first host's log."""
-        executor = self._rooms.executor
-        remarks = [
+    def _job_notes(self) -> list[str]:
+        """Return what differs from SageMaker for this job; the lines are printed at the top of the first
+        host's log."""
+        executor = self._services.executor
+        notes = [
             f"{path}: {sentence}"
-            for path, sentence in self._work.recorded_fields(executor.runs_images).items()
+            for path, sentence in self._handler.recorded_fields(executor.runs_images).items()
         ]
         if executor.runs_images:
-            return remarks  # which image runs is among the allocation's own notes
-        words = " ".join(self._spec.command)
-        instead = words if self._spec.given_entrypoint else "`train`, from the PATH,"
-        remark = (
-            f"image {self._spec.image or '(none)'} is not run: {instead} runs on this machine's Python "
+            return notes  # the allocation's notes name the image
+        command = " ".join(self._spec.command) if self._spec.has_entrypoint else "`train`, from the PATH,"
+        image_note = (
+            f"image {self._spec.image or '(none)'} is not run: {command} runs on this machine's Python "
             f"({executor.name}, isolation {executor.isolation})"
         )
-        return [remark, *remarks]
+        return [image_note, *notes]
 
     def _create_buckets(self) -> list[str]:
-        if not self._rooms.settings.make_buckets:
+        """Create the missing buckets of the job's output, if the settings allow it. Return a line for the
+        log about each. Raises UploadError."""
+        if not self._services.settings.make_buckets:
             return []
-        created = []
-        for bucket in sorted({place.bucket for place in self._spec.written}):
+        created_buckets = []
+        for bucket in sorted({host.bucket for host in self._spec.output_locations}):
             try:
-                if self._rooms.objects.create_bucket(bucket):
-                    created.append(bucket)
+                if self._services.objects.create_bucket(bucket):
+                    created_buckets.append(bucket)
             except ApiError as error:
                 raise artifacts.UploadError(f"{error.message} (bucket {bucket!r})") from None
         return [
-            f"bucket {bucket} was not there and has been made; SageMaker would fail" for bucket in created
+            f"bucket {bucket} was not there and has been made; SageMaker would fail"
+            for bucket in created_buckets
         ]
 
-    def _explained(self, ended: HostExit) -> HostExit:
-        """Adds what to do where a training image would have brought the program."""
-        if ended.how != "not_started" or self._spec.given_entrypoint or self._rooms.executor.runs_images:
-            return ended
+    def _with_image_hint(self, host_exit: HostExit) -> HostExit:
+        """Add a hint to the exit of a host whose program would have come from the training image."""
+        if host_exit.how != "not_started" or self._spec.has_entrypoint or self._services.executor.runs_images:
+            return host_exit
         hint = (
             "this endpoint does not run images: take the executor `containers`, give ContainerEntrypoint, or "
             "have `train` on the PATH"
         )
-        return replace(ended, message=f"{ended.message} ({hint})")
+        return replace(host_exit, message=f"{host_exit.message} ({hint})")
 
     def _runtime_end(self) -> float:
-        """On the monotonic clock. MaxRuntimeInSeconds covers all attempts together (API model)."""
-        counted = {"Training"}
-        if self._rooms.settings.max_runtime_from == "Downloading":
-            counted.add("Downloading")
-        used = self._control.state.seconds_in(frozenset(counted), time.time())
-        return time.monotonic() + self._spec.max_runtime - used
+        """Return the time on the monotonic clock at which MaxRuntimeInSeconds is over. It covers all
+        attempts together (API model)."""
+        counted_statuses = {"Training"}
+        if self._services.settings.max_runtime_from == "Downloading":
+            counted_statuses.add("Downloading")
+        used_seconds = self._control.state.seconds_in(frozenset(counted_statuses), time.time())
+        return time.monotonic() + self._spec.max_runtime - used_seconds

@@ -1,9 +1,9 @@
-"""Input channels: from S3 prefixes and manifests to what lies below /opt/ml/input/data on each host.
+"""Input channels: places the objects of S3 prefixes and manifests below /opt/ml/input/data on each host.
 
-Small channels are copied, large ones that are exactly a directory of the object store are shown through a
-view, so that a hundred thousand files cost nothing. Never a hard link: a script that writes into its input
-must not touch the store. Objects below a shown prefix should not be replaced while the job runs: on SageMaker
-they would not be seen, here they may be. Pipe mode is in pipes.py, what an address means in listing.py.
+Small channels are copied. Large ones whose objects are exactly a directory of the object store are mounted,
+so that a hundred thousand files cost nothing. Hard links are never used: a script that writes into its input
+must not change the store. Objects below a mounted prefix should not be replaced while the job runs:
+SageMaker would not show the change, a mount may. pipes.py has Pipe mode, listing.py resolves addresses.
 """
 
 from __future__ import annotations
@@ -14,51 +14,61 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from smlaunch.local.executors.base import Place, View
+from smlaunch.local.executors.base import DirectoryMount, JobHost
 from smlaunch.local.jobs.copying import copy_file
-from smlaunch.local.jobs.listing import DataError, Item, Listing, Record, listing_of, records_of
+from smlaunch.local.jobs.listing import (
+    ChannelListing,
+    ChannelObject,
+    DataError,
+    Record,
+    list_channel,
+    list_records,
+)
 from smlaunch.local.jobs.pipes import Feed
-from smlaunch.local.jobs.sharding import Order
+from smlaunch.local.jobs.sharding import ShardOrder
 from smlaunch.local.jobs.spec import ChannelSpec, JobSpec, S3Location
 from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.settings import Settings
 
 _COPY_FILES = 64
 _COPY_BYTES = 8 << 20
-"""Up to this a copy is made at once: a true snapshot, and no dearer than a mount."""
+"""Channels up to this number of files and bytes are copied: a copy is a true snapshot and takes no longer
+than a mount."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """``views``: what each host, by its label, is to be given. ``feeds``: the channels in Pipe mode."""
+class PreparedChannels:
+    """The channels of a job, ready for its hosts."""
 
-    views: Mapping[str, list[View]]
+    mounts: Mapping[str, list[DirectoryMount]]
+    """What is to be mounted on each host, by label."""
     feeds: Sequence[Feed]
+    """The channels in Pipe mode."""
 
 
-def prepare(
+def prepare_channels(
     spec: JobSpec,
-    places: Sequence[Place],
+    hosts: Sequence[JobHost],
     objects: Objects,
     settings: Settings,
-    views: bool,
-    check: Callable[[], None],
-    writable_views: bool = True,
-) -> Prepared:
-    """Lays out all channels. ``views``: whether hosts can be given any; ``writable_views``: also such that
-    may be written to.
+    mounts: bool,
+    raise_if_stopping: Callable[[], None],
+    writable_mounts: bool = True,
+) -> PreparedChannels:
+    """Copy all channels into the hosts' trees, or return what is to be mounted instead. ``mounts``: whether
+    hosts can have mounts; ``writable_mounts``: whether these can be writable.
 
-    ``check`` is called between files and raises to give up. Raises DataError.
+    ``raise_if_stopping`` is called between files. Raises DataError.
     """
-    views_by_host: dict[str, list[View]] = {place.label: [] for place in places}
+    mounts_by_host: dict[str, list[DirectoryMount]] = {host.label: [] for host in hosts}
     feeds: list[Feed] = []
-    taken = [*spec.folders, *(channel.target for channel in spec.channels)]
+    used_targets = [*spec.required_folders, *(channel.target for channel in spec.channels)]
     for channel in spec.channels:
-        labels = spec.hosts_of(channel)
-        receivers = [place for place in places if place.label in labels]
-        order = Order(
+        receiver_labels = spec.hosts_of(channel)
+        receivers = [host for host in hosts if host.label in receiver_labels]
+        order = ShardOrder(
             hosts=len(receivers),
-            sharded=channel.sharded,
+            sharded=channel.is_sharded,
             rule=settings.sharding,
             seed=channel.shuffle_seed,
             reshard=settings.reshard_between_epochs,
@@ -66,102 +76,118 @@ def prepare(
         if channel.mode == "Pipe":
             feeds += _feeds(channel, receivers, objects, order, settings)
             continue
-        listing = listing_of(channel, objects)
+        listing = list_channel(channel, objects)
         read_only = channel.mode == "FastFile"
         target = channel.target
         source = None
-        # What is laid out below a view would be hidden by it.
-        alone = sum(_meet(target, other) for other in taken) == 1
-        changes = any(_overlap(listing, place) for place in spec.written)
-        shows = views and (read_only or writable_views)
-        if shows and alone and not channel.sharded and not changes:
-            source = _viewable(listing, objects)
-        for number, place in enumerate(receivers):
-            folder = place.tree / target
+        # A mount would hide other directories below its target.
+        has_own_directory = sum(_overlap_paths(target, other) for other in used_targets) == 1
+        is_output = any(_is_written_by_job(listing, location) for location in spec.output_locations)
+        can_mount = mounts and (read_only or writable_mounts)
+        if can_mount and has_own_directory and not channel.is_sharded and not is_output:
+            source = _mountable_folder(listing, objects)
+        for host_number, host in enumerate(receivers):
+            folder = host.tree / target
             if source is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                views_by_host[place.label].append(View(source, target, read_only=read_only))
+                mounts_by_host[host.label].append(DirectoryMount(source, target, read_only=read_only))
                 continue
-            items = order.share(listing.items, lambda item: item.key, number)
-            if not items and settings.empty_shard == "absent":
+            channel_objects = order.shard_for_host(
+                listing.items, lambda channel_object: channel_object.key, host_number
+            )
+            if not channel_objects and settings.empty_shard == "absent":
                 continue
-            _copy(items, listing.bucket, folder, channel, check)
+            _copy(channel_objects, listing.bucket, folder, channel, raise_if_stopping)
             if read_only:
-                _forbid_writing(folder)
-                if views:
-                    # Modes alone do not hold root back: the directory over itself, read-only.
-                    views_by_host[place.label].append(View(folder, target, read_only=True))
-    return Prepared(views_by_host, feeds)
+                _make_read_only(folder)
+                if mounts:
+                    # File modes do not stop root: mount the directory over itself, read-only.
+                    mounts_by_host[host.label].append(DirectoryMount(folder, target, read_only=True))
+    return PreparedChannels(mounts_by_host, feeds)
 
 
 def _feeds(
-    channel: ChannelSpec, receivers: Sequence[Place], objects: Objects, order: Order, settings: Settings
+    channel: ChannelSpec,
+    receivers: Sequence[JobHost],
+    objects: Objects,
+    order: ShardOrder,
+    settings: Settings,
 ) -> Iterator[Feed]:
-    records = records_of(channel, objects)
-    for number, place in enumerate(receivers):
-        epoch = partial(_epoch, order, records, number)
+    """Yield the feeds of a channel in Pipe mode, one per host."""
+    records = list_records(channel, objects)
+    for host_number, host in enumerate(receivers):
+        epoch = partial(_records_of_epoch, order, records, host_number)
         if epoch(0) or settings.empty_shard == "empty":
-            yield Feed(channel, place.tree / "input" / "data", epoch)
+            yield Feed(channel, host.tree / "input" / "data", epoch)
 
 
-def _epoch(order: Order, records: Sequence[Record], host: int, epoch: int) -> Sequence[Record]:
-    return order.share(records, lambda record: record.name, host, epoch)
+def _records_of_epoch(
+    order: ShardOrder, records: Sequence[Record], host: int, epoch: int
+) -> Sequence[Record]:
+    return order.shard_for_host(records, lambda record: record.name, host, epoch)
 
 
-def _viewable(listing: Listing, objects: Objects) -> Path | None:
-    """The directory of the store that is this listing and nothing else; None when it had better be copied."""
-    small = len(listing.items) <= _COPY_FILES and sum(item.size for item in listing.items) <= _COPY_BYTES
-    if small or listing.folder is None:
+def _mountable_folder(listing: ChannelListing, objects: Objects) -> Path | None:
+    """Return the directory of the store that has exactly the objects of the listing; None if the channel
+    should be copied."""
+    is_small = (
+        len(listing.items) <= _COPY_FILES
+        and sum(channel_object.size for channel_object in listing.items) <= _COPY_BYTES
+    )
+    if is_small or listing.folder is None:
         return None
     source = objects.root / listing.bucket / listing.folder
-    names = {item.relative for item in listing.items}
+    names = {channel_object.relative for channel_object in listing.items}
     return source if names == set(_files(str(source), "")) else None
 
 
-def _files(folder: str, below: str) -> Iterator[str]:
+def _files(folder: str, prefix: str) -> Iterator[str]:
+    """Yield the paths of all files in ``folder``, each after ``prefix``."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path, f"{below}{entry.name}/")
+            yield from _files(entry.path, f"{prefix}{entry.name}/")
         else:
-            yield below + entry.name
+            yield prefix + entry.name
 
 
-def _meet(one: str, other: str) -> bool:
-    """Whether two directories are the same, or one lies in the other."""
+def _overlap_paths(one: str, other: str) -> bool:
+    """Return whether two directories are the same, or one is in the other."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def _overlap(listing: Listing, written: S3Location) -> bool:
-    """Whether the job writes there: a view of that would change under the reader."""
-    if listing.folder is None or listing.bucket != written.bucket:
+def _is_written_by_job(listing: ChannelListing, output_location: S3Location) -> bool:
+    """Return whether the job writes its output below the listed folder: a mount would change while it is
+    read."""
+    if listing.folder is None or listing.bucket != output_location.bucket:
         return False
-    mine = written.key.rstrip("/") + "/"
-    return mine.startswith(listing.folder) or listing.folder.startswith(mine)
+    output_folder = output_location.key.rstrip("/") + "/"
+    return output_folder.startswith(listing.folder) or listing.folder.startswith(output_folder)
 
 
 def _copy(
-    items: Sequence[Item],
+    items: Sequence[ChannelObject],
     bucket: str,
     folder: Path,
     channel: ChannelSpec,
-    check: Callable[[], None],
+    raise_if_stopping: Callable[[], None],
 ) -> None:
-    """Words instead of paths: with 100,000 files, building those would take as long as the copying."""
+    """Copy objects into ``folder``. Paths are strings, not Path objects: with 100,000 files, creating those
+    would take as long as the copying. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
     created_folders = {str(folder)}
     for item in items:
-        check()
+        raise_if_stopping()
         target = f"{folder}/{item.relative}"
         parent = target.rpartition("/")[0]
         try:
             if parent not in created_folders:
                 Path(parent).mkdir(parents=True, exist_ok=True)
                 created_folders.add(parent)
-            copy_file(item.body, target)
+            copy_file(item.body_path, target)
         except FileNotFoundError:
             raise DataError(
                 f"Data download failed:NoSuchKey: s3://{bucket}/{item.key} of channel {channel.name} was "
@@ -174,7 +200,7 @@ def _copy(
             ) from None
 
 
-def _forbid_writing(folder: Path) -> None:
+def _make_read_only(folder: Path) -> None:
     for current, _, names in os.walk(folder, topdown=False):
         for name in names:
             Path(current, name).chmod(0o444)

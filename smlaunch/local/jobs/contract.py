@@ -1,4 +1,4 @@
-"""What a host finds below /opt/ml/input/config and in its environment. Pure but for the writing.
+"""The files below /opt/ml/input/config and the environment of a host.
 
 Source: facts on the SageMaker contract, 2.4 and 2.5 (developer guide, training toolkit).
 """
@@ -13,26 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.contract.paths import SHARED_PYTHON_VARIABLE, Paths
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs.spec import DEFAULT_GROUP, JobSpec, TrainingSpec
 
 
-def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place) -> dict[str, Any]:
-    names = {place.label: place.name for place in places}
-    mine = next(host for host in spec.hosts if host.label == current.label)
+def resource_config(spec: TrainingSpec, hosts: Sequence[JobHost], current: JobHost) -> dict[str, Any]:
+    """Return the content of resourceconfig.json for the host ``current``."""
+    names = {host.label: host.name for host in hosts}
+    current_spec = next(host_spec for host_spec in spec.hosts if host_spec.label == current.label)
     groups: dict[str, dict[str, Any]] = {}
-    for host in spec.hosts:
+    for host_spec in spec.hosts:
         group = groups.setdefault(
-            host.group,
-            {"instance_group_name": host.group, "instance_type": host.instance_type, "hosts": []},
+            host_spec.group,
+            {"instance_group_name": host_spec.group, "instance_type": host_spec.instance_type, "hosts": []},
         )
-        group["hosts"].append(names[host.label])
+        group["hosts"].append(names[host_spec.label])
     for group in groups.values():
         group["hosts"].sort()
     return {
         "current_host": current.name,
-        "current_instance_type": mine.instance_type,
-        "current_group_name": mine.group if spec.heterogeneous else DEFAULT_GROUP,
+        "current_instance_type": current_spec.instance_type,
+        "current_group_name": current_spec.group if spec.has_instance_groups else DEFAULT_GROUP,
         "hosts": sorted(names.values()),  # lexicographic, as documented: algo-10 before algo-2
         "instance_groups": list(groups.values()),
         "network_interface_name": current.interface,
@@ -40,17 +41,17 @@ def resource_config(spec: TrainingSpec, places: Sequence[Place], current: Place)
 
 
 def input_data_config(spec: TrainingSpec, label: str) -> dict[str, dict[str, str]]:
-    """The channels this host has. No S3 address stands in it."""
+    """Return the content of inputdataconfig.json for a host: its channels, without S3 addresses."""
     channels = {}
     for channel in spec.channels:
         if label not in spec.hosts_of(channel):
             continue
         entry = {
             "TrainingInputMode": channel.mode,
-            "S3DistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
-            "RecordWrapperType": "RecordIO" if channel.wrapped else "None",
+            "S3DistributionType": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
+            "RecordWrapperType": "RecordIO" if channel.is_recordio_wrapped else "None",
         }
-        if channel.gzipped:
+        if channel.is_gzipped:
             entry["CompressionType"] = "Gzip"
         if channel.content_type:
             entry["ContentType"] = channel.content_type
@@ -58,15 +59,15 @@ def input_data_config(spec: TrainingSpec, label: str) -> dict[str, dict[str, str
     return channels
 
 
-def lay_out(spec: TrainingSpec, places: Sequence[Place], current: Place) -> None:
-    """Makes the directories and configuration files of one host."""
+def write_host_files(spec: TrainingSpec, hosts: Sequence[JobHost], current: JobHost) -> None:
+    """Create the directories and configuration files of the host ``current``."""
     paths = Paths(str(current.tree))
     for folder in (paths.config, paths.data, paths.model, paths.output_data, paths.code):
         Path(folder).mkdir(parents=True, exist_ok=True)
     documents: Mapping[str, Any] = {
         paths.hyperparameters: dict(spec.hyperparameters),
         paths.input_data_config: input_data_config(spec, current.label),
-        paths.resource_config: resource_config(spec, places, current),
+        paths.resource_config: resource_config(spec, hosts, current),
     }
     for path, document in documents.items():
         Path(path).write_text(json.dumps(document))
@@ -74,39 +75,46 @@ def lay_out(spec: TrainingSpec, places: Sequence[Place], current: Place) -> None
 
 def environment(
     spec: JobSpec,
-    offered: Mapping[str, str],
-    inherited: Sequence[str],
+    executor_variables: Mapping[str, str],
+    inherited_names: Sequence[str],
     credentials: Mapping[str, str],
-    own: Mapping[str, str],
+    endpoint_environment: Mapping[str, str],
     runs_image: bool = False,
 ) -> dict[str, str]:
-    """A host's environment: the platform's variables, then the request's own, which win.
+    """Return a host's environment: the platform's variables, then those of the request, which win.
 
-    ``offered``: the executor's. ``credentials``: how a script's boto3 reaches this endpoint; left out under
-    network isolation, where SageMaker gives a container none either. ``own``: this process's environment,
-    of which ``inherited`` names are taken. Without ``runs_image`` that is the whole environment; an image has
-    its own, so that of ours only the ways through the network mean something there.
+    ``executor_variables`` come from the executor. ``credentials`` let a script's boto3 reach this endpoint;
+    they are omitted under network isolation, where SageMaker gives a container none either. From
+    ``endpoint_environment``, the environment of this process, the variables ``inherited_names`` are taken.
+    Without ``runs_image`` the result is the whole environment. An image has variables of its own, so that
+    only this process's proxy variables are useful there.
     """
     if runs_image:
-        inherited = [name for name in inherited if name.lower().endswith("_proxy")]
-    variables = {name: own[name] for name in inherited if name in own}
+        inherited_names = [name for name in inherited_names if name.lower().endswith("_proxy")]
+    variables = {name: endpoint_environment[name] for name in inherited_names if name in endpoint_environment}
     if not runs_image:
-        variables |= _this_python(own)
-    variables |= {**spec.variables, "AWS_REGION": spec.region, "AWS_DEFAULT_REGION": spec.region}
+        variables |= _python_variables(endpoint_environment)
+    variables |= {**spec.platform_variables, "AWS_REGION": spec.region, "AWS_DEFAULT_REGION": spec.region}
     if not spec.isolated_network:
         variables |= credentials
     if runs_image and not any(name.lower().endswith("_proxy") for name in variables):
-        return {**variables, **offered, **spec.environment}
-    hosts = [host.label for host in spec.hosts] if runs_image else ["127.0.0.0/8"]
+        return {**variables, **executor_variables, **spec.environment}
+    direct_hosts = [host_spec.label for host_spec in spec.hosts] if runs_image else ["127.0.0.0/8"]
     for name in {"no_proxy", "NO_PROXY"} & variables.keys() or {"no_proxy"}:
-        # The endpoint and the other hosts are on this machine: no proxy knows them.
-        variables[name] = ",".join(filter(None, [variables.get(name), *hosts, "127.0.0.1", "localhost"]))
-    return {**variables, **offered, **spec.environment}
+        # The endpoint and the other hosts are on this machine, where no proxy reaches them.
+        variables[name] = ",".join(
+            filter(None, [variables.get(name), *direct_hosts, "127.0.0.1", "localhost"])
+        )
+    return {**variables, **executor_variables, **spec.environment}
 
 
-def _this_python(own: Mapping[str, str]) -> dict[str, str]:
-    """The endpoint's interpreter first, so that `python3` is the one smlaunch was installed for, in an
-    environment that is not activated too."""
-    here = str(Path(sys.executable).parent)
-    others = [folder for folder in own.get("PATH", os.defpath).split(os.pathsep) if folder and folder != here]
-    return {"PATH": os.pathsep.join([here, *others]), SHARED_PYTHON_VARIABLE: "1"}
+def _python_variables(endpoint_environment: Mapping[str, str]) -> dict[str, str]:
+    """Put the endpoint's interpreter first on PATH, so that `python3` has smlaunch even if its environment
+    is not activated."""
+    python_folder = str(Path(sys.executable).parent)
+    other_folders = [
+        folder
+        for folder in endpoint_environment.get("PATH", os.defpath).split(os.pathsep)
+        if folder and folder != python_folder
+    ]
+    return {"PATH": os.pathsep.join([python_folder, *other_folders]), SHARED_PYTHON_VARIABLE: "1"}

@@ -1,4 +1,4 @@
-"""Whose failure is the job's: a pure function of how all hosts ended."""
+"""The job's FailureReason, as a pure function of how all hosts ended."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from smlaunch.errors import disk_full_message
 from smlaunch.local.executors.base import HostExit
 from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
 
-_SILENT = "its first process, which left no word; often memory that ran out"
+_NO_MESSAGE = "its first process, which left no word; often memory that ran out"
 
 INTERNAL = "InternalServerError: "
-"""How the reasons begin that RetryStrategy retries: the host's supervisor died, or could not be started, and
-no program of the job has an exit code of its own to tell; or the endpoint itself failed."""
+"""Prefix of the reasons after which RetryStrategy retries: a host's supervisor died or could not be started,
+so that no program has an exit code, or the endpoint itself failed."""
 
 
-_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+_DISK_FULL_TEXTS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 
-def machines_own(reason: str | None, home: Path) -> str | None:
-    """The reason again, or, where the endpoint itself found its disk full, one that says so: such a job is
-    neither wrong as written nor worth trying again before there is room."""
+def with_disk_full_message(reason: str | None, state_directory: Path) -> str | None:
+    """Return ``reason``, or a ClientError that names the full disk if the endpoint found its own disk full:
+    such a job is not wrong, but cannot succeed before there is space."""
     kind, _, message = (reason or "").partition(": ")
-    if f"{kind}: " not in ("ClientError: ", INTERNAL) or not any(words in message for words in _FULL):
+    if f"{kind}: " not in ("ClientError: ", INTERNAL) or not any(
+        full_text in message for full_text in _DISK_FULL_TEXTS
+    ):
         return reason
-    return f"ClientError: {disk_full_message(home, message)}"[:REASON_LIMIT]
+    return f"ClientError: {disk_full_message(state_directory, message)}"[:REASON_LIMIT]
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class HostReport:
     """Its name."""
 
     exit: HostExit
+    """How it ended."""
     ended: float
-    """In seconds since the epoch."""
+    """When it ended, in seconds since the epoch."""
 
     was_stopped: bool
     """The endpoint had asked the host to stop before it ended."""
@@ -54,32 +57,33 @@ class HostReport:
 
     @property
     def failed_at(self) -> float:
+        """Time of the failure, in seconds since the epoch."""
         return self.ended if self.failure_time is None else min(self.ended, self.failure_time)
 
 
 def failure_reason(reports: Sequence[HostReport]) -> str | None:
-    """None when all hosts ended with 0; else FailureReason, from the host that failed first.
+    """Return FailureReason, from the host that failed first; None if all hosts ended with exit code 0.
 
-    First counts by the failure file's time, not by the exit's: a host that waits for its own ranks to leave
-    may exit after one that only followed it. A host that left because it was told to is no cause as long as
-    there is another.
+    The order of failures is that of the failure files, not of the exits: the host that failed first may exit
+    later than the others, as it waits for its ranks. A host that was asked to stop is the cause only if
+    there is no other.
     """
-    failed = [report for report in reports if report.exit.code != 0]
-    if not failed:
+    failures = [report for report in reports if report.exit.code != 0]
+    if not failures:
         return None
-    causes = [report for report in failed if not report.was_stopped or report.failure_time is not None]
-    first = min(causes or failed, key=lambda report: (report.failed_at, report.label))
-    if first.exit.how == "lost":
-        return INTERNAL + format_failure(first.label, None, None, first.exit.message)
-    if first.exit.how == "not_started":
-        if first.exit.code not in (126, 127):
-            return INTERNAL + format_failure(first.label, None, None, first.exit.message)
-        text = format_failure(first.label, None, first.exit.code, first.exit.message)
-        return algorithm_error(text, first.exit.code)
-    text = first.failure
-    if not text and first.exit.message:
-        text = format_failure(first.label, None, first.exit.code, first.exit.message)
-    if not text and first.exit.signal:
-        # No program was left to say anything; a plain exit without a failure file stays in AWS's words.
-        text = format_failure(first.label, None, None, _SILENT, signal=first.exit.signal)
-    return algorithm_error(text[:REASON_LIMIT], first.exit.code)
+    causes = [report for report in failures if not report.was_stopped or report.failure_time is not None]
+    first_failure = min(causes or failures, key=lambda report: (report.failed_at, report.label))
+    if first_failure.exit.how == "lost":
+        return INTERNAL + format_failure(first_failure.label, None, None, first_failure.exit.message)
+    if first_failure.exit.how == "not_started":
+        if first_failure.exit.code not in (126, 127):
+            return INTERNAL + format_failure(first_failure.label, None, None, first_failure.exit.message)
+        text = format_failure(first_failure.label, None, first_failure.exit.code, first_failure.exit.message)
+        return algorithm_error(text, first_failure.exit.code)
+    text = first_failure.failure
+    if not text and first_failure.exit.message:
+        text = format_failure(first_failure.label, None, first_failure.exit.code, first_failure.exit.message)
+    if not text and first_failure.exit.signal:
+        # The program could not write a failure file. A plain exit without one gets AWS's text only.
+        text = format_failure(first_failure.label, None, None, _NO_MESSAGE, signal=first_failure.exit.signal)
+    return algorithm_error(text[:REASON_LIMIT], first_failure.exit.code)

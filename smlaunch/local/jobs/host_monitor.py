@@ -1,6 +1,7 @@
-"""Hosts from their start to the end of the last one: who failed, who is told to leave, when patience ends.
+"""Monitors the hosts of an attempt from their start to the end of the last one: stops them when one has
+failed or a time limit is over, and kills those that do not stop.
 
-Waits on events only: hosts that end, a request to stop, and the next deadline.
+Waits for events only: hosts that end, a request to stop, and the next deadline.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from smlaunch.contract.paths import Paths
-from smlaunch.local.executors.base import HostExit, HostProcess, Place
+from smlaunch.local.executors.base import HostExit, HostProcess, JobHost
 from smlaunch.local.faults import AttemptFaults
 from smlaunch.local.host_files import error_text, read_beginning
 from smlaunch.local.jobs import states
-from smlaunch.local.jobs.control import LONGEST_WAIT, JobControl
+from smlaunch.local.jobs.control import MAX_POLL_SECONDS, JobControl
 from smlaunch.local.jobs.failure_reasons import HostReport
 from smlaunch.local.settings import Settings
 
@@ -27,128 +28,141 @@ _FAILURE_BYTES = 4 * states.REASON_LIMIT
 
 @dataclass
 class HostMonitor:
-    """``runtime_end``: when MaxRuntime is over, on the monotonic clock. ``explain`` may add to how a host
-    ended. ``note(label, text)``: for a host's log. ``lose(label)``: the fault plan takes that host away, with
-    its disk. ``failure_file``: whether what a host leaves in output/failure is its word on why it failed.
-    After ``run``, ``interrupted`` says that the hosts were taken away (managed spot), and ``lost`` which were
-    lost by the plan."""
+    """Monitors the hosts of one attempt."""
 
-    hosts: Sequence[HostProcess]
+    processes: Sequence[HostProcess]
     control: JobControl
     settings: Settings
     runtime_end: float
+    """Time on the monotonic clock at which MaxRuntime is over."""
     faults: AttemptFaults
-    explain: Callable[[HostExit], HostExit]
-    note: Callable[[str, str], None]
-    lose: Callable[[str], None]
-    failure_file: bool = True
-    interrupted: bool = False
+    add_hint: Callable[[HostExit], HostExit]
+    """May add a hint to the message of a host's exit."""
+    write_note: Callable[[str, str], None]
+    """Writes a line, given as (label, text), to a host's log."""
+    mark_host_lost: Callable[[str], None]
+    """Called when the fault plan removes a host with its disk."""
+    reads_failure_file: bool = True
+    """Whether a host's output/failure gives the reason of its failure."""
+    is_interrupted: bool = False
+    """After ``run``: whether a spot interruption took the hosts away."""
     _reports: list[HostReport] = field(default_factory=list)
-    _stop_requested: bool = False
-    _kill_at: float | None = None
-    lost: set[str] = field(default_factory=set)
+    _stop_was_requested: bool = False
+    _kill_time: float | None = None
+    lost_hosts: set[str] = field(default_factory=set)
+    """After ``run``: labels of the hosts that the fault plan removed."""
 
     def run(self) -> list[HostReport]:
-        """How each host ended, in that order. The first that fails takes the others with it."""
-        self._running_hosts = {host.place.label: host for host in self.hosts}
-        self._interrupt_at, self._losses = self._planned()
+        """Return how each host ended, in the order of their ends. When one fails, the others are stopped."""
+        self._running_hosts = {process.host.label: process for process in self.processes}
+        self._interruption_time, self._loss_times = self._read_fault_plan()
         with selectors.DefaultSelector() as selector:
-            selector.register(self.control.woken, selectors.EVENT_READ)
-            for host in self.hosts:
-                selector.register(host.events, selectors.EVENT_READ, host)
+            selector.register(self.control.wakeup_reader, selectors.EVENT_READ)
+            for process in self.processes:
+                selector.register(process.events, selectors.EVENT_READ, process)
             while self._running_hosts:
                 for key, _ in selector.select(self._timeout()):
                     if key.data is None:
-                        self.control.drain()
+                        self.control.clear_wakeup()
                         continue
-                    ended = key.data.read()
-                    if ended is not None:
+                    host_exit = key.data.read()
+                    if host_exit is not None:
                         selector.unregister(key.fd)
-                        self._ended(key.data, ended)
-                self._act(time.monotonic())
+                        self._on_host_end(key.data, host_exit)
+                self._enforce_deadlines(time.monotonic())
         return self._reports
 
-    def _planned(self) -> tuple[float | None, dict[str, float]]:
+    def _read_fault_plan(self) -> tuple[float | None, dict[str, float]]:
+        """Return the time of the spot interruption, if there is one, and the times at which hosts are lost,
+        by label."""
         now = time.monotonic()
-        after = self.faults.interruption_seconds
-        losses = {
-            label: now + after
-            for pattern, after in self.faults.lost_hosts
+        interruption_seconds = self.faults.interruption_seconds
+        loss_times = {
+            label: now + seconds
+            for pattern, seconds in self.faults.lost_hosts
             for label in self._running_hosts
             if fnmatchcase(label, pattern)
         }
-        return None if after is None else now + after, losses
+        interruption_time = None if interruption_seconds is None else now + interruption_seconds
+        return interruption_time, loss_times
 
     def _timeout(self) -> float | None:
-        deadlines = [self._kill_at, *self._losses.values()]
-        if not self._stop_requested:
-            deadlines += [self.runtime_end, self.control.wait_end, self._interrupt_at]
-        known = [at for at in deadlines if at is not None]
-        return min(max(0.0, min(known) - time.monotonic()), LONGEST_WAIT) if known else None
+        """Return the seconds until the next deadline; None if there is none."""
+        deadlines = [self._kill_time, *self._loss_times.values()]
+        if not self._stop_was_requested:
+            deadlines += [self.runtime_end, self.control.wait_end, self._interruption_time]
+        times = [deadline for deadline in deadlines if deadline is not None]
+        return min(max(0.0, min(times) - time.monotonic()), MAX_POLL_SECONDS) if times else None
 
-    def _act(self, now: float) -> None:
-        for label in [label for label, at in self._losses.items() if now >= at]:
-            del self._losses[label]
+    def _enforce_deadlines(self, now: float) -> None:
+        """Remove, stop and kill hosts whose time is over."""
+        for label in [label for label, loss_time in self._loss_times.items() if now >= loss_time]:
+            del self._loss_times[label]
             if label in self._running_hosts:
-                self.lost.add(label)
-                self.lose(label)
+                self.lost_hosts.add(label)
+                self.mark_host_lost(label)
                 self._running_hosts[label].kill()
-        if not self._stop_requested:
+        if not self._stop_was_requested:
             if self.control.wait_end is not None and now >= self.control.wait_end:
                 self.control.stop("max_wait")
             elif now >= self.runtime_end:
                 self.control.stop("max_runtime")
-        grace = self._grace(now)
-        if grace is not None and (not self._stop_requested or self._kill_at is not None):
-            # Asked again with less patience: the nearer deadline counts.
-            self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
-            if not self._stop_requested:
-                self._stop_requested = True
-                for host in self._running_hosts.values():
-                    host.terminate()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            for label, host in self._running_hosts.items():
-                if self.interrupted:
-                    self.lose(label)  # the notice is over
-                host.kill()
+        grace_period = self._grace_period(now)
+        if grace_period is not None and (not self._stop_was_requested or self._kill_time is not None):
+            # A second request may have a shorter grace period: the earlier deadline counts.
+            self._kill_time = (
+                now + grace_period if self._kill_time is None else min(self._kill_time, now + grace_period)
+            )
+            if not self._stop_was_requested:
+                self._stop_was_requested = True
+                for process in self._running_hosts.values():
+                    process.terminate()
+        if self._kill_time is not None and now >= self._kill_time:
+            self._kill_time = None
+            for label, process in self._running_hosts.items():
+                if self.is_interrupted:
+                    self.mark_host_lost(label)  # the interruption notice is over
+                process.kill()
 
-    def _grace(self, now: float) -> float | None:
-        """How long the hosts may still take; None: nobody asks them to leave."""
+    def _grace_period(self, now: float) -> float | None:
+        """Return the seconds that the hosts have between SIGTERM and SIGKILL; None if they need not stop."""
         if self.control.is_stopping:
             return self.control.grace
-        if self.interrupted:
+        if self.is_interrupted:
             return self.settings.spot_notice_seconds
-        if self.control.broken or any(report.exit.code != 0 for report in self._reports):
+        if self.control.abort_error or any(report.exit.code != 0 for report in self._reports):
             return self.settings.failed_peer_grace_seconds
-        if self._interrupt_at is not None and now >= self._interrupt_at:
-            self.interrupted = True
+        if self._interruption_time is not None and now >= self._interruption_time:
+            self.is_interrupted = True
             return self.settings.spot_notice_seconds
         return None
 
-    def _ended(self, host: HostProcess, ended: HostExit) -> None:
-        label = host.place.label
+    def _on_host_end(self, process: HostProcess, host_exit: HostExit) -> None:
+        """Record the end of a host."""
+        label = process.host.label
         del self._running_hosts[label]
-        if label in self.lost:
-            ended = HostExit(ended.code, "lost", f"host {label} was lost, as the fault plan says")
-            self._reports.append(HostReport(label, ended, time.time(), self._stop_requested))
+        if label in self.lost_hosts:
+            host_exit = HostExit(host_exit.code, "lost", f"host {label} was lost, as the fault plan says")
+            self._reports.append(HostReport(label, host_exit, time.time(), self._stop_was_requested))
             return
-        self._reports.append(self._report(host.place, self.explain(ended)))
+        self._reports.append(self._create_report(process.host, self.add_hint(host_exit)))
 
-    def _report(self, place: Place, ended: HostExit) -> HostReport:
-        """With the failure file, when the host's program wrote one."""
-        report = HostReport(place.label, ended, time.time(), self._stop_requested)
-        if not self.failure_file:
+    def _create_report(self, host: JobHost, host_exit: HostExit) -> HostReport:
+        """Return a host's report, with its failure file if its program wrote one."""
+        report = HostReport(host.label, host_exit, time.time(), self._stop_was_requested)
+        if not self.reads_failure_file:
             return report
         path = Paths().failure_file
         try:
-            text, written = read_beginning(place.tree, os.path.relpath(path, Paths().root), _FAILURE_BYTES)
+            text, failure_time = read_beginning(
+                host.tree, os.path.relpath(path, Paths().root), _FAILURE_BYTES
+            )
         except FileNotFoundError:
             return report
         except OSError as error:
-            unread = f"{path} is not read: {error_text(error)}"
-            self.note(place.label, unread)
-            has_reason = ended.code == 0 or ended.message or ended.signal
-            return report if has_reason else replace(report, exit=replace(ended, message=unread))
+            read_problem = f"{path} is not read: {error_text(error)}"
+            self.write_note(host.label, read_problem)
+            has_reason = host_exit.code == 0 or host_exit.message or host_exit.signal
+            return report if has_reason else replace(report, exit=replace(host_exit, message=read_problem))
         failure = text.decode("utf-8", "replace")[: states.REASON_LIMIT]
-        return replace(report, failure=failure, failure_time=written)
+        return replace(report, failure=failure, failure_time=failure_time)

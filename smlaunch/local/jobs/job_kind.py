@@ -1,4 +1,5 @@
-"""What tells one kind of job from another: the runner and its attempts are the same for all of them."""
+"""The differences between kinds of jobs, as an interface: the runner and its attempts are the same for all
+kinds."""
 
 from __future__ import annotations
 
@@ -6,67 +7,75 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs.checkpoints import CheckpointSync
-from smlaunch.local.jobs.spec import JobSpec, Wait
+from smlaunch.local.jobs.spec import CapacityWait, JobSpec
 from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.settings import Settings
 
-Note = Callable[[str, str], None]
-"""(host label, text): a line of the endpoint's own in a host's log."""
+WriteNote = Callable[[str, str], None]
+"""Writes a line of the endpoint's own, given as (host label, text), to a host's log."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended: ``reason`` is None unless it failed, ``interrupted`` when its hosts were taken
-    away. ``result``: what Describe is to show of it."""
+class AttemptOutcome:
+    """The result of an attempt."""
 
     reason: str | None = None
-    interrupted: bool = False
+    """FailureReason, if the attempt failed."""
+    is_interrupted: bool = False
+    """Whether the hosts were taken away by a spot interruption."""
     result: Mapping[str, Any] = field(default_factory=dict)
+    """Members for the response of Describe."""
 
 
 @dataclass(frozen=True)
-class Tools:
-    """What a kind of job works with."""
+class HandlerContext:
+    """What a handler needs of its endpoint."""
 
     objects: Objects
     settings: Settings
-    note: Note
+    write_note: WriteNote
 
 
-class Work(Protocol):
-    """One job of a kind, as one attempt sees it. ``directory``: where its programs start, relative to
-    /opt/ml. ``failure_file``: whether a host's /opt/ml/output/failure says why it failed."""
+class JobHandler(Protocol):
+    """One attempt at a job of a certain kind."""
 
     log_group: str
-    directory: str
-    failure_file: bool
+    working_directory: str
+    """Where the hosts' programs start, relative to /opt/ml."""
+    reads_failure_file: bool
+    """Whether a host's file /opt/ml/output/failure gives the reason of its failure."""
 
     @property
     def spec(self) -> JobSpec: ...
 
-    def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What Describe shows once a type was ``chosen`` of InstancePreferences."""
+    def describe_selected_instance(self, selection: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the members of Describe that change when a type was selected from InstancePreferences.
+        ``selection`` has SelectedInstanceType and SelectedInstanceCount."""
 
     def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
-        """Fields of the request that have no effect here, with what happens instead; the image aside.
-        ``runs_images``: whether the executor here does."""
+        """Return the fields of the request that have no effect here, except the image, each with a note on
+        what happens instead. ``runs_images``: whether the executor runs images."""
 
-    def lay_out(self, places: Sequence[Place], current: Place) -> None:
-        """Makes one host's directories and configuration files."""
+    def write_host_files(self, hosts: Sequence[JobHost], current: JobHost) -> None:
+        """Create the directories and configuration files of the host ``current``."""
 
-    def synced(
-        self, places: Sequence[Place], tools: Tools, check: Callable[[], None]
+    def create_syncs(
+        self, hosts: Sequence[JobHost], context: HandlerContext, raise_if_stopping: Callable[[], None]
     ) -> list[CheckpointSync]:
-        """The directories that are kept like S3 while hosts run, with what they begin with. ``check`` raises
-        to give up. Raises DataError."""
+        """Return the syncs between directories of the hosts and S3, after the initial downloads.
+        ``raise_if_stopping`` is called between files. Raises DataError."""
 
-    def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
-        """All hosts have ended: takes what they left. ``reason``: why the job has failed, if it has, which a
-        job that was stopped has not. Raises UploadError."""
+    def collect_results(
+        self, hosts: Sequence[JobHost], context: HandlerContext, reason: str | None, is_stopped: bool
+    ) -> AttemptOutcome:
+        """Upload the output after all hosts have ended. ``reason``: why the job failed, if it did; None for
+        a stopped job. Raises UploadError."""
 
 
-class WorkOf(Protocol):
-    def __call__(self, record: JobRecord, wait: Wait) -> Work: ...
+class JobHandlerFactory(Protocol):
+    """Creates the handler for one attempt. ``capacity_wait`` tells how long hosts are unavailable."""
+
+    def __call__(self, record: JobRecord, instance_wait: CapacityWait) -> JobHandler: ...

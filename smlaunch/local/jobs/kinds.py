@@ -1,13 +1,13 @@
-"""All kinds of jobs there are, by the name that stands in their ARNs."""
+"""The kinds of jobs, by the names that their ARNs have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from smlaunch.local.jobs import processing, training
-from smlaunch.local.jobs.job_kind import WorkOf
+from smlaunch.local.jobs.job_kind import JobHandlerFactory
 
-KINDS: Mapping[str, WorkOf] = {
-    training.KIND: training.TrainingWork,
-    processing.KIND: processing.ProcessingWork,
+HANDLER_FACTORIES: Mapping[str, JobHandlerFactory] = {
+    training.KIND: training.TrainingJobHandler,
+    processing.KIND: processing.ProcessingJobHandler,
 }

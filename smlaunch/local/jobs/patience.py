@@ -1,9 +1,12 @@
-"""Which changed file of a host can be uploaded now: one that is whole, and none waits for ever.
+"""Chooses which changed files of a host can be uploaded now: complete files soon, and every file after a
+limited time.
 
-A file that two looks saw the same, and that nobody has open for writing, is taken at once. Where the files of
-a host change all the time, ``SOON`` looks later each file is taken that nobody has open for writing, as one
-that was renamed when it was whole. One that was never found so for ``LATE`` looks (a database, which is open
-for writing all the time) is taken although it may be torn: SageMaker promises no more of any file.
+The directory is scanned again and again. A file that is the same in two scans, and that nobody has open for
+writing, is complete and is uploaded at once. If the files of a host change all the time, after
+``UPLOAD_CLOSED_AFTER`` scans a file is uploaded as soon as nobody has it open for writing, as a file that
+was renamed when it was complete. A file that was never in that state for ``UPLOAD_TORN_AFTER`` scans (a
+database, which is open for writing all the time) is uploaded although it may be torn: SageMaker guarantees
+no more for any file.
 """
 
 from __future__ import annotations
@@ -15,76 +18,98 @@ from typing import Literal
 
 from smlaunch.local.jobs.uploads import Stamp
 
-SOON = 3
-LATE = 30
-"""Not sooner: a large file that is written in its own place is torn until it is closed, and stands in S3 for
-the whole one before it."""
+UPLOAD_CLOSED_AFTER = 3
+"""Scans."""
+UPLOAD_TORN_AFTER = 30
+"""Scans. Not fewer: a large file that is rewritten in place is torn until it is closed, and replaces its
+complete predecessor in S3."""
 
-Way = Literal["whole", "torn"]
+Completeness = Literal["whole", "torn"]
+"""``whole``: the upload is complete. ``torn``: the file may be written to during the upload."""
 
 
-class Patience:
-    """Of one host. A look is ``begin``, ``choose`` for each file that S3 does not have as it is, ``stored``
-    for those that were uploaded, and ``end``."""
+class UploadSchedule:
+    """The schedule of one host. For each scan, call ``begin_scan``, ``choose_file`` for each file whose
+    current content is not in S3, ``mark_stored`` for each upload, and ``end_scan``."""
 
     def __init__(self) -> None:
         self._last_stamps: Mapping[str, Stamp] = {}
-        self._waited: dict[str, int] = {}
-        self._waits: dict[str, int] = {}
-        self._torn: dict[str, Stamp] = {}
-        self._behind = 0
-        self._began = 0
-        self._successors: dict[str, set[str]] = {}
+        self._previous_wait_counts: dict[str, int] = {}
+        self._wait_counts: dict[str, int] = {}
+        self._torn_stamps: dict[str, Stamp] = {}
+        self._scans_with_waiting_files = 0
+        self._scan_start_ns = 0
+        self._files_to_store_first: dict[str, set[str]] = {}
 
-    def begin(self) -> None:
-        self._waited, self._waits = self._waits, {}
-        clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)  # the one of file systems
-        self._began = time.clock_gettime_ns(clock)
+    def begin_scan(self) -> None:
+        """Begin a scan of the host's directory."""
+        self._previous_wait_counts, self._wait_counts = self._wait_counts, {}
+        clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)  # the clock of file systems
+        self._scan_start_ns = time.clock_gettime_ns(clock)
 
-    def is_fresh(self, status: os.stat_result) -> bool:
-        """Whether it came to its name, or was changed, after the look began: then the look may have missed
-        what was written before it."""
-        return status.st_ctime_ns >= self._began
+    def is_newer_than_scan(self, status: os.stat_result) -> bool:
+        """Return whether the file was created, renamed or changed after the scan began: the scan may then
+        have missed files that were written before it."""
+        return status.st_ctime_ns >= self._scan_start_ns
 
-    def choose(
-        self, name: str, stamp: Stamp, fresh: Collection[str], is_closed: Callable[[], bool | None]
-    ) -> Way | None:
-        """``is_closed``: whether nobody has it open for writing; None where that cannot be known."""
-        closed = is_closed()
-        if closed is not False and self._last_stamps.get(name) == stamp:
-            return self._wait(name, "whole")
-        if closed and self._behind >= SOON and name not in fresh:
-            return self._wait(name, "whole")
-        if self._torn.get(name) == stamp:
-            return None  # S3 has what can be had of it by now
-        return self._wait(name, "torn" if self._waited.get(name, 0) >= LATE else None)
+    def choose_file(
+        self, name: str, stamp: Stamp, newer_files: Collection[str], is_closed: Callable[[], bool | None]
+    ) -> Completeness | None:
+        """Return whether and how a file can be uploaded now; None means not in this scan. ``newer_files``
+        are the files for which ``is_newer_than_scan`` is true. ``is_closed`` returns whether nobody has the
+        file open for writing, or None if that is unknown."""
+        is_file_closed = is_closed()
+        if is_file_closed is not False and self._last_stamps.get(name) == stamp:
+            return self._count_wait(name, "whole")
+        if (
+            is_file_closed
+            and self._scans_with_waiting_files >= UPLOAD_CLOSED_AFTER
+            and name not in newer_files
+        ):
+            return self._count_wait(name, "whole")
+        if self._torn_stamps.get(name) == stamp:
+            return None  # this content, perhaps torn, is in S3
+        return self._count_wait(
+            name, "torn" if self._previous_wait_counts.get(name, 0) >= UPLOAD_TORN_AFTER else None
+        )
 
-    def _wait(self, name: str, way: Way | None) -> Way | None:
-        self._waits[name] = self._waited.get(name, 0) + 1
-        return way
+    def _count_wait(self, name: str, completeness: Completeness | None) -> Completeness | None:
+        """Count a scan for a file that is not stored yet, and return ``completeness``."""
+        self._wait_counts[name] = self._previous_wait_counts.get(name, 0) + 1
+        return completeness
 
-    def stored(self, name: str, stamp: Stamp, way: Way) -> None:
-        self._waits.pop(name, None)
-        if way == "torn":
-            self._torn[name] = stamp
+    def mark_stored(self, name: str, stamp: Stamp, completeness: Completeness) -> None:
+        """Record that a file was uploaded."""
+        self._wait_counts.pop(name, None)
+        if completeness == "torn":
+            self._torn_stamps[name] = stamp
         else:
-            self._torn.pop(name, None)
+            self._torn_stamps.pop(name, None)
 
     def may_delete(self, name: str, synced: Collection[str]) -> bool:
-        """Whether S3 may forget a file that the host has deleted: once what the host had beside it, and S3
-        had not, is in S3 (``synced``). A program that keeps one checkpoint deletes it when the next one is
-        whole; S3 would have neither. What vanishes before it was stored hands its part to what came after."""
-        waiting = {other for other, looks in self._waits.items() if looks <= LATE}
-        before = self._successors.get(name, waiting)
-        vanished = any(other not in waiting and other not in synced for other in before)
-        self._successors[name] = waiting if vanished else before & waiting
-        if self._successors[name]:
+        """Return whether S3 may delete a file that the host has deleted: only when the files that the host
+        had at that time, and S3 had not, are in S3 (``synced``).
+
+        A program that keeps one checkpoint deletes it when the next one is complete; otherwise S3 would have
+        neither. If one of these files is deleted before it is stored, the files that exist then take its
+        place.
+        """
+        waiting_names = {name for name, count in self._wait_counts.items() if count <= UPLOAD_TORN_AFTER}
+        required_names = self._files_to_store_first.get(name, waiting_names)
+        has_vanished = any(name not in waiting_names and name not in synced for name in required_names)
+        self._files_to_store_first[name] = waiting_names if has_vanished else required_names & waiting_names
+        if self._files_to_store_first[name]:
             return False
-        del self._successors[name]
+        del self._files_to_store_first[name]
         return True
 
-    def end(self, stamps: Mapping[str, Stamp]) -> None:
+    def end_scan(self, stamps: Mapping[str, Stamp]) -> None:
+        """End a scan. ``stamps`` are the stamps of all files that it found."""
         self._last_stamps = stamps
-        self._torn = {name: stamp for name, stamp in self._torn.items() if name in stamps}
-        self._successors = {name: some for name, some in self._successors.items() if name not in stamps}
-        self._behind = self._behind + 1 if self._waits else 0
+        self._torn_stamps = {name: stamp for name, stamp in self._torn_stamps.items() if name in stamps}
+        self._files_to_store_first = {
+            name: required_names
+            for name, required_names in self._files_to_store_first.items()
+            if name not in stamps
+        }
+        self._scans_with_waiting_files = self._scans_with_waiting_files + 1 if self._wait_counts else 0

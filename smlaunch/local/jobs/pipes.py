@@ -1,12 +1,12 @@
-"""Pipe mode: the data of a channel through FIFOs ``<channel>_<epoch>``, streamed anew for every epoch.
+"""Pipe mode: sends a channel's data through FIFOs ``<channel>_<epoch>``, once for every epoch.
 
-    train_0   being read: the feed's thread writes what this host gets in epoch 0, then closes it
-    train_1   there already, so that a reader may open it the moment it has closed the one before
+    train_0   being read: the feed's thread writes this host's data of epoch 0, then closes the FIFO
+    train_1   exists already, so that a reader may open it as soon as it has closed the previous one
 
-One thread per channel and host. A FIFO is for one reader (developer guide,
-your-algorithms-training-algo-running-container). It goes away when its epoch is over: opening it again is a
-"no such file" and no endless wait. A reader that closes early ends the epoch, and the next one begins at the
-beginning. What nobody reads costs nothing.
+One thread per channel and host. A FIFO has one reader (developer guide,
+your-algorithms-training-algo-running-container). It is removed when its epoch is over, so that opening it
+again fails instead of waiting forever. A reader that closes early ends the epoch, and the next epoch starts
+with the first record. A FIFO that nobody reads costs nothing.
 """
 
 from __future__ import annotations
@@ -30,76 +30,86 @@ from typing import BinaryIO, cast
 
 from smlaunch.local.host_files import file_type_name, open_folder
 from smlaunch.local.jobs import recordio
-from smlaunch.local.jobs.listing import DataError, ObjectRef, Part, Record
+from smlaunch.local.jobs.listing import DataError, ObjectRef, Record, RecordPart
 from smlaunch.local.jobs.spec import ChannelSpec
 from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.object_files import TornObject
 
 _BLOCK = 1 << 20
-_IN_MEMORY = 64 << 20
-"""Decompressed bytes of one record whose length has to be known first; more go through a temporary file."""
+_MAX_MEMORY_BYTES = 64 << 20
+"""Size up to which a decompressed record is held in memory when its length must be known first; longer ones
+use a temporary file."""
 
-Epoch = Callable[[int], Sequence[Record]]
-"""What a host gets in an epoch, which count from 0."""
+RecordsOfEpoch = Callable[[int], Sequence[Record]]
+"""Returns what a host gets in an epoch; epochs count from 0."""
 
 
-class _Ended(Exception):
-    """The job is over: nobody will read any more."""
+class _JobEnded(Exception):
+    """The job has ended: nobody will read any more."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One channel on one host: ``folder`` is the host's input/data."""
+    """One channel on one host."""
 
     channel: ChannelSpec
     folder: Path
-    epoch: Epoch
+    """The host's directory input/data."""
+    records_of_epoch: RecordsOfEpoch
 
 
 class Pipes:
-    """All feeds of a job. ``broken`` is called, in a feed's thread, with the DataError that ended the feed;
-    its reader then waits, since an end of file would look like the end of the data."""
+    """All feeds of a job."""
 
-    def __init__(self, feeds: Sequence[Feed], objects: Objects, broken: Callable[[DataError], None]) -> None:
+    def __init__(
+        self, feeds: Sequence[Feed], objects: Objects, on_error: Callable[[DataError], None]
+    ) -> None:
+        """``on_error`` is called in a feed's thread with the error that ended the feed. Its reader then
+        waits, since it would take an end of file for the end of the data."""
         self._feeds = feeds
         self._objects = objects
-        self._broken = broken
-        self._ends: tuple[int, int] | None = None
-        self._writers: list[_Writer] = []
+        self._on_error = on_error
+        self._end_pipe: tuple[int, int] | None = None
+        self._writers: list[_FeedWriter] = []
 
     def start(self) -> None:
-        """The first FIFOs are there when this returns."""
+        """Start all feeds. The FIFOs of the first epoch exist when this returns."""
         if self._feeds:
-            self._ends = os.pipe()
+            self._end_pipe = os.pipe()
             self._writers = [
-                _Writer(feed, self._objects, self._ends[0], self._broken) for feed in self._feeds
+                _FeedWriter(feed, self._objects, self._end_pipe[0], self._on_error) for feed in self._feeds
             ]
             for writer in self._writers:
                 writer.start()
 
     def finish(self) -> None:
-        """The hosts have ended, or were never started: stops what still waits for a reader."""
-        if self._ends is None:
+        """Stop all feeds. The hosts have ended, or were never started."""
+        if self._end_pipe is None:
             return
-        ended, end = self._ends
-        os.close(end)  # the other side becomes readable, for all threads at once
+        end_reader, end_writer = self._end_pipe
+        os.close(end_writer)  # the read end becomes readable for all threads
         for writer in self._writers:
             writer.join()
-        os.close(ended)
-        self._ends = None
+        os.close(end_reader)
+        self._end_pipe = None
 
 
-class _Writer:
-    """The folder is held open from before the job's programs run: whatever they put in its place, or into it,
-    nothing is made or written anywhere else."""
+class _FeedWriter:
+    """Writes one feed, in a thread of its own.
 
-    def __init__(self, feed: Feed, objects: Objects, ended: int, broken: Callable[[DataError], None]) -> None:
+    The folder is opened before the job's programs run: whatever they put in its place, or into it, nothing
+    is created or written anywhere else.
+    """
+
+    def __init__(
+        self, feed: Feed, objects: Objects, end_reader: int, on_error: Callable[[DataError], None]
+    ) -> None:
         self._feed = feed
         self._objects = objects
-        self._ended = ended
-        self._broken = broken
+        self._end_reader = end_reader
+        self._on_error = on_error
         self._fifos: list[_Fifo] = []
-        """This epoch's and the next one's."""
+        """The FIFOs of this epoch and of the next one."""
         self._lock = threading.Lock()
         name = f"pipe {feed.channel.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -107,11 +117,12 @@ class _Writer:
     def start(self) -> None:
         self._folder = open_folder(self._feed.folder)
         for epoch in (0, 1):
-            self._fifos.append(self._make(epoch))
+            self._fifos.append(self._create_fifo(epoch))
         self._thread.start()
 
     def join(self) -> None:
-        """After the end was announced. A thread that waits for a reader is given one."""
+        """Wait for the end of the thread, after Pipes.finish has announced it. If the thread waits for a
+        reader, open one."""
         if self._thread.ident is None:
             return
         with self._lock:
@@ -129,50 +140,52 @@ class _Writer:
             while True:
                 self._stream(self._fifos[0], epoch)
                 epoch += 1
-                following = self._make(epoch + 1)
+                next_fifo = self._create_fifo(epoch + 1)
                 with self._lock:
                     self._fifos.pop(0).close()
-                    self._fifos.append(following)
-        except _Ended:
+                    self._fifos.append(next_fifo)
+        except _JobEnded:
             return
         except OSError as error:
-            self._tell(error)
+            self._report_error(error)
 
-    def _tell(self, error: DataError | OSError) -> None:
-        """Then waits for the end."""
+    def _report_error(self, error: DataError | OSError) -> None:
+        """Report an error and wait for the end of the job."""
         if isinstance(error, OSError):
             problem = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
             error = DataError(f"Data download failed:channel {self._feed.channel.name}: {problem}")
-        self._broken(error)
+        self._on_error(error)
         poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
-        poll.poll()  # readable, or hung up: the other end is closed and never written to
+        poll.register(self._end_reader, select.POLLIN)
+        poll.poll()  # nothing is ever written: it becomes readable when the write end is closed
 
-    def _make(self, epoch: int) -> _Fifo:
+    def _create_fifo(self, epoch: int) -> _Fifo:
         return _Fifo(self._folder, f"{self._feed.channel.name}_{epoch}")
 
     def _stream(self, fifo: _Fifo, epoch: int) -> None:
+        """Write one epoch to its FIFO. Raises _JobEnded."""
         writer = fifo.open(os.O_WRONLY)  # waits for a reader
         try:
-            if self._is_over():
-                raise _Ended
-            _enlarge(writer)
+            if self._job_has_ended():
+                raise _JobEnded
+            _enlarge_pipe(writer)
             os.set_blocking(writer, False)
-            with contextlib.suppress(BrokenPipeError):  # the reader has seen enough of this epoch
-                for record in self._feed.epoch(epoch):
+            with contextlib.suppress(BrokenPipeError):  # the reader has closed the FIFO early
+                for record in self._feed.records_of_epoch(epoch):
                     for part in record.parts:
-                        for block in framed(part, self._feed.channel, self._objects):
+                        for block in encode_part(part, self._feed.channel, self._objects):
                             self._write(writer, block)
-            # Before the end of file is seen: whoever opens the name again then finds none.
+            # Before the reader gets the end of file: a second open must not find the FIFO.
             fifo.remove()
         except (DataError, OSError) as error:
-            # While the writing end is still open: the reader must not take it for the end of the data.
-            self._tell(error)
-            raise _Ended from None
+            # While the write end is open: the reader must not take an error for the end of the data.
+            self._report_error(error)
+            raise _JobEnded from None
         finally:
             os.close(writer)
 
     def _write(self, writer: int, block: bytes | memoryview) -> None:
+        """Write a block. Raises _JobEnded."""
         remaining = memoryview(block)
         while remaining:
             try:
@@ -180,19 +193,19 @@ class _Writer:
             except BlockingIOError:
                 poll = select.poll()
                 poll.register(writer, select.POLLOUT)
-                poll.register(self._ended, select.POLLIN)
-                if any(descriptor == self._ended for descriptor, _ in poll.poll()):
-                    raise _Ended from None
+                poll.register(self._end_reader, select.POLLIN)
+                if any(descriptor == self._end_reader for descriptor, _ in poll.poll()):
+                    raise _JobEnded from None
 
-    def _is_over(self) -> bool:
+    def _job_has_ended(self) -> bool:
         poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
+        poll.register(self._end_reader, select.POLLIN)
         return bool(poll.poll(0))
 
 
 class _Fifo:
-    """Held by a descriptor, so that a script that removes or replaces the name blocks nobody and is never
-    written into anything else. Raises OSError."""
+    """A FIFO, held by a descriptor: if a script removes or replaces its name, nothing is written into
+    another file and no thread waits forever. Raises OSError."""
 
     def __init__(self, folder: int, name: str) -> None:
         self._folder = folder
@@ -200,19 +213,20 @@ class _Fifo:
         try:
             os.mkfifo(name, dir_fd=folder)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, name) from None  # mkfifo leaves the name out
-        kind = getattr(os, "O_PATH", None)
-        self._handle = None if kind is None else self._checked(self._open(kind))
+            raise OSError(error.errno, error.strerror, name) from None  # mkfifo's error has no file name
+        path_only_flag = getattr(os, "O_PATH", None)
+        self._handle = None if path_only_flag is None else self._require_fifo(self._open(path_only_flag))
 
     def open(self, flags: int) -> int:
         if self._handle is None:
-            return self._checked(self._open(flags))
+            return self._require_fifo(self._open(flags))
         return os.open(f"/proc/self/fd/{self._handle}", flags | os.O_CLOEXEC)
 
     def _open(self, flags: int) -> int:
         return os.open(self._name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
 
-    def _checked(self, descriptor: int) -> int:
+    def _require_fifo(self, descriptor: int) -> int:
+        """Return the descriptor if it is a FIFO's. Raises OSError otherwise."""
         status = os.fstat(descriptor)
         if stat.S_ISFIFO(status.st_mode):
             return descriptor
@@ -222,7 +236,7 @@ class _Fifo:
         )
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):  # whatever the script has put there instead
+        with contextlib.suppress(OSError):  # a script may have replaced it, by a directory for example
             os.unlink(self._name, dir_fd=self._folder)
 
     def close(self) -> None:
@@ -231,44 +245,45 @@ class _Fifo:
             self._handle = None
 
 
-def _enlarge(pipe: int) -> None:
-    """Fewer turns between the two sides, where the system lets us."""
+def _enlarge_pipe(pipe: int) -> None:
+    """Enlarge a pipe's buffer where the system allows it, for fewer switches between writer and reader."""
     with contextlib.suppress(AttributeError, OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _BLOCK)
 
 
-def framed(part: Part, channel: ChannelSpec, objects: Objects) -> Iterator[bytes | memoryview]:
-    """A part's bytes as the channel asks for them: decompressed, as a RecordIO record. Raises DataError."""
+def encode_part(part: RecordPart, channel: ChannelSpec, objects: Objects) -> Iterator[bytes | memoryview]:
+    """Yield a part's bytes in the channel's encoding: decompressed, or as a RecordIO record. Raises
+    DataError."""
     name = f"s3://{part.bucket}/{part.key}" if isinstance(part, ObjectRef) else "an attribute's value"
-    problem = f"Data download failed:{name} of channel {channel.name} "
+    message_start = f"Data download failed:{name} of channel {channel.name} "
     try:
-        with _opened(part, objects) as body:
-            stream = cast(BinaryIO, gzip.GzipFile(fileobj=body)) if channel.gzipped else body
-            if not channel.wrapped:
+        with _open_part(part, objects) as body:
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=body)) if channel.is_gzipped else body
+            if not channel.is_recordio_wrapped:
                 yield from _blocks(stream)
                 return
-            with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
-                known = stream
-                if channel.gzipped:
-                    # The length comes first, and only decompressing tells it.
-                    shutil.copyfileobj(stream, spooled, _BLOCK)
-                    known = cast(BinaryIO, spooled)
-                size = known.seek(0, os.SEEK_END)
-                known.seek(0)
+            with tempfile.SpooledTemporaryFile(_MAX_MEMORY_BYTES) as temporary_file:
+                seekable_stream = stream
+                if channel.is_gzipped:
+                    # The length comes first, and is known only after decompression.
+                    shutil.copyfileobj(stream, temporary_file, _BLOCK)
+                    seekable_stream = cast(BinaryIO, temporary_file)
+                size = seekable_stream.seek(0, os.SEEK_END)
+                seekable_stream.seek(0)
                 yield recordio.header(size)
-                yield from _blocks(known)
+                yield from _blocks(seekable_stream)
                 yield recordio.padding(size)
     except KeyError:
-        raise DataError(f"{problem}was deleted while the job was running (NoSuchKey)") from None
+        raise DataError(f"{message_start}was deleted while the job was running (NoSuchKey)") from None
     except TornObject as error:
         raise DataError(f"Data download failed:{error.message}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{problem}is not gzip, as CompressionType says: {error}") from None
+        raise DataError(f"{message_start}is not gzip, as CompressionType says: {error}") from None
     except ValueError as error:
-        raise DataError(f"{problem}cannot be wrapped: {error}") from None
+        raise DataError(f"{message_start}cannot be wrapped: {error}") from None
 
 
-def _opened(part: Part, objects: Objects) -> BinaryIO:
+def _open_part(part: RecordPart, objects: Objects) -> BinaryIO:
     if isinstance(part, bytes):
         return BytesIO(part)
     return cast(BinaryIO, objects.body_path(part.bucket, part.key).open("rb", buffering=0))

@@ -1,4 +1,4 @@
-"""Processing jobs: inputs and outputs anywhere below /opt/ml/processing, and a message in the end.
+"""Processing jobs: inputs and outputs anywhere below /opt/ml/processing, and an exit message.
 
 Source: API model, and the developer guide's byoc-run-image, byoc-config, byoc-input-and-output and
 byoc-metadata.
@@ -16,158 +16,172 @@ from typing import Any
 
 from smlaunch.contract.paths import ProcessingPaths
 from smlaunch.local import support
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.host_files import read_beginning
 from smlaunch.local.job_store import JobRecord
-from smlaunch.local.jobs.artifacts import UploadError, in_short, merge, regular, upload_files
+from smlaunch.local.jobs.artifacts import (
+    UploadError,
+    merge_hosts,
+    regular_files,
+    summarize_problems,
+    upload_as_objects,
+)
 from smlaunch.local.jobs.checkpoints import CheckpointSync
-from smlaunch.local.jobs.job_kind import Outcome, Tools
+from smlaunch.local.jobs.job_kind import AttemptOutcome, HandlerContext
 from smlaunch.local.jobs.spec import (
     CONTRACT_ROOT,
     DEFAULT_GROUP,
     DEFAULT_MAX_RUNTIME,
+    CapacityWait,
     ChannelSpec,
     JobSpec,
     S3Location,
-    Wait,
-    capacity_in,
+    capacity_wait_of_hosts,
+    choose_instance,
     hosts_of_groups,
-    selected_instance,
 )
 
 KIND = "processing-job"
-GROUP = "/aws/sagemaker/ProcessingJobs"
+PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
 
 _MESSAGE_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """``target``: the directory, relative to /opt/ml. ``continuous``: whether it is uploaded while hosts run,
-    too."""
+    """An output of a processing job."""
 
     name: str
-    where: S3Location
+    location: S3Location
     target: str
-    continuous: bool
+    """The directory, relative to /opt/ml."""
+    is_continuous: bool
+    """Whether it is uploaded while hosts run (S3UploadMode Continuous)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessingSpec(JobSpec):
-    """Inputs are ``channels``; what the application manages itself is in neither of them."""
+    """What the runner needs to know about a processing job. ``channels`` are its inputs, without those that
+    the application manages itself."""
 
     outputs: tuple[OutputSpec, ...]
+    """Without those that the application manages itself."""
 
     @property
-    def written(self) -> tuple[S3Location, ...]:
-        return tuple(output.where for output in self.outputs)
+    def output_locations(self) -> tuple[S3Location, ...]:
+        return tuple(output.location for output in self.outputs)
 
     @property
-    def folders(self) -> tuple[str, ...]:
+    def required_folders(self) -> tuple[str, ...]:
         return tuple(output.target for output in self.outputs)
 
 
-class ProcessingWork:
-    log_group = GROUP
-    directory = "processing"
-    failure_file = False
+class ProcessingJobHandler:
+    """The JobHandler of processing jobs."""
 
-    def __init__(self, record: JobRecord, wait: Wait) -> None:
-        self.spec: ProcessingSpec = read_request(record.request, record.arn, record.region, wait)
+    log_group = PROCESSING_LOG_GROUP
+    working_directory = "processing"
+    reads_failure_file = False
+
+    def __init__(self, record: JobRecord, instance_wait: CapacityWait) -> None:
+        self.spec: ProcessingSpec = read_processing_request(
+            record.request, record.arn, record.region, instance_wait
+        )
         self._request = record.request
         self._syncs: list[CheckpointSync] = []
 
-    def selected(self, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_selected_instance(self, selection: Mapping[str, Any]) -> Mapping[str, Any]:
         resources = self._request["ProcessingResources"]
-        return {"ProcessingResources": {"ClusterConfig": {**resources["ClusterConfig"], **chosen}}}
+        return {"ProcessingResources": {"ClusterConfig": {**resources["ClusterConfig"], **selection}}}
 
     def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
         notes = support.recorded_fields(self._request, support.processing_rows(runs_images))
         notes.pop("AppSpecification.ImageUri", None)
         return notes
 
-    def lay_out(self, places: Sequence[Place], current: Place) -> None:
+    def write_host_files(self, hosts: Sequence[JobHost], current: JobHost) -> None:
         paths = ProcessingPaths(str(current.tree))
         for folder in (paths.config, paths.processing, paths.output):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        for target in self.spec.folders:
+        for target in self.spec.required_folders:
             (current.tree / target).mkdir(parents=True, exist_ok=True)
         documents = {
             paths.resource_config: {
                 "current_host": current.name,
-                "hosts": sorted(place.name for place in places),
+                "hosts": sorted(host.name for host in hosts),
             },
             paths.job_config: {"ProcessingJobArn": self.spec.arn, **self._request},
         }
         for path, document in documents.items():
             Path(path).write_text(json.dumps(document))
 
-    def synced(
-        self, places: Sequence[Place], tools: Tools, check: Callable[[], None]
+    def create_syncs(
+        self, hosts: Sequence[JobHost], context: HandlerContext, raise_if_stopping: Callable[[], None]
     ) -> list[CheckpointSync]:
-        """Of outputs, those that are uploaded continuously: one way only, whatever is in S3 already."""
+        """Return the syncs of the outputs that are uploaded continuously. Nothing is downloaded."""
         self._syncs = [
             CheckpointSync(
-                output.where,
+                output.location,
                 f"{CONTRACT_ROOT}/{output.target}",
-                places,
-                tools.objects,
-                tools.settings,
-                tools.note,
-                what=f"output {output.name}:",
-                mirror=tools.settings.processing_continuous_deletes,
+                hosts,
+                context.objects,
+                context.settings,
+                context.write_note,
+                description=f"output {output.name}:",
+                deletes_in_s3=context.settings.processing_continuous_deletes,
             )
             for output in self.spec.outputs
-            if output.continuous
+            if output.is_continuous
         ]
         return self._syncs
 
-    def finish(self, places: Sequence[Place], tools: Tools, reason: str | None, stopped: bool) -> Outcome:
+    def collect_results(
+        self, hosts: Sequence[JobHost], context: HandlerContext, reason: str | None, is_stopped: bool
+    ) -> AttemptOutcome:
         result: dict[str, Any] = {}
         try:
-            message = exit_message(
-                [
-                    (place.tree, posixpath.relpath(ProcessingPaths().message, CONTRACT_ROOT))
-                    for place in places
-                ]
+            message = read_exit_messages(
+                [(host.tree, posixpath.relpath(ProcessingPaths().message, CONTRACT_ROOT)) for host in hosts]
             )
             if message:
                 result["ExitMessage"] = message
         except UnicodeDecodeError as error:
             text = f"the exit message in {ProcessingPaths().message} is not UTF-8 ({error})"
-            if not stopped:
-                # Another failure came before this one.
-                return Outcome(reason or f"ClientError: {text}")
-            tools.note(places[0].label, text)
-        if _uploads(tools.settings.processing_outputs_of, reason, stopped):
+            if not is_stopped:
+                # A failure of the job itself came earlier and has priority.
+                return AttemptOutcome(reason or f"ClientError: {text}")
+            context.write_note(hosts[0].label, text)
+        if _is_uploaded(context.settings.processing_outputs_of, reason, is_stopped):
             try:
                 for output in self.spec.outputs:
-                    if not output.continuous:
-                        _upload(output, places, tools)
+                    if not output.is_continuous:
+                        _upload_output(output, hosts, context)
             except UploadError as error:
-                return Outcome(f"ClientError: {error}", result=result)
-        lost = [
+                return AttemptOutcome(f"ClientError: {error}", result=result)
+        problems = [
             f"{text} ({label})"
             for sync in self._syncs
-            for (label, _), text in sync.missing.items()
-            if reason is None and not stopped
+            for (label, _), text in sync.problems.items()
+            if reason is None and not is_stopped
         ]
-        if lost:
-            return Outcome(f"ClientError: Data upload failed:{in_short(lost)}", result=result)
-        return Outcome(reason, result=result)
+        if problems:
+            return AttemptOutcome(
+                f"ClientError: Data upload failed:{summarize_problems(problems)}", result=result
+            )
+        return AttemptOutcome(reason, result=result)
 
 
-def read_request(
-    request: Mapping[str, Any], arn: str, region: str, wait: Wait = lambda instance_type: 0.0
+def read_processing_request(
+    request: Mapping[str, Any], arn: str, region: str, instance_wait: CapacityWait = lambda instance_type: 0.0
 ) -> ProcessingSpec:
-    """``request``: the members of CreateProcessingJob. ``wait``: what capacity there is."""
+    """Read the members of CreateProcessingJob. ``instance_wait`` tells how long hosts are unavailable."""
     application = request["AppSpecification"]
     entrypoint = application.get("ContainerEntrypoint") or ()
     arguments = application.get("ContainerArguments") or ()
     cluster = request["ProcessingResources"]["ClusterConfig"]
-    selected = selected_instance(cluster, wait)
+    selected_instance = choose_instance(cluster, instance_wait)
     count = cluster.get("InstanceCount") or 1
-    hosts = hosts_of_groups([(DEFAULT_GROUP, *(selected or (cluster["InstanceType"], count)))])
+    hosts = hosts_of_groups([(DEFAULT_GROUP, *(selected_instance or (cluster["InstanceType"], count)))])
     stopping = request.get("StoppingCondition") or {}
     outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
     return ProcessingSpec(
@@ -176,89 +190,98 @@ def read_request(
         region=region,
         image=application["ImageUri"],
         command=(*entrypoint, *arguments),
-        given_entrypoint=True,
+        has_entrypoint=True,
         entrypoint=tuple(entrypoint),
         arguments=tuple(arguments),
         hosts=hosts,
         channels=tuple(
-            _channel(given) for given in request.get("ProcessingInputs") or () if not given.get("AppManaged")
+            _channel(member)
+            for member in request.get("ProcessingInputs") or ()
+            if not member.get("AppManaged")
         ),
         environment=dict(request.get("Environment") or {}),
-        outputs=tuple(_output(given) for given in outputs if not given.get("AppManaged")),
+        outputs=tuple(_output(member) for member in outputs if not member.get("AppManaged")),
         max_runtime=stopping.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
         isolated_network=bool((request.get("NetworkConfig") or {}).get("EnableNetworkIsolation")),
-        selected=selected,
-        capacity_in=capacity_in(hosts, wait),
+        selected_instance=selected_instance,
+        capacity_wait=capacity_wait_of_hosts(hosts, instance_wait),
     )
 
 
-def exit_message(files: Sequence[tuple[Path, str]]) -> str:
-    """What all hosts' messages say, one after the other, cut to 1 KB: of each the first 1 KB is read.
+def read_exit_messages(files: Sequence[tuple[Path, str]]) -> str:
+    """Return the exit messages of all hosts, concatenated and cut to 1 KB. Of each, the first 1 KB is read.
 
-    ``files``: a host's tree and the message's path in it. Raises UnicodeDecodeError for one that is no UTF-8.
+    ``files`` has a host's tree and the path of its message in it. Raises UnicodeDecodeError for a message
+    that is not UTF-8.
     """
-    whole = b"".join(_text(_beginning(*file)) for file in files)
-    return _text(whole[:_MESSAGE_BYTES]).decode()
+    joined = b"".join(_complete_characters(_read_beginning(*file)) for file in files)
+    return _complete_characters(joined[:_MESSAGE_BYTES]).decode()
 
 
-def _text(beginning: bytes) -> bytes:
-    """Without a character that the cut went through. Raises UnicodeDecodeError."""
-    whole = len(beginning) < _MESSAGE_BYTES
-    return getincrementaldecoder("utf-8")().decode(beginning, final=whole).encode()
+def _complete_characters(beginning: bytes) -> bytes:
+    """Remove a character that was cut at the end. Raises UnicodeDecodeError."""
+    is_uncut = len(beginning) < _MESSAGE_BYTES
+    return getincrementaldecoder("utf-8")().decode(beginning, final=is_uncut).encode()
 
 
-def _beginning(tree: Path, name: str) -> bytes:
+def _read_beginning(tree: Path, name: str) -> bytes:
     try:
         return read_beginning(tree, name, _MESSAGE_BYTES)[0]
     except OSError:
         return b""
 
 
-def _uploads(of: str, reason: str | None, stopped: bool) -> bool:
+def _is_uploaded(setting: str, reason: str | None, is_stopped: bool) -> bool:
+    """Return whether outputs are uploaded, by the setting processing_outputs_of, for a job with this failure
+    reason."""
     if reason is not None:
-        return of == "all"
-    return not stopped or of != "completed"
+        return setting == "all"
+    return not is_stopped or setting != "completed"
 
 
-def _upload(output: OutputSpec, places: Sequence[Place], tools: Tools) -> None:
-    """Raises UploadError."""
-    merged = merge(places, output.target, tools.note)
+def _upload_output(output: OutputSpec, hosts: Sequence[JobHost], context: HandlerContext) -> None:
+    """Upload an output when the hosts have ended. Raises UploadError."""
+    merged = merge_hosts(hosts, output.target, context.write_note)
     files = {
-        relative: (output.where.below(relative), entry)
-        for relative, entry in regular(merged.entries, output.target, tools.note)
+        relative: (output.location.key_below(relative), entry)
+        for relative, entry in regular_files(merged.entries, output.target, context.write_note)
     }
-    scratch = places[0].tree.parent
-    bucket, prefix = output.where.bucket, output.where.below("")
+    scratch = hosts[0].tree.parent
+    bucket, prefix = output.location.bucket, output.location.key_below("")
     try:
-        lost = upload_files(files, output.target, tools.objects, bucket, scratch, tools.note)
+        problems = upload_as_objects(
+            files, output.target, context.objects, bucket, scratch, context.write_note
+        )
     except KeyError:
         raise UploadError(
             f"Data upload failed:s3://{bucket}/{prefix} of {output.name}: the bucket does not exist"
         ) from None
-    if merged.lost or lost:
-        raise UploadError(f"Data upload failed:output {output.name}: {in_short([*merged.lost, *lost])}")
+    if merged.problems or problems:
+        raise UploadError(
+            f"Data upload failed:output {output.name}: {summarize_problems([*merged.problems, *problems])}"
+        )
 
 
 def target_of(local_path: str) -> str:
-    """Relative to /opt/ml."""
+    """Return a local path relative to /opt/ml."""
     return posixpath.relpath(posixpath.normpath(local_path), CONTRACT_ROOT)
 
 
-def _channel(given: Mapping[str, Any]) -> ChannelSpec:
-    source = given["S3Input"]
+def _channel(member: Mapping[str, Any]) -> ChannelSpec:
+    source = member["S3Input"]
     return ChannelSpec(
-        name=given["InputName"],
+        name=member["InputName"],
         uri=source["S3Uri"],
         data_type=source["S3DataType"],
-        sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
+        is_sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
         mode=source.get("S3InputMode") or "File",
         target=target_of(source["LocalPath"]),
     )
 
 
-def _output(given: Mapping[str, Any]) -> OutputSpec:
-    s3 = given["S3Output"]
-    where = S3Location.parse(s3["S3Uri"])
+def _output(member: Mapping[str, Any]) -> OutputSpec:
+    s3 = member["S3Output"]
+    location = S3Location.parse(s3["S3Uri"])
     return OutputSpec(
-        given["OutputName"], where, target_of(s3["LocalPath"]), s3["S3UploadMode"] == "Continuous"
+        member["OutputName"], location, target_of(s3["LocalPath"]), s3["S3UploadMode"] == "Continuous"
     )

@@ -1,16 +1,16 @@
-"""The life of a training job: a pure state machine with SageMaker's primary and secondary statuses.
+"""The states of a training job: a pure state machine with SageMaker's primary and secondary statuses.
 
     InProgress   Starting -> Downloading -> Training -> Uploading
-                    `-> Pending -> Starting          capacity is waited for
-                 Training -> Interrupted -> Starting  a spot interruption; all begins again
+                    `-> Pending -> Starting          the job waits for capacity
+                 Training -> Interrupted -> Starting  a spot interruption; a new attempt begins
                  Training -> Restarting -> Starting   RetryStrategy, after an InternalServerError
     Stopping     Stopping
     Stopped      Stopped | MaxRuntimeExceeded | MaxWaitTimeExceeded
     Completed    Completed
     Failed       Failed
 
-Source: API model (SecondaryStatusTransition) and the developer guide's model-managed-spot-training. Times are
-seconds since the epoch; a clock that goes backwards never makes a transition end before it began.
+Source: API model (SecondaryStatusTransition) and the developer guide's model-managed-spot-training. Times
+are in seconds since the epoch. If the clock goes backwards, a transition still never ends before it began.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import Any, Final, Literal
 StopCause = Literal["user", "max_runtime", "max_wait", "max_pending"]
 
 REASON_LIMIT: Final = 1024
+"""Characters of FailureReason, by the API model."""
 
-_RUNNING: Final = frozenset({"Pending", "Starting", "Downloading", "Training", "Uploading"}) | {
+_IN_PROGRESS_STATUSES: Final = frozenset({"Pending", "Starting", "Downloading", "Training", "Uploading"}) | {
     "Interrupted",
     "Restarting",
 }
-_PRIMARY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(_RUNNING, "InProgress"),
+_PRIMARY_STATUSES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_IN_PROGRESS_STATUSES, "InProgress"),
     "Stopping": "Stopping",
     "Completed": "Completed",
     "Failed": "Failed",
@@ -37,7 +38,8 @@ _PRIMARY: Final[Mapping[str, str]] = {
     "MaxRuntimeExceeded": "Stopped",
     "MaxWaitTimeExceeded": "Stopped",
 }
-_NEXT: Final[Mapping[str, frozenset[str]]] = {
+"""The primary status (TrainingJobStatus) of each secondary status."""
+_NEXT_STATUSES: Final[Mapping[str, frozenset[str]]] = {
     "Pending": frozenset({"Starting", "Stopping", "Failed"}),
     "Starting": frozenset({"Pending", "Downloading", "Interrupted", "Restarting", "Stopping", "Failed"}),
     "Downloading": frozenset({"Training", "Interrupted", "Restarting", "Stopping", "Failed"}),
@@ -47,15 +49,17 @@ _NEXT: Final[Mapping[str, frozenset[str]]] = {
     "Restarting": frozenset({"Starting", "Stopping", "Failed"}),
     "Stopping": frozenset({"Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
 }
-_END: Final[Mapping[StopCause, str]] = {
+"""The secondary statuses that may follow each; a final status has no entry."""
+_STATUS_OF_STOP_CAUSE: Final[Mapping[StopCause, str]] = {
     "user": "Stopped",
     "max_runtime": "MaxRuntimeExceeded",
     "max_wait": "MaxWaitTimeExceeded",
     # The documentation says only that the job is stopped; no status is named after it.
     "max_pending": "Stopped",
 }
-_ON_HOSTS: Final = frozenset({"Downloading", "Training", "Uploading"})
-MESSAGES: Final[Mapping[str, str]] = {
+"""The final secondary status of a stopped job."""
+_STATUSES_WITH_HOSTS: Final = frozenset({"Downloading", "Training", "Uploading"})
+STATUS_MESSAGES: Final[Mapping[str, str]] = {
     "Pending": "Waiting for capacity",
     "Starting": "Starting the training job",
     "Downloading": "Downloading input data",
@@ -70,138 +74,156 @@ MESSAGES: Final[Mapping[str, str]] = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job exceeded MaxWaitTimeInSeconds provided",
 }
-"""What StatusMessage says. AWS calls these texts subject to change."""
+"""The StatusMessage of each secondary status. AWS calls these texts subject to change."""
 
 
-NO_CAPACITY: Final = "Insufficient capacity error from EC2 while launching instances, retrying!"
-"""The StatusMessage of Starting while hosts cannot be had (API model, SecondaryStatusTransition)."""
+NO_CAPACITY_MESSAGE: Final = "Insufficient capacity error from EC2 while launching instances, retrying!"
+"""The StatusMessage of Starting while no hosts are available (API model, SecondaryStatusTransition)."""
 
 
 class IllegalTransition(RuntimeError):
-    """A step SageMaker's statuses do not know; a fault of the endpoint, never of the job."""
+    """A transition that SageMaker does not have; an error of the endpoint, never of the job."""
 
 
 @dataclass(frozen=True)
 class Transition:
+    """One entry of SecondaryStatusTransitions."""
+
     status: str
+    """The secondary status."""
     start: float
     end: float | None
+    """None while the job is in this status."""
     message: str
+    """The StatusMessage."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """Where a job stands. ``training_started`` and ``training_ended`` bound the billed time, of which
-    ``billable_share`` is paid (less than 1 on spot)."""
+    """The status of a job with its history. The job store saves it as JSON under these names."""
 
     secondary: str
+    """The secondary status."""
     transitions: tuple[Transition, ...]
     created: float
     modified: float
+    """Time of the last change."""
     training_started: float | None = None
+    """Begin of the first download. From here to ``training_ended`` the job is billed while it has hosts."""
     training_ended: float | None = None
+    """End of the job; None if it never had hosts."""
     failure_reason: str | None = None
     stop_cause: StopCause | None = None
+    """The first request to stop, if there was one."""
     billable_share: float = 1.0
+    """Share of the training time that is billed; less than 1 for managed spot training."""
 
     @property
     def status(self) -> str:
-        return _PRIMARY[self.secondary]
+        """The primary status, TrainingJobStatus."""
+        return _PRIMARY_STATUSES[self.secondary]
 
     @property
-    def ended(self) -> bool:
-        return self.secondary not in _NEXT
+    def has_ended(self) -> bool:
+        """Whether the status is final."""
+        return self.secondary not in _NEXT_STATUSES
 
     @property
     def training_seconds(self) -> int | None:
-        """Whole seconds, begun ones counted, that the job had hosts: all attempts together, without the time
-        between them. None until the job has ended, or when it never had any."""
+        """TrainingTimeInSeconds: the time with hosts, rounded up, of all attempts together without the
+        pauses between them. None until the job has ended, and for a job that never had hosts."""
         if self.training_started is None or self.training_ended is None:
             return None
-        return math.ceil(self.seconds_in(_ON_HOSTS, self.training_ended))
+        return math.ceil(self.seconds_in(_STATUSES_WITH_HOSTS, self.training_ended))
 
     @property
     def billable_seconds(self) -> int | None:
+        """BillableTimeInSeconds; None like ``training_seconds``."""
         seconds = self.training_seconds
         return None if seconds is None else math.ceil(seconds * self.billable_share)
 
     def seconds_in(self, statuses: frozenset[str], now: float) -> float:
-        """Seconds spent in any of ``statuses`` until ``now``; what follows as Stopping belongs to them."""
+        """Return the seconds spent in any of ``statuses`` until ``now``. A Stopping status that follows one
+        of them counts too."""
         total = 0.0
-        counted = False
-        for step in self.transitions:
-            counted = step.status in statuses or (step.status == "Stopping" and counted)
-            if counted:
-                total += max(0.0, (now if step.end is None else step.end) - step.start)
+        is_counted = False
+        for transition in self.transitions:
+            is_counted = transition.status in statuses or (transition.status == "Stopping" and is_counted)
+            if is_counted:
+                total += max(0.0, (now if transition.end is None else transition.end) - transition.start)
         return total
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form that the job store saves."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> JobState:
-        steps = tuple(Transition(**step) for step in document["transitions"])
-        return cls(**{**document, "transitions": steps})
+        """Build a state from the form that ``to_dict`` returns."""
+        transitions = tuple(Transition(**transition) for transition in document["transitions"])
+        return cls(**{**document, "transitions": transitions})
 
 
-def begin(now: float, billable_share: float = 1.0) -> JobState:
-    """A job that was just accepted."""
-    first = Transition("Starting", now, None, MESSAGES["Starting"])
+def initial_state(now: float, billable_share: float = 1.0) -> JobState:
+    """Return the state of a job that was just accepted."""
+    first = Transition("Starting", now, None, STATUS_MESSAGES["Starting"])
     return JobState("Starting", (first,), now, now, billable_share=billable_share)
 
 
-def move(state: JobState, secondary: str, now: float, message: str | None = None) -> JobState:
-    """The job goes on to ``secondary``. Raises IllegalTransition where SageMaker knows no such step."""
-    if secondary not in _NEXT.get(state.secondary, frozenset()):
+def move_to(state: JobState, secondary: str, now: float, message: str | None = None) -> JobState:
+    """Return the state after a transition to the status ``secondary``. Raises IllegalTransition if SageMaker
+    has no such transition."""
+    if secondary not in _NEXT_STATUSES.get(state.secondary, frozenset()):
         raise IllegalTransition(f"{state.secondary} -> {secondary}")
     now = max(now, state.transitions[-1].start)
-    ended = secondary not in _NEXT
-    closed = replace(state.transitions[-1], end=now)
-    step = Transition(secondary, now, now if ended else None, message or MESSAGES[secondary])
-    started = state.training_started
-    if started is None and secondary == "Downloading":
-        started = now
+    is_final = secondary not in _NEXT_STATUSES
+    previous = replace(state.transitions[-1], end=now)
+    transition = Transition(secondary, now, now if is_final else None, message or STATUS_MESSAGES[secondary])
+    training_started = state.training_started
+    if training_started is None and secondary == "Downloading":
+        training_started = now
     return replace(
         state,
         secondary=secondary,
-        transitions=(*state.transitions[:-1], closed, step),
+        transitions=(*state.transitions[:-1], previous, transition),
         modified=now,
-        training_started=started,
-        training_ended=now if ended and started is not None else None,
+        training_started=training_started,
+        training_ended=now if is_final and training_started is not None else None,
     )
 
 
-def tell(state: JobState, message: str, now: float) -> JobState:
-    """The job goes on as it is, with another StatusMessage."""
-    *earlier, step = state.transitions
+def with_message(state: JobState, message: str, now: float) -> JobState:
+    """Return the state with another StatusMessage for the current status."""
+    *earlier, current = state.transitions
     return replace(
         state,
-        transitions=(*earlier, replace(step, message=message)),
+        transitions=(*earlier, replace(current, message=message)),
         modified=max(now, state.modified),
     )
 
 
-def stop(state: JobState, cause: StopCause, now: float, message: str | None = None) -> JobState:
-    """Asks a job to stop. The first cause counts; asking again changes nothing."""
+def request_stop(state: JobState, cause: StopCause, now: float, message: str | None = None) -> JobState:
+    """Return the state of a job that is asked to stop. Only the first cause counts; a second request changes
+    nothing."""
     if state.secondary == "Stopping":
         return state
-    return replace(move(state, "Stopping", now, message), stop_cause=cause)
+    return replace(move_to(state, "Stopping", now, message), stop_cause=cause)
 
 
-def finish(state: JobState, now: float) -> JobState:
-    """All is done: Completed, or, when the job was being stopped, the status of the cause."""
+def complete_or_stop(state: JobState, now: float) -> JobState:
+    """Return the final state of a job that did not fail: Completed, or the status for its stop cause."""
     if state.stop_cause is None:
-        return move(state, "Completed", now)
-    return move(state, _END[state.stop_cause], now)
+        return move_to(state, "Completed", now)
+    return move_to(state, _STATUS_OF_STOP_CAUSE[state.stop_cause], now)
 
 
 def fail(state: JobState, reason: str, now: float) -> JobState:
-    """``reason`` becomes FailureReason, cut to the API's 1,024 characters."""
-    return replace(move(state, "Failed", now), failure_reason=reason[:REASON_LIMIT])
+    """Return the Failed state. ``reason`` becomes FailureReason, cut to the API's 1,024 characters."""
+    return replace(move_to(state, "Failed", now), failure_reason=reason[:REASON_LIMIT])
 
 
 def algorithm_error(text: str, exit_code: int) -> str:
-    """FailureReason in AWS's words, cut so that the exit code at its end survives."""
-    tail = f", exit code: {exit_code}"
-    head = "AlgorithmError: "
-    return head + text.strip()[: REASON_LIMIT - len(head) - len(tail)] + tail
+    """Return a FailureReason in AWS's format, cut in the middle so that it still ends with the exit code."""
+    suffix = f", exit code: {exit_code}"
+    prefix = "AlgorithmError: "
+    return prefix + text.strip()[: REASON_LIMIT - len(prefix) - len(suffix)] + suffix

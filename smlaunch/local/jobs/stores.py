@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class StoredObject(Protocol):
+class ListedObject(Protocol):
     """One object of a bucket."""
 
     @property
@@ -35,7 +35,7 @@ class Objects(Protocol):
     def create_bucket(self, name: str) -> bool:
         """Create a bucket. Return False if it exists already."""
 
-    def list_objects(self, bucket: str, prefix: str = "") -> Iterator[StoredObject]:
+    def list_objects(self, bucket: str, prefix: str = "") -> Iterator[ListedObject]:
         """Yield the objects whose keys begin with ``prefix``. Raises KeyError for an unknown bucket."""
 
     def list_bodies(self, bucket: str, prefix: str = "") -> Iterator[tuple[str, int, str]]:

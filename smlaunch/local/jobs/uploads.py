@@ -1,7 +1,8 @@
-"""From the hosts' trees into the object store: no file stops the others, none is gone before it is stored.
+"""Uploads files from the hosts' trees to the object store. A file that fails does not stop the others, and
+no file is removed before it is stored.
 
-A file comes first into a private directory beside the trees, where no program of the job can replace it, and
-from there into the store. The tree keeps its own, whatever becomes of that.
+A file is first copied or linked into a private directory, where no program of the job can replace it, and
+moved from there into the store. The tree keeps the original.
 """
 
 from __future__ import annotations
@@ -21,130 +22,140 @@ from smlaunch.local.jobs.copying import copy_open_file
 from smlaunch.local.jobs.leases import nobody_writes
 from smlaunch.local.jobs.stores import Objects
 
-TOGETHER = 256
-"""At most so many files become visible in S3 at once."""
+FILES_PER_TRANSACTION = 256
+"""Maximum number of files that become visible in S3 at once."""
 
 _BODY_MODE = 0o644
 
 
 class Stamp(NamedTuple):
-    """Says whether a file is still the same. ``changed_ns``: a program may set the time of modification, but
-    not this one; 0 where it is not known yet."""
+    """Identifies a file's content: if it is equal, the file has not changed."""
 
     modified_ns: int
     size: int
     inode: int
     changed_ns: int
+    """Time of the inode's last change, which programs cannot set; 0 if it is not known yet."""
 
 
 class HostFile(NamedTuple):
-    """``root``: a path of the endpoint's own; ``name``: relative to it, the job's. ``stamp``: the file is to
-    be this one still, and nobody may write to it while it is copied; None: as it is."""
+    """A file or directory in a host's tree."""
 
     root: Path
+    """A directory that only the endpoint can replace."""
     name: str
+    """Path relative to the root; the job's programs can replace each part of it."""
     stamp: Stamp | None = None
+    """If given, the upload fails unless the file still has this stamp and nobody writes to it."""
 
 
 class StillChanging(OSError):
-    """Another file has come to its name, or somebody writes to it."""
+    """The file was replaced, or a process writes to it."""
 
     def __init__(self) -> None:
         super().__init__(errno.EAGAIN, "it changes all the time")
 
 
-def put(
-    objects: Objects, bucket: str, files: Mapping[str, HostFile], scratch: Path, *, ended: bool
+def upload_files(
+    objects: Objects, bucket: str, files: Mapping[str, HostFile], scratch: Path, *, hosts_have_ended: bool
 ) -> dict[str, Exception]:
-    """Stores files by their keys; returns what failed, by key. ``scratch``: an existing directory of the
-    endpoint's own, best on the disk of the trees. ``ended``: no program of the job runs any more: large files
-    need not be copied, and what is shut may be opened."""
-    failed: dict[str, Exception] = {}
-    waiting = iter(files.items())
-    while some := dict(islice(waiting, TOGETHER)):
-        failed |= _put_together(objects, bucket, some, scratch, ended)
-    return failed
+    """Store files, given by their keys, and return the errors by key. ``scratch`` is an existing directory
+    of the endpoint, best on the disk of the trees. ``hosts_have_ended``: no program of the job runs any
+    more, so that large files need not be copied and missing permissions may be added."""
+    errors: dict[str, Exception] = {}
+    remaining = iter(files.items())
+    while batch := dict(islice(remaining, FILES_PER_TRANSACTION)):
+        errors |= _upload_batch(objects, bucket, batch, scratch, hosts_have_ended)
+    return errors
 
 
-def _put_together(
-    objects: Objects, bucket: str, files: Mapping[str, HostFile], scratch: Path, ended: bool
+def _upload_batch(
+    objects: Objects, bucket: str, files: Mapping[str, HostFile], scratch: Path, hosts_have_ended: bool
 ) -> dict[str, Exception]:
+    """Store files in one transaction; if that fails, each in its own."""
     try:
-        return _try(objects, bucket, files.items(), scratch, ended)
+        return _upload_once(objects, bucket, files.items(), scratch, hosts_have_ended)
     except Exception as error:
-        # None of them is stored: the store takes all or nothing.
+        # The store takes all files or none: none is stored.
         if len(files) == 1 or "locked" in str(error):
             return dict.fromkeys(files, error)
-    failed: dict[str, Exception] = {}
-    for key, file in files.items():  # it may have been the fault of one
-        failed |= _put_together(objects, bucket, {key: file}, scratch, ended)
-    return failed
+    errors: dict[str, Exception] = {}
+    for key, file in files.items():  # perhaps only one of them fails
+        errors |= _upload_batch(objects, bucket, {key: file}, scratch, hosts_have_ended)
+    return errors
 
 
-def _try(
-    objects: Objects, bucket: str, files: Iterable[tuple[str, HostFile]], scratch: Path, ended: bool
+def _upload_once(
+    objects: Objects,
+    bucket: str,
+    files: Iterable[tuple[str, HostFile]],
+    scratch: Path,
+    hosts_have_ended: bool,
 ) -> dict[str, Exception]:
-    failed: dict[str, Exception] = {}
+    """Store files in one transaction and return the errors of files that could not be read."""
+    errors: dict[str, Exception] = {}
     folder = Path(tempfile.mkdtemp(prefix="upload-", dir=scratch))
     try:
-        bodies = []
-        with FileOpener(fix_permissions=ended) as opener:
+        copies = []
+        with FileOpener(fix_permissions=hosts_have_ended) as opener:
             for number, (key, file) in enumerate(files):
-                body = f"{folder}/{number}"  # a word and no path yet: there may be ten thousand
+                copy_path = f"{folder}/{number}"  # a string, as Path objects for ten thousand files take long
                 try:
-                    if not (ended and _link(file, Path(body))):
-                        _copy(opener, file, body)
+                    if not (hosts_have_ended and _link_file(file, Path(copy_path))):
+                        _copy_file(opener, file, copy_path)
                 except OSError as error:
-                    failed[key] = error
+                    errors[key] = error
                     continue
-                bodies.append((key, Path(body)))
-        return failed | dict(objects.put_files(bucket, bodies, move=True))
+                copies.append((key, Path(copy_path)))
+        return errors | dict(objects.put_files(bucket, copies, move=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _link(file: HostFile, body: Path) -> bool:
-    """Spares the copy of what nobody else can write to. False when it has to be copied all the same."""
+def _link_file(file: HostFile, copy_path: Path) -> bool:
+    """Link the file instead of copying it, if nobody else can write to it. Return False if it must be
+    copied."""
     try:
-        hard_link(file.root, file.name, str(body))
+        hard_link(file.root, file.name, str(copy_path))
     except FileNotFoundError:
         raise
     except OSError:
         return False  # another disk, a file system without links, another user's file
     try:
-        if _is_ours_alone(body):
+        if _has_no_other_link(copy_path):
             return True
     except OSError:
-        pass  # it cannot be read like this; opened at its own place it may be
-    body.unlink(missing_ok=True)
+        pass  # perhaps it can be opened under its own name
+    copy_path.unlink(missing_ok=True)
     return False
 
 
-def _is_ours_alone(body: Path) -> bool:
-    status = body.lstat()
+def _has_no_other_link(copy_path: Path) -> bool:
+    """Return whether the file has no link besides the two known ones, and no process writes to it."""
+    status = copy_path.lstat()
     # A third name would be a file elsewhere that can still be written to.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 2:
         return False
-    body.chmod(_BODY_MODE)  # what the store has is the store's, whatever the job made of its own
-    descriptor = os.open(body, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    copy_path.chmod(_BODY_MODE)  # the store's modes, whatever the job has set
+    descriptor = os.open(copy_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return nobody_writes(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _copy(opener: FileOpener, file: HostFile, body: str) -> None:
-    reader = opener.open(file.root, file.name)
+def _copy_file(opener: FileOpener, file: HostFile, copy_path: str) -> None:
+    descriptor = opener.open(file.root, file.name)
     try:
-        _check(reader, file.stamp)
-        copy_open_file(reader, body, os.fstat(reader).st_size)
-        _check(reader, file.stamp)
+        _require_unchanged(descriptor, file.stamp)
+        copy_open_file(descriptor, copy_path, os.fstat(descriptor).st_size)
+        _require_unchanged(descriptor, file.stamp)
     finally:
-        os.close(reader)
+        os.close(descriptor)
 
 
-def _check(reader: int, stamp: Stamp | None) -> None:
-    if stamp is not None and not (stamp_of(os.fstat(reader)) == stamp and nobody_writes(reader)):
+def _require_unchanged(descriptor: int, stamp: Stamp | None) -> None:
+    if stamp is not None and not (stamp_of(os.fstat(descriptor)) == stamp and nobody_writes(descriptor)):
         raise StillChanging
 
 

@@ -1,8 +1,8 @@
-"""Warm pools: whose hosts are kept after a job, and which later job takes them over.
+"""Warm pools: the hosts that SageMaker keeps after a job, and the later job that takes them over.
 
-Hosts start at once here with or without one, so that a pool is a record only; its statuses, its matching rule
-and its end are SageMaker's (facts: developer guide, train-warm-pools; API model, WarmPoolStatus). Pure, but
-for the two functions that take the store.
+Hosts start at once here, so that a pool is only a record; its statuses, its matching rule and its end are
+SageMaker's (developer guide, train-warm-pools; API model, WarmPoolStatus). Pure, except for the functions
+that take the store.
 """
 
 from __future__ import annotations
@@ -15,100 +15,119 @@ from typing import Any
 from smlaunch.local.job_store import JobQuery, JobRecord, JobStore
 from smlaunch.local.jobs.failure_reasons import INTERNAL
 
-_SAME_RESOURCES = ("InstanceType", "InstanceCount", "InstanceGroups", "VolumeKmsKeyId", "VolumeSizeInGB")
-_SAME = ("RoleArn", "VpcConfig", "EnableInterContainerTrafficEncryption", "EnableNetworkIsolation")
-_MEMBER = "WarmPoolStatus"
-_MARK = '"Available"'
+_MATCHING_RESOURCE_MEMBERS = (
+    "InstanceType",
+    "InstanceCount",
+    "InstanceGroups",
+    "VolumeKmsKeyId",
+    "VolumeSizeInGB",
+)
+_MATCHING_MEMBERS = (
+    "RoleArn",
+    "VpcConfig",
+    "EnableInterContainerTrafficEncryption",
+    "EnableNetworkIsolation",
+)
+_STATUS_MEMBER = "WarmPoolStatus"
+_AVAILABLE_TEXT = '"Available"'
 
 
-def keep_alive(request: Mapping[str, Any]) -> int:
-    """Seconds; 0 when no pool is asked for."""
-    resources = request.get("ResourceConfig") or {}  # only a training job has it, and a pool
+def keep_alive_seconds(request: Mapping[str, Any]) -> int:
+    """Return KeepAlivePeriodInSeconds; 0 if the request asks for no pool."""
+    resources = request.get("ResourceConfig") or {}  # processing jobs have no ResourceConfig and no pool
     return int(resources.get("KeepAlivePeriodInSeconds") or 0)
 
 
 def matches(pool: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Whether the hosts of one request can be taken over by another."""
+    """Return whether the hosts of the request ``pool`` can be taken over by the request ``job``."""
 
-    def key(request: Mapping[str, Any]) -> list[Any]:
+    def compared_values(request: Mapping[str, Any]) -> list[Any]:
         resources = request["ResourceConfig"]
         return [
-            *(resources.get(name) or None for name in _SAME_RESOURCES),
-            *(request.get(name) or None for name in _SAME),
+            *(resources.get(name) or None for name in _MATCHING_RESOURCE_MEMBERS),
+            *(request.get(name) or None for name in _MATCHING_MEMBERS),
         ]
 
-    return key(pool) == key(job)
+    return compared_values(pool) == compared_values(job)
 
 
 def status(record: JobRecord, now: float) -> dict[str, Any] | None:
-    """WarmPoolStatus as Describe and List show it; None for a job that asks for no pool."""
-    stored = record.result.get(_MEMBER)
+    """Return WarmPoolStatus for Describe and List; None for a job that asks for no pool."""
+    stored = record.result.get(_STATUS_MEMBER)
     if stored is None:
-        return {"Status": "InUse"} if keep_alive(record.request) and not record.state.ended else None
+        return (
+            {"Status": "InUse"} if keep_alive_seconds(record.request) and not record.state.has_ended else None
+        )
     if stored["Status"] != "Available":
         return dict(stored)
-    idle_seconds, limit = max(0.0, now - record.state.modified), keep_alive(record.request)
+    idle_seconds, limit = max(0.0, now - record.state.modified), keep_alive_seconds(record.request)
     if idle_seconds < limit:
-        return {"Status": "Available", **_retained(idle_seconds)}
-    return {"Status": "Terminated", **_retained(limit)}
+        return {"Status": "Available", **_retained_time(idle_seconds)}
+    return {"Status": "Terminated", **_retained_time(limit)}
 
 
-def at_end(
+def status_at_job_end(
     store: JobStore, arn: str, reason: str | None, limit: int | None, now: float
 ) -> dict[str, dict[str, Any]]:
-    """What to remember of a pool when its job ends. An infrastructure's failure leaves no pool."""
+    """Return the part of a job's result that records its pool. ``limit`` is the maximum number of warm hosts
+    in a region. A pool does not survive an infrastructure failure."""
     record = store.get_by_arn(arn)
-    if record is None or not keep_alive(record.request):
+    if record is None or not keep_alive_seconds(record.request):
         return {}
-    lost = reason is not None and reason.startswith((INTERNAL, "CapacityError"))
-    beyond = limit is not None and _warm_host_count(store, record.region, now) + hosts(record.request) > limit
-    return {_MEMBER: {"Status": "Terminated"} if lost or beyond else {"Status": "Available"}}
+    is_lost = reason is not None and reason.startswith((INTERNAL, "CapacityError"))
+    exceeds_limit = (
+        limit is not None and _warm_host_count(store, record.region, now) + host_count(record.request) > limit
+    )
+    return {_STATUS_MEMBER: {"Status": "Terminated"} if is_lost or exceeds_limit else {"Status": "Available"}}
 
 
-def take(store: JobStore, job: JobRecord, now: float) -> JobRecord | None:
-    """The pool that a new job takes over, if one matches; it says Reused from then on."""
+def take_matching_pool(store: JobStore, job: JobRecord, now: float) -> JobRecord | None:
+    """Mark the first matching pool as Reused by a new job and return the pool's record; None if no pool
+    matches."""
 
-    def taken(record: JobRecord) -> JobRecord | None:
-        found = status(record, now)
-        if found is None or found["Status"] != "Available":
-            return None  # another job was faster, or its time has passed
-        reused = {**found, "Status": "Reused", "ReusedByJob": job.name}
-        return replace(record, result={**record.result, _MEMBER: reused})
+    def mark_reused(record: JobRecord) -> JobRecord | None:
+        pool_status = status(record, now)
+        if pool_status is None or pool_status["Status"] != "Available":
+            return None  # another job was faster, or its retention time is over
+        reused = {**pool_status, "Status": "Reused", "ReusedByJob": job.name}
+        return replace(record, result={**record.result, _STATUS_MEMBER: reused})
 
-    for record in _available(store, job.region, now):
+    for record in _available_pools(store, job.region, now):
         if matches(record.request, job.request):
-            changed = store.change(record.arn, taken)
+            changed = store.change(record.arn, mark_reused)
             if changed is not None:
                 return changed
     return None
 
 
-def retain(record: JobRecord, seconds: int, now: float) -> JobRecord | None:
-    """The record with another retention; 0 ends the pool. None when the job has no pool to change."""
-    found = status(record, now)
-    if found is None or found["Status"] not in ("InUse", "Available"):
+def change_keep_alive(record: JobRecord, seconds: int, now: float) -> JobRecord | None:
+    """Return the record with another retention time; 0 ends the pool. None if the job has no pool to
+    change."""
+    pool_status = status(record, now)
+    if pool_status is None or pool_status["Status"] not in ("InUse", "Available"):
         return None
     resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": seconds}
-    changed = replace(record, request={**record.request, "ResourceConfig": resources})
-    if found["Status"] == "Available" and status(changed, now) != found:
-        ended = {**found, "Status": "Terminated"}
-        if seconds <= found["ResourceRetainedBillableTimeInSeconds"]:
-            return replace(changed, result={**record.result, _MEMBER: ended})
-    return changed
+    changed_record = replace(record, request={**record.request, "ResourceConfig": resources})
+    if pool_status["Status"] == "Available" and status(changed_record, now) != pool_status:
+        terminated = {**pool_status, "Status": "Terminated"}
+        if seconds <= pool_status["ResourceRetainedBillableTimeInSeconds"]:
+            return replace(changed_record, result={**record.result, _STATUS_MEMBER: terminated})
+    return changed_record
 
 
-def hosts(request: Mapping[str, Any]) -> int:
+def host_count(request: Mapping[str, Any]) -> int:
+    """Return the number of hosts that a request asks for."""
     resources = request["ResourceConfig"]
     groups = resources.get("InstanceGroups") or ()
     return sum(group["InstanceCount"] for group in groups) or int(resources.get("InstanceCount") or 1)
 
 
 def _warm_host_count(store: JobStore, region: str, now: float) -> int:
-    return sum(hosts(record.request) for record in _available(store, region, now))
+    return sum(host_count(record.request) for record in _available_pools(store, region, now))
 
 
-def _available(store: JobStore, region: str, now: float) -> list[JobRecord]:
-    query = JobQuery(result_contains=_MARK, limit=-1)
+def _available_pools(store: JobStore, region: str, now: float) -> list[JobRecord]:
+    query = JobQuery(result_contains=_AVAILABLE_TEXT, limit=-1)
     return [
         record
         for record in store.query("training-job", region, query)
@@ -116,5 +135,5 @@ def _available(store: JobStore, region: str, now: float) -> list[JobRecord]:
     ]
 
 
-def _retained(seconds: float) -> dict[str, int]:
+def _retained_time(seconds: float) -> dict[str, int]:
     return {"ResourceRetainedBillableTimeInSeconds": math.ceil(seconds)}

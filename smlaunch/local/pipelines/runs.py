@@ -18,7 +18,7 @@ _CLOSED = "The endpoint that ran this execution was closed"
 
 
 class PipelineRuns:
-    """Follows the endpoint's jobs (jobs/manager.py, Follower)."""
+    """Follows the endpoint's jobs (jobs/manager.py, JobEventListener)."""
 
     def __init__(self, rooms: Rooms, jobs: JobManager) -> None:
         self._rooms = rooms
@@ -44,8 +44,8 @@ class PipelineRuns:
         """Whichever endpoint runs it. One whose endpoint is gone is closed as failed."""
         if execution.owner == self.owner:
             self._stop_own(execution.id)
-        elif not self._jobs.tell(execution.owner, f"{_STOP} {execution.arn}"):
-            self._jobs.recover()
+        elif not self._jobs.send_command(execution.owner, f"{_STOP} {execution.arn}"):
+            self._jobs.clean_up_dead_endpoints()
 
     def close(self) -> None:
         """No execution creates a job any more; ``join`` waits for them, once the jobs have been stopped."""
@@ -63,7 +63,7 @@ class PipelineRuns:
 
     # What the jobs' manager tells
 
-    def job_ended(self, arn: str) -> None:
+    def on_job_ended(self, arn: str) -> None:
         match = _OF_EXECUTION.search(arn)
         if match is not None:
             with self._lock:
@@ -75,7 +75,7 @@ class PipelineRuns:
         if command == _STOP:
             self._stop_own(arn.rpartition("/")[2])
 
-    def owner_lost(self, owner: str) -> None:
+    def on_owner_lost(self, owner: str) -> None:
         """The jobs of that endpoint have been closed as failed already."""
         now = time.time()
         reason = (

@@ -35,7 +35,7 @@ def create_job(
         arn=caller.resource_arn("sagemaker", f"{kind}/{name.lower()}"),
         owner=jobs.owner.id,
         request={key: value for key, value in params.items() if key != "Tags"},
-        state=states.begin(time.time(), billable_share),
+        state=states.initial_state(time.time(), billable_share),
         tags={tag["Key"]: tag["Value"] for tag in params.get("Tags") or []},
     )
     try:

@@ -55,7 +55,7 @@ class ProcessingJobOperations:
 
     def stop_processing_job(self, params: dict[str, Any]) -> dict[str, Any]:
         record = self._job(params)
-        if record.state.ended:
+        if record.state.has_ended:
             raise validation_error(
                 f"The request was rejected because the processing job is in status {record.state.status}."
             )
@@ -64,13 +64,13 @@ class ProcessingJobOperations:
 
     def delete_processing_job(self, params: dict[str, Any]) -> dict[str, Any]:
         record = self._job(params)
-        if not record.state.ended:
+        if not record.state.has_ended:
             raise ApiError(
                 "ResourceInUse",
                 f"Processing job {record.name} is in status {record.state.status}; only a job that is "
                 "Completed, Failed or Stopped can be deleted",
             )
-        self._jobs.settle(record.arn)  # a job of the same name may be created at once
+        self._jobs.wait_for_cleanup(record.arn)  # a job of the same name may be created at once
         self._store.delete(record.arn)
         return {}
 

@@ -35,13 +35,13 @@ class TrainingJobOperations:
         self._settings = settings
 
     def create_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        rejections = support.training_rejections(params, self._jobs.shows_anywhere)
+        rejections = support.training_rejections(params, self._jobs.can_mount_anywhere)
         billable_share = (
             self._settings.spot_billable_share if params.get("EnableManagedSpotTraining") else 1.0
         )
         name = params["TrainingJobName"]
         record = create_job(self._store, self._jobs, KIND, name, params, rejections, billable_share)
-        warm_pool.take(self._store, record, record.state.created)
+        warm_pool.take_matching_pool(self._store, record, record.state.created)
         self._jobs.submit(record)
         return {"TrainingJobArn": record.arn}
 
@@ -50,7 +50,7 @@ class TrainingJobOperations:
 
     def stop_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
         record = self._job(params["TrainingJobName"])
-        if record.state.ended:
+        if record.state.has_ended:
             raise validation_error(
                 f"The request was rejected because the training job is in status {record.state.status}."
             )
@@ -66,7 +66,7 @@ class TrainingJobOperations:
             for member in ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
             if member in params
         }
-        if recorded_members and record.state.ended:
+        if recorded_members and record.state.has_ended:
             raise validation_error(
                 f"{', '.join(recorded_members)} cannot be updated when the training job is in status "
                 f"{record.state.status}"
@@ -80,7 +80,7 @@ class TrainingJobOperations:
             record = replace(record, request=request)
             if resources is None:
                 return record
-            retained = warm_pool.retain(record, resources["KeepAlivePeriodInSeconds"], time.time())
+            retained = warm_pool.change_keep_alive(record, resources["KeepAlivePeriodInSeconds"], time.time())
             if retained is None:
                 raise validation_error(
                     "KeepAlivePeriodInSeconds cannot be updated: the training job has no warm pool that is "
@@ -97,7 +97,7 @@ class TrainingJobOperations:
         if record is None:
             raise ApiError("ResourceNotFound", _NOT_FOUND)
         pool = warm_pool.status(record, time.time())
-        if not record.state.ended:
+        if not record.state.has_ended:
             raise ApiError(
                 "ResourceInUse",
                 f"Training job {name} is in status {record.state.status}; only a job that is Completed, "
@@ -109,7 +109,7 @@ class TrainingJobOperations:
                 f"Training job {name} retains a warm pool that is Available; update its "
                 "KeepAlivePeriodInSeconds to 0 first",
             )
-        self._jobs.settle(record.arn)  # a job of the same name may be created at once
+        self._jobs.wait_for_cleanup(record.arn)  # a job of the same name may be created at once
         self._store.delete(record.arn)
         return {}
 

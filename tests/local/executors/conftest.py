@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.executors.base import Allocation, HostExit, HostProcess, Program, View
-from smlaunch.local.executors.levels import LEVELS, Level, probe
+from smlaunch.local.executors.base import Allocation, DirectoryMount, HostExit, HostProcess, Program
+from smlaunch.local.executors.levels import LEVELS, Level, probe_level
 from smlaunch.local.executors.processes import Processes
 
 _PATIENCE = 20.0
@@ -23,7 +23,7 @@ _levels: dict[str, Level] = {}
 
 def level_or_skip(name: str) -> Level:
     if name not in _levels:
-        _levels[name] = probe(name)
+        _levels[name] = probe_level(name)
     if not _levels[name].works:
         pytest.skip(f"isolation {name}: {_levels[name].why_not}")
     return _levels[name]
@@ -42,14 +42,14 @@ class Hosts:
     def __init__(self, folder: Path, level: str) -> None:
         self.level = level
         self.owner = f"test-{os.getpid()}-{time.monotonic_ns()}"
-        self.executor = Processes(folder / "hosts", self.owner, level, views=True)
+        self.executor = Processes(folder / "hosts", self.owner, level, mounts=True)
         self.allocations: list[Allocation] = []
 
     def start(
         self,
         *scripts: str,
         argv: Sequence[str] | None = None,
-        views: Sequence[View] = (),
+        mounts: Sequence[DirectoryMount] = (),
         isolated_network: bool = False,
         environment: dict[str, str] | None = None,
         job: str = "job",
@@ -57,15 +57,15 @@ class Hosts:
         labels = [f"algo-{number}" for number in range(1, len(scripts) + 1)]
         allocation = self.executor.allocate(job, labels, isolated_network)
         self.allocations.append(allocation)
-        for place in allocation.places:
-            (place.tree / "code").mkdir()
-            for view in views:
-                if not view.target.startswith("/"):
-                    (place.tree / view.target).mkdir(parents=True)
-        base = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **allocation.offer.environment}
+        for host in allocation.hosts:
+            (host.tree / "code").mkdir()
+            for mount in mounts:
+                if not mount.target.startswith("/"):
+                    (host.tree / mount.target).mkdir(parents=True)
+        base = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **allocation.info.environment}
         return allocation.start(
             [
-                Program(tuple(argv or ("sh", "-c", script)), {**base, **(environment or {})}, tuple(views))
+                Program(tuple(argv or ("sh", "-c", script)), {**base, **(environment or {})}, tuple(mounts))
                 for script in scripts
             ]
         )
@@ -76,7 +76,7 @@ class Hosts:
         return [(ended(host), output(host)) for host in hosts]
 
     def left(self) -> list[int]:
-        return process_cleanup.marked(self.owner + "/")
+        return process_cleanup.processes_of_owner(self.owner + "/")
 
     def release(self) -> None:
         for allocation in self.allocations:

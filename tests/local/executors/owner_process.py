@@ -15,15 +15,15 @@ folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.
 def run() -> None:
     import os
 
-    executor = Processes(folder, owner, level, views=False)
+    executor = Processes(folder, owner, level, mounts=False)
     allocation = executor.allocate("job", ["algo-1", "algo-2"], False)
-    for place in allocation.places:
-        (place.tree / "code").mkdir()
+    for host in allocation.hosts:
+        (host.tree / "code").mkdir()
     program = Program(("sh", "-c", script), {"PATH": os.environ["PATH"]})
-    for host in allocation.start([program, program]):
+    for process in allocation.start([program, program]):
         text = b""
         while b"ready" not in text:
-            text += os.read(host.output, 4096)
+            text += os.read(process.output, 4096)
     print("running", flush=True)
     globals()["kept"] = allocation  # the thread ends here: its hosts must not
 

@@ -20,15 +20,15 @@ from tests.local.executors.conftest import eventually
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def place(request: pytest.FixtureRequest) -> Iterator[EndpointHarness]:
+def host(request: pytest.FixtureRequest) -> Iterator[EndpointHarness]:
     with endpoint_harness(request.param) as built:
         built.start()
         yield built
 
 
 @pytest.fixture
-def client(place: EndpointHarness) -> EndpointClient:
-    return EndpointClient(place.info)
+def client(host: EndpointHarness) -> EndpointClient:
+    return EndpointClient(host.info)
 
 
 LOOK = """
@@ -70,7 +70,7 @@ time.sleep(1000)
 """
 
 
-def test_what_a_program_finds(place: EndpointHarness, client: EndpointClient, tmp_path: Path) -> None:
+def test_what_a_program_finds(host: EndpointHarness, client: EndpointClient, tmp_path: Path) -> None:
     for number in range(100):  # enough to be shown rather than copied, where that can be done
         client.put(f"large/{number:03}", b"original")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://tests/large"}
@@ -99,35 +99,35 @@ def test_what_a_program_finds(place: EndpointHarness, client: EndpointClient, tm
         for mark in marks:
             mark.unlink()
     answers = [json.loads(lines[-1].partition(" ")[2]) for lines in client.printed_lines("look").values()]
-    expected = {row.key: row.at(place.level).holds for row in DIFFERENCES if row.key != "ignores_sigterm"}
+    expected = {row.key: row.at(host.level).holds for row in DIFFERENCES if row.key != "ignores_sigterm"}
     for found, refused, owner_of_root in answers:
         assert found == expected
         # Clearly, and each by its own name.
-        assert refused == {"full": None, "user": "EINVAL", "plain": "EPERM"}[place.level]
-        assert owner_of_root == (65534 if place.level == "user" else 0)
+        assert refused == {"full": None, "user": "EINVAL", "plain": "EPERM"}[host.level]
+        assert owner_of_root == (65534 if host.level == "user" else 0)
     assert client.s3.get_object(Bucket="tests", Key="large/000")["Body"].read() == b"original"
     assert len(client.keys("large/")) == 100
     notes = [
         line for line in client.lines("look")["algo-1"] if "EnableNetworkIsolation is without effect" in line
     ]
-    assert bool(notes) == (place.level == "plain")
+    assert bool(notes) == (host.level == "plain")
     client.sagemaker.stop_training_job(TrainingJobName="look")
     assert client.wait("look")["TrainingJobStatus"] == "Stopped"
     assert not Path("/opt/ml").exists()
 
 
-def test_a_first_process_without_a_handler(place: EndpointHarness, client: EndpointClient) -> None:
+def test_a_first_process_without_a_handler(host: EndpointHarness, client: EndpointClient) -> None:
     client.create("deaf", "print('ready', flush=True); time.sleep(1000)")
     client.wait_for_line("deaf", "ready")
-    (first,) = (seen.pid for seen in place.processes() if seen.role == "first")
+    (first,) = (seen.pid for seen in host.processes() if seen.role == "first")
     os.kill(first, 15)
     (row,) = (row for row in DIFFERENCES if row.key == "ignores_sigterm")
-    if row.at(place.level).holds:
+    if row.at(host.level).holds:
         # What is sent later is seen later: once it has answered, the first was ignored.
         assert _still_sleeps(first)
         os.kill(first, 9)
     job = client.wait("deaf")
-    code = 137 if row.at(place.level).holds else 143
+    code = 137 if row.at(host.level).holds else 143
     assert f"exit code: {code}" in job["FailureReason"]
 
 
@@ -162,21 +162,21 @@ print("ready", flush=True)
     ],
 )
 def test_nothing_outlives_an_end(
-    place: EndpointHarness, client: EndpointClient, name: str, ending: str, status: str, text: str
+    host: EndpointHarness, client: EndpointClient, name: str, ending: str, status: str, text: str
 ) -> None:
     job = client.run(f"ends-{name}", ESCAPES + ending, hosts=2)
     assert job["TrainingJobStatus"] == status
     assert text in job.get("FailureReason", "")
-    assert place.processes() == []
+    assert host.processes() == []
 
 
-def test_nothing_outlives_a_stop(place: EndpointHarness, client: EndpointClient) -> None:
+def test_nothing_outlives_a_stop(host: EndpointHarness, client: EndpointClient) -> None:
     client.create("stops", ESCAPES + "time.sleep(1000)", hosts=2)
     client.wait_for_line("stops", "ready", count=2)
-    assert len(place.processes()) == 10
+    assert len(host.processes()) == 10
     client.sagemaker.stop_training_job(TrainingJobName="stops")
     assert client.wait("stops")["TrainingJobStatus"] == "Stopped"
-    assert place.processes() == []
+    assert host.processes() == []
 
 
 @pytest.mark.parametrize(
@@ -193,28 +193,28 @@ def test_nothing_outlives_a_stop(place: EndpointHarness, client: EndpointClient)
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
     """``grounds`` looks for what is left, also after the next endpoint's start."""
-    with endpoint_harness(level) as place:
-        client = EndpointClient(place.start(kind))
+    with endpoint_harness(level) as host:
+        client = EndpointClient(host.start(kind))
         client.create(
             "runs", ESCAPES + "double('1004'); time.sleep(1000)", hosts=2, EnableNetworkIsolation=True
         )
         client.wait_for_line("runs", "ready", count=2)
-        assert eventually(lambda: len(place.processes()) == 12)
+        assert eventually(lambda: len(host.processes()) == 12)
         if victim == "endpoint":
-            place.kill()
+            host.kill()
         elif victim == "endpoint and supervisors":
-            supervisors = [seen.pid for seen in place.processes() if seen.role == "supervisor"]
-            place.kill(*supervisors)
-            client = EndpointClient(place.start(kind))
+            supervisors = [seen.pid for seen in host.processes() if seen.role == "supervisor"]
+            host.kill(*supervisors)
+            client = EndpointClient(host.start(kind))
         else:
-            os.kill([seen.pid for seen in place.processes() if seen.role == victim][-1], 9)
+            os.kill([seen.pid for seen in host.processes() if seen.role == victim][-1], 9)
             if victim == "below":  # a daemon: nobody needs it
                 assert client.describe("runs")["TrainingJobStatus"] == "InProgress"
                 client.sagemaker.stop_training_job(TrainingJobName="runs")
                 assert client.wait("runs")["TrainingJobStatus"] == "Stopped"
             else:
                 assert client.wait("runs", patience=20)["TrainingJobStatus"] == "Failed"
-        assert eventually(place.has_no_processes), place.processes()
+        assert eventually(host.has_no_processes), host.processes()
 
 
 def test_the_page_shows_the_table_that_is_tested() -> None:

@@ -16,8 +16,8 @@ from smlaunch.local.executors.base import CannotAllocate, Program
 from smlaunch.local.executors.container_cli import Engine
 from smlaunch.local.executors.containers import Containers
 from smlaunch.local.executors.containers_commands import UNANSWERED
-from smlaunch.local.executors.containers_engine import image_id, remembered, run
-from smlaunch.local.executors.levels import fingerprint
+from smlaunch.local.executors.containers_engine import cached_engine, image_id, run
+from smlaunch.local.executors.levels import machine_fingerprint
 from tests.local.executors.conftest import eventually
 
 SCRIPT = """#!/bin/sh
@@ -36,8 +36,8 @@ PATIENCE = 1.0
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers_commands, "PATIENCE_SECONDS", PATIENCE)
-    monkeypatch.setattr(containers_commands, "_LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", PATIENCE)
+    monkeypatch.setattr(containers_commands, "_TERMINATION_SECONDS", 0.5)
 
 
 def hanging_at(folder: Path, *patterns: str, how: str = "") -> Engine:
@@ -56,7 +56,7 @@ def none_hangs(folder: Path) -> bool:
 def test_a_command_without_an_answer_is_ended_and_named(tmp_path: Path, how: str) -> None:
     engine = hanging_at(tmp_path, "--runtime=runc network rm", how=how)
     engine = replace(engine, flags=("--runtime=runc",))
-    done = run(engine.words("network", "rm", "--force", "mine"))
+    done = run(engine.command("network", "rm", "--force", "mine"))
     assert done.returncode == UNANSWERED
     assert done.stderr.decode() == (
         "`podman network rm` has not answered for 1 s; see whether `podman ps` does, and restart the "
@@ -76,10 +76,12 @@ def test_silence_is_no_missing_image_and_no_empty_machine(tmp_path: Path) -> Non
         image_id(hanging_at(tmp_path, "image inspect"), "any")
     for silent in ("network create", "network inspect"):
         with pytest.raises(CannotAllocate, match=f"`podman {silent}` has not answered"):
-            containers_network.make(hanging_at(tmp_path, silent), "n", "o", hosts=2, internal=False)
+            containers_network.create_network(
+                hanging_at(tmp_path, silent), "n", "o", host_count=2, is_internal=False
+            )
     executor = Containers(tmp_path, "o", hanging_at(tmp_path, "ps"), {}, None, ())
     with pytest.raises(EndpointError, match="cannot be removed: `podman ps` has not answered"):
-        executor.recover("another")
+        executor.remove_leftovers("another")
     assert none_hangs(tmp_path)
 
 
@@ -87,8 +89,8 @@ def test_an_engine_that_does_not_tell_its_version_is_not_remembered(tmp_path: Pa
     cache = tmp_path / "engine.json"
     for silent, found in (("image", True), ("version", False)):
         engine = hanging_at(tmp_path, silent)
-        cache.write_text(json.dumps({"fingerprint": fingerprint(), "engine": asdict(engine)}))
-        assert (remembered(cache) is not None) is found
+        cache.write_text(json.dumps({"fingerprint": machine_fingerprint(), "engine": asdict(engine)}))
+        assert (cached_engine(cache) is not None) is found
 
 
 @pytest.mark.parametrize(

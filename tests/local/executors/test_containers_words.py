@@ -7,9 +7,9 @@ import pytest
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import container_cli as words
 from smlaunch.local.executors.base import ImageProblem
-from smlaunch.local.executors.container_cli import CannotMount, ContainerPlan, Engine, Mount
-from smlaunch.local.executors.containers_engine import bring, options_from, registry_of
-from smlaunch.local.executors.containers_environment import by_name
+from smlaunch.local.executors.container_cli import CannotMount, ContainerMount, ContainerPlan, Engine
+from smlaunch.local.executors.containers_engine import ensure_image, options_from_environment, registry_of
+from smlaunch.local.executors.containers_environment import variables_by_name
 
 PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
 DOCKER = Engine("docker", "/usr/bin/docker", "28.2.2")
@@ -23,7 +23,7 @@ def plan(**changes: object) -> ContainerPlan:
         "network": "smlaunch-0123-job",
         "address": "10.89.0.2",
         "hostname": "algo-1",
-        "names": {"algo-1": "10.89.0.2", "algo-2": "10.89.0.3"},
+        "addresses_by_name": {"algo-1": "10.89.0.2", "algo-2": "10.89.0.3"},
     }
     return ContainerPlan(**{**fixed, **changes})  # type: ignore[arg-type]
 
@@ -33,12 +33,15 @@ def test_all_of_podmans_words() -> None:
         entrypoint=("python3", "-u"),
         arguments=("/opt/ml/x.py", "--a=b c"),
         environment={"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "hidden"},
-        by_name={"AWS_SECRET_ACCESS_KEY"},
-        mounts=(Mount("/state/ml", "/opt/ml", "shared"), Mount("/s3/data", "/opt/ml/input/data/d", "own")),
+        variables_by_name={"AWS_SECRET_ACCESS_KEY"},
+        mounts=(
+            ContainerMount("/state/ml", "/opt/ml", "shared"),
+            ContainerMount("/s3/data", "/opt/ml/input/data/d", "own"),
+        ),
         shm_bytes=2 << 30,
         options=("--memory=8g",),
     )
-    assert words.create(PODMAN, asked) == [
+    assert words.create_command(PODMAN, asked) == [
         "/usr/bin/podman",
         "--runtime=runc",
         "create",
@@ -71,7 +74,7 @@ def test_all_of_podmans_words() -> None:
 def test_docker_takes_the_same_but_for_these() -> None:
     asked = plan(entrypoint=("python3", "-u"))
     only_podman = {"/usr/bin/podman", "--runtime=runc", "--ulimit=nofile=9:9", "--http-proxy=false"}
-    there, here = words.create(PODMAN, asked), words.create(DOCKER, asked)
+    there, here = words.create_command(PODMAN, asked), words.create_command(DOCKER, asked)
     assert set(there) - set(here) == only_podman | {'--entrypoint=["python3"]'}
     assert set(here) - set(there) == {"/usr/bin/docker", "--entrypoint=python3"}
 
@@ -79,7 +82,7 @@ def test_docker_takes_the_same_but_for_these() -> None:
 def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
     image = "registry.example:5000/train:1"
     for arguments in (("train",), (), ("a", "b")):
-        line = words.create(DOCKER, plan(arguments=arguments))
+        line = words.create_command(DOCKER, plan(arguments=arguments))
         assert line[line.index(image) + 1 :] == list(arguments)
         assert not any(word.startswith("--entrypoint") for word in line)
 
@@ -89,14 +92,16 @@ def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
     ("", " ", "a=b==", "one\ntwo\n", "'\"`$(x) $HOME \\", "# no comment", "*", "--flag", "\u2603", "a,b:c;d"),
 )
 def test_a_value_is_one_word_whatever_it_holds(value: str) -> None:
-    line = words.create(PODMAN, plan(environment={"NAME": value}, entrypoint=(value,), arguments=(value,)))
+    line = words.create_command(
+        PODMAN, plan(environment={"NAME": value}, entrypoint=(value,), arguments=(value,))
+    )
     assert line.count(f"--env=NAME={value}") == 1
     assert line[-1] == value
     assert line[-2] == "registry.example:5000/train:1"
 
 
 def test_a_first_word_that_looks_like_a_list_stays_one_word() -> None:
-    line = words.create(PODMAN, plan(entrypoint=('["sh", "-c"]',)))
+    line = words.create_command(PODMAN, plan(entrypoint=('["sh", "-c"]',)))
     assert '--entrypoint=["[\\"sh\\", \\"-c\\"]"]' in line
 
 
@@ -111,9 +116,9 @@ def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
         "X",
     )
     environment = {name: f"s3cr3t of {name}\nwith a newline" for name in names}
-    named = by_name(environment, {"HF_TOKEN": "another's"})
+    named = variables_by_name(environment, {"HF_TOKEN": "another's"})
     assert named == environment
-    line = words.create(PODMAN, plan(environment=environment, by_name=named))
+    line = words.create_command(PODMAN, plan(environment=environment, variables_by_name=named))
     assert not any("s3cr3t" in word for word in line)
     assert [word for word in line if word.startswith("--env")] == [f"--env={name}" for name in names]
 
@@ -134,55 +139,60 @@ def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
     ),
 )
 def test_what_the_engines_client_goes_by_is_not_changed_for_it(name: str) -> None:
-    assert by_name({name: "the job's"}, {}) == {}
-    assert by_name({name: "the job's"}, {name: "the client's"}) == {}
-    line = words.create(PODMAN, plan(environment={name: "the job's"}))
+    assert variables_by_name({name: "the job's"}, {}) == {}
+    assert variables_by_name({name: "the job's"}, {name: "the client's"}) == {}
+    line = words.create_command(PODMAN, plan(environment={name: "the job's"}))
     assert f"--env={name}=the job's" in line
 
 
 def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
     proxy = {"HTTPS_PROXY": "http://user:password@proxy:1"}
-    assert by_name(proxy, {**proxy, "PATH": "/bin"}) == proxy
+    assert variables_by_name(proxy, {**proxy, "PATH": "/bin"}) == proxy
 
 
 @pytest.mark.parametrize(
     ("mount", "spelled"),
     (
-        (Mount("/a b", "/opt/ml", "shared"), ["--volume=/a b:/opt/ml:rw"]),
-        (Mount("/a,b", "/t", "read-only"), ["--volume=/a,b:/t:ro"]),
-        (Mount("/a:b", "/t", "read-only"), ["--mount=type=bind,source=/a:b,target=/t,readonly"]),
-        (Mount("/a", "/t:u", "shared"), ["--mount=type=bind,source=/a,target=/t:u"]),
+        (ContainerMount("/a b", "/opt/ml", "shared"), ["--volume=/a b:/opt/ml:rw"]),
+        (ContainerMount("/a,b", "/t", "read-only"), ["--volume=/a,b:/t:ro"]),
+        (ContainerMount("/a:b", "/t", "read-only"), ["--mount=type=bind,source=/a:b,target=/t,readonly"]),
+        (ContainerMount("/a", "/t:u", "shared"), ["--mount=type=bind,source=/a,target=/t:u"]),
     ),
 )
-def test_paths_are_spelled_so_that_they_survive(mount: Mount, spelled: list[str]) -> None:
-    assert words.mount_words(mount) == spelled
+def test_paths_are_spelled_so_that_they_survive(mount: ContainerMount, spelled: list[str]) -> None:
+    assert words.mount_arguments(mount) == spelled
 
 
 @pytest.mark.parametrize(
-    "mount", (Mount("/a:b", "/t", "own"), Mount("/a:b,c", "/t", "shared"), Mount('/a:"b', "/t", "read-only"))
+    "mount",
+    (
+        ContainerMount("/a:b", "/t", "own"),
+        ContainerMount("/a:b,c", "/t", "shared"),
+        ContainerMount('/a:"b', "/t", "read-only"),
+    ),
 )
-def test_a_path_that_no_spelling_can_carry_is_refused(mount: Mount) -> None:
+def test_a_path_that_no_spelling_can_carry_is_refused(mount: ContainerMount) -> None:
     with pytest.raises(CannotMount, match="use names without one"):
-        words.mount_words(mount)
+        words.mount_arguments(mount)
 
 
 def test_networks() -> None:
-    assert words.create_network(PODMAN, "n", "o", internal=True, subnet=None) == [
+    assert words.create_network_command(PODMAN, "n", "o", internal=True, subnet=None) == [
         *("/usr/bin/podman", "--runtime=runc", "network", "create", "--label=smlaunch.owner=o"),
         *("--disable-dns", "--internal", "n"),
     ]
-    assert words.create_network(DOCKER, "n", "o", internal=False, subnet="10.1.0.0/24") == [
+    assert words.create_network_command(DOCKER, "n", "o", internal=False, subnet="10.1.0.0/24") == [
         *("/usr/bin/docker", "network", "create", "--label=smlaunch.owner=o"),
         *("--subnet=10.1.0.0/24", "n"),
     ]
-    assert words.remove(PODMAN, "a", "b")[2:] == ["rm", "--force", "--volumes", "--time=0", "a", "b"]
-    assert words.remove(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
+    assert words.remove_command(PODMAN, "a", "b")[2:] == ["rm", "--force", "--volumes", "--time=0", "a", "b"]
+    assert words.remove_command(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
 
 
 def test_what_differs_after_create() -> None:
-    assert words.start(PODMAN, "a")[2:] == ["start", "--attach", "--sig-proxy=false", "a"]
-    assert words.start(DOCKER, "a")[1:] == ["start", "--attach", "a"]
-    assert words.chown(DOCKER, "helper:1", "/state/hosts/job", 1000, 100)[1:] == [
+    assert words.start_command(PODMAN, "a")[2:] == ["start", "--attach", "--sig-proxy=false", "a"]
+    assert words.start_command(DOCKER, "a")[1:] == ["start", "--attach", "a"]
+    assert words.chown_command(DOCKER, "helper:1", "/state/hosts/job", 1000, 100)[1:] == [
         *("run", "--rm", "--pull=never", "--network=none", "--security-opt=label=disable"),
         *("--volume=/state/hosts/job:/given", "--entrypoint=/bin/chown", "helper:1"),
         *("--recursive", "1000:100", "/given"),
@@ -208,15 +218,15 @@ def test_the_registry_in_a_name(image: str, registry: str | None) -> None:
 
 
 def test_options_of_a_persons_own_are_words() -> None:
-    assert options_from({}) == ()
+    assert options_from_environment({}) == ()
     given = {"SMLAUNCH_CONTAINER_OPTIONS": "--memory=8g --label 'a b'"}
-    assert options_from(given) == ("--memory=8g", "--label", "a b")
+    assert options_from_environment(given) == ("--memory=8g", "--label", "a b")
     with pytest.raises(EndpointError, match="SMLAUNCH_CONTAINER_OPTIONS cannot be read as words"):
-        options_from({"SMLAUNCH_CONTAINER_OPTIONS": "--label 'a b"})
+        options_from_environment({"SMLAUNCH_CONTAINER_OPTIONS": "--label 'a b"})
 
 
 @pytest.mark.parametrize("image", ("", "--privileged", "a b", "a\nb"))
 def test_what_is_no_images_name_never_reaches_the_engine(image: str) -> None:
     nowhere = Engine("podman", "/nowhere/podman", "0")
     with pytest.raises(ImageProblem, match="no image's name"):
-        bring(nowhere, image, lambda: None)
+        ensure_image(nowhere, image, lambda: None)

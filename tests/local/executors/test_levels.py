@@ -11,11 +11,11 @@ from smlaunch.local.executors.levels import Level
 
 
 def test_plain_works_everywhere() -> None:
-    assert levels.probe("plain") == Level("plain", works=True)
+    assert levels.probe_level("plain") == Level("plain", works=True)
 
 
 def test_a_level_that_does_not_work_says_why() -> None:
-    for level in levels.levels():
+    for level in levels.probe_levels():
         assert level.works != bool(level.why_not)
 
 
@@ -29,20 +29,20 @@ def test_the_best_is_remembered_for_this_machine_and_user(
         asked.append(name)
         return Level(name, works=name != "full", why_not="no root" if name == "full" else "")
 
-    monkeypatch.setattr(levels, "probe", probe)
-    assert levels.best(tmp_path, cache).name == "user"
-    assert levels.best(tmp_path, cache).name == "user"
+    monkeypatch.setattr(levels, "probe_level", probe)
+    assert levels.choose_level(tmp_path, cache).name == "user"
+    assert levels.choose_level(tmp_path, cache).name == "user"
     assert asked == ["full", "user"]
     with pytest.raises(EndpointError, match="isolation full does not work here: no root"):
-        levels.best(tmp_path, cache, "full")
+        levels.choose_level(tmp_path, cache, "full")
     with pytest.raises(EndpointError, match="'half' is unknown"):
-        levels.best(tmp_path, cache, "half")
+        levels.choose_level(tmp_path, cache, "half")
     document = json.loads(cache.read_text())
     cache.write_text(json.dumps({**document, "fingerprint": "another boot"}))
-    assert levels.best(tmp_path, cache, "plain").name == "plain"
+    assert levels.choose_level(tmp_path, cache, "plain").name == "plain"
     assert asked == ["full", "user", "plain"]
 
 
 def test_what_forbids_namespaces_is_explained() -> None:
-    assert "max_user_namespaces" in levels._explain("unshare: No space left on device")
-    assert "CAP_SYS_ADMIN" in levels._explain("unshare: Operation not permitted")
+    assert "max_user_namespaces" in levels._with_hint("unshare: No space left on device")
+    assert "CAP_SYS_ADMIN" in levels._with_hint("unshare: Operation not permitted")

@@ -44,25 +44,25 @@ def owner() -> Iterator[str]:
     name = f"orphans-{os.getpid()}-{time.monotonic_ns()}"
     yield name
     # As the next endpoint does: nothing runs, and the short links of a killed one go.
-    Processes(Path("/nowhere"), "the-next-one", "plain", views=False).recover(name)
+    Processes(Path("/nowhere"), "the-next-one", "plain", mounts=False).remove_leftovers(name)
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{name}*")) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_endpoint(tmp_path: Path, owner: str, level: str, how: signal.Signals) -> None:
     process = start(tmp_path, owner, level)
-    assert len(process_cleanup.marked(owner + "/")) >= 8
+    assert len(process_cleanup.processes_of_owner(owner + "/")) >= 8
     process.send_signal(how)
     process.communicate()
-    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
 
 
 def test_hosts_survive_the_thread_that_started_them(tmp_path: Path, owner: str, level: str) -> None:
     """PDEATHSIG fires at the end of a thread: the supervisor must not have it."""
     process = start(tmp_path, owner, level)
-    before = set(process_cleanup.marked(owner + "/"))
+    before = set(process_cleanup.processes_of_owner(owner + "/"))
     time.sleep(0.3)
-    assert set(process_cleanup.marked(owner + "/")) == before
+    assert set(process_cleanup.processes_of_owner(owner + "/")) == before
     process.kill()
     process.communicate()
 
@@ -73,10 +73,10 @@ def test_endpoint_and_supervisors_killed_at_once_are_swept_by_the_next(
     process = start(tmp_path, owner, level)
     supervisors = [pid for pid in process_cleanup.descendants(process.pid) if _parent(pid) == process.pid]
     process.kill()
-    process_cleanup.kill_all(supervisors)
+    process_cleanup.kill_processes(supervisors)
     process.communicate()
-    Processes(tmp_path, "the-next-one", level, views=False).recover(owner)
-    assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
+    Processes(tmp_path, "the-next-one", level, mounts=False).remove_leftovers(owner)
+    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
 
 
 def _parent(pid: int) -> int:
@@ -92,9 +92,9 @@ def test_an_ordinary_user_too(owner: str, name: str) -> None:
         if IS_ROOT:
             os.chown(folder, ordinary_user.UID, ordinary_user.UID)
         process = start(folder, owner, name, ordinary_user.prefix())
-        assert len(process_cleanup.marked(owner + "/")) >= 8
+        assert len(process_cleanup.processes_of_owner(owner + "/")) >= 8
         process.kill()
         process.communicate()
-        assert eventually(lambda: process_cleanup.marked(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
     finally:
         shutil.rmtree(folder)

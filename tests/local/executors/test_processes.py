@@ -12,8 +12,8 @@ import pytest
 
 from smlaunch.contract.tcp_ports import PORTS_PER_JOB
 from smlaunch.local.executors import loopback
-from smlaunch.local.executors.base import CannotAllocate, View
-from smlaunch.local.executors.host_plan import HostPlan, ViewPlan
+from smlaunch.local.executors.base import CannotAllocate, DirectoryMount
+from smlaunch.local.executors.host_plan import HostPlan, MountPlan
 from tests.local.executors.conftest import Hosts, ended, output, read_until
 
 namespaced = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
@@ -42,8 +42,8 @@ def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> No
     assert two.splitlines()[0] == "algo-2"
     assert not Path("/opt/ml").exists()
     assert not Path("/tmp/mine").exists()
-    assert {place.root for place in hosts.allocations[0].places} == {"/opt/ml"}
-    trees = [place.tree for place in hosts.allocations[0].places]
+    assert {host.root for host in hosts.allocations[0].hosts} == {"/opt/ml"}
+    trees = [host.tree for host in hosts.allocations[0].hosts]
     assert [sorted(os.listdir(tree / "model")) for tree in trees] == [["of-algo-1"], ["of-algo-2"]]
 
 
@@ -51,22 +51,22 @@ def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> No
 def test_plain_hosts_are_told_where_their_tree_is(hosts: Hosts) -> None:
     script = "echo $SMLAUNCH_ML_ROOT; pwd; touch $TMPDIR/mine; echo ${#TMPDIR}"
     ((exit_, text),) = hosts.run(script)
-    (place,) = hosts.allocations[0].places
+    (host,) = hosts.allocations[0].hosts
     assert exit_.code == 0
-    assert text.splitlines()[:2] == [str(place.tree), str(place.tree / "code")]
+    assert text.splitlines()[:2] == [str(host.tree), str(host.tree / "code")]
     assert int(text.splitlines()[2]) <= 50
-    assert place.name == place.address
-    assert place.root == str(place.tree)
-    assert (place.tree.parent / "tmp" / "mine").exists()
-    assert any("hard-codes /opt/ml" in note for note in hosts.allocations[0].offer.notes)
+    assert host.name == host.address
+    assert host.root == str(host.tree)
+    assert (host.tree.parent / "tmp" / "mine").exists()
+    assert any("hard-codes /opt/ml" in note for note in hosts.allocations[0].info.notes)
 
 
 @pytest.mark.parametrize("level", ["plain"], indirect=True)
 def test_plain_moves_words_that_name_the_contracts_places(hosts: Hosts) -> None:
     argv = ["echo", "/opt/ml/input/x", "--y=/opt/ml/z", "/opt/mlx"]
     ((_, text),) = hosts.run("", argv=argv)
-    (place,) = hosts.allocations[0].places
-    assert text.split() == [f"{place.tree}/input/x", "--y=/opt/ml/z", "/opt/mlx"]
+    (host,) = hosts.allocations[0].hosts
+    assert text.split() == [f"{host.tree}/input/x", "--y=/opt/ml/z", "/opt/mlx"]
 
 
 def test_words_and_variables_arrive_byte_for_byte(hosts: Hosts) -> None:
@@ -140,7 +140,7 @@ def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
     allocation = hosts.executor.allocate("early", ["algo-1", "algo-2"], False)
     allocation.release()
     allocation.release()
-    assert not allocation.places[0].tree.exists()
+    assert not allocation.hosts[0].tree.exists()
 
 
 @namespaced
@@ -153,8 +153,8 @@ def test_a_writable_view_keeps_the_source_as_it_is(hosts: Hosts, tmp_path: Path)
     set -e; cd /opt/ml/input/data/x; cat file; echo changed > file; rm deep/file; touch new
     rm -r deep; mkdir deep; ls deep; cat file; ls
     """
-    views = [View(source, "input/data/x")]
-    for exit_, text in hosts.run(script, script, views=views):
+    mounts = [DirectoryMount(source, "input/data/x")]
+    for exit_, text in hosts.run(script, script, mounts=mounts):
         assert exit_.code == 0, text
         assert text.split() == ["original", "changed", "deep", "file", "new"]
     assert (source / "file").read_text() == (source / "deep" / "file").read_text() == "original\n"
@@ -168,7 +168,7 @@ def test_a_read_only_view_refuses_writes(hosts: Hosts, tmp_path: Path) -> None:
     script = (
         "cd /opt/ml/x && cat file && (echo changed > file || rm file || ln file ../y) 2>/dev/null; echo $?"
     )
-    ((_, text),) = hosts.run(script, views=[View(tmp_path / "source", "x", read_only=True)])
+    ((_, text),) = hosts.run(script, mounts=[DirectoryMount(tmp_path / "source", "x", read_only=True)])
     assert text.split() == ["original", "1"]
     assert (tmp_path / "source" / "file").read_text() == "original\n"
 
@@ -184,7 +184,7 @@ def test_a_shared_view_may_be_anywhere(hosts: Hosts, tmp_path: Path, target: str
     (source / "before").write_text("before\n")
     here = sorted(os.listdir("/")), sorted(os.listdir("/srv"))
     script = f"cd {target} && cat before && echo after > after && ls /opt/ml && hostname && ls -A / | wc -l"
-    ((ended, text),) = hosts.run(script, views=[View(source, target, shared=True)])
+    ((ended, text),) = hosts.run(script, mounts=[DirectoryMount(source, target, shared=True)])
     assert ended.code == 0, text
     top = len(here[0]) + target.startswith("/sml")
     assert text.split() == ["before", "code", "algo-1", str(top)]
@@ -199,7 +199,7 @@ import os, sys
 from smlaunch.local.executors import namespaces
 stage, parent = sys.argv[1:]
 namespaces._mount("tmpfs", stage, "tmpfs", 0)
-namespaces._rebuild(parent, "ml", os.path.join(stage, "again"))
+namespaces._replace_folder(parent, "ml", os.path.join(stage, "again"))
 namespaces._mount("tmpfs", os.path.join(parent, "ml"), "tmpfs", 0)
 print(sorted(os.listdir(parent)), open(parent + "/file").read(), os.readlink(parent + "/link"))
 print(os.listdir(parent + "/folder"))
@@ -250,9 +250,9 @@ def test_network_isolation_leaves_the_hosts_each_other(hosts: Hosts, tmp_path: P
 def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
     first, second = (hosts.executor.allocate(job, ["algo-1", "algo-2"], False) for job in ("one", "two"))
     hosts.allocations += [first, second]
-    addresses = [place.address for allocation in (first, second) for place in allocation.places]
+    addresses = [host.address for allocation in (first, second) for host in allocation.hosts]
     assert len(set(addresses)) == 4
-    ports = [int(allocation.offer.environment["SMLAUNCH_PORT"]) for allocation in (first, second)]
+    ports = [int(allocation.info.environment["SMLAUNCH_PORT"]) for allocation in (first, second)]
     assert abs(ports[0] - ports[1]) >= PORTS_PER_JOB
     for offset in range(PORTS_PER_JOB):
         with socket.create_server((addresses[0], ports[0] + offset)):
@@ -263,7 +263,7 @@ def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: py
     first = loopback.reserve(1)
     port = first.port
     monkeypatch.setattr(loopback, "_FIRST_PORT", port)
-    monkeypatch.setattr(loopback, "_AFTER_PORTS", port + PORTS_PER_JOB)
+    monkeypatch.setattr(loopback, "_END_PORT", port + PORTS_PER_JOB)
     with pytest.raises(CannotAllocate, match="64 free ports in a row"):
         loopback.reserve(1)
     first.release()
@@ -295,13 +295,13 @@ def test_a_plan_survives_its_journey() -> None:
         network="",
         argv=["a", "", "\udcff"],
         environment={"X": "", "Y": "="},
-        keep=[],
-        views=[ViewPlan("s", "t", "own", "u", "w"), ViewPlan("s2", "/t2", "shared", "", "")],
+        visible_folders=[],
+        mounts=[MountPlan("s", "t", "own", "u", "w"), MountPlan("s2", "/t2", "shared", "", "")],
     )
     read = HostPlan.decode(plan.encode())
-    assert {**vars(read), "views": [vars(view) for view in read.views]} == {
+    assert {**vars(read), "mounts": [vars(mount) for mount in read.mounts]} == {
         **vars(plan),
-        "views": [vars(view) for view in plan.views],
+        "mounts": [vars(mount) for mount in plan.mounts],
     }
     plan.argv = ["a\0b"]
     with pytest.raises(ValueError, match="zero byte"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import Place
-from smlaunch.local.jobs.spec import TrainingSpec, read_request
+from smlaunch.local.executors.base import JobHost
+from smlaunch.local.jobs.spec import TrainingSpec, read_training_request
 from smlaunch.local.object_store import ObjectStore
 
 
@@ -21,9 +21,9 @@ def objects(tmp_path: Path) -> ObjectStore:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> list[Place]:
+def hosts(tmp_path: Path) -> list[JobHost]:
     return [
-        Place(f"algo-{n}", f"algo-{n}", f"127.64.0.{n}", tmp_path / f"algo-{n}" / "ml", "/opt/ml")
+        JobHost(f"algo-{n}", f"algo-{n}", f"127.64.0.{n}", tmp_path / f"algo-{n}" / "ml", "/opt/ml")
         for n in (1, 2)
     ]
 
@@ -46,7 +46,9 @@ def spec(channels: Sequence[dict[str, Any]] = (), hosts: int = 2, **changes: Any
     }
     if channels:
         request["InputDataConfig"] = list(channels)
-    return read_request(request, "arn:aws:sagemaker:us-east-1:000000000000:training-job/job", "us-east-1")
+    return read_training_request(
+        request, "arn:aws:sagemaker:us-east-1:000000000000:training-job/job", "us-east-1"
+    )
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs import artifacts
 from smlaunch.local.jobs.artifacts import UploadError
 from smlaunch.local.object_store import ObjectStore
@@ -15,21 +15,21 @@ from smlaunch.local.settings import Settings
 from tests.local.jobs.conftest import spec
 
 
-def write(place: Place, name: str, text: str) -> Path:
-    path = place.tree / name
+def write(host: JobHost, name: str, text: str) -> Path:
+    path = host.tree / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
 def upload(
-    objects: ObjectStore, places: list[Place], tmp_path: Path, **changes: Any
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, **changes: Any
 ) -> tuple[str, list[str]]:
     notes: list[str] = []
     settings = Settings(**changes.pop("settings", {}))
-    address = artifacts.upload(
+    address = artifacts.upload_output(
         spec(**changes),
-        places,
+        hosts,
         objects,
         settings,
         tmp_path,
@@ -49,13 +49,13 @@ def keys(objects: ObjectStore) -> list[str]:
 
 
 def test_all_hosts_are_merged_and_clashes_told(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    write(places[0], "model/same", "of algo-1")
-    write(places[1], "model/same", "of algo-2")
-    write(places[1], "model/deep/own", "only here")
-    write(places[1], "output/data/log.txt", "out")
-    address, notes = upload(objects, places, tmp_path)
+    write(hosts[0], "model/same", "of algo-1")
+    write(hosts[1], "model/same", "of algo-2")
+    write(hosts[1], "model/deep/own", "only here")
+    write(hosts[1], "output/data/log.txt", "out")
+    address, notes = upload(objects, hosts, tmp_path)
     assert address == "s3://data/out/job/output/model.tar.gz"
     assert archive(objects, "out/job/output/model.tar.gz") == {"same": "of algo-1", "deep/own": "only here"}
     assert archive(objects, "out/job/output/output.tar.gz") == {"log.txt": "out"}
@@ -64,54 +64,54 @@ def test_all_hosts_are_merged_and_clashes_told(
 
 
 def test_without_compression_files_are_objects(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    write(places[0], "model/a/b", "x")
+    write(hosts[0], "model/a/b", "x")
     output = {"S3OutputPath": "s3://data/out/", "CompressionType": "NONE"}
-    address, _ = upload(objects, places, tmp_path, OutputDataConfig=output)
+    address, _ = upload(objects, hosts, tmp_path, OutputDataConfig=output)
     assert address == "s3://data/out/job/output/model/"
     assert keys(objects) == ["out/job/output/model/a/b"]
 
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_what_an_empty_directory_leaves_is_a_setting(
-    objects: ObjectStore, places: list[Place], tmp_path: Path, empty: bool
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, empty: bool
 ) -> None:
-    upload(objects, places, tmp_path, settings={"upload_empty_model": empty, "upload_empty_output": empty})
+    upload(objects, hosts, tmp_path, settings={"upload_empty_model": empty, "upload_empty_output": empty})
     expected = ["out/job/output/model.tar.gz", "out/job/output/output.tar.gz"]
     assert keys(objects) == (expected if empty else [])
 
 
-def test_links_are_kept_and_sockets_left(objects: ObjectStore, places: list[Place], tmp_path: Path) -> None:
-    model = write(places[0], "model/real", "x").parent
+def test_links_are_kept_and_sockets_left(objects: ObjectStore, hosts: list[JobHost], tmp_path: Path) -> None:
+    model = write(hosts[0], "model/real", "x").parent
     (model / "link").symlink_to("real")
     os.mkfifo(model / "pipe")
-    upload(objects, places, tmp_path)
+    upload(objects, hosts, tmp_path)
     with tarfile.open(objects.body_path("data", "out/job/output/model.tar.gz")) as tar:
         assert {member.name: member.linkname for member in tar} == {"real": "", "link": "real"}
 
 
-def test_a_bucket_that_does_not_exist(objects: ObjectStore, places: list[Place], tmp_path: Path) -> None:
+def test_a_bucket_that_does_not_exist(objects: ObjectStore, hosts: list[JobHost], tmp_path: Path) -> None:
     with pytest.raises(UploadError, match=r"OutputDataConfig.S3OutputPath, absent, does not exist"):
-        upload(objects, places, tmp_path, OutputDataConfig={"S3OutputPath": "s3://absent/x"})
+        upload(objects, hosts, tmp_path, OutputDataConfig={"S3OutputPath": "s3://absent/x"})
 
 
 NONE = {"S3OutputPath": "s3://data/out/", "CompressionType": "NONE"}
 
 
 def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    write(places[0], "model/a", "x")
-    write(places[1], "model/b", "x")
-    (places[0].tree / "model" / os.fsdecode(b"odd-\xff")).write_text("x")
-    (places[1].tree / "model" / "link").symlink_to("b")
-    os.mkfifo(places[1].tree / "model" / "pipe")
+    write(hosts[0], "model/a", "x")
+    write(hosts[1], "model/b", "x")
+    (hosts[0].tree / "model" / os.fsdecode(b"odd-\xff")).write_text("x")
+    (hosts[1].tree / "model" / "link").symlink_to("b")
+    os.mkfifo(hosts[1].tree / "model" / "pipe")
     notes: list[str] = []
-    arguments = (places, objects, Settings(), tmp_path, lambda label, text: notes.append(f"{label}: {text}"))
+    arguments = (hosts, objects, Settings(), tmp_path, lambda label, text: notes.append(f"{label}: {text}"))
     lost = "/opt/ml/model/odd-\\xff cannot be stored: its name is not UTF-8, and S3 has no other keys"
     with pytest.raises(UploadError) as raised:
-        artifacts.upload(spec(OutputDataConfig=NONE), *arguments)
+        artifacts.upload_output(spec(OutputDataConfig=NONE), *arguments)
     assert str(raised.value) == f"Artifact upload failed:{lost} (algo-1)"
     assert keys(objects) == ["out/job/output/model/a", "out/job/output/model/b"]
     assert sorted(notes) == [
@@ -120,38 +120,38 @@ def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
         "algo-2: model/pipe is a FIFO: it is not uploaded",
     ]
     # An archive has names of any bytes.
-    artifacts.upload(spec(), *arguments)
+    artifacts.upload_output(spec(), *arguments)
     assert archive(objects, "out/job/output/model.tar.gz") == {"a": "x", "b": "x", "odd-\udcff": "x"}
 
 
 @pytest.mark.parametrize("link", ["model", "output", "output/data"])
 def test_a_directory_behind_a_link_fails_the_job(
-    objects: ObjectStore, places: list[Place], tmp_path: Path, link: str
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, link: str
 ) -> None:
     secret = tmp_path / "secret"
     (secret / "data").mkdir(parents=True)
     (secret / "key").write_text("of this machine")
     (secret / "data" / "key").write_text("of this machine")
-    write(places[1], "model/weights", "x")
-    (places[0].tree / link).parent.mkdir(parents=True)
-    (places[0].tree / link).symlink_to(secret)
+    write(hosts[1], "model/weights", "x")
+    (hosts[0].tree / link).parent.mkdir(parents=True)
+    (hosts[0].tree / link).symlink_to(secret)
     with pytest.raises(UploadError, match="lies behind a symbolic link, which is not followed"):
-        upload(objects, places, tmp_path)
+        upload(objects, hosts, tmp_path)
     assert archive(objects, "out/job/output/model.tar.gz") == {"weights": "x"}
     assert keys(objects) == ["out/job/output/model.tar.gz"]
 
 
 def test_a_file_that_fails_in_the_middle_is_not_in_the_archive_and_all_others_are(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
     for name in "abc":
-        write(places[0], f"model/{name}", name * 100_000)
-    (places[0].tree / "model" / "l").symlink_to("a")
-    merged = artifacts.merge(places, "model", lambda *_: None)
+        write(hosts[0], f"model/{name}", name * 100_000)
+    (hosts[0].tree / "model" / "l").symlink_to("a")
+    merged = artifacts.merge_hosts(hosts, "model", lambda *_: None)
     for name in ("b", "l"):  # they have been exchanged since
-        (places[0].tree / "model" / name).unlink()
-    os.mkfifo(places[0].tree / "model" / "b")
-    write(places[0], "model/l", "x")
+        (hosts[0].tree / "model" / name).unlink()
+    os.mkfifo(hosts[0].tree / "model" / "b")
+    write(hosts[0], "model/l", "x")
     notes: list[str] = []
     lost = artifacts._upload_archive(
         merged.entries, "model", objects, "data", "key", tmp_path, lambda label, text: notes.append(text)
@@ -165,8 +165,8 @@ def test_a_file_that_fails_in_the_middle_is_not_in_the_archive_and_all_others_ar
 def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("12345")
     with (tmp_path / "file").open("rb") as file:
-        source = artifacts._Source("file", file.fileno())
+        source = artifacts._TarSource("file", file.fileno())
         assert source.read(3) == b"123"
-        with pytest.raises(artifacts._CannotRead) as raised:
+        with pytest.raises(artifacts._UnreadableEntry) as raised:
             source.read(3)
     assert "shorter" in str(raised.value.error)

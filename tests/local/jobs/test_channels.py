@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import Place, View
+from smlaunch.local.executors.base import DirectoryMount, JobHost
 from smlaunch.local.jobs import channels
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.object_store import ObjectStore
@@ -21,17 +21,17 @@ def fill(objects: ObjectStore, *keys: str) -> None:
 
 def prepare(
     objects: ObjectStore,
-    places: list[Place],
+    hosts: list[JobHost],
     *wanted: dict[str, Any],
     views: bool = False,
     settings: Settings | None = None,
     **changes: Any,
-) -> Mapping[str, list[View]]:
-    found = channels.prepare(
-        spec(wanted, **changes), places, objects, settings or Settings(), views, lambda: None
+) -> Mapping[str, list[DirectoryMount]]:
+    found = channels.prepare_channels(
+        spec(wanted, **changes), hosts, objects, settings or Settings(), views, lambda: None
     )
     assert found.feeds == []
-    return found.views
+    return found.mounts
 
 
 @pytest.mark.parametrize(
@@ -44,55 +44,55 @@ def prepare(
     ],
 )
 def test_where_the_objects_of_a_prefix_go(
-    objects: ObjectStore, places: list[Place], prefix: str, expected: dict[str, str]
+    objects: ObjectStore, hosts: list[JobHost], prefix: str, expected: dict[str, str]
 ) -> None:
     fill(objects, "train/a.csv", "train/deep/b.csv", "trainer/c.csv", "train/empty-folder/")
-    prepare(objects, places, channel("train", f"s3://data/{prefix}"))
-    for place in places:
-        assert tree(place.tree / "input/data/train") == expected
+    prepare(objects, hosts, channel("train", f"s3://data/{prefix}"))
+    for host in hosts:
+        assert tree(host.tree / "input/data/train") == expected
 
 
 def test_a_prefix_without_a_slash_is_a_prefix_and_nothing_more(
-    objects: ObjectStore, places: list[Place]
+    objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
     fill(objects, "train/a.csv", "trainer/c.csv")
-    prepare(objects, places, channel("train", "s3://data/train"))
-    found = tree(places[0].tree / "input/data/train")
+    prepare(objects, hosts, channel("train", "s3://data/train"))
+    found = tree(hosts[0].tree / "input/data/train")
     assert found == {"a.csv": "<train/a.csv>", "trainer/c.csv": "<trainer/c.csv>"}
 
 
 @pytest.mark.parametrize("rule", ["round-robin", "contiguous", "hash"])
 def test_sharded_each_object_is_on_one_host(
-    objects: ObjectStore, places: list[Place], rule: ShardingRule
+    objects: ObjectStore, hosts: list[JobHost], rule: ShardingRule
 ) -> None:
     names = [f"part-{number:02}" for number in range(7)]
     fill(objects, *(f"s/{name}" for name in names))
     sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
-    prepare(objects, places, sharded, views=True, settings=Settings(sharding=rule))
-    shares = [set(tree(place.tree / "input/data/s")) for place in places]
+    prepare(objects, hosts, sharded, views=True, settings=Settings(sharding=rule))
+    shares = [set(tree(host.tree / "input/data/s")) for host in hosts]
     assert shares[0] | shares[1] == set(names)
     assert not shares[0] & shares[1]
 
 
-def test_a_host_without_a_share_has_an_empty_directory(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_host_without_a_share_has_an_empty_directory(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "s/only")
-    prepare(objects, places, channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key"))
-    assert [tree(place.tree / "input/data/s") for place in places] == [{"only": "<s/only>"}, {}]
+    prepare(objects, hosts, channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key"))
+    assert [tree(host.tree / "input/data/s") for host in hosts] == [{"only": "<s/only>"}, {}]
 
 
-def test_a_host_without_a_share_may_have_no_directory(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_host_without_a_share_may_have_no_directory(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "s/only")
     sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
-    prepare(objects, places, sharded, settings=Settings(empty_shard="absent"))
-    assert [(place.tree / "input/data/s").exists() for place in places] == [True, False]
+    prepare(objects, hosts, sharded, settings=Settings(empty_shard="absent"))
+    assert [(host.tree / "input/data/s").exists() for host in hosts] == [True, False]
 
 
-def test_a_manifest_names_its_objects(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_manifest_names_its_objects(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "m/a", "m/sub/b", "m/not-named")
     manifest = [{"prefix": "s3://data/m/"}, "a", "sub/b"]
     objects.put_bytes("data", "the.manifest", json.dumps(manifest).encode())
-    prepare(objects, places, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
-    assert tree(places[1].tree / "input/data/m") == {"a": "<m/a>", "sub/b": "<m/sub/b>"}
+    prepare(objects, hosts, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
+    assert tree(hosts[1].tree / "input/data/m") == {"a": "<m/a>", "sub/b": "<m/sub/b>"}
 
 
 @pytest.mark.parametrize(
@@ -107,115 +107,117 @@ def test_a_manifest_names_its_objects(objects: ObjectStore, places: list[Place])
     ],
 )
 def test_a_manifest_that_cannot_be_followed(
-    objects: ObjectStore, places: list[Place], text: str | None, says: str
+    objects: ObjectStore, hosts: list[JobHost], text: str | None, says: str
 ) -> None:
     if text is not None:
         objects.put_bytes("data", "the.manifest", text.encode())
     with pytest.raises(DataError, match=says):
-        prepare(objects, places, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
+        prepare(objects, hosts, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
 
 
 @pytest.mark.parametrize("uri", ["s3://data/nothing/", "s3://no-such-bucket/x/"])
 def test_nothing_below_a_prefix_is_an_error_that_names_it(
-    objects: ObjectStore, places: list[Place], uri: str
+    objects: ObjectStore, hosts: list[JobHost], uri: str
 ) -> None:
     with pytest.raises(DataError) as raised:
-        prepare(objects, places, channel("train", uri))
+        prepare(objects, hosts, channel("train", uri))
     assert str(raised.value).startswith("Data download failed:No S3 objects found under S3 URL")
     assert uri in str(raised.value)
     assert '"train"' in str(raised.value)
 
 
-def test_keys_stay_below_their_channel(objects: ObjectStore, places: list[Place]) -> None:
+def test_keys_stay_below_their_channel(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "odd//double", "odd/./dot")
-    prepare(objects, places, channel("odd", "s3://data/odd/"))
-    assert set(tree(places[0].tree / "input/data/odd")) == {"double", "dot"}
+    prepare(objects, hosts, channel("odd", "s3://data/odd/"))
+    assert set(tree(hosts[0].tree / "input/data/odd")) == {"double", "dot"}
     fill(objects, "bad/../../up")
     with pytest.raises(DataError, match="cannot be a file below"):
-        prepare(objects, places, channel("bad", "s3://data/bad/"))
+        prepare(objects, hosts, channel("bad", "s3://data/bad/"))
 
 
-def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, *(f"big/{number}" for number in range(100)))
     fast = channel("fast", "s3://data/big/", InputMode="FastFile")
-    views = prepare(objects, places, channel("big", "s3://data/big/"), fast, views=True)
+    views = prepare(objects, hosts, channel("big", "s3://data/big/"), fast, views=True)
     source = objects.root / "data" / "big"
-    for place in places:
-        assert views[place.label] == [
-            View(source, "input/data/big"),
-            View(source, "input/data/fast", read_only=True),
+    for host in hosts:
+        assert views[host.label] == [
+            DirectoryMount(source, "input/data/big"),
+            DirectoryMount(source, "input/data/fast", read_only=True),
         ]
-        assert tree(place.tree / "input/data/big") == {}
+        assert tree(host.tree / "input/data/big") == {}
 
 
 def test_where_a_view_cannot_be_written_to_only_fast_file_is_shown(
-    objects: ObjectStore, places: list[Place]
+    objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
     fill(objects, *(f"big/{number}" for number in range(100)))
     fast = channel("fast", "s3://data/big/", InputMode="FastFile")
     wanted = spec([channel("big", "s3://data/big/"), fast])
-    found = channels.prepare(wanted, places, objects, Settings(), True, lambda: None, writable_views=False)
-    for place in places:
+    found = channels.prepare_channels(
+        wanted, hosts, objects, Settings(), True, lambda: None, writable_mounts=False
+    )
+    for host in hosts:
         source = objects.root / "data" / "big"
-        assert found.views[place.label] == [View(source, "input/data/fast", read_only=True)]
-        assert len(tree(place.tree / "input/data/big")) == 100
+        assert found.mounts[host.label] == [DirectoryMount(source, "input/data/fast", read_only=True)]
+        assert len(tree(host.tree / "input/data/big")) == 100
 
 
-def test_fast_file_shows_whole_folders_only(objects: ObjectStore, places: list[Place]) -> None:
+def test_fast_file_shows_whole_folders_only(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "train/a.csv", "trainer/c.csv")
-    prepare(objects, places, channel("train", "s3://data/train", InputMode="FastFile"))
-    assert tree(places[0].tree / "input/data/train") == {"a.csv": "<train/a.csv>"}
+    prepare(objects, hosts, channel("train", "s3://data/train", InputMode="FastFile"))
+    assert tree(hosts[0].tree / "input/data/train") == {"a.csv": "<train/a.csv>"}
     with pytest.raises(DataError, match="No S3 objects found"):
-        prepare(objects, places, channel("cut", "s3://data/tra", InputMode="FastFile"))
+        prepare(objects, hosts, channel("cut", "s3://data/tra", InputMode="FastFile"))
 
 
-def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "few/a", "few/deep/b")
     few = channel("few", "s3://data/few/", InputMode="FastFile")
-    views = prepare(objects, places, few, views=True)
-    for place in places:
-        folder = place.tree / "input/data/few"
-        assert views[place.label] == [View(folder, "input/data/few", read_only=True)]
+    views = prepare(objects, hosts, few, views=True)
+    for host in hosts:
+        folder = host.tree / "input/data/few"
+        assert views[host.label] == [DirectoryMount(folder, "input/data/few", read_only=True)]
         assert {path.stat().st_mode & 0o222 for path in [folder, *folder.rglob("*")]} == {0}
 
 
 @pytest.mark.parametrize("uri", ["s3://data/", "s3://data/out/job", "s3://data/ckpt/"])
 def test_what_the_job_itself_writes_is_not_shown_as_its_input(
-    objects: ObjectStore, places: list[Place], uri: str
+    objects: ObjectStore, hosts: list[JobHost], uri: str
 ) -> None:
     fill(objects, *(f"out/job/{n}" for n in range(100)), *(f"ckpt/{n}" for n in range(100)))
     checkpoints = {"S3Uri": "s3://data/ckpt"}
-    views = prepare(objects, places, channel("c", uri), views=True, CheckpointConfig=checkpoints)
+    views = prepare(objects, hosts, channel("c", uri), views=True, CheckpointConfig=checkpoints)
     assert views == {"algo-1": [], "algo-2": []}
-    assert len(tree(places[0].tree / "input/data/c")) in (100, 200)
+    assert len(tree(hosts[0].tree / "input/data/c")) in (100, 200)
 
 
 def test_a_file_that_is_no_object_keeps_a_directory_from_being_shown(
-    objects: ObjectStore, places: list[Place]
+    objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
     fill(objects, *(f"big/{number}" for number in range(100)))
     (objects.root / "data" / "big" / "dropped-by-hand").write_text("x")
-    views = prepare(objects, places, channel("big", "s3://data/big/"), views=True)
+    views = prepare(objects, hosts, channel("big", "s3://data/big/"), views=True)
     assert views == {"algo-1": [], "algo-2": []}
-    assert "dropped-by-hand" not in tree(places[0].tree / "input/data/big")
+    assert "dropped-by-hand" not in tree(hosts[0].tree / "input/data/big")
 
 
-def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, places: list[Place]) -> None:
+def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "train/a.csv")
-    prepare(objects, places, channel("train", "s3://data/train/"))
-    copy = places[0].tree / "input/data/train/a.csv"
+    prepare(objects, hosts, channel("train", "s3://data/train/"))
+    copy = hosts[0].tree / "input/data/train/a.csv"
     with copy.open("r+") as stream:
         stream.write("overwritten in place")
     assert objects.body_path("data", "train/a.csv").read_text() == "<train/a.csv>"
 
 
-def test_a_channel_of_one_instance_group_is_there_only(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_channel_of_one_instance_group_is_there_only(objects: ObjectStore, hosts: list[JobHost]) -> None:
     fill(objects, "x/a")
     groups = [
         {"InstanceGroupName": name, "InstanceType": "ml.m5.large", "InstanceCount": 1}
         for name in ("one", "two")
     ]
     only = channel("x", "s3://data/x/", InstanceGroupNames=["two"])
-    prepare(objects, places, only, ResourceConfig={"InstanceGroups": groups})
-    assert not (places[0].tree / "input/data/x").exists()
-    assert tree(places[1].tree / "input/data/x") == {"a": "<x/a>"}
+    prepare(objects, hosts, only, ResourceConfig={"InstanceGroups": groups})
+    assert not (hosts[0].tree / "input/data/x").exists()
+    assert tree(hosts[1].tree / "input/data/x") == {"a": "<x/a>"}

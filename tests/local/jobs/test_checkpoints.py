@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs.checkpoints import CheckpointSync
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.spec import S3Location
@@ -27,17 +27,17 @@ class Bench:
     def __init__(
         self,
         objects: ObjectStore,
-        places: list[Place],
+        hosts: list[JobHost],
         path: str = "/opt/ml/checkpoints",
         **settings: Any,
     ) -> None:
         self.notes: list[str] = []
         self.objects = objects
-        self.folders = [place.tree / path.removeprefix("/opt/ml/") for place in places]
+        self.folders = [host.tree / path.removeprefix("/opt/ml/") for host in hosts]
         self.sync = CheckpointSync(
             S3Location("data", "ckpt"),
             path,
-            places,
+            hosts,
             objects,
             Settings(checkpoint_sync_seconds=60.0, **settings),
             lambda label, text: self.notes.append(text),
@@ -46,7 +46,7 @@ class Bench:
 
     def scan(self, times: int = 1) -> None:
         for _ in range(times):
-            self.sync._scan(final=False)
+            self.sync._sync(hosts_have_ended=False)
 
     def stored(self) -> dict[str, str]:
         return {
@@ -56,10 +56,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(objects: ObjectStore, places: list[Place]) -> Bench:
+def bench(objects: ObjectStore, hosts: list[JobHost]) -> Bench:
     objects.put_bytes("data", "ckpt/step-1/part", b"one")
     objects.put_bytes("data", "ckpt-of-another/part", b"not mine")
-    return Bench(objects, places)
+    return Bench(objects, hosts)
 
 
 def test_every_host_begins_with_all_that_is_there(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_a_directory_that_became_a_link_is_not_followed(bench: Bench, tmp_path: 
         folder.rename(folder.with_name("away"))
         folder.symlink_to(tmp_path / "secret")
     bench.scan(3)
-    bench.sync._scan(final=True)
+    bench.sync._sync(hosts_have_ended=True)
     assert bench.stored() == {"ckpt/step-1/part": "one"}
     assert sum("has become a symbolic link" in note for note in bench.notes) == 1
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_looked_at_has_not_been_deleted(bench: Bench) -> None:
         (folder / "moved").rename(folder / "step-1")
         (folder / "step-1").chmod(0)  # root can look at it all the same
     bench.scan(2)
-    bench.sync._scan(final=True)
+    bench.sync._sync(hosts_have_ended=True)
     assert bench.stored()["ckpt/step-1/part"] == "one"
     shutil.rmtree(bench.folders[0] / "step-1")
     bench.scan()
@@ -171,7 +171,7 @@ def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(bench: Bench) -> No
     deep.mkdir(parents=True)
     (folder / "f\u00fc\u00df").write_text("x")
     for _ in range(3):
-        bench.sync._scan_or_tell(final=False)
+        bench.sync._sync_or_log(hosts_have_ended=False)
     bench.sync.finish()
     assert set(bench.stored()) == {
         f"ckpt/{name}" for name in ("step-1/part", "new\nline", "x" * 255, "f\u00fc\u00df")
@@ -184,7 +184,7 @@ def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(bench: Bench) -> No
         "after the last sync at least 2 of the files in /opt/ml/checkpoints did not reach S3 and they are "
         "lost with this host; this log names each, or its directory"
     )
-    assert {name for _, name in bench.sync.missing} == {odd, "/".join(["d" * 250] * 5)}
+    assert {name for _, name in bench.sync.problems} == {odd, "/".join(["d" * 250] * 5)}
 
 
 def test_a_sync_that_goes_wrong_is_not_the_last(bench: Bench) -> None:
@@ -195,14 +195,14 @@ def test_a_sync_that_goes_wrong_is_not_the_last(bench: Bench) -> None:
     )
     index.commit()
     for _ in range(4):
-        bench.sync._scan_or_tell(final=False)
+        bench.sync._sync_or_log(hosts_have_ended=False)
     assert bench.notes == ["checkpoint new could not be uploaded: the disk broke (every sync tries again)"]
     index.execute("DROP TRIGGER t")
     index.commit()
     index.close()
-    bench.sync._scan_or_tell(final=False)
+    bench.sync._sync_or_log(hosts_have_ended=False)
     assert bench.stored()["ckpt/new"] == "x"
-    assert bench.sync.missing == {}
+    assert bench.sync.problems == {}
 
 
 def test_the_last_sync_leaves_every_file_where_it_is(bench: Bench) -> None:
@@ -241,11 +241,11 @@ def test_a_delete_that_s3_refuses_is_tried_again(bench: Bench) -> None:
     assert bench.stored() == {}
 
 
-def test_keys_that_cannot_be_paths(objects: ObjectStore, places: list[Place]) -> None:
+def test_keys_that_cannot_be_paths(objects: ObjectStore, hosts: list[JobHost]) -> None:
     """What is not here has not been deleted here; and what cannot be here at all fails the job by name."""
     for key in ("a//b", "../up", "./c", "nul-\0"):
         objects.put_bytes("data", f"ckpt/{key}", b"x")
-    bench = Bench(objects, places)
+    bench = Bench(objects, hosts)
     assert [tree(folder) for folder in bench.folders] == [{}, {}]
     assert len(bench.notes) == 4
     bench.scan(3)
@@ -253,19 +253,19 @@ def test_keys_that_cannot_be_paths(objects: ObjectStore, places: list[Place]) ->
     objects.put_bytes("data", "ckpt/both", b"x")
     objects.put_bytes("data", "ckpt/both/of-them", b"x")
     with pytest.raises(DataError, match=r"ckpt/both/of-them .* cannot be written to /opt/ml/checkpoints"):
-        Bench(objects, places)
+        Bench(objects, hosts)
 
 
-def test_another_local_path(objects: ObjectStore, places: list[Place]) -> None:
-    bench = Bench(objects, places, "/opt/ml/my/own/")
-    (places[0].tree / "my/own/file").write_text("x")
+def test_another_local_path(objects: ObjectStore, hosts: list[JobHost]) -> None:
+    bench = Bench(objects, hosts, "/opt/ml/my/own/")
+    (hosts[0].tree / "my/own/file").write_text("x")
     bench.scan(2)
     assert bench.stored() == {"ckpt/file": "x"}
 
 
-def test_a_bucket_that_does_not_exist(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_bucket_that_does_not_exist(objects: ObjectStore, hosts: list[JobHost]) -> None:
     sync = CheckpointSync(
-        S3Location("absent", ""), "/opt/ml/checkpoints", places, objects, Settings(), lambda *_: None
+        S3Location("absent", ""), "/opt/ml/checkpoints", hosts, objects, Settings(), lambda *_: None
     )
     with pytest.raises(DataError, match="absent"):
         sync.download(lambda: None)
@@ -300,8 +300,8 @@ def write(path: Path, text: str, second: int) -> None:
 
 @pytest.mark.parametrize("order", ["oldest-first", "newest-first", "shuffled"])
 @pytest.mark.parametrize("winner", [0, 1])
-def test_the_last_writer_wins(objects: ObjectStore, places: list[Place], order: str, winner: int) -> None:
-    bench = Bench(objects, places, checkpoint_sync_order=order)
+def test_the_last_writer_wins(objects: ObjectStore, hosts: list[JobHost], order: str, winner: int) -> None:
+    bench = Bench(objects, hosts, checkpoint_sync_order=order)
     for host in (0, 1):
         write(bench.folders[host] / "shared", f"of host {host}", 100 + (host == winner))
     bench.scan(3)
@@ -325,7 +325,7 @@ def test_a_name_that_one_host_deletes_and_another_writes_is_there(bench: Bench) 
 )
 def test_the_order_of_uploads_is_a_setting(
     objects: ObjectStore,
-    places: list[Place],
+    hosts: list[JobHost],
     monkeypatch: pytest.MonkeyPatch,
     order: str,
     expected: list[str] | None,
@@ -339,7 +339,7 @@ def test_the_order_of_uploads_is_a_setting(
     monkeypatch.setattr(objects, "put_files", noting)
     orders = []
     for seed in (0, 0, 1):
-        bench = Bench(objects, places, checkpoint_sync_order=order, checkpoint_sync_seed=seed)
+        bench = Bench(objects, hosts, checkpoint_sync_order=order, checkpoint_sync_seed=seed)
         for second, name in enumerate("abcd"):
             write(bench.folders[0] / name, name, 1000 + second)
         bench.scan(2)
@@ -353,10 +353,10 @@ def test_the_order_of_uploads_is_a_setting(
 
 
 def test_lost_changes_are_lost_until_the_file_changes_again(
-    objects: ObjectStore, places: list[Place]
+    objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
     def kept(seed: int) -> set[str]:
-        bench = Bench(objects, places[:1], checkpoint_sync_loss=0.5, checkpoint_sync_seed=seed)
+        bench = Bench(objects, hosts[:1], checkpoint_sync_loss=0.5, checkpoint_sync_seed=seed)
         for number in range(40):
             write(bench.folders[0] / f"{number:02}", "first", 1000)
         bench.scan(2)
@@ -381,42 +381,42 @@ def test_lost_changes_are_lost_until_the_file_changes_again(
     assert 8 < len(first) < 32
 
 
-def test_the_last_sync_may_not_happen(objects: ObjectStore, places: list[Place]) -> None:
-    bench = Bench(objects, places, checkpoint_last_sync=False)
+def test_the_last_sync_may_not_happen(objects: ObjectStore, hosts: list[JobHost]) -> None:
+    bench = Bench(objects, hosts, checkpoint_last_sync=False)
     (bench.folders[0] / "late").write_text("x")
     bench.sync.finish()
     assert bench.stored() == {}
 
 
-def test_a_path_outside_the_contract_is_shown_to_the_host(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_path_outside_the_contract_is_shown_to_the_host(objects: ObjectStore, hosts: list[JobHost]) -> None:
     sync = CheckpointSync(
-        S3Location("data", "ckpt"), "/home/me/../me/ckpt/", places, objects, Settings(), lambda *note: None
+        S3Location("data", "ckpt"), "/home/me/../me/ckpt/", hosts, objects, Settings(), lambda *note: None
     )
     objects.put_bytes("data", "ckpt/part", b"one")
     sync.download(lambda: None)
-    for place in places:
-        (view,) = sync.views(place)
+    for host in hosts:
+        (view,) = sync.mounts(host)
         assert view.target == "/home/me/ckpt"
         assert view.shared
-        assert not view.source.is_relative_to(place.tree)
+        assert not view.source.is_relative_to(host.tree)
         assert tree(view.source) == {"part": "one"}
 
 
-def test_downloaded_files_are_as_old_as_their_objects(objects: ObjectStore, places: list[Place]) -> None:
+def test_downloaded_files_are_as_old_as_their_objects(objects: ObjectStore, hosts: list[JobHost]) -> None:
     """A script may take the newest checkpoint by its time."""
     names = ["z-first", "b", "a", "y", "m-last"]
     for name in names:
         objects.put_bytes("data", f"ckpt/{name}", b"x")
-    for folder in Bench(objects, places).folders:
+    for folder in Bench(objects, hosts).folders:
         times = {path.name: path.stat().st_mtime for path in folder.iterdir()}
         assert len(set(times.values())) == len(names)
         assert sorted(times, key=times.__getitem__) == names
 
 
 def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    bench = Bench(objects, places[:1])
+    bench = Bench(objects, hosts[:1])
     folder = bench.folders[0]
     (folder / "stored").write_text("x")
     bench.scan(2)
@@ -426,14 +426,14 @@ def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
     index.execute("CREATE TRIGGER t BEFORE INSERT ON objects BEGIN SELECT RAISE(ABORT, 'is full'); END")
     index.commit()
     bench.sync.finish()
-    bench.sync.keep()
+    bench.sync.save_unsaved_files()
     kept = bench.sync.unsaved_files["algo-1"]
     assert tree(kept) == {"step-2/part": "whole on the disk"}
     assert any(str(kept) in note for note in bench.notes)
     assert not (objects.root / "data" / "ckpt" / "step-2").exists(), "a body without a row is nobody's"
 
     def again(number: int) -> Bench:
-        return Bench(objects, [replace(places[0], tree=tmp_path / f"again-{number}" / "ml")])
+        return Bench(objects, [replace(hosts[0], tree=tmp_path / f"again-{number}" / "ml")])
 
     assert any(str(kept) in note for note in again(1).notes)
     index.execute("DROP TRIGGER t")

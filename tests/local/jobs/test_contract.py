@@ -5,19 +5,19 @@ import os
 import sys
 from pathlib import Path
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs import contract
 from tests.local.jobs.conftest import channel, spec
 
 
-def many(count: int) -> list[Place]:
+def many(count: int) -> list[JobHost]:
     labels = [f"algo-{number}" for number in range(1, count + 1)]
-    return [Place(label, label, "127.64.0.1", Path("/nowhere"), "/opt/ml") for label in labels]
+    return [JobHost(label, label, "127.64.0.1", Path("/nowhere"), "/opt/ml") for label in labels]
 
 
 def test_hosts_stand_in_lexicographic_order() -> None:
-    places = many(11)
-    config = contract.resource_config(spec(hosts=11), places, places[1])
+    hosts = many(11)
+    config = contract.resource_config(spec(hosts=11), hosts, hosts[1])
     assert config["hosts"][:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
     assert (config["current_host"], config["current_group_name"]) == ("algo-2", "homogeneousCluster")
     assert [group["instance_group_name"] for group in config["instance_groups"]] == ["homogeneousCluster"]
@@ -28,8 +28,8 @@ def test_instance_groups() -> None:
         {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
         {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
     ]
-    places = many(3)
-    config = contract.resource_config(spec(ResourceConfig={"InstanceGroups": groups}), places, places[2])
+    hosts = many(3)
+    config = contract.resource_config(spec(ResourceConfig={"InstanceGroups": groups}), hosts, hosts[2])
     assert (config["current_group_name"], config["current_instance_type"]) == ("gpu", "ml.g5.xlarge")
     assert config["instance_groups"] == [
         {"instance_group_name": "cpu", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
@@ -37,13 +37,13 @@ def test_instance_groups() -> None:
     ]
 
 
-def test_the_files_of_a_host(places: list[Place]) -> None:
+def test_the_files_of_a_host(hosts: list[JobHost]) -> None:
     job = spec(
         [channel("train", "s3://data/x", ContentType="text/csv", S3DataDistributionType="ShardedByS3Key")],
         HyperParameters={"lr": "0.1", "quoted": "'\"\n"},
     )
-    contract.lay_out(job, places, places[0])
-    config = places[0].tree / "input" / "config"
+    contract.write_host_files(job, hosts, hosts[0])
+    config = hosts[0].tree / "input" / "config"
     assert json.loads((config / "hyperparameters.json").read_text()) == {"lr": "0.1", "quoted": "'\"\n"}
     assert json.loads((config / "inputdataconfig.json").read_text()) == {
         "train": {
@@ -54,7 +54,7 @@ def test_the_files_of_a_host(places: list[Place]) -> None:
         }
     }
     for folder in ("model", "output/data", "code", "input/data"):
-        assert (places[0].tree / folder).is_dir()
+        assert (hosts[0].tree / folder).is_dir()
 
 
 def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_says() -> None:

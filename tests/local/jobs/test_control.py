@@ -20,14 +20,14 @@ def test_a_full_disk_ends_no_job_on_its_way() -> None:
             raise sqlite3.OperationalError("database or disk is full")
         stored.append(state.secondary)
 
-    control = JobControl(states.begin(0.0), save, 1.0, None)
-    control.go("Downloading")
-    control.go("Training")
-    control.upload()
+    control = JobControl(states.initial_state(0.0), save, 1.0, None)
+    control.move_to("Downloading")
+    control.move_to("Training")
+    control.begin_upload()
     assert control.state.secondary == "Uploading"
     with pytest.raises(sqlite3.OperationalError):
-        control.end(None, {})
+        control.finish(None, {})
     full = False
-    assert control.end(None, {}).status == "Completed"
+    assert control.finish(None, {}).status == "Completed"
     assert stored == ["Completed"]
     control.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.jobs.output import GROUP, OutputPump
+from smlaunch.local.jobs.output import TRAINING_LOG_GROUP, OutputPump
 from smlaunch.local.log_store import LogStore, encode_events
 from smlaunch.local.log_writer import LogWriter
 
@@ -25,14 +25,14 @@ def logs(tmp_path: Path) -> LogStore:
 
 
 def lines(logs: LogStore, label: str) -> list[str]:
-    (stream,) = logs.streams(GROUP, f"job/{label}-")
-    return [event.message for event in logs.read(GROUP, stream.name)]
+    (stream,) = logs.streams(TRAINING_LOG_GROUP, f"job/{label}-")
+    return [event.message for event in logs.read(TRAINING_LOG_GROUP, stream.name)]
 
 
 def pumped(logs: LogStore, data: bytes, chunk: int = 7) -> list[str]:
     reader, writer = os.pipe()
     pump = OutputPump("job", ["algo-1"], logs)
-    pump.note("algo-1", "before")
+    pump.write_note("algo-1", "before")
     pump.start({"algo-1": reader})
     for start in range(0, len(data), chunk):
         os.write(writer, data[start : start + chunk])
@@ -63,7 +63,7 @@ def test_a_writer_that_stays_is_given_up(logs: LogStore) -> None:
     pump = OutputPump("job", ["algo-1"], logs)
     pump.start({"algo-1": reader})
     os.write(writer, b"whole\nhalf")
-    pump.finish(patience=0.2)
+    pump.finish(timeout=0.2)
     assert lines(logs, "algo-1") == ["whole", "half"]
     os.close(reader)
     os.close(writer)
@@ -88,10 +88,10 @@ class Full:
 def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore) -> None:
     full = Full(logs)
     pump = OutputPump("job", ["algo-1"], full)
-    pump.note("algo-1", "one")
-    pump.note("algo-1", "two")
+    pump.write_note("algo-1", "one")
+    pump.write_note("algo-1", "two")
     full.room = 1
-    pump.note("algo-1", "three")
+    pump.write_note("algo-1", "three")
     pump.finish()
     assert lines(logs, "algo-1") == ["[smlaunch] one", "[smlaunch] two", "[smlaunch] three"]
 
@@ -99,7 +99,7 @@ def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore
 def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
     full = Full(logs)
     pump = OutputPump("job", ["algo-1"], full)
-    pump.note("algo-1", "one")
+    pump.write_note("algo-1", "one")
     pump.finish()
     full.room = 1
     pump.close()
@@ -110,9 +110,9 @@ def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
     full = Full(logs)
     pump = OutputPump("job", ["algo-1"], full)
     for number in range(100):
-        pump.note("algo-1", f"{number} " + "x" * 200_000)
+        pump.write_note("algo-1", f"{number} " + "x" * 200_000)
     full.room = 1
-    pump.note("algo-1", "after")
+    pump.write_note("algo-1", "after")
     pump.finish()
     *before, told, after = lines(logs, "algo-1")
     assert [int(line.split()[1]) for line in before] == list(range(len(before)))
@@ -126,10 +126,10 @@ def test_what_never_reached_the_log_is_told_by_the_endpoint(
     logs: LogStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     pump = OutputPump("job", ["algo-1"], Full(logs))
-    pump.note("algo-1", "one")
-    pump.note("algo-1", "two")
+    pump.write_note("algo-1", "one")
+    pump.write_note("algo-1", "two")
     pump.finish()
-    pump.close(patience=0.01)
+    pump.close(timeout=0.01)
     assert "2 lines of job/algo-1-" in caplog.text
     assert "No space left on device" in caplog.text
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs import channels, recordio
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.pipes import Pipes
@@ -27,20 +27,20 @@ _PATIENCE = 20.0
 class Bench:
     """The FIFOs of a job whose hosts are directories."""
 
-    def __init__(self, objects: ObjectStore, places: list[Place]) -> None:
+    def __init__(self, objects: ObjectStore, hosts: list[JobHost]) -> None:
         self.objects = objects
-        self.places = places
+        self.hosts = hosts
         self.errors: list[DataError] = []
         self.broken = threading.Event()
         self._pipes: list[Pipes] = []
 
     def start(self, *wanted: dict[str, Any], **settings: Any) -> None:
-        found = channels.prepare(
-            spec(wanted), self.places, self.objects, Settings(**settings), False, lambda: None
+        found = channels.prepare_channels(
+            spec(wanted), self.hosts, self.objects, Settings(**settings), False, lambda: None
         )
         pipes = Pipes(found.feeds, self.objects, self._break)
-        for place in self.places:
-            (place.tree / "input/data").mkdir(parents=True, exist_ok=True)
+        for host in self.hosts:
+            (host.tree / "input/data").mkdir(parents=True, exist_ok=True)
         self._pipes.append(pipes)
         pipes.start()
 
@@ -49,7 +49,7 @@ class Bench:
         self.broken.set()
 
     def fifo(self, name: str, host: int = 0) -> Path:
-        return self.places[host].tree / "input/data" / name
+        return self.hosts[host].tree / "input/data" / name
 
     def read(self, name: str, host: int = 0) -> bytes:
         return self.fifo(name, host).read_bytes()
@@ -60,10 +60,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(objects: ObjectStore, places: list[Place]) -> Iterator[Bench]:
+def bench(objects: ObjectStore, hosts: list[JobHost]) -> Iterator[Bench]:
     before = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
-    found = Bench(objects, places)
+    found = Bench(objects, hosts)
     yield found
     found.finish()
     for thread in set(threading.enumerate()) - before:
@@ -162,9 +162,9 @@ def test_recordio_wraps_each_object(bench: Bench) -> None:
 
 
 def test_an_object_beyond_recordios_limit_is_told() -> None:
-    assert recordio.header(recordio.LIMIT)[4:] == b"\xff\xff\xff\x1f"
+    assert recordio.header(recordio.MAX_RECORD_BYTES)[4:] == b"\xff\xff\xff\x1f"
     with pytest.raises(ValueError, match="more than a RecordIO record"):
-        recordio.header(recordio.LIMIT + 1)
+        recordio.header(recordio.MAX_RECORD_BYTES + 1)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs import channels
 from smlaunch.local.jobs.listing import DataError
 from smlaunch.local.jobs.pipes import Pipes
@@ -19,17 +19,17 @@ from tests.local.jobs.conftest import channel, spec
 
 
 @pytest.fixture
-def folder(places: list[Place]) -> Path:
-    path = places[0].tree / "input" / "data"
+def folder(hosts: list[JobHost]) -> Path:
+    path = hosts[0].tree / "input" / "data"
     path.mkdir(parents=True)
     return path
 
 
 class Feed:
-    def __init__(self, objects: ObjectStore, place: Place) -> None:
+    def __init__(self, objects: ObjectStore, host: JobHost) -> None:
         objects.put_bytes("data", "train/part", b"data")
         wanted = spec([channel("train", "s3://data/train/", InputMode="Pipe")], hosts=1)
-        found = channels.prepare(wanted, [place], objects, Settings(), False, lambda: None)
+        found = channels.prepare_channels(wanted, [host], objects, Settings(), False, lambda: None)
         self.errors: list[DataError] = []
         self.broken = threading.Event()
         self.pipes = Pipes(found.feeds, objects, self._break)
@@ -41,8 +41,8 @@ class Feed:
 
 
 @pytest.fixture
-def feed(objects: ObjectStore, places: list[Place], folder: Path) -> Feed:
-    return Feed(objects, places[0])
+def feed(objects: ObjectStore, hosts: list[JobHost], folder: Path) -> Feed:
+    return Feed(objects, hosts[0])
 
 
 def test_a_name_that_became_a_link_is_not_written_through(feed: Feed, folder: Path, tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.job_store import JobRecord
 from smlaunch.local.jobs import channels, states
-from smlaunch.local.jobs.job_kind import Tools
-from smlaunch.local.jobs.processing import ProcessingWork, exit_message
+from smlaunch.local.jobs.job_kind import HandlerContext
+from smlaunch.local.jobs.processing import ProcessingJobHandler, read_exit_messages
 from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.settings import Settings
 
 OUT = "/opt/ml/processing/out"
 
 
-def work(**changes: Any) -> ProcessingWork:
+def work(**changes: Any) -> ProcessingJobHandler:
     s3 = {"S3Uri": "s3://data/kept/", "LocalPath": OUT, "S3UploadMode": "EndOfJob", **changes}
     request = {
         "ProcessingJobName": "job",
@@ -38,12 +38,12 @@ def work(**changes: Any) -> ProcessingWork:
         "ProcessingOutputConfig": {"Outputs": [{"OutputName": "out", "S3Output": s3}]},
     }
     arn = "arn:aws:sagemaker:us-east-1:000000000000:processing-job/job"
-    record = JobRecord("processing-job", "us-east-1", "job", arn, "me", request, states.begin(0.0))
-    return ProcessingWork(record, lambda kind: 0.0)
+    record = JobRecord("processing-job", "us-east-1", "job", arn, "me", request, states.initial_state(0.0))
+    return ProcessingJobHandler(record, lambda kind: 0.0)
 
 
-def tools(objects: ObjectStore, notes: list[str], **settings: Any) -> Tools:
-    return Tools(objects, Settings(**settings), lambda label, text: notes.append(f"{label}: {text}"))
+def tools(objects: ObjectStore, notes: list[str], **settings: Any) -> HandlerContext:
+    return HandlerContext(objects, Settings(**settings), lambda label, text: notes.append(f"{label}: {text}"))
 
 
 def kept(objects: ObjectStore) -> dict[str, str]:
@@ -53,90 +53,92 @@ def kept(objects: ObjectStore) -> dict[str, str]:
     }
 
 
-def fill(places: list[Place]) -> None:
-    for number, place in enumerate(places):
-        folder = place.tree / "processing/out"
+def fill(hosts: list[JobHost]) -> None:
+    for number, host in enumerate(hosts):
+        folder = host.tree / "processing/out"
         (folder / "deep").mkdir(parents=True)
         (folder / "same").write_text(str(number))
         (folder / f"deep/{number}").write_text("own")
 
 
-def test_a_view_hides_no_output(objects: ObjectStore, places: list[Place]) -> None:
+def test_a_view_hides_no_output(objects: ObjectStore, hosts: list[JobHost]) -> None:
     for number in range(100):
         objects.put_bytes("data", f"big/{number}", b"x")
     job = work(LocalPath="/opt/ml/processing/all/out")
-    job.lay_out(places, places[0])
-    found = channels.prepare(job.spec, places, objects, Settings(), True, lambda: None)
-    assert {view.target for views in found.views.values() for view in views} == {"processing/big"}
-    assert len(os.listdir(places[0].tree / "processing/all")) == 101
+    job.write_host_files(hosts, hosts[0])
+    found = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
+    assert {view.target for views in found.mounts.values() for view in views} == {"processing/big"}
+    assert len(os.listdir(hosts[0].tree / "processing/all")) == 101
     # Nor is what the job writes to shown while it changes.
     job = work(S3Uri="s3://data/big/")
-    found = channels.prepare(job.spec, places, objects, Settings(), True, lambda: None)
-    assert not any(found.views.values())
+    found = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
+    assert not any(found.mounts.values())
 
 
 @pytest.mark.parametrize(("of", "uploaded"), [("completed", "c"), ("stopped", "cs"), ("all", "csf")])
 def test_of_which_jobs_outputs_are_uploaded(
-    objects: ObjectStore, places: list[Place], of: str, uploaded: str
+    objects: ObjectStore, hosts: list[JobHost], of: str, uploaded: str
 ) -> None:
     for end in "csf":
-        fill(places)
+        fill(hosts)
         reason = "AlgorithmError: , exit code: 1" if end == "f" else None
-        outcome = work().finish(places, tools(objects, [], processing_outputs_of=of), reason, end == "s")
+        outcome = work().collect_results(
+            hosts, tools(objects, [], processing_outputs_of=of), reason, end == "s"
+        )
         assert outcome.reason == reason
         assert bool(kept(objects)) == (end in uploaded), end
-        for place in places:
-            shutil.rmtree(place.tree)
+        for host in hosts:
+            shutil.rmtree(host.tree)
         for key in kept(objects):
             objects.delete_object("data", key)
 
 
 @pytest.mark.parametrize("deletes", [False, True])
 def test_what_is_deleted_on_a_host_while_it_runs(
-    objects: ObjectStore, places: list[Place], deletes: bool
+    objects: ObjectStore, hosts: list[JobHost], deletes: bool
 ) -> None:
     job = work(S3UploadMode="Continuous")
     settings = {"processing_continuous_deletes": deletes}
-    (sync,) = job.synced(places, tools(objects, [], **settings), lambda: None)
-    fill(places)
-    sync._scan(final=False)
-    sync._scan(final=False)
-    (places[0].tree / "processing/out/deep/0").unlink()
-    sync._scan(final=True)
+    (sync,) = job.create_syncs(hosts, tools(objects, [], **settings), lambda: None)
+    fill(hosts)
+    sync._sync(hosts_have_ended=False)
+    sync._sync(hosts_have_ended=False)
+    (hosts[0].tree / "processing/out/deep/0").unlink()
+    sync._sync(hosts_have_ended=True)
     assert ("kept/deep/0" in kept(objects)) is not deletes
     assert kept(objects).keys() >= {"kept/same", "kept/deep/1"}
-    job.finish(places, tools(objects, []), None, False)
+    job.collect_results(hosts, tools(objects, []), None, False)
     assert ("kept/deep/0" in kept(objects)) is not deletes
 
 
 def test_names_that_clash_and_links_are_told(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    fill(places)
+    fill(hosts)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("of this machine")
-    (places[0].tree / "processing/out/away").symlink_to(tmp_path / "secret")
+    (hosts[0].tree / "processing/out/away").symlink_to(tmp_path / "secret")
     notes: list[str] = []
-    work().finish(places, tools(objects, notes), None, False)
+    work().collect_results(hosts, tools(objects, notes), None, False)
     assert kept(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
     assert any("same exists on algo-1 too" in note for note in notes)
     assert any("away is a symbolic link" in note for note in notes)
 
 
 def test_an_output_that_became_a_link_is_not_followed(
-    objects: ObjectStore, places: list[Place], tmp_path: Path
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("of this machine")
-    for place in places:
-        place.tree.mkdir(parents=True)
-    (places[0].tree / "processing").mkdir()
-    (places[0].tree / "processing/out").symlink_to(tmp_path / "secret")
+    for host in hosts:
+        host.tree.mkdir(parents=True)
+    (hosts[0].tree / "processing").mkdir()
+    (hosts[0].tree / "processing/out").symlink_to(tmp_path / "secret")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/key").write_text("of this machine")
-    (places[1].tree / "processing").symlink_to(tmp_path)
+    (hosts[1].tree / "processing").symlink_to(tmp_path)
     notes: list[str] = []
-    outcome = work().finish(places, tools(objects, notes), None, False)
+    outcome = work().collect_results(hosts, tools(objects, notes), None, False)
     assert (outcome.reason or "").startswith(
         "ClientError: Data upload failed:output out: /opt/ml/processing/out"
     )
@@ -146,39 +148,39 @@ def test_an_output_that_became_a_link_is_not_followed(
 
 @pytest.mark.parametrize("mode", ["EndOfJob", "Continuous"])
 def test_an_output_that_cannot_be_stored_fails_the_job_and_keeps_no_other(
-    objects: ObjectStore, places: list[Place], mode: str
+    objects: ObjectStore, hosts: list[JobHost], mode: str
 ) -> None:
-    fill(places)
-    (places[1].tree / "processing/out" / os.fsdecode(b"odd-\xff")).write_text("x")
+    fill(hosts)
+    (hosts[1].tree / "processing/out" / os.fsdecode(b"odd-\xff")).write_text("x")
     notes: list[str] = []
     job = work(S3UploadMode=mode)
-    for sync in job.synced(places, tools(objects, notes), lambda: None):
+    for sync in job.create_syncs(hosts, tools(objects, notes), lambda: None):
         sync.finish()
-    outcome = job.finish(places, tools(objects, notes), None, False)
+    outcome = job.collect_results(hosts, tools(objects, notes), None, False)
     assert (outcome.reason or "").startswith("ClientError: Data upload failed:output out: ")
     assert "odd-\\xff" in (outcome.reason or "")
     assert "its name is not UTF-8" in (outcome.reason or "")
     assert kept(objects).keys() == {"kept/same", "kept/deep/0", "kept/deep/1"}
     # What failed before it is the job's failure, and a job that was stopped has none.
-    assert job.finish(places, tools(objects, notes), "AlgorithmError: , exit code: 1", False).reason == (
-        "AlgorithmError: , exit code: 1"
-    )
+    assert job.collect_results(
+        hosts, tools(objects, notes), "AlgorithmError: , exit code: 1", False
+    ).reason == ("AlgorithmError: , exit code: 1")
 
 
-def test_a_message_behind_a_link_is_none(places: list[Place], tmp_path: Path) -> None:
+def test_a_message_behind_a_link_is_none(hosts: list[JobHost], tmp_path: Path) -> None:
     (tmp_path / "message").write_text("of this machine")
-    places[0].tree.mkdir(parents=True)
-    (places[0].tree / "output").symlink_to(tmp_path)
-    assert exit_message([(places[0].tree, "output/message")]) == ""
+    hosts[0].tree.mkdir(parents=True)
+    (hosts[0].tree / "output").symlink_to(tmp_path)
+    assert read_exit_messages([(hosts[0].tree, "output/message")]) == ""
 
 
 def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(
-    objects: ObjectStore, places: list[Place]
+    objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
-    fill(places)
-    (places[0].tree / "output").mkdir()
-    (places[0].tree / "output/message").write_text("done")
-    outcome = work(S3Uri="s3://absent/x").finish(places, tools(objects, []), None, False)
+    fill(hosts)
+    (hosts[0].tree / "output").mkdir()
+    (hosts[0].tree / "output/message").write_text("done")
+    outcome = work(S3Uri="s3://absent/x").collect_results(hosts, tools(objects, []), None, False)
     assert (outcome.reason or "").startswith("ClientError: Data upload failed:s3://absent/x/")
     assert outcome.result == {"ExitMessage": "done"}
 
@@ -191,7 +193,7 @@ def test_messages_are_joined_and_cut_between_characters(
     files = [(folder, str(number)) for number in range(len(texts))]
     for (_, name), text in zip(files, texts, strict=True):
         (folder / name).write_bytes(text.encode())
-    found = exit_message(files)
+    found = read_exit_messages(files)
     assert len(found.encode()) <= 1024
     assert found == "".join(texts)[: len(found)] or len("".join(texts).encode()) > 1024
     if len("".join(texts).encode()) <= 1024:
@@ -202,4 +204,4 @@ def test_a_message_that_is_no_file_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "secret").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
-    assert exit_message([(tmp_path, name) for name in ("pipe", "link", "absent")]) == ""
+    assert read_exit_messages([(tmp_path, name) for name in ("pipe", "link", "absent")]) == ""

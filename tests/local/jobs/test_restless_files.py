@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.base import Place
+from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs.leases import is_closed
-from smlaunch.local.jobs.patience import LATE, SOON
+from smlaunch.local.jobs.patience import UPLOAD_CLOSED_AFTER, UPLOAD_TORN_AFTER
 from smlaunch.local.object_store import ObjectStore
 from tests.local.jobs.test_checkpoints import Bench
 
-_MAY_BE_TORN = f"had changed, at each of {LATE} syncs: what S3 has of it may be torn"
+_MAY_BE_TORN = f"had changed, at each of {UPLOAD_TORN_AFTER} syncs: what S3 has of it may be torn"
 _TICK = 0.02
 """Longer than a tick of a file system's clock: what was written before is older than what comes after."""
 
@@ -108,18 +108,23 @@ def begins_at(save: str, folder: Path) -> int:
 
 @pytest.mark.parametrize(
     ("save", "looks"),
-    [(RENAMED, 4 * SOON), (NUMBERED, 4 * SOON), (DATABASE, LATE + 1), (MAPPED, LATE + 1)],
+    [
+        (RENAMED, 4 * UPLOAD_CLOSED_AFTER),
+        (NUMBERED, 4 * UPLOAD_CLOSED_AFTER),
+        (DATABASE, UPLOAD_TORN_AFTER + 1),
+        (MAPPED, UPLOAD_TORN_AFTER + 1),
+    ],
     ids=["renamed", "numbered", "database", "mapped"],
 )
 def test_what_never_rests_is_there_after_a_kill(
-    objects: ObjectStore, places: list[Place], tmp_path: Path, save: str, looks: int
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, save: str, looks: int
 ) -> None:
-    bench = Bench(objects, places[:1])
+    bench = Bench(objects, hosts[:1])
     with training(save, bench.folders[0]) as step:
         for _ in range(looks):
             step()
             bench.scan()
-    again = Place("algo-1", "algo-1", "127.64.0.1", tmp_path / "again" / "ml", "/opt/ml")
+    again = JobHost("algo-1", "algo-1", "127.64.0.1", tmp_path / "again" / "ml", "/opt/ml")
     assert begins_at(save, Bench(objects, [again]).folders[0]) > 0
 
 
@@ -132,12 +137,12 @@ def replace(path: Path, text: str) -> None:
 
 def test_a_file_that_is_replaced_before_each_look_is_stored_whole(bench_of_one: Bench) -> None:
     last = bench_of_one.folders[0] / "last"
-    for number in range(SOON + 1):
+    for number in range(UPLOAD_CLOSED_AFTER + 1):
         assert bench_of_one.stored() == {}
         replace(last, f"state {number}")
         bench_of_one.scan()
     if sys.platform == "linux":
-        assert bench_of_one.stored() == {"ckpt/last": f"state {SOON}"}
+        assert bench_of_one.stored() == {"ckpt/last": f"state {UPLOAD_CLOSED_AFTER}"}
     assert bench_of_one.notes == []
 
 
@@ -158,7 +163,7 @@ def test_s3_always_has_one_of_a_program_that_keeps_one(bench_of_one: Bench) -> N
     (folder / "0").write_text("state")
     bench_of_one.scan(2)
     assert bench_of_one.stored() == {"ckpt/0": "state"}
-    for number in range(1, 4 * SOON):
+    for number in range(1, 4 * UPLOAD_CLOSED_AFTER):
         (folder / str(number)).write_text("state")
         (folder / str(number - 1)).unlink()
         if number % 2:
@@ -175,14 +180,14 @@ def test_a_file_open_for_writing_is_stored_late_and_the_log_says_that_it_may_be_
     with (bench_of_one.folders[0] / "log").open("w") as stream:
         stream.write("one")
         stream.flush()
-        bench_of_one.scan(LATE)
+        bench_of_one.scan(UPLOAD_TORN_AFTER)
         if sys.platform == "linux":
             assert bench_of_one.stored() == {}
             bench_of_one.scan()
             assert bench_of_one.stored() == {"ckpt/log": "one"}
             stream.write(" two")
             stream.flush()
-            bench_of_one.scan(2 * LATE)
+            bench_of_one.scan(2 * UPLOAD_TORN_AFTER)
             assert bench_of_one.stored() == {"ckpt/log": "one two"}
             (note,) = bench_of_one.notes
             assert note.startswith("checkpoint log was open for writing")
@@ -197,7 +202,7 @@ def test_what_was_stored_while_it_was_written_is_stored_again_at_the_end(bench_o
     with path.open("wb") as stream:
         stream.write(b"old")
         stream.flush()
-        bench_of_one.scan(LATE + 1)
+        bench_of_one.scan(UPLOAD_TORN_AFTER + 1)
         kept = path.stat()
         stream.seek(0)
         stream.write(b"new")
@@ -212,18 +217,18 @@ def test_a_marker_is_not_stored_before_what_it_names(
     """A look may find a new name that was made after it had passed the file that the name stands for."""
     folder = bench_of_one.folders[0]
     (folder / "busy").write_text("x")
-    for number in range(SOON):
+    for number in range(UPLOAD_CLOSED_AFTER):
         replace(folder / "busy", str(number))
         bench_of_one.scan()
-    patience = bench_of_one.sync._patience["algo-1"]
-    begin = patience.begin
+    patience = bench_of_one.sync._schedules["algo-1"]
+    begin = patience.begin_scan
 
     def made_meanwhile() -> None:
         begin()
         time.sleep(_TICK)
         (folder / "COMMIT").write_text("part-1")
 
-    monkeypatch.setattr(patience, "begin", made_meanwhile)
+    monkeypatch.setattr(patience, "begin_scan", made_meanwhile)
     bench_of_one.scan()
     assert "ckpt/COMMIT" not in bench_of_one.stored()
 
@@ -234,14 +239,14 @@ def test_a_file_that_is_replaced_between_look_and_copy_waits(
     last = bench_of_one.folders[0] / "last"
     last.write_text("first")
     bench_of_one.scan()
-    ready = bench_of_one.sync._ordered
+    ready = bench_of_one.sync._sort_changes
 
     def replacing(changes: Iterator[object]) -> object:
         found = ready(changes)  # type: ignore[arg-type]
         replace(last, "other")
         return found
 
-    monkeypatch.setattr(bench_of_one.sync, "_ordered", replacing)
+    monkeypatch.setattr(bench_of_one.sync, "_sort_changes", replacing)
     bench_of_one.scan()
     assert bench_of_one.stored() == {}
 
@@ -256,5 +261,5 @@ def test_whether_a_file_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bench_of_one(objects: ObjectStore, places: list[Place]) -> Bench:
-    return Bench(objects, places[:1])
+def bench_of_one(objects: ObjectStore, hosts: list[JobHost]) -> Bench:
+    return Bench(objects, hosts[:1])

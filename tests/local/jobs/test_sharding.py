@@ -5,7 +5,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.jobs.sharding import Order, shard, shuffled
+from smlaunch.local.jobs.sharding import ShardOrder, shuffle, split_by_host
 from smlaunch.local.settings import ShardingRule
 
 keys = st.lists(st.text(min_size=1), unique=True, max_size=60)
@@ -13,7 +13,7 @@ rules = st.sampled_from(get_args(ShardingRule))
 
 
 def shares_of(names: list[str], hosts: int, rule: ShardingRule) -> list[list[str]]:
-    return shard(names, str, hosts, rule)
+    return split_by_host(names, str, hosts, rule)
 
 
 @given(keys, st.integers(1, 20), rules)
@@ -46,8 +46,8 @@ def test_the_rules_differ() -> None:
 
 @given(keys, st.integers(), st.integers(0, 3))
 def test_a_seed_gives_one_order_for_each_epoch(names: list[str], seed: int, epoch: int) -> None:
-    assert shuffled(names, seed, epoch) == shuffled(names, seed, epoch)
-    assert sorted(shuffled(names, seed, epoch)) == sorted(names)
+    assert shuffle(names, seed, epoch) == shuffle(names, seed, epoch)
+    assert sorted(shuffle(names, seed, epoch)) == sorted(names)
 
 
 @given(
@@ -61,11 +61,11 @@ def test_a_seed_gives_one_order_for_each_epoch(names: list[str], seed: int, epoc
 def test_in_every_epoch_every_key_is_on_exactly_one_host(
     names: list[str], hosts: int, rule: ShardingRule, seed: int | None, reshard: bool, epoch: int
 ) -> None:
-    order = Order(hosts=hosts, sharded=True, rule=rule, seed=seed, reshard=reshard)
-    shares = [order.share(names, str, host, epoch) for host in range(hosts)]
+    order = ShardOrder(hosts=hosts, sharded=True, rule=rule, seed=seed, reshard=reshard)
+    shares = [order.shard_for_host(names, str, host, epoch) for host in range(hosts)]
     assert sorted(key for share in shares for key in share) == sorted(names)
     if not reshard:
-        first = [set(order.share(names, str, host, 0)) for host in range(hosts)]
+        first = [set(order.shard_for_host(names, str, host, 0)) for host in range(hosts)]
         assert [set(share) for share in shares] == first
 
 
@@ -73,8 +73,8 @@ def test_what_changes_between_epochs() -> None:
     names = [f"part-{number}" for number in range(30)]
 
     def epochs(seed: int | None, sharded: bool, reshard: bool) -> list[list[str]]:
-        order = Order(hosts=2, sharded=sharded, rule="round-robin", seed=seed, reshard=reshard)
-        return [list(order.share(names, str, 0, epoch)) for epoch in (0, 1)]
+        order = ShardOrder(hosts=2, sharded=sharded, rule="round-robin", seed=seed, reshard=reshard)
+        return [list(order.shard_for_host(names, str, 0, epoch)) for epoch in (0, 1)]
 
     first, second = epochs(seed=None, sharded=False, reshard=True)
     assert first == second == names

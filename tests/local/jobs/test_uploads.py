@@ -54,7 +54,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def put(objects: ObjectStore, folder: Path, ended: bool = True) -> Mapping[str, str]:
     """Everything in the folder, under its own name; returns what failed."""
     files = {name: HostFile(folder, name) for name in sorted(os.listdir(folder))}
-    failed = uploads.put(objects, "data", files, folder.parent, ended=ended)
+    failed = uploads.upload_files(objects, "data", files, folder.parent, hosts_have_ended=ended)
     assert os.listdir(folder.parent) == [folder.name], "nothing stays in between"
     return {key: str(error) for key, error in failed.items()}
 

@@ -18,7 +18,7 @@ REQUEST: dict[str, Any] = {"RoleArn": "role", "ResourceConfig": RESOURCES}
 
 
 def ended(name: str, at: float, request: dict[str, Any] = REQUEST, pool: bool = True) -> JobRecord:
-    state = states.fail(states.begin(at - 1), "AlgorithmError", at)
+    state = states.fail(states.initial_state(at - 1), "AlgorithmError", at)
     result = {"WarmPoolStatus": {"Status": "Available"}} if pool else {}
     return JobRecord("training-job", "r", name, f"arn:{name}", "me", request, state, result)
 
@@ -60,27 +60,27 @@ def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
     store.create(ended("first", 100.0))
     store.create(ended("other", 100.0, {**REQUEST, "RoleArn": "x"}))
     newcomer = ended("next", 120.0, pool=False)
-    taken = warm_pool.take(store, newcomer, 110.0)
+    taken = warm_pool.take_matching_pool(store, newcomer, 110.0)
     assert taken is not None
     assert taken.result["WarmPoolStatus"] == {
         "Status": "Reused",
         "ReusedByJob": "next",
         "ResourceRetainedBillableTimeInSeconds": 10,
     }
-    assert warm_pool.take(store, newcomer, 110.0) is None
+    assert warm_pool.take_matching_pool(store, newcomer, 110.0) is None
     store.close()
 
 
 def test_what_leaves_no_pool(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
-    running = replace(ended("job", 100.0, pool=False), state=states.begin(1.0))
+    running = replace(ended("job", 100.0, pool=False), state=states.initial_state(1.0))
     store.create(running)
     store.create(ended("kept", 100.0))
     at_end = {"Status": "Available"}, {"Status": "Terminated"}
     available, terminated = ({"WarmPoolStatus": status} for status in at_end)
 
     def end(reason: str | None, limit: int | None) -> dict[str, Any]:
-        return warm_pool.at_end(store, "arn:job", reason, limit, 110.0)
+        return warm_pool.status_at_job_end(store, "arn:job", reason, limit, 110.0)
 
     assert end(None, None) == end("AlgorithmError: x", None) == end("ClientError: y", 4) == available
     assert end("InternalServerError: z", None) == end(None, 3) == end(None, 0) == terminated
@@ -89,17 +89,17 @@ def test_what_leaves_no_pool(tmp_path: Path) -> None:
 
 def test_another_retention() -> None:
     record = ended("job", 100.0)
-    longer = warm_pool.retain(record, 600, 130.0)
+    longer = warm_pool.change_keep_alive(record, 600, 130.0)
     assert longer is not None
     assert warm_pool.status(longer, 500.0) == {
         "Status": "Available",
         "ResourceRetainedBillableTimeInSeconds": 400,
     }
-    gone = warm_pool.retain(record, 0, 130.0)
+    gone = warm_pool.change_keep_alive(record, 0, 130.0)
     assert gone is not None
     assert warm_pool.status(gone, 130.0) == {
         "Status": "Terminated",
         "ResourceRetainedBillableTimeInSeconds": 30,
     }
-    assert warm_pool.retain(record, 600, 200.0) is None
-    assert warm_pool.retain(ended("cold", 100.0, pool=False), 600, 110.0) is None
+    assert warm_pool.change_keep_alive(record, 600, 200.0) is None
+    assert warm_pool.change_keep_alive(ended("cold", 100.0, pool=False), 600, 110.0) is None
