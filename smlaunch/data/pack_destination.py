@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -100,6 +101,18 @@ def destination_error(message: str) -> JobError:
     return JobError([Problem("DST", message)])
 
 
+def _remove_stale(folder: Path) -> None:
+    """Remove a folder in which a worker of a killed pack may still create files, until it notices."""
+    deadline = time.monotonic() + LOCK_WAIT_SECONDS
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def _lock_folder(descriptor: int, seconds: float) -> bool:
     """Lock a directory for this pack; False if another process still holds the lock after ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -147,7 +160,7 @@ class FolderDestination:
             # Files that a killed pack was writing. Its processes may still write to them, after they have no
             # name.
             for stale_folder in self._work_folder.glob("writing-*"):
-                shutil.rmtree(stale_folder)
+                _remove_stale(stale_folder)
             self._temporary_folder = Path(mkdtemp(prefix="writing-", dir=self._work_folder))
             try:
                 yield

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import os
 import runpy
@@ -14,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zlib
 from array import array
@@ -374,6 +377,28 @@ class ChangingSource(FolderSource):
         files = super().list_files()
         self.change()
         return files
+
+
+def test_a_worker_that_still_creates_files_does_not_stop_the_pack_that_resumes(tmp_path: Path) -> None:
+    stale_folder = tmp_path / ".pack" / "writing-killed"
+    stale_folder.mkdir(parents=True)
+    stop = threading.Event()
+
+    def create_files() -> None:
+        for number in itertools.count():
+            if stop.is_set() or not stale_folder.exists():
+                return
+            with contextlib.suppress(FileNotFoundError):
+                (stale_folder / str(number)).touch()
+
+    workers = [threading.Thread(target=create_files) for _ in range(2)]
+    timer = threading.Timer(0.5, stop.set)
+    for thread in (*workers, timer):
+        thread.start()
+    with FolderDestination(tmp_path).open(resume=True):
+        assert not stale_folder.exists()
+    for thread in (*workers, timer):
+        thread.join()
 
 
 @pytest.mark.parametrize("engine", ["python", "tar"])
