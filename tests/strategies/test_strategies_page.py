@@ -37,7 +37,7 @@ def test_every_strategy_stands_there_with_its_image_and_options() -> None:
 
 
 def test_what_was_run_is_in_the_repository() -> None:
-    table = rows("## What has been run")
+    table = rows("## Tested configurations")
     assert table.keys() == BUILT_IN_STRATEGIES.keys()
     for name, cells in table.items():
         for script in quoted(cells[0]):
