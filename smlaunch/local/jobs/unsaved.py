@@ -1,7 +1,7 @@
 """Saves files that could not be stored in S3, for instance because the disk is full, so that the next job
 with the same prefix stores them.
 
-<state directory>/unsaved/<hash of the S3 prefix>/<host>-<n>/   files by their names below the prefix
+    <state directory>/unsaved/<hash of the S3 prefix>/<host>-<n>/   files by their names below the prefix
 """
 
 from __future__ import annotations
