@@ -1,8 +1,8 @@
 """Runs one job, in a thread of its own, from Starting to its final status.
 
-    Starting ── capacity? ──► Attempt ──► end
-        ▲                        │ spot interruption: Interrupted
-        └────────────────────────┤ InternalServerError and retries left: Restarting
+Starting ── capacity? ──► Attempt ──► end
+    ▲                        │ spot interruption: Interrupted
+    └────────────────────────┤ InternalServerError and retries left: Restarting
 """
 
 from __future__ import annotations
