@@ -78,9 +78,9 @@ class Endpoint:
         from smlaunch.local.metric_store import MetricStore
         from smlaunch.local.moto.forwarder import MotoForwarder
         from smlaunch.local.object_store import ObjectStore
+        from smlaunch.local.pipelines.executions import PipelineExecutions
         from smlaunch.local.pipelines.job_client import JobClient
-        from smlaunch.local.pipelines.runner import Rooms as PipelineRooms
-        from smlaunch.local.pipelines.runs import PipelineRuns
+        from smlaunch.local.pipelines.runner import PipelineServices
         from smlaunch.local.pipelines.store import PipelineStore
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
@@ -117,13 +117,15 @@ class Endpoint:
         training = TrainingJobOperations(job_store, self._jobs, settings)
         processing = ProcessingJobOperations(job_store, self._jobs)
         job_client = JobClient(lambda: services["sagemaker"], training, processing, self._call_log)
-        self._runs = PipelineRuns(PipelineRooms(pipelines, job_client, objects), self._jobs)
-        self._jobs.set_event_listener(self._runs)
+        self._pipeline_executions = PipelineExecutions(
+            PipelineServices(pipelines, job_client, objects), self._jobs
+        )
+        self._jobs.set_event_listener(self._pipeline_executions)
         self._jobs.clean_up_dead_endpoints()
         services["sagemaker"] = JsonService(
             "sagemaker",
             *(training, processing, TagOperations(job_store, pipelines)),
-            PipelineOperations(pipelines, self._runs, objects, job_client),
+            PipelineOperations(pipelines, self._pipeline_executions, objects, job_client),
         )
         self._moto = MotoForwarder(lambda: self._server.url, credentials, settings, state_dir.moto_log)
         services, fallback = _with_throttling(services, self._moto, settings)
@@ -207,9 +209,9 @@ class Endpoint:
         left running."""
         self._moto.close()  # first: a state machine would retry jobs that are stopped here
         # The server closes last: scripts may still save to S3 on SIGTERM.
-        self._runs.close()
+        self._pipeline_executions.close()
         self._jobs.close()
-        self._runs.join()
+        self._pipeline_executions.join()
         self._server.close()
         self._close_stores()
 

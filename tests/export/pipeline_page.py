@@ -41,7 +41,7 @@ def definition(page: str) -> str:
 
 def _picture(text: str) -> Iterator[str]:
     """An arrow from a job to what is asked about it, and to what follows then; dotted, what a job reads."""
-    steps = endpoint_reader.read(text).steps
+    steps = endpoint_reader.parse_definition(text).steps
     ids = {name: f"s{number}" for number, name in enumerate(steps)}
     yield "```mermaid"
     yield "flowchart TD"
@@ -49,7 +49,7 @@ def _picture(text: str) -> Iterator[str]:
         before, after = _SHAPES[step.type]
         yield f'  {ids[name]}{before}"{name}"{after}'
     for name, step in steps.items():
-        read = [other for other in steps if other in step.needs and steps[other].type != "Condition"]
+        read = [other for other in steps if other in step.dependencies and steps[other].type != "Condition"]
         if step.type == "Condition":
             yield from (f"  {ids[other]} --> {ids[name]}" for other in read)
             continue

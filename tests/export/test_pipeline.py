@@ -59,7 +59,7 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("job", [CHAIN, DIRECT, SINGLE])
 def test_the_endpoint_finds_nothing_wrong_with_it(job: Mapping[str, Any]) -> None:
-    assert endpoint_reader.read(definition_text(job)).steps["Segment-1"].retries
+    assert endpoint_reader.parse_definition(definition_text(job)).steps["Segment-1"].retry_policies
 
 
 def test_a_chain_is_unrolled_to_its_last_second() -> None:
@@ -95,7 +95,7 @@ def test_a_processing_job_is_a_processing_step() -> None:
     assert step["Type"] == "Processing" and "ProcessingJobName" not in step["Arguments"]
     (output,) = step["Arguments"]["ProcessingOutputConfig"]["Outputs"]
     assert {"Get": "Execution.PipelineExecutionId"} in output["S3Output"]["S3Uri"]["Std:Join"]["Values"]
-    assert endpoint_reader.read(definition_text(PROCESSING)).steps["Segment-1"].type == "Processing"
+    assert endpoint_reader.parse_definition(definition_text(PROCESSING)).steps["Segment-1"].type == "Processing"
 
 
 @pytest.mark.parametrize(

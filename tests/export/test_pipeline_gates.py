@@ -68,19 +68,19 @@ class ExecutionScope:
     def __init__(self, ends: Mapping[str, int]) -> None:
         self._ends = ends
 
-    def step(self, name: str) -> Mapping[str, Any]:
+    def describe_step(self, name: str) -> Mapping[str, Any]:
         match = re.match(r"([a-e])-Segment-([0-9]+)", name)
         finished = match is not None and self._ends[match[1]] == int(match[2])
         values = {FINISHED_METRIC: float(finished), "x": 1.0, "smlaunch:x": 1.0}
         return {"FinalMetricDataList": [{"MetricName": name, "Value": values[name]} for name in values]}
 
-    def property_file(self, step: str, name: str) -> Any:
+    def read_property_file(self, step: str, name: str) -> Any:
         return {"x": 1}
 
-    def parameter(self, name: str) -> Any:
+    def parameter_value(self, name: str) -> Any:
         raise AssertionError(name)
 
-    execution = s3_json = parameter
+    execution_variable = read_s3_json = parameter_value
 
 
 @settings(max_examples=80, deadline=None)
@@ -94,7 +94,7 @@ def test_every_job_runs_once_and_after_all_that_it_needs(
     except JobError as error:
         assert all("1,000 is the most" in problem.message for problem in error.problems), error
         assume(False)
-    definition = endpoint_reader.read(text)
+    definition = endpoint_reader.parse_definition(text)
     ends = {
         name: data.draw(st.integers(1, SEGMENTS), f"the segment that {name} finishes in")
         for name, (kind, _) in pipeline.items()
@@ -102,14 +102,14 @@ def test_every_job_runs_once_and_after_all_that_it_needs(
     }
     step_runs: dict[str, list[str]] = {name: [] for name in pipeline}
     records: dict[str, StepRecord] = {}
-    while ready_names := ready_steps.ready(definition, records):
+    while ready_names := ready_steps.find_ready_steps(definition, records):
         before = {name for name, steps in step_runs.items() if len(steps) == ends.get(name, 1)}
         for step_name in ready_names:
             step = definition.steps[step_name]
             outcome = None
             if step.type == "Condition":
                 outcome = all(
-                    conditions.holds(condition, ExecutionScope(ends))
+                    conditions.evaluate(condition, ExecutionScope(ends))
                     for condition in step.arguments["Conditions"]
                 )
             else:
@@ -143,7 +143,7 @@ def test_nothing_follows_on_a_requirement_that_does_not_hold(
     pipeline[name] = (kind, replace(step, requirements=(*step.requirements, unmet)))
     jobs = [(step, plan_of(kind, tuple(sorted(step.inputs)))) for kind, step in pipeline.values()]
     try:
-        definition = endpoint_reader.read(export_steps(jobs, "any")[DEFINITION_FILE])
+        definition = endpoint_reader.parse_definition(export_steps(jobs, "any")[DEFINITION_FILE])
     except JobError:
         assume(False)
     ends = {name: SEGMENTS for name, (kind, _) in pipeline.items() if kind == "long"}
@@ -153,13 +153,13 @@ def test_nothing_follows_on_a_requirement_that_does_not_hold(
             behind.add(other)
     failed: list[str] = []
     records: dict[str, StepRecord] = {}
-    while ready_names := ready_steps.ready(definition, records):
+    while ready_names := ready_steps.find_ready_steps(definition, records):
         for step_name in ready_names:
             started_step = definition.steps[step_name]
             outcome = None
             if started_step.type == "Condition":
                 outcome = all(
-                    conditions.holds(condition, ExecutionScope(ends))
+                    conditions.evaluate(condition, ExecutionScope(ends))
                     for condition in started_step.arguments["Conditions"]
                 )
             elif started_step.type == "Fail":

@@ -97,7 +97,7 @@ def walk_steps(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def exported_steps(folder: Path, steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The steps by their names, after the endpoint has looked at them."""
     text = export_text(folder, steps)
-    endpoint_reader.read(text)
+    endpoint_reader.parse_definition(text)
     steps_list = list(walk_steps(json.loads(text)["Steps"]))
     assert len({each["Name"] for each in steps_list}) == len(steps_list)
     return {each["Name"]: each for each in steps_list}
@@ -284,7 +284,7 @@ def test_durations() -> None:
         *("PT1M", "PT90M", "PT2H", "P1D", "P30D")
     ]
     for text in ("PT1M", "PT90M", "PT2H", "P1D", "P30D"):
-        assert endpoint_reader.seconds_of(text)
+        assert endpoint_reader.parse_duration(text)
 
 
 # ---- what is refused ------------------------------------------------------------------------------------

@@ -10,8 +10,14 @@ import pytest
 
 from smlaunch.local.api_errors import ApiError
 from smlaunch.local.pipelines import conditions, ready_steps, retries
-from smlaunch.local.pipelines.definition import VERSION, BadDefinition, Definition, read, seconds_of
-from smlaunch.local.pipelines.expressions import Unresolved, parse_path, resolve, walk
+from smlaunch.local.pipelines.definition import (
+    VERSION,
+    BadDefinition,
+    Definition,
+    parse_definition,
+    parse_duration,
+)
+from smlaunch.local.pipelines.expressions import UnresolvedError, get_at_path, parse_path, resolve
 from smlaunch.local.pipelines.records import StepRecord
 
 TRAINING = {
@@ -29,7 +35,7 @@ def train(name: str, **more: Any) -> dict[str, Any]:
 
 
 def of(*steps: Any, **more: Any) -> Definition:
-    return read(json.dumps({"Version": VERSION, "Steps": list(steps), **more}))
+    return parse_definition(json.dumps({"Version": VERSION, "Steps": list(steps), **more}))
 
 
 def problems(*steps: Any, **more: Any) -> list[str]:
@@ -56,9 +62,9 @@ def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
     )
     text = "\n".join(found)
     for line in (
-        "Version: '2019-01-01' is not had here",
-        "Parameters[0].Type: 'Blob' is none of",
-        "Parameters[1].DefaultValue: '1' is no Integer",
+        "Version: '2019-01-01' is not supported here",
+        "Parameters[0].Type: 'Blob' is not one of",
+        "Parameters[1].DefaultValue: '1' is not of type Integer",
         "Steps[0].DependsOn: there is no step 'Nobody'",
         "Steps[1].Name: 'A' is also the name of Steps[0]",
         "Steps[2].Arguments.HyperParameters.x: there is no parameter 'none'",
@@ -66,13 +72,13 @@ def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
         "Steps[4].Arguments.TrainingJobName: the service makes the job's name",
         "Steps[5].Arguments.Unknown: is not a field of this API",
         "Steps[5].Arguments.ResourceConfig.InstanceCount: must be of type integer",
-        "Steps[6].Surprise: is not had here for a step of type Training",
-        "Steps[6].RetryPolicies[0].ExceptionType: 'Step.WHAT' is none of",
-        "Steps[6].RetryPolicies[0].MaxAttempts: 21 is no whole number from 1 to 20",
-        "Steps[7].CacheConfig.ExpireAfter: 'soon' is no ISO 8601 duration",
-        "Steps[8].Arguments.HyperParameters.x: the function Std:Odd is not had here",
-        "Steps[8].Arguments.HyperParameters.y: 'Execution.Mood' is not had here",
-        "Steps[9].Arguments.Conditions[0].Type: 'And' is no condition",
+        "Steps[6].Surprise: is not supported here for a step of type Training",
+        "Steps[6].RetryPolicies[0].ExceptionType: 'Step.WHAT' is not one of",
+        "Steps[6].RetryPolicies[0].MaxAttempts: 21 is not an integer from 1 to 20",
+        "Steps[7].CacheConfig.ExpireAfter: 'soon' is not an ISO 8601 duration",
+        "Steps[8].Arguments.HyperParameters.x: the function Std:Odd is not supported here",
+        "Steps[8].Arguments.HyperParameters.y: 'Execution.Mood' is not supported here",
+        "Steps[9].Arguments.Conditions[0].Type: 'And' is not a supported condition",
         "Steps[10].Arguments: a Fail step has ErrorMessage",
     ):
         assert line in text, (line, text)
@@ -83,7 +89,7 @@ def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
 )
 def test_invalid_documents_are_rejected(text: str) -> None:
     with pytest.raises(BadDefinition):
-        read(text)
+        parse_definition(text)
 
 
 FIXTURES = Path(__file__).with_name("pipelines")
@@ -95,13 +101,13 @@ def test_definitions_of_the_sdk_are_accepted(name: str) -> None:
     whether it still writes them so."""
     text = (FIXTURES / f"sdk3_{name}.json").read_text("utf-8")
     assert json.loads(text)["MlflowConfig"] is None
-    found = read(text)
+    found = parse_definition(text)
     if name == "jobs":
         assert found.order == ("Prepare", "Train", "Good", "Bad")
-        assert found.steps["Prepare"].files == {"Report": ("prepared", "report.json")}
-        assert found.steps["Prepare"].cached == 86_400
-        assert [one.attempts for one in found.steps["Prepare"].retries] == [3]
-        assert [one.expires for one in found.steps["Train"].retries] == [300]
+        assert found.steps["Prepare"].property_files == {"Report": ("prepared", "report.json")}
+        assert found.steps["Prepare"].max_cache_age_seconds == 86_400
+        assert [policy.max_retries for policy in found.steps["Prepare"].retry_policies] == [3]
+        assert [policy.expire_after_seconds for policy in found.steps["Train"].retry_policies] == [300]
         assert found.parameters["Strict"].default is True
     else:
         assert found.order == ("Count", "Double", "Enough", "TooFew")
@@ -127,8 +133,10 @@ def test_null_is_absent_wherever_a_member_is_optional() -> None:
         ],
         New=None,
     )
-    assert found.steps["A"].retries == () and found.steps["A"].cached is None
-    assert found.steps["B"].retries[0].attempts == 2 and found.steps["B"].cached == float("inf")
+    assert found.steps["A"].retry_policies == () and found.steps["A"].max_cache_age_seconds is None
+    assert found.steps["B"].retry_policies[0].max_retries == 2 and found.steps[
+        "B"
+    ].max_cache_age_seconds == float("inf")
     assert found.parameters["p"].type == "String"
     assert of(train("A"), Parameters=None).parameters == {}
     assert problems(train("A", arguments={"HyperParameters": {"x": None}})) == [
@@ -149,13 +157,13 @@ def test_unsupported_fields_of_a_definition_are_rejected_by_name() -> None:
         More={},
     )
     assert found == [
-        "More: is unknown",
-        "Steps[1].DependsOn[0].Trigger: 'Failed' is not had here: a step runs when those it needs have "
-        "succeeded",
-        "Steps[2].DependsOn[1]: the name of a step is needed",
+        "More: is not a known member",
+        "Steps[1].DependsOn[0].Trigger: 'Failed' is not supported here: a step runs when those that it "
+        "depends on have succeeded",
+        "Steps[2].DependsOn[1]: must be the name of a step",
         "Steps[3].Type: steps of type 'ForEach' cannot run on this endpoint; Training, Processing, "
         "Condition, Fail can",
-        "MlflowConfig.MlflowRunName: is unknown",
+        "MlflowConfig.MlflowRunName: is not a known member",
         "MlflowConfig.MlflowExperimentName: there is no parameter 'none'",
     ]
 
@@ -167,7 +175,7 @@ def test_members_of_a_wrong_type_are_reported(value: Any) -> None:
     for member in ("Version", "Parameters", "PipelineExperimentConfig", "MlflowConfig", "Steps"):
         document = {"Version": VERSION, "Steps": [train("A")], member: value}
         with pytest.raises(BadDefinition):
-            read(json.dumps(document))
+            parse_definition(json.dumps(document))
     step = {**train("A"), "PropertyFiles": None}
     for member in (*step, "DependsOn", "DisplayName", "Description", "RetryPolicies", "CacheConfig"):
         if (member, value) not in [("Name", "x"), ("DisplayName", "x"), ("Description", "x")]:
@@ -212,7 +220,9 @@ def test_a_condition_in_a_branch_of_another_is_refused() -> None:
 def test_references_may_stand_where_another_type_is_wanted() -> None:
     count = {"InstanceType": "ml.m5.large", "InstanceCount": {"Get": "Parameters.n"}, "VolumeSizeInGB": 1}
     given = [{"Name": "n", "Type": "Integer"}]
-    assert of(train("A", arguments={"ResourceConfig": count}), Parameters=given).steps["A"].needs == set()
+    assert (
+        of(train("A", arguments={"ResourceConfig": count}), Parameters=given).steps["A"].dependencies == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,30 +230,30 @@ def test_references_may_stand_where_another_type_is_wanted() -> None:
     [("P30D", 2_592_000), ("PT12H", 43_200), ("p1dT1m", 86_460), ("P2W", 1_209_600), ("30d", 2_592_000)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1", "P1H"])
 def test_invalid_durations(text: str) -> None:
-    assert seconds_of(text) is None
+    assert parse_duration(text) is None
 
 
 class Values:
     """A scope of a few values."""
 
-    def parameter(self, name: str) -> Any:
+    def parameter_value(self, name: str) -> Any:
         return {"n": 2, "yes": True, "f": 0.5}[name]
 
-    def execution(self, name: str) -> Any:
+    def execution_variable(self, name: str) -> Any:
         return f"<{name}>"
 
-    def step(self, name: str) -> Any:
+    def describe_step(self, name: str) -> Any:
         return {"Metrics": [{"MetricName": "a.b", "Value": 3}], "Text": "word", "Outcome": "True"}
 
-    def property_file(self, step: str, name: str) -> Any:
+    def read_property_file(self, step: str, name: str) -> Any:
         return {"a": [{"b": 1}]}
 
-    def s3_json(self, uri: str) -> Any:
+    def read_s3_json(self, uri: str) -> Any:
         return [uri]
 
 
@@ -267,14 +277,14 @@ def test_functions_of_definitions(written: Any, value: Any) -> None:
 
 @pytest.mark.parametrize("reference", ["Steps.S.Metrics['x']", "Steps.S.Metrics[3]", "Steps.S.Text[0]"])
 def test_missing_values_are_reported(reference: str) -> None:
-    with pytest.raises(Unresolved, match="there is no"):
+    with pytest.raises(UnresolvedError, match="there is no"):
         resolve({"Get": reference}, Values())
 
 
 def test_paths() -> None:
     assert parse_path("""A.B['c.d'][0]["e"]""") == ("A", "B", "c.d", 0, "e")
     assert parse_path("A[b]") is None
-    assert walk({"a": [1]}, ("a", 0), "") == 1
+    assert get_at_path({"a": [1]}, ("a", 0), "") == 1
 
 
 METRIC = {"Get": "Steps.S.Metrics[0].Value"}
@@ -292,28 +302,32 @@ METRIC = {"Get": "Steps.S.Metrics[0].Value"}
 )
 def test_comparisons(kind: str, outcomes: list[bool]) -> None:
     written = [{"Type": kind, "LeftValue": METRIC, "RightValue": right} for right in (2, 3, 4)]
-    assert [conditions.holds(one, Values()) for one in written] == outcomes
+    assert [conditions.evaluate(one, Values()) for one in written] == outcomes
 
 
 def test_in_not_and_or() -> None:
     among = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
     never = {"Type": "Not", "Condition": among}
-    assert conditions.holds(among, Values())
-    assert not conditions.holds(never, Values())
-    assert conditions.holds({"Type": "Or", "Conditions": [never, among]}, Values())
-    assert not conditions.holds({"Type": "Or", "Conditions": [never, never]}, Values())
+    assert conditions.evaluate(among, Values())
+    assert not conditions.evaluate(never, Values())
+    assert conditions.evaluate({"Type": "Or", "Conditions": [never, among]}, Values())
+    assert not conditions.evaluate({"Type": "Or", "Conditions": [never, never]}, Values())
 
 
 def test_a_policy_waits_longer_each_time_and_ends() -> None:
-    by_count = retries.read({"ExceptionType": ["Step.THROTTLING"], "IntervalSeconds": 3, "MaxAttempts": 2})
-    assert [by_count.wait(retry, 0) for retry in (1, 2, 3)] == [3, 6, None]
-    by_time = retries.read({"ExceptionType": ["Step.THROTTLING"], "BackoffRate": 1, "ExpireAfterMin": 1})
-    assert [by_time.wait(50, since) for since in (0, 58, 60)] == [1, 1, None]
-    assert retries.of_error(ApiError("ThrottlingException", "")) == "Step.THROTTLING"
-    assert retries.of_error(ApiError("InternalFailure", "", 500)) == "Step.SERVICE_FAULT"
-    assert retries.of_error(ApiError("ValidationException", "")) is None
-    assert retries.of_reason("CapacityError: none") == "SageMaker.CAPACITY_ERROR"
-    assert retries.of_reason("AlgorithmError: x") is None
+    by_count = retries.parse_policy(
+        {"ExceptionType": ["Step.THROTTLING"], "IntervalSeconds": 3, "MaxAttempts": 2}
+    )
+    assert [by_count.compute_wait(retry, 0) for retry in (1, 2, 3)] == [3, 6, None]
+    by_time = retries.parse_policy(
+        {"ExceptionType": ["Step.THROTTLING"], "BackoffRate": 1, "ExpireAfterMin": 1}
+    )
+    assert [by_time.compute_wait(50, since) for since in (0, 58, 60)] == [1, 1, None]
+    assert retries.classify_error(ApiError("ThrottlingException", "")) == "Step.THROTTLING"
+    assert retries.classify_error(ApiError("InternalFailure", "", 500)) == "Step.SERVICE_FAULT"
+    assert retries.classify_error(ApiError("ValidationException", "")) is None
+    assert retries.classify_failure_reason("CapacityError: none") == "SageMaker.CAPACITY_ERROR"
+    assert retries.classify_failure_reason("AlgorithmError: x") is None
 
 
 def record(name: str, status: str, **more: Any) -> StepRecord:
@@ -332,9 +346,9 @@ def test_only_ready_steps_start() -> None:
         },
     }
     definition = of(train("Last", DependsOn=["No"]), condition, train("A"), train("B"))
-    assert ready_steps.ready(definition, {}) == ["A", "B"]
+    assert ready_steps.find_ready_steps(definition, {}) == ["A", "B"]
     done = {"A": record("A", "Succeeded"), "B": record("B", "Failed")}
-    assert ready_steps.ready(definition, done) == ["If"]
+    assert ready_steps.find_ready_steps(definition, done) == ["If"]
     decided = {**done, "If": record("If", "Succeeded", outcome=True)}
-    assert ready_steps.ready(definition, decided) == ["Yes"]
-    assert ready_steps.ready(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []
+    assert ready_steps.find_ready_steps(definition, decided) == ["Yes"]
+    assert ready_steps.find_ready_steps(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []

@@ -1,4 +1,4 @@
-"""Conditions of a pipeline: what they may be made of, and whether they hold. Pure."""
+"""Conditions of a pipeline: check their form and evaluate them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from smlaunch.local.pipelines.expressions import Scope, Steps, Unresolved, present, resolve
+from smlaunch.local.pipelines.expressions import (
+    DocumentPath,
+    Scope,
+    UnresolvedError,
+    resolve,
+    without_nulls,
+)
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "Equals": operator.eq,
@@ -15,52 +21,58 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "LessThan": operator.lt,
     "LessThanOrEqualTo": operator.le,
 }
-_MEMBERS: Mapping[str, frozenset[str]] = {
+_REQUIRED_MEMBERS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(_COMPARISONS, frozenset({"LeftValue", "RightValue"})),
     "In": frozenset({"QueryValue", "Values"}),
     "Not": frozenset({"Condition"}),
     "Or": frozenset({"Conditions"}),
 }
+"""By type of condition; no type has optional members."""
 
 
-def problems(condition: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
-    """All that is wrong with the form of a condition."""
-    kind = condition.get("Type") if isinstance(condition, Mapping) else None
-    if not isinstance(kind, str) or kind not in _MEMBERS:
-        yield (*path, "Type"), f"{kind!r} is no condition; there are {', '.join(_MEMBERS)}"
+def find_problems(condition: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
+    """Yield all errors in the form of a condition, each with its path."""
+    condition_type = condition.get("Type") if isinstance(condition, Mapping) else None
+    if not isinstance(condition_type, str) or condition_type not in _REQUIRED_MEMBERS:
+        supported_types = ", ".join(_REQUIRED_MEMBERS)
+        yield (*path, "Type"), f"{condition_type!r} is not a supported condition: {supported_types}"
         return
-    wanted, condition = _MEMBERS[kind], present(condition)
-    for name in sorted(wanted - condition.keys()):
-        yield (*path, name), f"is needed by {kind}"
-    for name in sorted(condition.keys() - wanted - {"Type"}):
-        yield (*path, name), f"is unknown to {kind}"
-    if kind == "In" and not isinstance(condition.get("Values", []), list):
-        yield (*path, "Values"), "a list is needed"
-    if kind == "Not" and "Condition" in condition:
-        yield from problems(condition["Condition"], (*path, "Condition"))
-    if kind == "Or" and "Conditions" in condition:
-        yield from several(condition["Conditions"], (*path, "Conditions"))
+    required, condition = _REQUIRED_MEMBERS[condition_type], without_nulls(condition)
+    for name in sorted(required - condition.keys()):
+        yield (*path, name), f"is required by {condition_type}"
+    for name in sorted(condition.keys() - required - {"Type"}):
+        yield (*path, name), f"is not a member of {condition_type}"
+    if condition_type == "In" and not isinstance(condition.get("Values", []), list):
+        yield (*path, "Values"), "must be a list"
+    if condition_type == "Not" and "Condition" in condition:
+        yield from find_problems(condition["Condition"], (*path, "Condition"))
+    if condition_type == "Or" and "Conditions" in condition:
+        yield from find_list_problems(condition["Conditions"], (*path, "Conditions"))
 
 
-def several(conditions: Any, path: Steps) -> Iterator[tuple[Steps, str]]:
+def find_list_problems(conditions: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
+    """Yield all errors in the form of a list of conditions, each with its path."""
     if not isinstance(conditions, list) or not conditions:
-        yield path, "a list with at least one condition is needed"
+        yield path, "must be a list of at least one condition"
         return
     for index, condition in enumerate(conditions):
-        yield from problems(condition, (*path, index))
+        yield from find_problems(condition, (*path, index))
 
 
-def holds(condition: Mapping[str, Any], scope: Scope) -> bool:
-    """Raises Unresolved, also for values that cannot be compared."""
-    kind = condition["Type"]
-    if kind == "Not":
-        return not holds(condition["Condition"], scope)
-    if kind == "Or":
-        return any(holds(one, scope) for one in condition["Conditions"])
-    if kind == "In":
+def evaluate(condition: Mapping[str, Any], scope: Scope) -> bool:
+    """Return whether a condition without problems is true. Raises UnresolvedError for a missing value and for
+    values that cannot be compared."""
+    condition_type = condition["Type"]
+    if condition_type == "Not":
+        return not evaluate(condition["Condition"], scope)
+    if condition_type == "Or":
+        return any(evaluate(alternative, scope) for alternative in condition["Conditions"])
+    if condition_type == "In":
         return resolve(condition["QueryValue"], scope) in resolve(condition["Values"], scope)
     left_value, right_value = (resolve(condition[side], scope) for side in ("LeftValue", "RightValue"))
     try:
-        return _COMPARISONS[kind](left_value, right_value)
+        return _COMPARISONS[condition_type](left_value, right_value)
     except TypeError:
-        raise Unresolved(f"{kind}: {left_value!r} and {right_value!r} cannot be compared") from None
+        raise UnresolvedError(
+            f"{condition_type}: {left_value!r} and {right_value!r} cannot be compared"
+        ) from None

@@ -1,20 +1,20 @@
-"""A pipeline's definition, version 2020-12-01, read into steps. Pure.
+"""Parse a pipeline's definition, version 2020-12-01, into steps. Pure.
 
-Everything that is wrong is found at once, each with its place in the definition. Steps of a condition's two
-branches stand among the others and know whose they are.
+All errors are reported at once, each with its path in the definition. Steps in the branches of a condition
+are in the same mapping as the others, and name the condition and the branch.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smlaunch.api.validation import check_request
 from smlaunch.local.pipelines import conditions, expressions, parameters, retries
-from smlaunch.local.pipelines.expressions import Steps, dotted, present
+from smlaunch.local.pipelines.expressions import DocumentPath, format_path, without_nulls
 from smlaunch.local.pipelines.parameters import Parameter
 from smlaunch.local.pipelines.retries import RetryPolicy
 
@@ -23,369 +23,407 @@ JOB_TYPES: Mapping[str, tuple[str, str]] = {
     "Training": ("CreateTrainingJob", "TrainingJobName"),
     "Processing": ("CreateProcessingJob", "ProcessingJobName"),
 }
-"""By type of step: the operation that its Arguments are given to, and the member that the service fills."""
+"""By type of step: the operation that takes its Arguments, and the member that the service fills."""
 
-TYPES = (*JOB_TYPES, "Condition", "Fail")
-_MEMBERS = frozenset({"Name", "Type", "Arguments", "DependsOn", "DisplayName", "Description"})
-_JOB_MEMBERS = _MEMBERS | {"RetryPolicies", "CacheConfig"}
-_MEMBERS_OF: Mapping[str, frozenset[str]] = {
-    "Training": _JOB_MEMBERS,
-    "Processing": _JOB_MEMBERS | {"PropertyFiles"},
+_STEP_TYPES = (*JOB_TYPES, "Condition", "Fail")
+_STEP_MEMBERS = frozenset({"Name", "Type", "Arguments", "DependsOn", "DisplayName", "Description"})
+_JOB_STEP_MEMBERS = _STEP_MEMBERS | {"RetryPolicies", "CacheConfig"}
+_MEMBERS_BY_TYPE: Mapping[str, frozenset[str]] = {
+    "Training": _JOB_STEP_MEMBERS,
+    "Processing": _JOB_STEP_MEMBERS | {"PropertyFiles"},
 }
 _CONFIGS: Mapping[str, frozenset[str]] = {
     "PipelineExperimentConfig": frozenset({"ExperimentName", "TrialName"}),
     "MlflowConfig": frozenset({"MlflowResourceArn", "MlflowExperimentName"}),
 }
-"""What can be said of a whole execution, as the SDK writes it; it has no effect here (honesty.py)."""
-_TOP = frozenset({"Version", "Metadata", "Parameters", "Steps"}) | _CONFIGS.keys()
-_FILE = ("PropertyFileName", "OutputName", "FilePath")
-_NAME = re.compile(r"[A-Za-z0-9\-_]{1,64}")
+"""Configurations of a whole execution, as the SDK writes them. They have no effect here (support.py)."""
+_TOP_LEVEL_MEMBERS = frozenset({"Version", "Metadata", "Parameters", "Steps"}) | _CONFIGS.keys()
+_PROPERTY_FILE_MEMBERS = ("PropertyFileName", "OutputName", "FilePath")
+_STEP_NAME = re.compile(r"[A-Za-z0-9\-_]{1,64}")
 _DURATION = re.compile(
     r"P?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE
 )
-_SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
-_NOT_NESTED = (
-    "Pipelines does not support nested condition steps (developer guide, condition step); let it stand "
-    "beside that one, and refer to a step of the branch"
+_UNIT_SECONDS = (365 * 86_400, 30 * 86_400, 7 * 86_400, 86_400, 3_600, 60, 1)
+"""Of the groups of ``_DURATION``."""
+_NESTED_CONDITION = (
+    "Pipelines does not support nested condition steps (developer guide, condition step); move it out of "
+    "the branch, and let it refer to a step of the branch"
 )
-_MOST_STEPS = 50_000
-"""A bound of ours: the service's own quotas are an account's."""
+_MAX_STEPS = 50_000
+"""The service's own limit is a quota of the account; this one bounds the endpoint's memory."""
 
 
 class BadDefinition(Exception):
-    """``problems``: sentences, each beginning with a place in the definition."""
+    """The definition is invalid, or this endpoint does not support it."""
 
     def __init__(self, problems: Sequence[str]) -> None:
+        """``problems``: one sentence for each error, which begins with a path in the definition."""
         super().__init__("; ".join(problems))
         self.problems = tuple(problems)
 
 
 @dataclass(frozen=True)
 class Step:
-    """``needs``: the steps that DependsOn or a reference names, and the condition whose branch it is in.
-    ``branch``: that condition and the outcome it is for. ``cached``: how old a result may be, in seconds;
-    None without a cache. ``files``: OutputName and FilePath of each property file."""
+    """A step of a definition."""
 
     name: str
     type: str
+    """Training, Processing, Condition or Fail."""
     arguments: Mapping[str, Any]
-    needs: frozenset[str] = frozenset()
+    """With unresolved expressions. A condition has its Conditions alone, not its branches."""
+    dependencies: frozenset[str] = frozenset()
+    """Names of the steps in DependsOn and in references, and of the condition whose branch the step is in."""
     branch: tuple[str, bool] | None = None
-    retries: tuple[RetryPolicy, ...] = ()
-    cached: float | None = None
-    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Name of the condition whose branch the step is in, and the outcome for which it runs."""
+    retry_policies: tuple[RetryPolicy, ...] = ()
+    max_cache_age_seconds: float | None = None
+    """Greatest age of a cached result that may be reused, infinity without a limit; None without a cache."""
+    property_files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """OutputName and FilePath of each property file, by its name."""
     display_name: str | None = None
     description: str | None = None
 
 
 @dataclass(frozen=True)
 class Definition:
-    """``steps`` as they are written, those of branches after their condition; ``order``: each after all that
-    it needs."""
+    """A definition without errors."""
 
     parameters: Mapping[str, Parameter]
     steps: Mapping[str, Step]
+    """In the order of the document; the steps of branches follow their condition."""
     order: tuple[str, ...]
+    """Names of all steps, each after its dependencies."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
+    """PipelineExperimentConfig with unresolved expressions; empty without one."""
 
 
-def read(text: str) -> Definition:
-    """Raises BadDefinition."""
+def parse_definition(text: str) -> Definition:
+    """Parse the JSON text of a definition. Raises BadDefinition."""
     try:
         document = json.loads(text)
         if not isinstance(document, dict):
             raise BadDefinition(["the definition is not a JSON object"])
-        return _Reader(document).read()
+        return _Parser(document).parse()
     except ValueError as error:
         raise BadDefinition([f"the definition is not JSON: {error}"]) from None
     except RecursionError:
         raise BadDefinition(["the definition is nested too deeply to be read"]) from None
 
 
-def seconds_of(duration: str) -> float | None:
-    """An ISO 8601 duration, with or without its P, months of 30 days; None for what is none."""
-    match = _DURATION.fullmatch(duration)
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of an ISO 8601 duration, with or without its P; None if ``text`` is not one.
+    A month has 30 days, a year 365."""
+    match = _DURATION.fullmatch(text)
     if match is None or not any(match.groups()):
         return None
-    return float(sum(int(n) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True) if n))
+    return float(
+        sum(int(count) * unit for count, unit in zip(match.groups(), _UNIT_SECONDS, strict=True) if count)
+    )
 
 
-class _Reader:
+class _Parser:
     """Collects steps and problems while it walks through one definition."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = present(document)
+        self._document = without_nulls(document)
         self._problems: list[str] = []
+        self._parameters: dict[str, Parameter] = {}
         self._steps: dict[str, Step] = {}
-        self._places: dict[str, Steps] = {}
+        self._step_paths: dict[str, DocumentPath] = {}
 
-    def read(self) -> Definition:
+    def parse(self) -> Definition:
         document = self._document
         if document.get("Version", VERSION) != VERSION:
-            self._tell(("Version",), f"{document.get('Version')!r} is not had here; {VERSION} is")
-        for name in sorted(document.keys() - _TOP):
-            self._tell((name,), "is unknown")
-        given, found = parameters.read(document.get("Parameters", []))
-        self._all(found)
+            message = f"{document.get('Version')!r} is not supported here; {VERSION} is"
+            self._add_problem(("Version",), message)
+        for name in sorted(document.keys() - _TOP_LEVEL_MEMBERS):
+            self._add_problem((name,), "is not a known member")
+        self._parameters, problems = parameters.parse_parameters(document.get("Parameters", []))
+        self._add_problems(problems)
         steps = document.get("Steps")
         if not isinstance(steps, list) or not steps:
-            self._tell(("Steps",), "a list with at least one step is needed")
+            self._add_problem(("Steps",), "must be a list of at least one step")
         else:
-            self._list(steps, ("Steps",), None)
-        experiment, _ = (self._config(name, given) for name in _CONFIGS)
+            self._parse_steps(steps, ("Steps",), None)
+        experiment, _ = (self._parse_config(name) for name in _CONFIGS)
         for name, step in self._steps.items():
-            self._references(step.arguments, (*self._places[name], "Arguments"), step, given)
-            self._job_arguments(step, (*self._places[name], "Arguments"))
-            for other in sorted(step.needs - self._steps.keys()):
-                self._tell((*self._places[name], "DependsOn"), f"there is no step {other!r}")
-        order = self._order()
+            path = self._step_paths[name]
+            self._check_references(step.arguments, (*path, "Arguments"), step)
+            self._check_job_arguments(step, (*path, "Arguments"))
+            for other in sorted(step.dependencies - self._steps.keys()):
+                self._add_problem((*path, "DependsOn"), f"there is no step {other!r}")
+        order = self._sort_steps()
         if self._problems:
             raise BadDefinition(self._problems)
-        return Definition(given, self._steps, order, experiment)
+        return Definition(self._parameters, self._steps, order, experiment)
 
-    def _config(self, name: str, given: Mapping[str, Parameter]) -> Mapping[str, Any]:
+    def _parse_config(self, name: str) -> Mapping[str, Any]:
         config = self._document.get(name, {})
         if not isinstance(config, dict):
-            self._tell((name,), "an object is needed")
+            self._add_problem((name,), "must be an object")
             return {}
-        config = present(config)
+        config = without_nulls(config)
         for member in sorted(config.keys() - _CONFIGS[name]):
-            self._tell((name, member), "is unknown")
-        self._references(config, (name,), None, given)
+            self._add_problem((name, member), "is not a known member")
+        self._check_references(config, (name,), None)
         return config
 
-    def _tell(self, path: Steps, what: str) -> None:
-        line = f"{dotted(path)}: {what}"
+    def _add_problem(self, path: DocumentPath, message: str) -> None:
+        line = f"{format_path(path)}: {message}"
         if line not in self._problems:
             self._problems.append(line)
 
-    def _all(self, found: Iterator[tuple[Steps, str]] | list[tuple[Steps, str]]) -> None:
-        for path, what in found:
-            self._tell(path, what)
+    def _add_problems(self, problems: Iterable[tuple[DocumentPath, str]]) -> None:
+        for path, message in problems:
+            self._add_problem(path, message)
 
     # ---- steps, one after the other
 
-    def _list(self, steps: list[Any], path: Steps, branch: tuple[str, bool] | None) -> None:
+    def _parse_steps(self, steps: list[Any], path: DocumentPath, branch: tuple[str, bool] | None) -> None:
         for index, document in enumerate(steps):
-            place = (*path, index)
-            if len(self._steps) >= _MOST_STEPS:
-                self._tell(path, f"there are more than {_MOST_STEPS} steps")
+            step_path = (*path, index)
+            if len(self._steps) >= _MAX_STEPS:
+                self._add_problem(path, f"there are more than {_MAX_STEPS} steps")
                 return
             if not isinstance(document, dict):
-                self._tell(place, "an object is needed")
+                self._add_problem(step_path, "must be an object")
                 continue
-            self._step(document, place, branch)
+            self._parse_step(document, step_path, branch)
 
-    def _step(self, document: Mapping[str, Any], place: Steps, branch: tuple[str, bool] | None) -> None:
-        document = present(document)
-        name, kind = document.get("Name"), document.get("Type")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            self._tell((*place, "Name"), f"{name!r} is no name of up to 64 letters, digits, - and _")
-            name = f"?{dotted(place)}"
-        elif name in self._steps:
-            self._tell((*place, "Name"), f"{name!r} is also the name of {dotted(self._places[name])}")
-            name = f"?{dotted(place)}"
-        if kind not in TYPES:
-            self._tell(
-                (*place, "Type"),
-                f"steps of type {kind!r} cannot run on this endpoint; {', '.join(TYPES)} can",
-            )
+    def _parse_step(
+        self, document: Mapping[str, Any], path: DocumentPath, branch: tuple[str, bool] | None
+    ) -> None:
+        document = without_nulls(document)
+        name = self._parse_name(document.get("Name"), path)
+        step_type = document.get("Type")
+        if step_type not in _STEP_TYPES:
+            supported_types = ", ".join(_STEP_TYPES)
+            message = f"steps of type {step_type!r} cannot run on this endpoint; {supported_types} can"
+            self._add_problem((*path, "Type"), message)
             return
-        for member in sorted(document.keys() - _MEMBERS_OF.get(kind, _MEMBERS)):
-            self._tell((*place, member), f"is not had here for a step of type {kind}")
+        for member in sorted(document.keys() - _MEMBERS_BY_TYPE.get(step_type, _STEP_MEMBERS)):
+            self._add_problem((*path, member), f"is not supported here for a step of type {step_type}")
         for member in ("DisplayName", "Description"):
             if not isinstance(document.get(member, ""), str):
-                self._tell((*place, member), "a string is needed")
+                self._add_problem((*path, member), "must be a string")
         arguments = document.get("Arguments")
         if not isinstance(arguments, dict):
-            self._tell((*place, "Arguments"), "an object is needed")
+            self._add_problem((*path, "Arguments"), "must be an object")
             arguments = {}
-        if kind == "Condition" and branch is not None:
-            self._tell(place, f"a condition in a branch of {branch[0]!r}: {_NOT_NESTED}")
-        needs = self._depends_on(document, place) | ({branch[0]} if branch else set())
-        self._places[name] = place
-        own = {
+        if step_type == "Condition" and branch is not None:
+            self._add_problem(path, f"a condition in a branch of {branch[0]!r}: {_NESTED_CONDITION}")
+        dependencies = self._parse_dependencies(document, path) | ({branch[0]} if branch else set())
+        self._step_paths[name] = path
+        own_arguments = {
             member: value
             for member, value in arguments.items()
-            if kind != "Condition" or member == "Conditions"
+            if step_type != "Condition" or member == "Conditions"
         }
         self._steps[name] = Step(
             name,
-            kind,
-            own,
-            frozenset(needs | _referred(own)),
+            step_type,
+            own_arguments,
+            frozenset(dependencies | _find_referenced_steps(own_arguments)),
             branch,
-            self._retries(document, place),
-            self._cache(document, place),
-            self._files(document, place),
+            self._parse_retry_policies(document, path),
+            self._parse_cache_config(document, path),
+            self._parse_property_files(document, path),
             document.get("DisplayName"),
             document.get("Description"),
         )
-        if kind == "Condition":
-            self._branches(name, arguments, (*place, "Arguments"))
-        elif kind == "Fail" and set(arguments) != {"ErrorMessage"}:
-            self._tell((*place, "Arguments"), "a Fail step has ErrorMessage, and nothing else")
+        if step_type == "Condition":
+            self._parse_branches(name, arguments, (*path, "Arguments"))
+        elif step_type == "Fail" and set(arguments) != {"ErrorMessage"}:
+            self._add_problem((*path, "Arguments"), "a Fail step has ErrorMessage, and nothing else")
 
-    def _branches(self, name: str, arguments: Mapping[str, Any], place: Steps) -> None:
-        arguments = present(arguments)
+    def _parse_name(self, name: Any, path: DocumentPath) -> str:
+        """Return the name of a step, or a placeholder for an invalid or duplicate one."""
+        if not isinstance(name, str) or not _STEP_NAME.fullmatch(name):
+            message = f"{name!r} is not a name of up to 64 letters, digits, - and _"
+        elif name in self._steps:
+            message = f"{name!r} is also the name of {format_path(self._step_paths[name])}"
+        else:
+            return name
+        self._add_problem((*path, "Name"), message)
+        return f"?{format_path(path)}"
+
+    def _parse_branches(self, name: str, arguments: Mapping[str, Any], path: DocumentPath) -> None:
+        arguments = without_nulls(arguments)
         for member in sorted(arguments.keys() - {"Conditions", "IfSteps", "ElseSteps"}):
-            self._tell((*place, member), "is unknown")
-        self._all(conditions.several(arguments.get("Conditions"), (*place, "Conditions")))
+            self._add_problem((*path, member), "is not a known member")
+        condition_problems = conditions.find_list_problems(arguments.get("Conditions"), (*path, "Conditions"))
+        self._add_problems(condition_problems)
         for member, outcome in (("IfSteps", True), ("ElseSteps", False)):
             steps = arguments.get(member, [])
             if isinstance(steps, list):
-                self._list(steps, (*place, member), (name, outcome))
+                self._parse_steps(steps, (*path, member), (name, outcome))
             else:
-                self._tell((*place, member), "a list is needed")
+                self._add_problem((*path, member), "must be a list")
 
-    def _depends_on(self, document: Mapping[str, Any], place: Steps) -> set[str]:
+    def _parse_dependencies(self, document: Mapping[str, Any], path: DocumentPath) -> set[str]:
+        """Return the names in DependsOn."""
         entries = document.get("DependsOn", [])
         if not isinstance(entries, list):
-            self._tell((*place, "DependsOn"), "a list of names is needed")
+            self._add_problem((*path, "DependsOn"), "must be a list of names")
             return set()
         names: set[str] = set()
         for index, entry in enumerate(entries):
-            at = (*place, "DependsOn", index)
+            entry_path = (*path, "DependsOn", index)
             if isinstance(entry, dict) and entry.get("Trigger", "Completed") != "Completed":
-                what = f"{entry['Trigger']!r} is not had here: a step runs when those it needs have succeeded"
-                self._tell((*at, "Trigger"), what)
+                message = (
+                    f"{entry['Trigger']!r} is not supported here: a step runs when those that it depends on "
+                    "have succeeded"
+                )
+                self._add_problem((*entry_path, "Trigger"), message)
                 continue
             name = entry.get("Step") if isinstance(entry, dict) else entry
             if isinstance(name, str):
                 names.add(name)
             else:
-                self._tell(at, "the name of a step is needed")
+                self._add_problem(entry_path, "must be the name of a step")
         return names
 
-    def _retries(self, document: Mapping[str, Any], place: Steps) -> tuple[RetryPolicy, ...]:
-        policies = document.get("RetryPolicies", [])
-        if not isinstance(policies, list):
-            self._tell((*place, "RetryPolicies"), "a list is needed")
+    def _parse_retry_policies(
+        self, document: Mapping[str, Any], path: DocumentPath
+    ) -> tuple[RetryPolicy, ...]:
+        policy_documents = document.get("RetryPolicies", [])
+        if not isinstance(policy_documents, list):
+            self._add_problem((*path, "RetryPolicies"), "must be a list")
             return ()
-        found = []
-        for index, policy in enumerate(policies):
-            wrong = list(retries.problems(policy, (*place, "RetryPolicies", index)))
-            self._all(wrong)
-            if not wrong:
-                found.append(retries.read(policy))
-        return tuple(found)
+        policies = []
+        for index, policy_document in enumerate(policy_documents):
+            problems = list(retries.find_problems(policy_document, (*path, "RetryPolicies", index)))
+            self._add_problems(problems)
+            if not problems:
+                policies.append(retries.parse_policy(policy_document))
+        return tuple(policies)
 
-    def _cache(self, document: Mapping[str, Any], place: Steps) -> float | None:
+    def _parse_cache_config(self, document: Mapping[str, Any], path: DocumentPath) -> float | None:
+        """Return the greatest age of a cached result in seconds; None without a cache."""
         config = document.get("CacheConfig")
         if config is None:
             return None
-        place = (*place, "CacheConfig")
-        config = present(config) if isinstance(config, dict) else config
+        path = (*path, "CacheConfig")
+        config = without_nulls(config) if isinstance(config, dict) else config
         if not isinstance(config, dict) or not isinstance(config.get("Enabled"), bool):
-            self._tell(place, "Enabled, true or false, is needed")
+            self._add_problem(path, "Enabled, true or false, is required")
             return None
         for member in sorted(config.keys() - {"Enabled", "ExpireAfter"}):
-            self._tell((*place, member), "is unknown")
-        age = config.get("ExpireAfter")
-        seconds = float("inf") if age is None else seconds_of(age) if isinstance(age, str) else None
+            self._add_problem((*path, member), "is not a known member")
+        max_age = config.get("ExpireAfter")
+        if max_age is None:
+            seconds: float | None = float("inf")
+        else:
+            seconds = parse_duration(max_age) if isinstance(max_age, str) else None
         if seconds is None:
-            self._tell((*place, "ExpireAfter"), f"{age!r} is no ISO 8601 duration, such as P30D or PT12H")
+            message = f"{max_age!r} is not an ISO 8601 duration, such as P30D or PT12H"
+            self._add_problem((*path, "ExpireAfter"), message)
         return seconds if config["Enabled"] else None
 
-    def _files(self, document: Mapping[str, Any], place: Steps) -> dict[str, tuple[str, str]]:
-        found = {}
+    def _parse_property_files(
+        self, document: Mapping[str, Any], path: DocumentPath
+    ) -> dict[str, tuple[str, str]]:
+        """Return OutputName and FilePath of each property file, by its name."""
+        property_files = {}
         entries = document.get("PropertyFiles", [])
         if not isinstance(entries, list):
-            self._tell((*place, "PropertyFiles"), "a list is needed")
+            self._add_problem((*path, "PropertyFiles"), "must be a list")
             return {}
         for index, entry in enumerate(entries):
-            members = [entry.get(name) for name in _FILE] if isinstance(entry, dict) else []
+            members = [entry.get(name) for name in _PROPERTY_FILE_MEMBERS] if isinstance(entry, dict) else []
             if not members or not all(isinstance(member, str) for member in members):
-                self._tell((*place, "PropertyFiles", index), f"{', '.join(_FILE)} are needed, all strings")
+                message = f"{', '.join(_PROPERTY_FILE_MEMBERS)} are required, all strings"
+                self._add_problem((*path, "PropertyFiles", index), message)
                 continue
-            name, output, path = map(str, members)
-            found[name] = (output, path)
-        return found
+            name, output_name, file_path = map(str, members)
+            property_files[name] = (output_name, file_path)
+        return property_files
 
-    # ---- what steps say of each other
+    # ---- checks that need all steps
 
-    def _references(
-        self, document: Any, place: Steps, step: Step | None, given: Mapping[str, Parameter]
-    ) -> None:
-        for path, expression in expressions.expressions(document, place):
-            wrong = expressions.problem(expression)
-            if wrong is not None:
-                self._tell(path, wrong)
+    def _check_references(self, document: Any, path: DocumentPath, step: Step | None) -> None:
+        """Check all expressions of a document. ``step``: the one whose arguments it is, if it is a step's."""
+        for expression_path, expression in expressions.find_expressions(document, path):
+            problem = expressions.find_problem(expression)
+            if problem is not None:
+                self._add_problem(expression_path, problem)
                 continue
-            body = expression.get("Get")
-            if isinstance(body, str):
-                self._reference(body, path, step, given)
-            elif "Std:JsonGet" in expression and "PropertyFile" in expression["Std:JsonGet"]:
-                source, name = expressions.property_file(expression["Std:JsonGet"]["PropertyFile"]) or (
-                    "",
-                    "",
-                )
-                if source in self._steps and name not in self._steps[source].files:
-                    self._tell(path, f"step {source!r} has no property file {name!r}")
+            reference = expression.get("Get")
+            json_get = expression.get("Std:JsonGet", {})
+            if isinstance(reference, str):
+                self._check_reference(reference, expression_path, step)
+            elif "PropertyFile" in json_get:
+                source, name = expressions.parse_property_file(json_get["PropertyFile"]) or ("", "")
+                if source in self._steps and name not in self._steps[source].property_files:
+                    message = f"step {source!r} has no property file {name!r}"
+                    self._add_problem(expression_path, message)
 
-    def _reference(
-        self, reference: str, path: Steps, step: Step | None, given: Mapping[str, Parameter]
-    ) -> None:
-        head, _, rest = reference.partition(".")
-        if head == "Parameters" and rest not in given:
-            self._tell(path, f"there is no parameter {rest!r}")
-        elif head == "Execution" and rest.endswith("JobName"):
+    def _check_reference(self, reference: str, path: DocumentPath, step: Step | None) -> None:
+        namespace, _, rest = reference.partition(".")
+        if namespace == "Parameters" and rest not in self._parameters:
+            self._add_problem(path, f"there is no parameter {rest!r}")
+        elif namespace == "Execution" and rest.endswith("JobName"):
             if step is None or step.type not in JOB_TYPES or JOB_TYPES[step.type][1] != rest:
-                self._tell(path, f"{reference!r} is known only to a step that creates such a job")
-        elif head == "Steps":
-            name = expressions.step_of(reference)
+                message = f"{reference!r} is available only to a step that creates such a job"
+                self._add_problem(path, message)
+        elif namespace == "Steps":
+            name = expressions.referenced_step(reference)
             other = self._steps.get(name or "")
             if step is None:
-                self._tell(path, "steps cannot be referred to here")
+                self._add_problem(path, "a reference to a step is not possible here")
             elif other is None:
-                self._tell(path, f"{reference!r}: there is no step {name!r}")
+                self._add_problem(path, f"{reference!r}: there is no step {name!r}")
             elif other.type == "Fail":
-                self._tell(path, f"{reference!r}: a Fail step has no values")
+                self._add_problem(path, f"{reference!r}: a Fail step has no values")
 
-    def _job_arguments(self, step: Step, place: Steps) -> None:
-        """What the operation's own rules say of all that is no reference."""
+    def _check_job_arguments(self, step: Step, path: DocumentPath) -> None:
+        """Check the arguments of a job step, except expressions, by the rules of its operation."""
         if step.type not in JOB_TYPES:
             return
-        operation, name = JOB_TYPES[step.type]
-        if name in step.arguments:
-            self._tell((*place, name), "the service makes the job's name; leave it out")
+        operation, name_member = JOB_TYPES[step.type]
+        if name_member in step.arguments:
+            self._add_problem((*path, name_member), "the service makes the job's name; leave it out")
             return
-        places = [path for path, _ in expressions.expressions(step.arguments)]
-        for violation in check_request(operation, {**step.arguments, name: "pipelines-0-0"}):
-            if violation.rule == "service" and places:
-                continue  # it may be about something that is not known yet
-            if not any(violation.path[: len(path)] == path for path in places):
-                self._tell((*place, *violation.path), violation.problem().message)
+        expression_paths = [found for found, _ in expressions.find_expressions(step.arguments)]
+        for violation in check_request(operation, {**step.arguments, name_member: "pipelines-0-0"}):
+            if violation.rule == "service" and expression_paths:
+                continue  # it may be about a value that is not known yet
+            if not any(violation.path[: len(found)] == found for found in expression_paths):
+                self._add_problem((*path, *violation.path), violation.problem().message)
 
-    def _order(self) -> tuple[str, ...]:
-        """Each step after those it needs; circles are told."""
-        remaining = {name: step.needs & self._steps.keys() for name, step in self._steps.items()}
+    def _sort_steps(self) -> tuple[str, ...]:
+        """Return the names of the steps, each after its dependencies. A cycle is a problem."""
+        remaining = {name: step.dependencies & self._steps.keys() for name, step in self._steps.items()}
         order: list[str] = []
-        done: set[str] = set()
+        sorted_names: set[str] = set()
         while remaining:
-            free = [name for name, needs in remaining.items() if needs <= done]
-            if not free:
-                circle = _circle(remaining)
-                self._tell(("Steps",), f"{' needs '.join(circle)}: no step can need itself")
+            free_names = [name for name, dependencies in remaining.items() if dependencies <= sorted_names]
+            if not free_names:
+                cycle = " needs ".join(_find_cycle(remaining))
+                self._add_problem(("Steps",), f"{cycle}: no step can need itself")
                 break
-            order += free
-            done.update(free)
-            for name in free:
+            order += free_names
+            sorted_names.update(free_names)
+            for name in free_names:
                 del remaining[name]
         return tuple(order)
 
 
-def _referred(arguments: Any) -> set[str]:
-    """The steps that a document's references name."""
-    texts = (expression.get("Get") for _, expression in expressions.expressions(arguments))
-    return {name for text in texts if isinstance(text, str) and (name := expressions.step_of(text))}
+def _find_referenced_steps(arguments: Any) -> set[str]:
+    """Return the names of the steps in a document's references."""
+    references = (expression.get("Get") for _, expression in expressions.find_expressions(arguments))
+    return {
+        name
+        for reference in references
+        if isinstance(reference, str) and (name := expressions.referenced_step(reference))
+    }
 
 
-def _circle(remaining: Mapping[str, frozenset[str]]) -> list[str]:
-    """One circle among steps each of which needs another of them."""
-    visited: list[str] = [next(iter(remaining))]
+def _find_cycle(dependencies: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return one cycle, from a step to itself, among steps that all depend on another of them."""
+    path: list[str] = [next(iter(dependencies))]
     while True:
-        following = min(remaining[visited[-1]] & remaining.keys())
-        if following in visited:
-            return [*visited[visited.index(following) :], following]
-        visited.append(following)
+        following = min(dependencies[path[-1]] & dependencies.keys())
+        if following in path:
+            return [*path[path.index(following) :], following]
+        path.append(following)

@@ -1,6 +1,6 @@
-"""How an execution reaches jobs: by the endpoint's own operations, as any client does.
+"""Client that an execution uses for its jobs: it calls the endpoint's own operations.
 
-What is created passes the same checks, and the same fault plan, as a request from outside.
+Creating a job goes through the same checks, and the same fault plan, as a request from outside.
 """
 
 from __future__ import annotations
@@ -17,74 +17,79 @@ from smlaunch.local.http_messages import Payload, Request, Response
 from smlaunch.local.pipelines.definition import JOB_TYPES
 from smlaunch.local.request_context import current_context
 
-_AGENT = "smlaunch-via/pipelines"
-"""Who makes the call on the role's behalf, for the record of calls."""
+_USER_AGENT = "smlaunch-via/pipelines"
+"""Marks these calls in the call log."""
 
 
-class Operations(Protocol):
-    """A service, as requests come to it when their signature is good."""
+class Service(Protocol):
+    """A service of the endpoint, behind the signature check."""
 
     def serve(self, request: Request, payload: Payload) -> Response: ...
 
 
-class Jobs(Protocol):
-    """The handlers of the operations on jobs."""
+class TrainingJobs(Protocol):
+    """Handlers of operations on training jobs."""
 
     def describe_training_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
     def stop_training_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
 
 
 class ProcessingJobs(Protocol):
+    """Handlers of operations on processing jobs."""
+
     def describe_processing_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
     def stop_processing_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
 
 
 class JobClient:
-    """``service`` gives the one that requests from outside meet too. ``kind``: a step's type, Training or
-    Processing. ``calls`` records what is asked for. To be used in a thread whose ``caller`` names the region
-    and the role."""
+    """Creates, describes and stops jobs. Its methods take the type of a step, Training or Processing, and
+    act for the region and the role of the thread's request context."""
 
     def __init__(
         self,
-        service: Callable[[], Operations],
-        training: Jobs,
+        get_service: Callable[[], Service],
+        training: TrainingJobs,
         processing: ProcessingJobs,
-        calls: CallLog | None = None,
+        call_log: CallLog | None = None,
     ) -> None:
-        self._service = service
-        self._calls = calls
-        self._describe = {
+        """``get_service``: returns the SageMaker service, which is created after this client."""
+        self._get_service = get_service
+        self._call_log = call_log
+        self._describe_handlers = {
             "Training": training.describe_training_job,
             "Processing": processing.describe_processing_job,
         }
-        self._stop = {"Training": training.stop_training_job, "Processing": processing.stop_processing_job}
+        self._stop_handlers = {
+            "Training": training.stop_training_job,
+            "Processing": processing.stop_processing_job,
+        }
 
-    def create(self, kind: str, request: Mapping[str, Any]) -> str:
-        """The job's ARN. Raises ApiError."""
-        with self._recorded(JOB_TYPES[kind][0], request) as created:
-            answer = self._service().serve(created, Payload(created.stream))
-        assert isinstance(answer.body, bytes)
-        document: dict[str, str] = json.loads(answer.body)
-        return document[f"{kind}JobArn"]
+    def create(self, step_type: str, members: Mapping[str, Any]) -> str:
+        """Create a job and return its ARN. Raises ApiError."""
+        with self._logged_request(JOB_TYPES[step_type][0], members) as request:
+            response = self._get_service().serve(request, Payload(request.stream))
+        assert isinstance(response.body, bytes)
+        document: dict[str, str] = json.loads(response.body)
+        return document[f"{step_type}JobArn"]
 
-    def describe(self, kind: str, name: str) -> dict[str, Any]:
-        """What Describe answers. No fault plan stands before it: it is the service that looks, not a client.
-        Raises ApiError for a job that was deleted."""
-        params = {f"{kind}JobName": name}
-        with self._recorded(f"Describe{kind}Job", params):
-            return self._describe[kind](params)
+    def describe(self, step_type: str, name: str) -> dict[str, Any]:
+        """Return the Describe response of a job. Raises ApiError for a job that was deleted. The fault plan
+        does not apply: it is for clients' calls, and the service looks itself."""
+        params = {f"{step_type}JobName": name}
+        with self._logged_request(f"Describe{step_type}Job", params):
+            return self._describe_handlers[step_type](params)
 
-    def stop(self, kind: str, name: str) -> None:
-        """Nothing happens to a job that has ended."""
-        params = {f"{kind}JobName": name}
-        with suppress(ApiError), self._recorded(f"Stop{kind}Job", params):
-            self._stop[kind](params)
+    def stop(self, step_type: str, name: str) -> None:
+        """Stop a job. Does nothing if it has ended."""
+        params = {f"{step_type}JobName": name}
+        with suppress(ApiError), self._logged_request(f"Stop{step_type}Job", params):
+            self._stop_handlers[step_type](params)
 
     @contextmanager
-    def _recorded(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
-        """The request as a client would send it. Recorded when it is answered."""
+    def _logged_request(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
+        """Context with the request as a client would send it, which is logged when the context ends."""
         body = json.dumps(members).encode()
-        headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _AGENT}
+        headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _USER_AGENT}
         request = Request("POST", "/", headers, io.BytesIO(body))
         status, code = 200, ""
         try:
@@ -93,5 +98,5 @@ class JobClient:
             status, code = error.status, error.code
             raise
         finally:
-            if self._calls is not None:
-                self._calls.add(request, "sagemaker", body, current_context(), status, code)
+            if self._call_log is not None:
+                self._call_log.add(request, "sagemaker", body, current_context(), status, code)

@@ -1,4 +1,4 @@
-"""A pipeline's parameters: what they may be, and their values at the start of an execution. Pure."""
+"""Parameters of a pipeline: parse their declarations and the values of an execution. Pure."""
 
 from __future__ import annotations
 
@@ -9,103 +9,113 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.local.pipelines.expressions import Steps, present
+from smlaunch.local.pipelines.expressions import DocumentPath, without_nulls
 
-TYPES = ("String", "Integer", "Float", "Boolean")
+_TYPES = ("String", "Integer", "Float", "Boolean")
 _MEMBERS = frozenset({"Name", "Type", "Description", "DefaultValue", "EnumValues"})
 _NAME = re.compile(r"[A-Za-z0-9\-_]{1,256}")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """``default`` None: a value has to be given. ``values``: those there are, if not all of the type."""
+    """A declared parameter."""
 
     name: str
     type: str
+    """String, Integer, Float or Boolean."""
     default: Any = None
-    values: tuple[Any, ...] = ()
+    """None if every execution has to give a value."""
+    allowed_values: tuple[Any, ...] = ()
+    """Empty if every value of the type is allowed."""
 
 
-def read(documents: Any) -> tuple[dict[str, Parameter], list[tuple[Steps, str]]]:
-    """The parameters, and all that is wrong with them."""
-    found: dict[str, Parameter] = {}
-    wrong: list[tuple[Steps, str]] = []
+def parse_parameters(documents: Any) -> tuple[dict[str, Parameter], list[tuple[DocumentPath, str]]]:
+    """Parse the list ``Parameters`` of a definition. Returns the parameters by name, and all errors in them
+    with their paths."""
+    parameters: dict[str, Parameter] = {}
+    problems: list[tuple[DocumentPath, str]] = []
     if not isinstance(documents, list):
-        return found, [(("Parameters",), "a list is needed")]
+        return parameters, [(("Parameters",), "must be a list")]
     for index, document in enumerate(documents):
-        place: Steps = ("Parameters", index)
+        path: DocumentPath = ("Parameters", index)
         if not isinstance(document, dict):
-            wrong.append((place, "an object is needed"))
+            problems.append((path, "must be an object"))
             continue
-        document = present(document)
-        name, kind = document.get("Name"), document.get("Type", "String")
+        document = without_nulls(document)
+        name, parameter_type = document.get("Name"), document.get("Type", "String")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            wrong.append(((*place, "Name"), f"{name!r} is no name of letters, digits, - and _"))
+            problems.append(((*path, "Name"), f"{name!r} is not a name of letters, digits, - and _"))
             continue
-        if name in found:
-            wrong.append(((*place, "Name"), f"{name!r} is there already"))
-        if kind not in TYPES:
-            wrong.append(((*place, "Type"), f"{kind!r} is none of {', '.join(TYPES)}"))
-            kind = "String"
-        unknown = document.keys() - _MEMBERS
-        wrong += [((*place, member), "is unknown") for member in sorted(unknown)]
-        values = document.get("EnumValues", [])
-        if not isinstance(values, list):
-            wrong.append(((*place, "EnumValues"), "a list is needed"))
-            values = []
+        if name in parameters:
+            problems.append(((*path, "Name"), f"{name!r} is declared already"))
+        if parameter_type not in _TYPES:
+            problems.append(((*path, "Type"), f"{parameter_type!r} is not one of {', '.join(_TYPES)}"))
+            parameter_type = "String"
+        unknown_members = document.keys() - _MEMBERS
+        problems += [((*path, member), "is not a known member") for member in sorted(unknown_members)]
+        allowed_values = document.get("EnumValues", [])
+        if not isinstance(allowed_values, list):
+            problems.append(((*path, "EnumValues"), "must be a list"))
+            allowed_values = []
         default = document.get("DefaultValue")
-        found[name] = Parameter(name, kind, default, tuple(values))
+        parameters[name] = Parameter(name, parameter_type, default, tuple(allowed_values))
         if default is not None:
-            problem = _problem(found[name], default)
+            problem = _find_value_problem(parameters[name], default)
             if problem:
-                wrong.append(((*place, "DefaultValue"), problem))
-    return found, wrong
+                problems.append(((*path, "DefaultValue"), problem))
+    return parameters, problems
 
 
-def values(
-    known: Mapping[str, Parameter], given: Sequence[Mapping[str, str]]
+def parse_values(
+    parameters: Mapping[str, Parameter], entries: Sequence[Mapping[str, str]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Every parameter's value, ``given`` as StartPipelineExecution has them, all as text; and all that is
-    wrong."""
-    wrong: list[str] = []
-    found = {name: one.default for name, one in known.items() if one.default is not None}
-    for entry in given:
+    """Parse the values that an execution is started with.
+
+    ``entries`` are those of StartPipelineExecution's PipelineParameters, with values as text. Returns the
+    value of every parameter, defaults included, and all errors.
+    """
+    problems: list[str] = []
+    values = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.default is not None
+    }
+    for entry in entries:
         name, text = entry["Name"], entry["Value"]
-        if name not in known:
-            wrong.append(f"{name}: the pipeline has no such parameter; it has {', '.join(known) or 'none'}")
+        if name not in parameters:
+            declared = ", ".join(parameters) or "none"
+            problems.append(f"{name}: the pipeline has no such parameter; it has {declared}")
             continue
-        value = _read(known[name].type, text)
-        problem = _problem(known[name], text if value is None else value)
+        value = _parse_value(parameters[name].type, text)
+        problem = _find_value_problem(parameters[name], text if value is None else value)
         if problem:
-            wrong.append(f"{name}: {problem}")
-        found[name] = value
-    missing = [name for name in known if name not in found]
-    wrong += [f"{name}: it has no default, so that a value is needed" for name in missing]
-    return found, wrong
+            problems.append(f"{name}: {problem}")
+        values[name] = value
+    missing_names = [name for name in parameters if name not in values]
+    problems += [f"{name}: has no default, so a value is required" for name in missing_names]
+    return values, problems
 
 
-def _read(kind: str, text: str) -> Any:
-    """None for text that is no value of the type."""
-    if kind == "String":
+def _parse_value(parameter_type: str, text: str) -> Any:
+    """Return None if the text is not a value of the type."""
+    if parameter_type == "String":
         return text
-    if kind == "Boolean":
+    if parameter_type == "Boolean":
         return {"true": True, "false": False}.get(text.strip().lower())
     try:
-        return int(text) if kind == "Integer" else float(text)
+        return int(text) if parameter_type == "Integer" else float(text)
     except ValueError:
         return None
 
 
-def _problem(parameter: Parameter, value: Any) -> str | None:
-    kind = parameter.type
-    fits = {
+def _find_value_problem(parameter: Parameter, value: Any) -> str | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    has_type = {
         "String": isinstance(value, str),
         "Boolean": isinstance(value, bool),
-        "Integer": isinstance(value, int) and not isinstance(value, bool),
-        "Float": isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value),
-    }[kind]
-    if not fits:
-        return f"{value!r} is no {kind}"
-    if parameter.values and value not in parameter.values:
-        return f"{value!r} is none of {json.dumps(list(parameter.values))}"
+        "Integer": is_number and isinstance(value, int),
+        "Float": is_number and math.isfinite(value),
+    }[parameter.type]
+    if not has_type:
+        return f"{value!r} is not of type {parameter.type}"
+    if parameter.allowed_values and value not in parameter.allowed_values:
+        return f"{value!r} is not one of {json.dumps(list(parameter.allowed_values))}"
     return None

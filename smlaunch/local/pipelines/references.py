@@ -1,88 +1,95 @@
-"""Where an execution's references get their values from: parameters, jobs, and files in S3."""
+"""Values of the references of one execution: its parameters, its jobs, and files in S3."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from smlaunch.local.api_errors import ApiError
 from smlaunch.local.pipelines.definition import Definition
-from smlaunch.local.pipelines.expressions import Unresolved, walk
+from smlaunch.local.pipelines.expressions import UnresolvedError, get_at_path
 from smlaunch.local.pipelines.job_client import JobClient
 from smlaunch.local.pipelines.records import Execution, StepRecord
 
-_LARGEST_FILE = 16 << 20
+_MAX_FILE_BYTES = 16 << 20
+"""Of a JSON file in S3."""
 
 
 class Objects(Protocol):
-    def body_path(self, bucket: str, key: str) -> Any: ...
+    """The object store."""
+
+    def body_path(self, bucket: str, key: str) -> Path:
+        """Return the file that holds an object. Raises KeyError if there is no such object."""
 
 
 class ExecutionScope:
-    """An expressions.Scope. ``new_job``: the name of the job that is being made, if one is."""
+    """The values that expressions of one execution refer to: an expressions.Scope."""
 
     def __init__(
         self,
         execution: Execution,
         definition: Definition,
         records: Mapping[str, StepRecord],
-        door: JobClient,
+        job_client: JobClient,
         objects: Objects,
-        new_job: str = "",
+        new_job_name: str = "",
     ) -> None:
+        """``new_job_name``: name of the job that the resolved arguments will create; empty for other
+        documents."""
         self._execution = execution
         self._definition = definition
         self._records = records
-        self._door = door
+        self._job_client = job_client
         self._objects = objects
-        self._new_job = new_job
+        self._new_job_name = new_job_name
 
-    def parameter(self, name: str) -> Any:
+    def parameter_value(self, name: str) -> Any:
         return self._execution.values[name]
 
-    def execution(self, name: str) -> Any:
+    def execution_variable(self, name: str) -> Any:
         execution = self._execution
         return {
             "PipelineName": execution.pipeline_name,
             "PipelineArn": execution.pipeline,
             "PipelineExecutionId": execution.id,
             "PipelineExecutionArn": execution.arn,
-            "StartDateTime": _moment(execution.created),
-            "CurrentDateTime": _moment(time.time()),
-            "TrainingJobName": self._new_job,
-            "ProcessingJobName": self._new_job,
+            "StartDateTime": _format_time(execution.created),
+            "CurrentDateTime": _format_time(time.time()),
+            "TrainingJobName": self._new_job_name,
+            "ProcessingJobName": self._new_job_name,
         }[name]
 
-    def step(self, name: str) -> Mapping[str, Any]:
+    def describe_step(self, name: str) -> Mapping[str, Any]:
         record = self._records[name]
         if record.type == "Condition":
             return {"Outcome": str(record.outcome)}
         try:
-            return self._door.describe(record.type, record.job_name or "")
+            return self._job_client.describe(record.type, record.job_name or "")
         except ApiError as error:
-            raise Unresolved(f"the job of step {name}: {error.message}") from None
+            raise UnresolvedError(f"the job of step {name}: {error.message}") from None
 
-    def property_file(self, step: str, name: str) -> Any:
-        output, file = self._definition.steps[step].files[name]
-        description = f"the property file {name} of step {step}"
-        place = ("ProcessingOutputConfig", "Outputs", output, "S3Output", "S3Uri")
-        uri = walk(self.step(step), place, description)
-        return self.s3_json(f"{uri.rstrip('/')}/{file}")
+    def read_property_file(self, step: str, name: str) -> Any:
+        output_name, file_path = self._definition.steps[step].property_files[name]
+        reference = f"the property file {name} of step {step}"
+        uri_path = ("ProcessingOutputConfig", "Outputs", output_name, "S3Output", "S3Uri")
+        folder_uri = get_at_path(self.describe_step(step), uri_path, reference)
+        return self.read_s3_json(f"{folder_uri.rstrip('/')}/{file_path}")
 
-    def s3_json(self, uri: str) -> Any:
+    def read_s3_json(self, uri: str) -> Any:
         bucket, _, key = str(uri).removeprefix("s3://").partition("/")
         try:
             path = self._objects.body_path(bucket, key)
-            if path.stat().st_size > _LARGEST_FILE:
-                raise Unresolved(f"{uri} is larger than {_LARGEST_FILE} bytes")
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise UnresolvedError(f"{uri} is larger than {_MAX_FILE_BYTES} bytes")
             return json.loads(path.read_bytes())
         except (KeyError, OSError):
-            raise Unresolved(f"{uri} does not exist") from None
+            raise UnresolvedError(f"{uri} does not exist") from None
         except ValueError as error:
-            raise Unresolved(f"{uri} is not JSON: {error}") from None
+            raise UnresolvedError(f"{uri} is not JSON: {error}") from None
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,6 +1,6 @@
-"""One execution from its start to its end: the thin shell around frontier.py. One thread per execution.
+"""Run one execution from its start to its end, in a thread of its own. ready_steps.py chooses the steps.
 
-It waits on events only: a job that ended, a request to stop, and the next retry's time.
+The thread wakes only for events: the end of a job, a request to stop, and the time of the next retry.
 """
 
 from __future__ import annotations
@@ -23,71 +23,80 @@ from typing import Any
 from smlaunch.local.api_errors import ApiError
 from smlaunch.local.pipelines import conditions, ready_steps, retries
 from smlaunch.local.pipelines.definition import JOB_TYPES, Definition, Step
-from smlaunch.local.pipelines.expressions import Unresolved, as_text, resolve
+from smlaunch.local.pipelines.expressions import UnresolvedError, resolve, to_text
 from smlaunch.local.pipelines.job_client import JobClient
 from smlaunch.local.pipelines.records import Execution, StepRecord
 from smlaunch.local.pipelines.references import ExecutionScope, Objects
 from smlaunch.local.pipelines.store import PipelineStore
 from smlaunch.local.request_context import RequestContext, assumed_role_arn, context_var
 
-FAILED = "Step failure: One or multiple steps failed."
-REASON_LIMIT = 1300
+_STEP_FAILURE_REASON = "Step failure: One or multiple steps failed."
+MAX_REASON_LENGTH = 1300
+"""Longest failure reason that is stored, in characters."""
 JOB_PREFIX = "pipelines"
-_SESSION = "SageMaker"
-"""Of the role that an execution acts under; what the service calls it is not documented."""
+"""First word of the names of all jobs of executions."""
+_SESSION_NAME = "SageMaker"
+"""Session of the role that an execution assumes. The name that the service uses is not documented."""
 
-_LETTERS = string.ascii_lowercase + string.digits
-_NAME_ROOM = 63
-_RANDOM = 10
-_COMPARED: Mapping[str, frozenset[str]] = {
+_RANDOM_CHARACTERS = string.ascii_lowercase + string.digits
+_RANDOM_LENGTH = 10
+_MAX_NAME_LENGTH = 63
+_CACHE_KEY_ARGUMENTS: Mapping[str, frozenset[str]] = {
     "Training": frozenset(
         {"AlgorithmSpecification", "CheckpointConfig", "DebugHookConfig", "DebugRuleConfigurations"}
         | {"Environment", "HyperParameters", "InputDataConfig"}
     ),
     "Processing": frozenset({"AppSpecification", "Environment", "ProcessingInputs"}),
 }
-"""By type of step: the arguments that a cached result is found by. Source: developer guide, default cache key
-attributes by pipeline step type."""
+"""By type of step: the arguments in its cache key. Source: developer guide, default cache key attributes by
+pipeline step type."""
 
 
 @dataclass(frozen=True)
-class Rooms:
+class PipelineServices:
+    """The parts of the endpoint that executions use."""
+
     store: PipelineStore
-    door: JobClient
+    job_client: JobClient
     objects: Objects
 
 
 @dataclass
-class _Active:
-    """A step whose job runs, or that waits until ``retry_at`` (monotonic) for its next try. ``tried`` and
-    ``since``: per policy, retries so far and when its first failure came."""
+class _JobStep:
+    """A step whose job runs, or that waits for a retry."""
 
     step: Step
     retry_at: float | None = None
-    tried: Counter[int] = field(default_factory=Counter)
-    since: dict[int, float] = field(default_factory=dict)
+    """When the retry is due, on the monotonic clock; None while a job runs."""
+    retry_counts: Counter[int] = field(default_factory=Counter)
+    """Number of retries so far, by the index of the policy."""
+    first_failure_times: dict[int, float] = field(default_factory=dict)
+    """Monotonic time of the first failure, by the index of the policy."""
 
 
 class ExecutionRunner:
-    """``ended`` is called in the execution's thread when all is over."""
+    """Runs one execution."""
 
     def __init__(
         self,
         execution: Execution,
         definition: Definition,
-        rooms: Rooms,
-        ended: Callable[[ExecutionRunner], None],
+        services: PipelineServices,
+        on_end: Callable[[ExecutionRunner], None],
     ) -> None:
+        """``on_end``: called in the execution's thread after its end."""
         self.arn = execution.arn
         self.id = execution.id
         self._execution = execution
         self._definition = definition
-        self._rooms = rooms
-        self._ended = ended
-        self._records = rooms.store.steps(execution.arn)
-        self._active: dict[str, _Active] = {}
+        self._services = services
+        self._on_end = on_end
+        self._records = services.store.steps(execution.arn)
+        self._job_steps: dict[str, _JobStep] = {}
+        """Steps whose jobs run or wait for a retry, by name."""
         self._lock = threading.Lock()
-        self._stopping: str | None = None
+        self._stop_reason: str | None = None
+        """None until the execution is stopped; empty if a client asks for it."""
         self._events: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"execution {execution.id}", daemon=True)
 
@@ -98,24 +107,25 @@ class ExecutionRunner:
         self._thread.join()
 
     def wake(self) -> None:
-        """Something may have happened to one of its jobs."""
+        """Make the thread look at the execution's jobs."""
         self._events.put(None)
 
     def stop(self, reason: str = "") -> None:
-        """Once this returns no further job is created. ``reason`` is told as why the execution ended."""
+        """Stop the execution. No job is created after this returns. ``reason``: its FailureReason, if not
+        empty."""
         with self._lock:
-            if self._execution.ended or self._stopping is not None:
+            if self._execution.has_ended or self._stop_reason is not None:
                 return
-            self._stopping = reason
+            self._stop_reason = reason
             self._save(status="Stopping")
         self.wake()
 
-    # The execution's thread
+    # ---- the execution's thread
 
     def _run(self) -> None:
         region, role = self._execution.region, self._execution.role
         context_var.set(
-            RequestContext(region, arn=assumed_role_arn(role, _SESSION, region), request_id=self.id)
+            RequestContext(region, arn=assumed_role_arn(role, _SESSION_NAME, region), request_id=self.id)
         )
         try:
             self._drive()
@@ -124,217 +134,243 @@ class ExecutionRunner:
             traceback.print_exc()
             self._give_up(f"InternalServerError: {type(error).__name__}: {error}")
         finally:
-            self._ended(self)
+            self._on_end(self)
 
     def _drive(self) -> None:
         while True:
-            self._collect()
-            self._begin()
-            if self._stopping is not None:
+            self._check_jobs()
+            self._start_steps()
+            if self._stop_reason is not None:
                 self._stop_steps()
-            if not self._active and (self._stopping is not None or not self._startable()):
+            if not self._job_steps and (self._stop_reason is not None or not self._find_startable_steps()):
                 break
             self._wait()
         with self._lock:
-            if self._stopping is not None:
-                self._save(status="Stopped", failure=self._stopping or None)
-            elif any(record.status in ready_steps.ENDED_BADLY for record in self._records.values()):
-                self._save(status="Failed", failure=FAILED)
+            if self._stop_reason is not None:
+                self._save(status="Stopped", failure=self._stop_reason or None)
+            elif any(record.status in ready_steps.UNSUCCESSFUL_STATUSES for record in self._records.values()):
+                self._save(status="Failed", failure=_STEP_FAILURE_REASON)
             else:
                 self._save(status="Succeeded")
 
     def _wait(self) -> None:
-        ends = [one.retry_at for one in self._active.values() if one.retry_at is not None]
+        """Wait for an event or the next retry."""
+        retry_times = [
+            job_step.retry_at for job_step in self._job_steps.values() if job_step.retry_at is not None
+        ]
         with suppress(Empty):
-            self._events.get(timeout=max(0.0, min(ends) - time.monotonic()) if ends else None)
+            self._events.get(timeout=max(0.0, min(retry_times) - time.monotonic()) if retry_times else None)
 
-    def _collect(self) -> None:
-        """Looks at every job that is running."""
-        for name, active in list(self._active.items()):
+    def _check_jobs(self) -> None:
+        """Handle the ends of jobs."""
+        for name, job_step in list(self._job_steps.items()):
             record = self._records[name]
-            if active.retry_at is not None or record.job_name is None:
+            if job_step.retry_at is not None or record.job_name is None:
                 continue
             try:
-                job = self._rooms.door.describe(record.type, record.job_name)
+                job = self._services.job_client.describe(record.type, record.job_name)
             except ApiError as error:
                 self._finish(name, "Failed", failure=f"InternalServerError: {error.message}")
                 continue
-            self._look(name, active, job[f"{record.type}JobStatus"], job)
+            self._handle_status(name, job_step, job[f"{record.type}JobStatus"], job)
 
-    def _look(self, name: str, active: _Active, status: str, job: Mapping[str, Any]) -> None:
+    def _handle_status(self, name: str, job_step: _JobStep, status: str, job: Mapping[str, Any]) -> None:
         if status == "Completed":
             self._finish(name, "Succeeded")
         elif status == "Failed":
             reason = job.get("FailureReason") or job.get("ExitMessage") or "the job failed"
-            self._failed(name, active, retries.of_reason(reason), reason)
-        elif status == "Stopped" and self._stopping is not None:
+            self._handle_failure(name, job_step, retries.classify_failure_reason(reason), reason)
+        elif status == "Stopped" and self._stop_reason is not None:
             self._finish(name, "Stopped")
         elif status == "Stopped":
-            how = job.get("SecondaryStatus", status)
-            self._finish(name, "Failed", failure=f"ClientError: the step's job was stopped ({how})")
+            secondary_status = job.get("SecondaryStatus", status)
+            failure = f"ClientError: the step's job was stopped ({secondary_status})"
+            self._finish(name, "Failed", failure=failure)
 
-    def _startable(self) -> list[str]:
-        """Steps that could begin, if there is room. A Fail step that was reached lets none begin."""
+    def _find_startable_steps(self) -> list[str]:
+        """Return the steps that can start, apart from the limit on parallel steps. None can once a Fail step
+        has run."""
         if any(record.type == "Fail" for record in self._records.values()):
             return []
-        return ready_steps.ready(self._definition, self._records)
+        return ready_steps.find_ready_steps(self._definition, self._records)
 
-    def _begin(self) -> None:
-        """All that can begin now, also what becomes possible by that."""
+    def _start_steps(self) -> None:
+        """Start the retries that are due and all steps that can start, including those that become ready when
+        another step ends at once."""
         now = time.monotonic()
-        for name, active in list(self._active.items()):
-            if active.retry_at is not None and active.retry_at <= now:
-                active.retry_at = None
-                self._create(name, active)
+        for name, job_step in list(self._job_steps.items()):
+            if job_step.retry_at is not None and job_step.retry_at <= now:
+                job_step.retry_at = None
+                self._create_job(name, job_step)
         has_started = True
-        while has_started and self._stopping is None:
+        while has_started and self._stop_reason is None:
             has_started = False
-            for name in self._startable():
+            for name in self._find_startable_steps():
                 step = self._definition.steps[name]
-                room = self._execution.parallelism
-                if step.type in JOB_TYPES and room is not None and len(self._active) >= room:
+                limit = self._execution.parallelism
+                if step.type in JOB_TYPES and limit is not None and len(self._job_steps) >= limit:
                     continue
                 has_started = True
-                self._start(step)
+                self._start_step(step)
                 if step.type == "Fail":
                     break
 
-    def _start(self, step: Step) -> None:
+    def _start_step(self, step: Step) -> None:
         number = max((record.number for record in self._records.values()), default=0) + 1
         execution = self._execution
-        self._keep(
+        self._save_step(
             StepRecord(
                 *(execution.arn, execution.pipeline, step.name, step.type, "Starting", time.time(), number)
             )
         )
         if step.type in JOB_TYPES:
-            self._active[step.name] = _Active(step)
-            self._create(step.name, self._active[step.name])
+            self._job_steps[step.name] = _JobStep(step)
+            self._create_job(step.name, self._job_steps[step.name])
             return
         try:
             if step.type == "Fail":
-                message = as_text(resolve(step.arguments["ErrorMessage"], self._scope()))
+                message = to_text(resolve(step.arguments["ErrorMessage"], self._scope()))
                 self._finish(step.name, "Failed", message=message, failure=message)
             else:
-                outcome = all(conditions.holds(one, self._scope()) for one in step.arguments["Conditions"])
+                outcome = all(
+                    conditions.evaluate(condition, self._scope())
+                    for condition in step.arguments["Conditions"]
+                )
                 self._finish(step.name, "Succeeded", outcome=outcome)
-        except Unresolved as error:
+        except UnresolvedError as error:
             self._finish(step.name, "Failed", failure=f"ClientError: {error}")
 
     # ---- steps that are jobs
 
-    def _create(self, name: str, active: _Active) -> None:
-        step, record = active.step, self._records[name]
-        new = _new_name(self._execution.id, name, record.attempts)
+    def _create_job(self, name: str, job_step: _JobStep) -> None:
+        """Create a step's job, or reuse a cached result. An error counts as a failure of the step."""
+        step, record = job_step.step, self._records[name]
+        job_name = _make_job_name(self._execution.id, name, record.attempts)
         try:
-            key = self._key(step)
-            if record.attempts == 0 and key is not None and self._from_cache(step, key):
+            cache_key = self._compute_cache_key(step)
+            if record.attempts == 0 and cache_key is not None and self._reuse_result(step, cache_key):
                 return
-            request = {**resolve(step.arguments, self._scope(new)), JOB_TYPES[step.type][1]: new}
-        except Unresolved as error:
+            arguments = resolve(step.arguments, self._scope(job_name))
+        except UnresolvedError as error:
             self._finish(name, "Failed", failure=f"ClientError: {error}")
             return
-        record = replace(record, attempts=record.attempts + 1, key=key, failure=None)
-        self._keep(record)
+        request = {**arguments, JOB_TYPES[step.type][1]: job_name}
+        record = replace(record, attempts=record.attempts + 1, cache_key=cache_key, failure=None)
+        self._save_step(record)
         with self._lock:
-            if self._stopping is not None:
+            if self._stop_reason is not None:
                 return
             try:
-                arn = self._rooms.door.create(step.type, request)
-                self._keep(replace(record, status="Executing", job=arn, job_name=new))
+                arn = self._services.job_client.create(step.type, request)
+                self._save_step(replace(record, status="Executing", job=arn, job_name=job_name))
             except ApiError as error:
                 last_error = error
             else:
                 return
-        self._failed(name, active, retries.of_error(last_error), f"ClientError: {last_error}")
+        self._handle_failure(name, job_step, retries.classify_error(last_error), f"ClientError: {last_error}")
 
-    def _key(self, step: Step) -> str | None:
-        """What a step's arguments are known by in the cache; None for a step that is not kept there."""
-        if step.cached is None:
+    def _compute_cache_key(self, step: Step) -> str | None:
+        """Return the key of a step's result in the cache; None for a step without a cache."""
+        if step.max_cache_age_seconds is None:
             return None
-        compared = _COMPARED[step.type]
-        arguments = {key: value for key, value in step.arguments.items() if key in compared}
+        members = _CACHE_KEY_ARGUMENTS[step.type]
+        arguments = {member: value for member, value in step.arguments.items() if member in members}
         text = json.dumps([step.type, resolve(arguments, self._scope())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _from_cache(self, step: Step, key: str) -> bool:
-        """Takes an earlier result, when there is one that is young enough and its job is still known."""
-        assert step.cached is not None
-        since = time.time() - step.cached
-        found = self._rooms.store.cached(self._execution.pipeline, step.name, key, since)
-        if found is None or found.job_name is None:
+    def _reuse_result(self, step: Step, cache_key: str) -> bool:
+        """Finish the step with an earlier result, if one is recent enough and its job still exists. Returns
+        whether it did."""
+        assert step.max_cache_age_seconds is not None
+        earliest_end = time.time() - step.max_cache_age_seconds
+        cached_step = self._services.store.find_cached_step(
+            self._execution.pipeline, step.name, cache_key, earliest_end
+        )
+        if cached_step is None or cached_step.job_name is None:
             return False
         try:
-            self._rooms.door.describe(step.type, found.job_name)
+            self._services.job_client.describe(step.type, cached_step.job_name)
         except ApiError:
             return False
         self._finish(
-            step.name, "Succeeded", key=key, job=found.job, job_name=found.job_name, hit=found.execution
+            step.name,
+            "Succeeded",
+            cache_key=cache_key,
+            job=cached_step.job,
+            job_name=cached_step.job_name,
+            cached_from_execution=cached_step.execution,
         )
         return True
 
-    def _failed(self, name: str, active: _Active, kind: str | None, reason: str) -> None:
-        """Tries again if a policy says so."""
-        for number, policy in enumerate(active.step.retries):
-            if kind not in policy.kinds or self._stopping is not None:
+    def _handle_failure(self, name: str, job_step: _JobStep, exception_type: str | None, reason: str) -> None:
+        """Schedule a retry by the first policy for the exception type; without one the step has failed."""
+        for index, policy in enumerate(job_step.step.retry_policies):
+            if exception_type not in policy.exception_types or self._stop_reason is not None:
                 continue
             now = time.monotonic()
-            since = active.since.setdefault(number, now)
-            active.tried[number] += 1
-            wait = policy.wait(active.tried[number], now - since)
-            if wait is not None:
-                active.retry_at = now + wait
-                self._keep(replace(self._records[name], status="Starting", failure=reason[:REASON_LIMIT]))
+            first_failure_time = job_step.first_failure_times.setdefault(index, now)
+            job_step.retry_counts[index] += 1
+            wait_seconds = policy.compute_wait(job_step.retry_counts[index], now - first_failure_time)
+            if wait_seconds is not None:
+                job_step.retry_at = now + wait_seconds
+                record = self._records[name]
+                self._save_step(replace(record, status="Starting", failure=reason[:MAX_REASON_LENGTH]))
                 return
             break
         self._finish(name, "Failed", failure=reason)
 
     def _stop_steps(self) -> None:
-        for name, active in list(self._active.items()):
+        for name, job_step in list(self._job_steps.items()):
             record = self._records[name]
-            if active.retry_at is not None or record.job_name is None or record.status == "Starting":
+            if job_step.retry_at is not None or record.job_name is None or record.status == "Starting":
                 self._finish(name, "Stopped")
             elif record.status != "Stopping":
-                self._keep(replace(record, status="Stopping"))
-                self._rooms.door.stop(record.type, record.job_name)
+                self._save_step(replace(record, status="Stopping"))
+                self._services.job_client.stop(record.type, record.job_name)
 
-    # ---- what is remembered
+    # ---- records
 
-    def _scope(self, new_job: str = "") -> ExecutionScope:
-        rooms = self._rooms
+    def _scope(self, new_job_name: str = "") -> ExecutionScope:
+        services = self._services
         return ExecutionScope(
-            self._execution, self._definition, self._records, rooms.door, rooms.objects, new_job
+            *(self._execution, self._definition, self._records),
+            *(services.job_client, services.objects, new_job_name),
         )
 
-    def _keep(self, record: StepRecord) -> None:
-        self._rooms.store.save_step(record)
+    def _save_step(self, record: StepRecord) -> None:
+        self._services.store.save_step(record)
         self._records[record.name] = record
 
     def _finish(self, name: str, status: str, failure: str | None = None, **changes: Any) -> None:
-        self._active.pop(name, None)
-        reason = None if failure is None else failure[:REASON_LIMIT]
+        """Record the end of a step. ``changes``: further members of its StepRecord."""
+        self._job_steps.pop(name, None)
+        reason = None if failure is None else failure[:MAX_REASON_LENGTH]
         changes = {"status": status, "failure": reason, "ended": time.time(), **changes}
-        self._keep(replace(self._records[name], **changes))
+        self._save_step(replace(self._records[name], **changes))
 
     def _save(self, **changes: Any) -> None:
+        """Change members of the execution and save it."""
         self._execution = replace(self._execution, modified=time.time(), **changes)
-        self._rooms.store.save(self._execution)
+        self._services.store.save(self._execution)
 
     def _give_up(self, reason: str) -> None:
-        for name in list(self._active):
+        """Stop all jobs and close the execution as failed."""
+        for name in list(self._job_steps):
             record = self._records[name]
             if record.job_name is not None:
-                self._rooms.door.stop(record.type, record.job_name)
+                self._services.job_client.stop(record.type, record.job_name)
             self._finish(name, "Failed", failure=reason)
         with self._lock:
-            self._save(status="Failed", failure=reason[:REASON_LIMIT])
+            self._save(status="Failed", failure=reason[:MAX_REASON_LENGTH])
 
 
-def _new_name(execution: str, step: str, tries: int) -> str:
-    """``pipelines-<execution>-<step>-<random>``, of the 63 letters that a job's name may have. The random
-    part begins with a for the first try, b for the second: a fault plan can mean one of them."""
-    first = string.ascii_lowercase[tries % 26]
-    random = first + "".join(secrets.choice(_LETTERS) for _ in range(_RANDOM - 1))
-    room = _NAME_ROOM - len(f"{JOB_PREFIX}-{execution}---{random}") + 1
-    readable = re.sub("[^A-Za-z0-9]+", "-", step)[:room].strip("-")
-    return "-".join(word for word in (JOB_PREFIX, execution, readable, random) if word)
+def _make_job_name(execution_id: str, step: str, attempts: int) -> str:
+    """Return ``pipelines-<execution>-<step>-<random>``, of at most 63 characters. ``attempts``: number of
+    earlier attempts. The random part begins with a for the first attempt and b for the second, so that a
+    fault plan can name one of them."""
+    first_letter = string.ascii_lowercase[attempts % 26]
+    others = (secrets.choice(_RANDOM_CHARACTERS) for _ in range(_RANDOM_LENGTH - 1))
+    random_part = first_letter + "".join(others)
+    max_length = _MAX_NAME_LENGTH - len(f"{JOB_PREFIX}-{execution_id}---{random_part}") + 1
+    step_part = re.sub("[^A-Za-z0-9]+", "-", step)[:max_length].strip("-")
+    return "-".join(part for part in (JOB_PREFIX, execution_id, step_part, random_part) if part)

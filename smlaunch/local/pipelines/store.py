@@ -11,9 +11,9 @@ from typing import Any
 
 from smlaunch.contract import formats
 from smlaunch.local.database import DatabaseSpec, SingleConnection
-from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline, StepRecord
+from smlaunch.local.pipelines.records import FINAL_STATUSES, Execution, Pipeline, StepRecord
 
-_CONTENTS = DatabaseSpec(
+_SPEC = DatabaseSpec(
     "every pipeline, its executions and their steps",
     schema="""
 CREATE TABLE IF NOT EXISTS pipelines (
@@ -27,69 +27,73 @@ CREATE INDEX IF NOT EXISTS executions_by_pipeline ON executions (pipeline);
 CREATE INDEX IF NOT EXISTS executions_by_owner ON executions (owner, status);
 CREATE TABLE IF NOT EXISTS steps (
     execution TEXT NOT NULL, name TEXT NOT NULL, pipeline TEXT NOT NULL, status TEXT NOT NULL,
-    key TEXT, ended REAL, document TEXT NOT NULL,
+    cache_key TEXT, ended REAL, document TEXT NOT NULL,
     PRIMARY KEY (execution, name)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS steps_by_key ON steps (pipeline, name, key, ended);
+CREATE INDEX IF NOT EXISTS steps_by_cache_key ON steps (pipeline, name, cache_key, ended);
 """,
     stored_format=formats.PIPELINES_DATABASE,
 )
 
 
-class Taken(Exception):
-    """There is a pipeline, or an execution, of this name."""
+class AlreadyExistsError(Exception):
+    """A pipeline or an execution of this ARN exists."""
 
 
 class PipelineStore:
-    """Safe for many threads and processes. A write is there once the call returns, also after a power cut."""
+    """Store for many threads and processes. A write survives a power cut once the call has returned. Every
+    method raises StateDamaged for a damaged database."""
 
     def __init__(self, path: Path) -> None:
-        self._db = SingleConnection(path, _CONTENTS)
+        self._database = SingleConnection(path, _SPEC)
 
     def close(self) -> None:
-        self._db.close()
+        self._database.close()
 
     # ---- pipelines
 
     def create(self, pipeline: Pipeline) -> None:
-        """Raises Taken."""
+        """Add a pipeline. Raises AlreadyExistsError."""
         row = (pipeline.arn, pipeline.region, json.dumps(asdict(pipeline)))
         self._insert("INSERT INTO pipelines VALUES (?, ?, ?)", row)
 
-    def change(self, arn: str, how: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
-        """Reads, changes and writes a pipeline at once; None when there is none. What ``how`` raises comes
-        through."""
-        with self._db.writing() as connection:
-            found = self.pipeline(arn)
-            changed = None if found is None else how(found)
+    def update(self, arn: str, change: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
+        """Replace a pipeline by the result of ``change`` in one transaction, and return the result; None if
+        there is no such pipeline. Raises what ``change`` raises."""
+        with self._database.writing() as connection:
+            stored = self.pipeline(arn)
+            changed = None if stored is None else change(stored)
             if changed is not None:
                 document = json.dumps(asdict(changed))
                 connection.execute("UPDATE pipelines SET document = ? WHERE arn = ?", (document, arn))
         return changed
 
     def tags_of(self, arn: str) -> Mapping[str, str] | None:
-        """None when there is no such pipeline; likewise below."""
-        found = self.pipeline(arn)
-        return None if found is None else found.tags
+        """Return the tags of a pipeline; None if there is no such pipeline."""
+        pipeline = self.pipeline(arn)
+        return None if pipeline is None else pipeline.tags
 
     def change_tags(
-        self, arn: str, how: Callable[[Mapping[str, str]], Mapping[str, str]]
+        self, arn: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
     ) -> Mapping[str, str] | None:
-        changed = self.change(arn, lambda one: replace(one, tags=how(one.tags)))
+        """Replace the tags of a pipeline by the result of ``change``, and return the result; None if there is
+        no such pipeline."""
+        changed = self.update(arn, lambda stored: replace(stored, tags=change(stored.tags)))
         return None if changed is None else changed.tags
 
     def pipeline(self, arn: str) -> Pipeline | None:
-        rows = self._rows("SELECT document FROM pipelines WHERE arn = ?", arn)
+        """Return a pipeline; None if there is none of this ARN."""
+        rows = self._query("SELECT document FROM pipelines WHERE arn = ?", arn)
         return Pipeline(**rows[0]) if rows else None
 
     def pipelines(self, region: str) -> list[Pipeline]:
-        return [
-            Pipeline(**row) for row in self._rows("SELECT document FROM pipelines WHERE region = ?", region)
-        ]
+        """Return all pipelines of a region."""
+        rows = self._query("SELECT document FROM pipelines WHERE region = ?", region)
+        return [Pipeline(**row) for row in rows]
 
     def delete(self, arn: str) -> None:
-        """The pipeline with all its executions."""
-        with self._db.writing() as connection:
+        """Delete a pipeline with all its executions."""
+        with self._database.writing() as connection:
             connection.execute("DELETE FROM steps WHERE pipeline = ?", (arn,))
             connection.execute("DELETE FROM executions WHERE pipeline = ?", (arn,))
             connection.execute("DELETE FROM pipelines WHERE arn = ?", (arn,))
@@ -97,68 +101,80 @@ class PipelineStore:
     # ---- executions
 
     def start(self, execution: Execution) -> None:
+        """Add an execution. Raises AlreadyExistsError."""
         row = (execution.arn, execution.pipeline, execution.owner, execution.status)
         self._insert("INSERT INTO executions VALUES (?, ?, ?, ?, ?)", (*row, json.dumps(asdict(execution))))
 
     def save(self, execution: Execution) -> None:
-        self._do(
+        """Overwrite the stored execution of the same ARN."""
+        self._execute(
             "UPDATE executions SET owner = ?, status = ?, document = ? WHERE arn = ?",
             *(execution.owner, execution.status, json.dumps(asdict(execution)), execution.arn),
         )
 
     def execution(self, arn: str) -> Execution | None:
-        rows = self._rows("SELECT document FROM executions WHERE arn = ?", arn)
+        """Return an execution; None if there is none of this ARN."""
+        rows = self._query("SELECT document FROM executions WHERE arn = ?", arn)
         return Execution(**rows[0]) if rows else None
 
-    def executions(self, pipeline: str) -> list[Execution]:
-        rows = self._rows("SELECT document FROM executions WHERE pipeline = ?", pipeline)
+    def executions(self, pipeline_arn: str) -> list[Execution]:
+        """Return all executions of a pipeline."""
+        rows = self._query("SELECT document FROM executions WHERE pipeline = ?", pipeline_arn)
         return [Execution(**row) for row in rows]
 
     def unfinished(self, owner: str) -> list[Execution]:
-        """The executions of one endpoint that have not ended."""
+        """Return the executions of one endpoint that have not ended."""
         sql = "SELECT document FROM executions WHERE owner = ? AND status NOT IN (?, ?, ?)"
-        return [Execution(**row) for row in self._rows(sql, owner, *EXECUTION_ENDED)]
+        return [Execution(**row) for row in self._query(sql, owner, *FINAL_STATUSES)]
 
     # ---- steps
 
     def save_step(self, step: StepRecord) -> None:
-        row = (step.execution, step.name, step.pipeline, step.status, step.key, step.ended)
-        marks = ",".join("?" * 7)
-        self._do(f"INSERT OR REPLACE INTO steps VALUES ({marks})", *row, json.dumps(asdict(step)))  # noqa: S608
+        """Add a step, or overwrite the stored one of the same execution and name."""
+        row = (step.execution, step.name, step.pipeline, step.status, step.cache_key, step.ended)
+        self._execute(
+            "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", *row, json.dumps(asdict(step))
+        )
 
-    def steps(self, execution: str) -> dict[str, StepRecord]:
-        """In the order in which they began."""
-        rows = self._rows("SELECT document FROM steps WHERE execution = ?", execution)
-        found = sorted((StepRecord(**row) for row in rows), key=lambda one: one.number)
-        return {step.name: step for step in found}
+    def steps(self, execution_arn: str) -> dict[str, StepRecord]:
+        """Return the steps of an execution by name, in the order in which they started."""
+        rows = self._query("SELECT document FROM steps WHERE execution = ?", execution_arn)
+        steps = sorted((StepRecord(**row) for row in rows), key=lambda step: step.number)
+        return {step.name: step for step in steps}
 
-    def forget_steps(self, execution: str, names: Iterable[str]) -> None:
+    def delete_steps(self, execution_arn: str, names: Iterable[str]) -> None:
+        """Delete the records of some steps, so that they can start again."""
         for name in names:
-            self._do("DELETE FROM steps WHERE execution = ? AND name = ?", execution, name)
+            self._execute("DELETE FROM steps WHERE execution = ? AND name = ?", execution_arn, name)
 
-    def cached(self, pipeline: str, name: str, key: str, since: float) -> StepRecord | None:
-        """The newest success of a step with the same arguments, itself not from the cache."""
+    def find_cached_step(
+        self, pipeline_arn: str, name: str, cache_key: str, earliest_end: float
+    ) -> StepRecord | None:
+        """Return the newest success of a step with the same arguments that ran its own job and ended at
+        ``earliest_end``, in seconds since the epoch, or later; None if there is none."""
         sql = (
-            "SELECT document FROM steps WHERE pipeline = ? AND name = ? AND key = ? AND ended >= ?"
+            "SELECT document FROM steps WHERE pipeline = ? AND name = ? AND cache_key = ? AND ended >= ?"
             " AND status = 'Succeeded' ORDER BY ended DESC"
         )
-        found = (StepRecord(**row) for row in self._rows(sql, pipeline, name, key, since))
-        return next((step for step in found if step.hit is None), None)
+        rows = self._query(sql, pipeline_arn, name, cache_key, earliest_end)
+        steps = (StepRecord(**row) for row in rows)
+        return next((step for step in steps if step.cached_from_execution is None), None)
 
-    def _do(self, sql: str, *values: Any) -> None:
-        with self._db.writing() as connection:
+    def _execute(self, sql: str, *values: Any) -> None:
+        with self._database.writing() as connection:
             connection.execute(sql, values)
 
     def _insert(self, sql: str, values: tuple[Any, ...]) -> None:
         try:
-            self._do(sql, *values)
+            self._execute(sql, *values)
         except sqlite3.IntegrityError:
-            raise Taken(values[0]) from None
+            raise AlreadyExistsError(values[0]) from None
 
-    def _rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with self._db.reading() as connection:
+    def _query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Return the documents that a query selects."""
+        with self._database.reading() as connection:
             rows = connection.execute(sql, values).fetchall()
         try:
             return [json.loads(text) for (text,) in rows]
         except (ValueError, TypeError) as error:
-            raise self._db.damaged_error(f"has a row that cannot be read ({error!r})") from error
+            raise self._database.damaged_error(f"has a row that cannot be read ({error!r})") from error

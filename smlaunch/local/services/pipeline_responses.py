@@ -18,7 +18,7 @@ _PAGE = 10
 
 def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
     """Return the response of DescribePipeline."""
-    by = _user_context(pipeline.by)
+    created_by = _user_context(pipeline.created_by)
     return _without_none(
         PipelineArn=pipeline.arn,
         PipelineName=pipeline.name,
@@ -30,8 +30,8 @@ def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         CreationTime=pipeline.created,
         LastModifiedTime=pipeline.modified,
         LastRunTime=pipeline.last_run,
-        CreatedBy=by,
-        LastModifiedBy=by,
+        CreatedBy=created_by,
+        LastModifiedBy=created_by,
         ParallelismConfiguration=_parallelism(pipeline.parallelism),
     )
 
@@ -52,7 +52,7 @@ def pipeline_summary(pipeline: Pipeline) -> dict[str, Any]:
 
 def describe_execution(execution: Execution) -> dict[str, Any]:
     """Return the response of DescribePipelineExecution."""
-    by = _user_context(execution.by)
+    created_by = _user_context(execution.created_by)
     return _without_none(
         PipelineArn=execution.pipeline,
         PipelineExecutionArn=execution.arn,
@@ -63,8 +63,8 @@ def describe_execution(execution: Execution) -> dict[str, Any]:
         FailureReason=execution.failure,
         CreationTime=execution.created,
         LastModifiedTime=execution.modified,
-        CreatedBy=by,
-        LastModifiedBy=by,
+        CreatedBy=created_by,
+        LastModifiedBy=created_by,
         ParallelismConfiguration=_parallelism(execution.parallelism),
     )
 
@@ -90,11 +90,16 @@ def step_summary(record: StepRecord, definition: Step) -> dict[str, Any]:
         StartTime=record.started,
         EndTime=record.ended,
         StepStatus=record.status,
-        CacheHitResult=None if record.hit is None else {"SourcePipelineExecutionArn": record.hit},
+        CacheHitResult=_cache_hit(record),
         FailureReason=record.failure,
         Metadata=_metadata(record),
         AttemptCount=record.attempts or None,
     )
+
+
+def _cache_hit(record: StepRecord) -> dict[str, str] | None:
+    arn = record.cached_from_execution
+    return None if arn is None else {"SourcePipelineExecutionArn": arn}
 
 
 def _metadata(record: StepRecord) -> dict[str, Any] | None:

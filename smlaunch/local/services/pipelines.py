@@ -14,12 +14,12 @@ from smlaunch.local.api_errors import ApiError, validation_error
 from smlaunch.local.pipelines import definition as definitions
 from smlaunch.local.pipelines import parameters
 from smlaunch.local.pipelines.definition import BadDefinition, Definition
-from smlaunch.local.pipelines.expressions import as_text, resolve
+from smlaunch.local.pipelines.executions import PipelineExecutions
+from smlaunch.local.pipelines.expressions import resolve, to_text
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.records import EXECUTION_ENDED, Execution, Pipeline
+from smlaunch.local.pipelines.records import Execution, Pipeline
 from smlaunch.local.pipelines.references import ExecutionScope, Objects
-from smlaunch.local.pipelines.runs import PipelineRuns
-from smlaunch.local.pipelines.store import PipelineStore, Taken
+from smlaunch.local.pipelines.store import AlreadyExistsError, PipelineStore
 from smlaunch.local.request_context import RequestContext, current_context
 from smlaunch.local.services import pipeline_responses as responses
 from smlaunch.local.services.pipeline_responses import page_of_entries
@@ -33,12 +33,12 @@ class PipelineOperations:
     """One method for each operation, for JsonService."""
 
     def __init__(
-        self, store: PipelineStore, runs: PipelineRuns, objects: Objects, job_client: JobClient
+        self, store: PipelineStore, executions: PipelineExecutions, objects: Objects, job_client: JobClient
     ) -> None:
         self._store = store
-        self._runs = runs
+        self._executions = executions
         self._objects = objects
-        self._door = job_client
+        self._job_client = job_client
 
     # ---- pipelines
 
@@ -58,7 +58,7 @@ class PipelineOperations:
             role=params["RoleArn"],
             created=now,
             modified=now,
-            by=caller.arn,
+            created_by=caller.arn,
             token=params["ClientRequestToken"],
             display_name=params.get("PipelineDisplayName"),
             description=params.get("PipelineDescription"),
@@ -67,7 +67,7 @@ class PipelineOperations:
         )
         try:
             self._store.create(pipeline)
-        except Taken:
+        except AlreadyExistsError:
             existing = self._store.pipeline(pipeline.arn)
             if existing is not None and (existing.token, existing.definition) == (pipeline.token, text):
                 return {"PipelineArn": existing.arn}  # a retry of the same request
@@ -95,7 +95,7 @@ class PipelineOperations:
                 parallelism=_parallelism(params) or current_pipeline.parallelism,
             )
 
-        self._store.change(pipeline.arn, updated)
+        self._store.update(pipeline.arn, updated)
         return {"PipelineArn": pipeline.arn}
 
     def describe_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,9 @@ class PipelineOperations:
 
     def delete_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
         pipeline = self._pipeline(params["PipelineName"])
-        running = [execution.arn for execution in self._store.executions(pipeline.arn) if not execution.ended]
+        running = [
+            execution.arn for execution in self._store.executions(pipeline.arn) if not execution.has_ended
+        ]
         if running:
             raise ApiError(
                 "ConflictException",
@@ -139,7 +141,9 @@ class PipelineOperations:
             if existing.token == token:
                 return {"PipelineExecutionArn": existing.arn}  # a retry of the same request
         definition = _parse_definition(pipeline.definition)
-        values, problems = parameters.values(definition.parameters, params.get("PipelineParameters") or [])
+        values, problems = parameters.parse_values(
+            definition.parameters, params.get("PipelineParameters") or []
+        )
         if problems:
             raise validation_error(f"The pipeline's parameters: {'; '.join(problems)}")
         now, caller = time.time(), current_context()
@@ -148,24 +152,24 @@ class PipelineOperations:
             pipeline=pipeline.arn,
             pipeline_name=pipeline.name,
             region=caller.region,
-            owner=self._runs.owner,
+            owner=self._executions.owner,
             definition=pipeline.definition,
             values=values,
             status="Executing",
             created=now,
             modified=now,
-            by=caller.arn,
+            created_by=caller.arn,
             token=token,
             display_name=params.get("PipelineExecutionDisplayName"),
             description=params.get("PipelineExecutionDescription"),
             parallelism=_parallelism(params) or pipeline.parallelism,
             role=pipeline.role,
         )
-        scope = ExecutionScope(execution, definition, {}, self._door, self._objects)
+        scope = ExecutionScope(execution, definition, {}, self._job_client, self._objects)
         execution = replace(execution, experiment=resolve(definition.experiment, scope))
         self._store.start(execution)
-        self._store.change(pipeline.arn, lambda stored: replace(stored, last_run=now))
-        self._runs.start(execution, definition)
+        self._store.update(pipeline.arn, lambda stored: replace(stored, last_run=now))
+        self._executions.start(execution, definition)
         return {"PipelineExecutionArn": execution.arn}
 
     def describe_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -200,16 +204,16 @@ class PipelineOperations:
 
     def list_pipeline_parameters_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         values = self._execution(params).values
-        members = [{"Name": name, "Value": as_text(value)} for name, value in values.items()]
+        members = [{"Name": name, "Value": to_text(value)} for name, value in values.items()]
         return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", members)
 
     def stop_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         execution = self._execution(params)
-        if execution.ended:
+        if execution.has_ended:
             raise validation_error(
                 f"The request was rejected because the pipeline execution is in status {execution.status}."
             )
-        self._runs.stop(execution)
+        self._executions.stop(execution)
         return {"PipelineExecutionArn": execution.arn}
 
     def retry_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -221,19 +225,19 @@ class PipelineOperations:
                 f"retried; this one is {execution.status}."
             )
         steps = self._store.steps(execution.arn)
-        self._store.forget_steps(
+        self._store.delete_steps(
             execution.arn, [name for name, record in steps.items() if record.status != "Succeeded"]
         )
         restarted = replace(
             execution,
-            owner=self._runs.owner,
+            owner=self._executions.owner,
             status="Executing",
             failure=None,
             modified=time.time(),
             parallelism=_parallelism(params) or execution.parallelism,
         )
         self._store.save(restarted)
-        self._runs.start(restarted, _parse_definition(restarted.definition))
+        self._executions.start(restarted, _parse_definition(restarted.definition))
         return {"PipelineExecutionArn": execution.arn}
 
     # ---- lookup
@@ -250,7 +254,6 @@ class PipelineOperations:
         execution = self._store.execution(arn)
         if execution is None:
             raise ApiError("ResourceNotFound", f"Pipeline execution with ARN '{arn}' does not exist.")
-        assert execution.ended == (execution.status in EXECUTION_ENDED)
         return execution
 
     def _definition_text(self, params: Mapping[str, Any]) -> str | None:
@@ -302,7 +305,7 @@ def _reject_unsupported(operation: str, params: Mapping[str, Any]) -> None:
 
 def _parse_definition(text: str) -> Definition:
     try:
-        return definitions.read(text)
+        return definitions.parse_definition(text)
     except BadDefinition as error:
         problems = "; ".join(error.problems)
         count = f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''}"

@@ -11,7 +11,7 @@ CREATE TABLE pipelines (
 CREATE TABLE smlaunch_writes (n INTEGER NOT NULL);
 CREATE TABLE steps (
     execution TEXT NOT NULL, name TEXT NOT NULL, pipeline TEXT NOT NULL, status TEXT NOT NULL,
-    key TEXT, ended REAL, document TEXT NOT NULL,
+    cache_key TEXT, ended REAL, document TEXT NOT NULL,
     PRIMARY KEY (execution, name)
 ) WITHOUT ROWID;
-CREATE INDEX steps_by_key ON steps (pipeline, name, key, ended);
+CREATE INDEX steps_by_cache_key ON steps (pipeline, name, cache_key, ended);

@@ -1,4 +1,4 @@
-"""All executions of one endpoint, and those of endpoints that died."""
+"""The running executions of one endpoint, and the recovery of those of endpoints that died."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import replace
 
 from smlaunch.local.jobs.manager import JobManager
 from smlaunch.local.pipelines.definition import Definition
-from smlaunch.local.pipelines.records import STEP_ENDED, Execution
-from smlaunch.local.pipelines.runner import JOB_PREFIX, REASON_LIMIT, ExecutionRunner, Rooms
+from smlaunch.local.pipelines.records import FINAL_STATUSES, Execution
+from smlaunch.local.pipelines.runner import JOB_PREFIX, MAX_REASON_LENGTH, ExecutionRunner, PipelineServices
 
-_OF_EXECUTION = re.compile(rf"/{JOB_PREFIX}-([a-z0-9]+)-")
-_STOP = "stop-execution"
-_CLOSED = "The endpoint that ran this execution was closed"
+_JOB_ARN = re.compile(rf"/{JOB_PREFIX}-([a-z0-9]+)-")
+_STOP_COMMAND = "stop-execution"
+_CLOSED_REASON = "The endpoint that ran this execution was closed"
 
 
-class PipelineRuns:
-    """Follows the endpoint's jobs (jobs/manager.py, JobEventListener)."""
+class PipelineExecutions:
+    """Runs executions, each in a thread of its own. It is the JobEventListener of the
+    endpoint's jobs (jobs/manager.py)."""
 
-    def __init__(self, rooms: Rooms, jobs: JobManager) -> None:
-        self._rooms = rooms
+    def __init__(self, services: PipelineServices, jobs: JobManager) -> None:
+        self._services = services
         self._jobs = jobs
         self._lock = threading.Lock()
         self._running: dict[str, ExecutionRunner] = {}
@@ -29,42 +30,45 @@ class PipelineRuns:
 
     @property
     def owner(self) -> str:
+        """Id of this endpoint process."""
         return self._jobs.owner.id
 
     def start(self, execution: Execution, definition: Definition) -> None:
-        """Goes on with an execution that the store has: its steps that have succeeded stay so."""
-        runner = ExecutionRunner(execution, definition, self._rooms, self._finished)
+        """Run an execution that is in the store, without the steps that have succeeded already."""
+        runner = ExecutionRunner(execution, definition, self._services, self._on_end)
         with self._lock:
             self._running[execution.id] = runner
             if self._closed:
-                runner.stop(_CLOSED)
+                runner.stop(_CLOSED_REASON)
         runner.start()
 
     def stop(self, execution: Execution) -> None:
-        """Whichever endpoint runs it. One whose endpoint is gone is closed as failed."""
+        """Stop an execution of this endpoint or of another one. If its endpoint has died, it is closed as
+        failed."""
         if execution.owner == self.owner:
             self._stop_own(execution.id)
-        elif not self._jobs.send_command(execution.owner, f"{_STOP} {execution.arn}"):
+        elif not self._jobs.send_command(execution.owner, f"{_STOP_COMMAND} {execution.arn}"):
             self._jobs.clean_up_dead_endpoints()
 
     def close(self) -> None:
-        """No execution creates a job any more; ``join`` waits for them, once the jobs have been stopped."""
+        """Stop all executions. None creates a job after this returns. Stop the jobs, then call ``join``."""
         with self._lock:
             self._closed = True
             runners = list(self._running.values())
         for runner in runners:
-            runner.stop(_CLOSED)
+            runner.stop(_CLOSED_REASON)
 
     def join(self) -> None:
+        """Wait for the ends of all executions."""
         with self._lock:
             runners = list(self._running.values())
         for runner in runners:
             runner.join()
 
-    # What the jobs' manager tells
+    # ---- JobEventListener
 
     def on_job_ended(self, arn: str) -> None:
-        match = _OF_EXECUTION.search(arn)
+        match = _JOB_ARN.search(arn)
         if match is not None:
             with self._lock:
                 runner = self._running.get(match[1])
@@ -72,20 +76,20 @@ class PipelineRuns:
                 runner.wake()
 
     def on_command(self, command: str, arn: str) -> None:
-        if command == _STOP:
+        if command == _STOP_COMMAND:
             self._stop_own(arn.rpartition("/")[2])
 
     def on_owner_lost(self, owner: str) -> None:
-        """The jobs of that endpoint have been closed as failed already."""
+        """Close the executions of an endpoint that died as failed. Its jobs have been closed already."""
         now = time.time()
         reason = (
             "InternalServerError: the endpoint that ran this execution ended without closing it (found at "
             f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(now))}); RetryPipelineExecution goes on"
-        )[:REASON_LIMIT]
-        store = self._rooms.store
+        )[:MAX_REASON_LENGTH]
+        store = self._services.store
         for execution in store.unfinished(owner):
             for step in store.steps(execution.arn).values():
-                if step.status not in STEP_ENDED:
+                if step.status not in FINAL_STATUSES:
                     store.save_step(replace(step, status="Failed", ended=now, failure=reason))
             store.save(replace(execution, status="Failed", modified=now, failure=reason))
 
@@ -95,6 +99,6 @@ class PipelineRuns:
         if runner is not None:
             runner.stop()
 
-    def _finished(self, runner: ExecutionRunner) -> None:
+    def _on_end(self, runner: ExecutionRunner) -> None:
         with self._lock:
             del self._running[runner.id]
