@@ -97,11 +97,11 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[str]:
     weight = summary["weight"]
     weight_columns = [] if weight == "size" else [weight]
     table: list[tuple[str, ...]] = [("HOST", "KEYS", "BYTES", *(name.upper() for name in weight_columns))]
-    for host_row in summary["parts"][:_MAX_HOST_ROWS]:
+    for host_row in summary["shards"][:_MAX_HOST_ROWS]:
         weight_cells = [f"{host_row[name]:,}" for name in weight_columns]
         table.append(
             (str(host_row["host"]), f"{host_row['keys']:,}", format_size(host_row["bytes"]), *weight_cells)
         )
     yield from align_columns(table)
-    if len(summary["parts"]) > _MAX_HOST_ROWS:
-        yield f"... and {len(summary['parts']) - _MAX_HOST_ROWS} more (--json has all)"
+    if len(summary["shards"]) > _MAX_HOST_ROWS:
+        yield f"... and {len(summary['shards']) - _MAX_HOST_ROWS} more (--json has all)"

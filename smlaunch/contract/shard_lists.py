@@ -36,7 +36,7 @@ class ShardListIndex(NamedTuple):
     """One for each host, in the natural order of the hosts' names."""
 
     def to_json(self) -> str:
-        rows = [part._asdict() for part in self.shards]
+        rows = [shard._asdict() for shard in self.shards]
         document = formats.SHARDS.stamp({"channel": self.channel, "shards": rows})
         return json.dumps(document, indent=1, sort_keys=True) + "\n"
 

@@ -49,12 +49,12 @@ def split_inventory(
 def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight: str) -> dict[str, Any]:
     """Return the document of ``smlaunch data split --json``."""
     bytes_by_host = host_split.loads if weight == SIZE_COLUMN else _bytes_by_host(keys, host_split)
-    parts: list[dict[str, Any]] = [
+    shards: list[dict[str, Any]] = [
         {"host": host, "bytes": size, "keys": count}
         for host, (size, count) in enumerate(zip(bytes_by_host, host_split.row_counts, strict=True))
     ]
     if weight != SIZE_COLUMN:
-        parts = [{**part, weight: load} for part, load in zip(parts, host_split.loads, strict=True)]
+        shards = [{**shard, weight: load} for shard, load in zip(shards, host_split.loads, strict=True)]
     by_count = host_split.by_count
     return {
         "bucket": keys.bucket,
@@ -74,7 +74,7 @@ def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, w
         },
         "stability": _stability(host_split),
         "warnings": _warnings(host_split, weight),
-        "parts": parts,
+        "shards": shards,
     }
 
 
@@ -103,12 +103,12 @@ def _stability(host_split: HostSplit) -> dict[str, Any]:
 _STABILITY_RULES = {
     RANGES_METHOD: "a key moves when the end of a range passes over it: few do when keys are "
     "added all over, many "
-    "when they are added at the end; with --previous keys only move to make parts equal",
+    "when they are added at the end; with --previous keys only move to make shards equal",
     partitioning.CONTIGUOUS: "a key moves when the end of a range passes over it",
-    STABLE_METHOD: "keys only moved to make parts equal",
+    STABLE_METHOD: "keys only moved to make shards equal",
 }
 
-_UNSTABLE_RULE = "any key may move when one is added; with --previous keys only move to make parts equal"
+_UNSTABLE_RULE = "any key may move when one is added; with --previous keys only move to make shards equal"
 
 
 def _warnings(host_split: HostSplit, weight: str) -> list[str]:
@@ -125,6 +125,6 @@ def _warnings(host_split: HostSplit, weight: str) -> list[str]:
         unit = "bytes" if weight == SIZE_COLUMN else weight
         warnings.append(
             f"One key alone holds {host_split.largest_size / total:.1%} of all {unit}, more than a host's "
-            f"even share of {1 / host_split.hosts:.1%}: only splitting that object makes the parts equal."
+            f"even share of {1 / host_split.hosts:.1%}: only splitting that object makes the shards equal."
         )
     return warnings

@@ -77,7 +77,7 @@ def write_split(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            bytes_by_host = [part["bytes"] for part in summary["parts"]]
+            bytes_by_host = [shard["bytes"] for shard in summary["shards"]]
             files = _write_files(keys, split, channel, bytes_by_host, temporary_folder)
             (temporary_folder / SUMMARY_FILE).write_text(
                 json.dumps(summary_with_files(summary, files), indent=2) + "\n"
@@ -100,9 +100,9 @@ def summary_with_files(summary: dict[str, Any], split_files: SplitFiles) -> dict
             f"{split_files.invalid_names:,} keys cannot be files on a host. The manifests contain them, but "
             f"readers of the lists reject them. The first: {split_files.first_invalid_name}."
         )
-    rows = zip(summary["parts"], split_files.lists, split_files.manifests, strict=True)
-    parts = [{**part, "list": list_path, "manifest": manifest} for part, list_path, manifest in rows]
-    return {**summary, "warnings": warnings, "parts": parts}
+    rows = zip(summary["shards"], split_files.lists, split_files.manifests, strict=True)
+    shards = [{**shard, "list": list_path, "manifest": manifest} for shard, list_path, manifest in rows]
+    return {**summary, "warnings": warnings, "shards": shards}
 
 
 def _write_files(

@@ -98,7 +98,7 @@ def _parameter(key: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, NumberTemplate):
         return f"{key}.$", VARIABLE_PATHS[value.variable]
     if isinstance(value, ShardValue):
-        return f"{key}.$", f"$.part.{value.key}"
+        return f"{key}.$", f"$.shard.{value.key}"
     if value == JOB_NAME_TEMPLATE:
         return f"{key}.$", JOB_NAME_PATH
     if isinstance(value, TextTemplate):

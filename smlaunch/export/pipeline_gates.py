@@ -142,7 +142,7 @@ def _plan_problems(plan: Plan) -> Iterator[Problem]:
         )
     if plan.shard_plans:
         yield Problem(
-            "inputs", "a run in parts (split_via: jobs) is not exported to a pipeline; export one part"
+            "inputs", "a sharded run (split_via: jobs) is not exported to a pipeline; export one shard"
         )
 
 

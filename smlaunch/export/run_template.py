@@ -159,7 +159,7 @@ def build_run_template(plan: Plan, *, run: str | None = None, time_scale: float 
     if problems:
         raise JobError(problems)
     shards = tuple(
-        build_run_template(part, run=run and part.run, time_scale=time_scale) for part in plan.shard_plans
+        build_run_template(shard, run=run and shard.run, time_scale=time_scale) for shard in plan.shard_plans
     )
     workflow = plan.workflow
     is_shared_prefix = plan.job.checkpoints is not None and plan.job.checkpoints.uri is not None

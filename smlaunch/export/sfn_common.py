@@ -99,7 +99,7 @@ def initial_limits(template: RunTemplate) -> dict[str, Any]:
 
 def persistent_context(template: RunTemplate, source: str = "$") -> dict[str, Any]:
     remaining = {"left.$": f"{source}.left"} if active_limits(template) else {}
-    return {**remaining, **({"part.$": f"{source}.part"} if template.shards else {})}
+    return {**remaining, **({"shard.$": f"{source}.shard"} if template.shards else {})}
 
 
 def next_job_context(template: RunTemplate, event_count: int, changes: dict[str, Any]) -> dict[str, Any]:

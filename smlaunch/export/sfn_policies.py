@@ -24,11 +24,11 @@ REASONS: Mapping[str, str] = {
     "ReadOutcome": "What it left: how far the run is",
     "ClearOutcome": "Clear the outcome: of a training that finished and whose job failed after it",
     "TellMissingFromForbidden": "Without it S3 answers 403 for an outcome that is not there yet",
-    "GoOn": "Hand over: another execution goes on before the history is full; in parts, each is one",
+    "GoOn": "Hand over: another execution goes on before the history is full; each shard is one too",
     "WaitForWhatGoesOn": "Hand over: looked at until it ends, stopped when this one is stopped",
-    "ReadParts": "Every part: what the parts differ in, where a Distributed Map reads it",
-    "WriteResults": "Every part: each part's end, where the run's output says that it is",
-    "WatchParts": "Every part: a Distributed Map's own executions are looked at, stopped with this one",
+    "ReadShards": "Every shard: what the shards differ in, where a Distributed Map reads it",
+    "WriteResults": "Every shard: each shard's end, where the run's output says that it is",
+    "WatchShards": "Every shard: a Distributed Map's own executions are looked at, stopped with this one",
     "HearOfExecutions": ".sync:2: Step Functions keeps a rule of this name to hear of an execution's end",
 }
 
@@ -43,9 +43,9 @@ RARE_ACTIONS: Mapping[str, str] = {
     "events:DescribeRule": "by Step Functions itself",
     "s3:ListBucket": "checked by GetObject of what is not there; no call of its own",
     "s3:DeleteObject": "only when a job failed after its training had finished",
-    "states:StartExecution": "only when an execution's history is full, or the run is in parts",
-    "states:DescribeExecution": "only when an execution's history is full, or the run is in parts",
-    "states:StopExecution": "only when an execution is stopped that others go on for, or run parts of",
+    "states:StartExecution": "only when an execution's history is full, or the run is sharded",
+    "states:DescribeExecution": "only when an execution's history is full, or the run is sharded",
+    "states:StopExecution": "only when an execution is stopped that others go on for, or run shards of",
 }
 """Allowed actions that an ordinary run does not call, and when they are called."""
 
@@ -117,14 +117,14 @@ def _map_statements(template: RunTemplate, definition: Mapping[str, Any], name: 
             item_file = (
                 f"arn:{template.partition}:s3:::{reader_parameters['Bucket']}/{reader_parameters['Key']}"
             )
-            yield _bucket_statement(template, "ReadParts", "s3:GetObject", item_file)
+            yield _bucket_statement(template, "ReadShards", "s3:GetObject", item_file)
             results_path = results_prefix(template).removeprefix("s3://")
             yield _bucket_statement(
                 template, "WriteResults", "s3:PutObject", f"arn:{template.partition}:s3:::{results_path}*"
             )
             actions = ["states:DescribeExecution", "states:StopExecution"]
             map_executions = _arn(template, "states", f"execution:{name}/{state['Label']}:*")
-            yield _allow("WatchParts", actions, [map_executions])
+            yield _allow("WatchShards", actions, [map_executions])
 
 
 def _outcome_statements(template: RunTemplate, resources: set[str]) -> Iterator[Statement]:

@@ -47,16 +47,16 @@ MAX_CONCURRENT_SHARDS = 40
 """Concurrent shards of a Distributed Map: as many as Step Functions runs of an inline Map. Each waits at most
 a day for the quota, so more at once could time out."""
 
-MAP_LABEL = "parts"
+MAP_LABEL = "shards"
 """Part of the ARNs of a Distributed Map's executions: ``execution:<machine>/<label>:<id>``."""
 
 LIST_SHARDS, MAP_SHARDS, START_SHARD, CHECK_RESULTS = (
-    "All parts",
-    "Every part",
-    "One part",
+    "All shards",
+    "Every shard",
+    "One shard",
     "How did they end?",
 )
-COLLECT_RESULTS, ALL_SHARDS_DONE = "What they gave", "All parts are done"
+COLLECT_RESULTS, ALL_SHARDS_DONE = "What they gave", "All shards are done"
 SHARD_DONE, CHECK_SHARD_STARTED, SHARD_FAILED, WRITE_RESULT = (
     "It is done",
     "Has it begun?",
@@ -82,7 +82,7 @@ def merge_shards(template: RunTemplate) -> tuple[RunTemplate, list[dict[str, Any
     if len(template.shards) > MAX_SHARDS:
         reason = f"{len(template.shards)} shards are more than the {MAX_SHARDS} of one state machine"
         raise JobError([Problem("compute.hosts", f"{reason}; ask for fewer")])
-    if len({part.checkpoints for part in template.shards}) > 1:
+    if len({shard.checkpoints for shard in template.shards}) > 1:
         message = (
             "a state machine cannot use a folder of each shard below it; leave it out for the default prefix"
         )
@@ -92,10 +92,10 @@ def merge_shards(template: RunTemplate) -> tuple[RunTemplate, list[dict[str, Any
         raise JobError([Problem("name", message)])
     items = [
         {
-            "number": int(part.workflow.run.rpartition("-p")[2]),
+            "number": int(shard.workflow.run.rpartition("-p")[2]),
             **{key: values[index] for key, values in shard_values.items()},
         }
-        for index, part in enumerate(template.shards)
+        for index, shard in enumerate(template.shards)
     ]
     return replace(
         template.shards[0],
@@ -135,18 +135,18 @@ def shard_states(
     ``inline``: the items are part of the definition, and the output has the result of each shard; otherwise
     the output has the address of the results.
     """
-    comment = "Each part is a run of its own: an execution of this machine, named after this one."
-    shard_list = {"parts": list(items)} if is_inline else {}
+    comment = "Each shard is a run of its own: an execution of this machine, named after this one."
+    shard_list = {"shards": list(items)} if is_inline else {}
     states = {
         LIST_SHARDS: pass_state(comment, {"run.$": "$$.Execution.Name", **shard_list}, None, MAP_SHARDS)
     }
     map_state = _inline_map() if is_inline else _distributed_map(template)
-    states[MAP_SHARDS] = {"Type": "Map", **map_state, "ResultPath": "$.parts", "Next": "Which errors?"}
+    states[MAP_SHARDS] = {"Type": "Map", **map_state, "ResultPath": "$.shards", "Next": "Which errors?"}
     errors = {
-        name.partition(".")[2] + ".$": f"States.ArrayContains($.parts[*].error, '{name}')"
+        name.partition(".")[2] + ".$": f"States.ArrayContains($.shards[*].error, '{name}')"
         for name in ORCHESTRATOR_ERRORS.values()
     }
-    states["Which errors?"] = pass_state("Of the parts that failed.", errors, "$.errors", CHECK_RESULTS)
+    states["Which errors?"] = pass_state("Of the shards that failed.", errors, "$.errors", CHECK_RESULTS)
     return {**states, **(_inline_result_states() if is_inline else _distributed_result_states(template))}
 
 
@@ -159,11 +159,15 @@ def _rules_by_error() -> dict[str, ChoiceRule]:
 
 
 def _inline_result_states() -> dict[str, State]:
-    rules = [go_to(f"Parts: {name}", rule) for name, rule in _rules_by_error().items()]
+    rules = [go_to(f"Shards: {name}", rule) for name, rule in _rules_by_error().items()]
     return {
-        CHECK_RESULTS: choice_state("The run has failed when a part has.", rules, ALL_SHARDS_DONE),
-        **_fail_states("States.JsonToString($.parts)"),
-        ALL_SHARDS_DONE: {"Type": "Succeed", "Comment": "With each part's result.", "OutputPath": "$.parts"},
+        CHECK_RESULTS: choice_state("The run has failed when a shard has.", rules, ALL_SHARDS_DONE),
+        **_fail_states("States.JsonToString($.shards)"),
+        ALL_SHARDS_DONE: {
+            "Type": "Succeed",
+            "Comment": "With each shard's result.",
+            "OutputPath": "$.shards",
+        },
     }
 
 
@@ -172,26 +176,27 @@ def _distributed_result_states(template: RunTemplate) -> dict[str, State]:
     results."""
     results_uri = f"States.Format('{results_prefix(template, '{}')}', $.run)"
     rules = [go_to(f"Which: {name}", rule) for name, rule in _rules_by_error().items()]
-    cause = f"States.Format('{_FAILED_SHARDS_TEXT}', States.JsonToString($.failed.parts), $.failed.results)"
-    output = {"run.$": "$.run", "results.$": results_uri, "parts.$": "$.parts"}
-    states = {CHECK_RESULTS: choice_state("The run has failed when a part has.", rules, COLLECT_RESULTS)}
+    cause = f"States.Format('{_FAILED_SHARDS_TEXT}', States.JsonToString($.failed.shards), $.failed.results)"
+    output = {"run.$": "$.run", "results.$": results_uri, "shards.$": "$.shards"}
+    states = {CHECK_RESULTS: choice_state("The run has failed when a shard has.", rules, COLLECT_RESULTS)}
     for name in ORCHESTRATOR_ERRORS.values():
-        failed_shards = {"parts.$": f"$.parts[?(@.error == '{name}')].part", "results.$": results_uri}
-        states[f"Which: {name}"] = pass_state("Their numbers.", failed_shards, "$.failed", f"Parts: {name}")
+        failed_shards = {"shards.$": f"$.shards[?(@.error == '{name}')].shard", "results.$": results_uri}
+        states[f"Which: {name}"] = pass_state("Their numbers.", failed_shards, "$.failed", f"Shards: {name}")
     return {
         **states,
         **_fail_states(cause),
-        COLLECT_RESULTS: pass_state("Each part's result is an object there.", output, None, ALL_SHARDS_DONE),
+        COLLECT_RESULTS: pass_state("Each shard's result is an object there.", output, None, ALL_SHARDS_DONE),
         ALL_SHARDS_DONE: {"Type": "Succeed"},
     }
 
 
-_FAILED_SHARDS_TEXT = "the parts {} failed so; why each did stands in {}<number>.json"
+_FAILED_SHARDS_TEXT = "the shards {} failed so; why each did stands in {}<number>.json"
 
 
 def _fail_states(cause: str) -> dict[str, State]:
     return {
-        f"Parts: {name}": fail_state("Each part's end.", name, cause) for name in ORCHESTRATOR_ERRORS.values()
+        f"Shards: {name}": fail_state("Each shard's end.", name, cause)
+        for name in ORCHESTRATOR_ERRORS.values()
     }
 
 
@@ -199,8 +204,8 @@ def _inline_map() -> State:
     start = _start_execution("$.run", "$$.StateMachine.Id", "$$.Execution.Id")
     return {
         "Comment": "All at once; a quota that does not hold them all is waited for.",
-        "ItemsPath": "$.parts",
-        "ItemSelector": {"run.$": "$.run", "part.$": "$$.Map.Item.Value", "blank": EXECUTION_STOPPED},
+        "ItemsPath": "$.shards",
+        "ItemSelector": {"run.$": "$.run", "shard.$": "$$.Map.Item.Value", "blank": EXECUTION_STOPPED},
         "ItemProcessor": _processor({"Mode": "INLINE"}, start, _inline_end_states()),
     }
 
@@ -211,7 +216,7 @@ def _distributed_map(template: RunTemplate) -> State:
     start = _start_execution("$.run", "$.machine", "$.execution")
     config = {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
     return {
-        "Comment": "A quota that does not hold them all is waited for. A part's failure is told, not thrown.",
+        "Comment": "Waits while the quota is less than all shards. A shard's failure is a result, no error.",
         "Label": MAP_LABEL,
         "ItemReader": {
             "Resource": f"arn:{template.partition}:states:::s3:getObject",
@@ -222,7 +227,7 @@ def _distributed_map(template: RunTemplate) -> State:
             "run.$": "$$.Execution.Name",
             "machine.$": "$$.StateMachine.Id",
             "execution.$": "$$.Execution.Id",
-            "part.$": "$$.Map.Item.Value",
+            "shard.$": "$$.Map.Item.Value",
             "blank": EXECUTION_STOPPED,
         },
         "ItemProcessor": _processor(config, start, _distributed_end_states(template)),
@@ -233,12 +238,12 @@ def _distributed_map(template: RunTemplate) -> State:
 
 def _start_execution(run: str, machine: str, execution: str) -> State:
     return task_state(
-        "Waits for the part's end.",
+        "Waits for the shard's end.",
         "states:startExecution.sync:2",
         {
             "StateMachineArn.$": machine,
-            "Name.$": f"States.Format('{{}}-p{{}}', {run}, $.part.number)",
-            "Input": {"AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": execution, "part.$": "$.part"},
+            "Name.$": f"States.Format('{{}}-p{{}}', {run}, $.shard.number)",
+            "Input": {"AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": execution, "shard.$": "$.shard"},
         },
         "$.ended",
         SHARD_DONE,
@@ -259,7 +264,7 @@ def _failure_states() -> dict[str, State]:
     """States that set ``$.told``: Error and Cause of the shard's execution, or of a refused start."""
 
     def error_state(comment: str, error: Mapping[str, Any]) -> State:
-        return pass_state(comment, {**error, "run.$": "$.run", "part.$": "$.part"}, None, SHARD_FAILED)
+        return pass_state(comment, {**error, "run.$": "$.run", "shard.$": "$.shard"}, None, SHARD_FAILED)
 
     def start_error(exit_code: int) -> dict[str, Any]:
         return {"told": {"Error": ORCHESTRATOR_ERRORS[exit_code], "Cause.$": "$.ended.Cause"}}
@@ -280,7 +285,7 @@ def _failure_states() -> dict[str, State]:
 
 def _inline_end_states() -> dict[str, State]:
     """Return the end of each shard as the result of the Map."""
-    shard_number = {"part.$": "$.part.number"}
+    shard_number = {"shard.$": "$.shard.number"}
     return {
         SHARD_DONE: _as_end_state(
             pass_state("What it gives.", {**shard_number, **_SUCCESS_RESULT}, None, "")
@@ -296,14 +301,17 @@ def _distributed_end_states(template: RunTemplate) -> dict[str, State]:
     """Write the end of each shard as an object below the run's prefix; the Map's result has number and
     error."""
     bucket, _, key = results_prefix(template, "{}").removeprefix("s3://").partition("/")
-    shard_fields = {"part.$": "$.part.number", "execution.$": "States.Format('{}-p{}', $.run, $.part.number)"}
+    shard_fields = {
+        "shard.$": "$.shard.number",
+        "execution.$": "States.Format('{}-p{}', $.run, $.shard.number)",
+    }
     write_state = task_state(
-        "One that cannot be written is told by its execution, and the run goes by how the part ended.",
+        "One that cannot be written is told by its execution, and the run goes by how the shard ended.",
         "aws-sdk:s3:putObject",
         {
             "Bucket": bucket,
             "ExpectedBucketOwner": template.bucket_owner(bucket),
-            "Key.$": f"States.Format('{key}{{}}.json', $.run, $.end.part)",
+            "Key.$": f"States.Format('{key}{{}}.json', $.run, $.end.shard)",
             "Body.$": "$.end",
             "ContentType": "application/json",
         },
@@ -312,7 +320,7 @@ def _distributed_end_states(template: RunTemplate) -> dict[str, State]:
         retry=[retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5)],
         catch=[catcher(["States.ALL"], None, "In short")],
     )
-    summary = {"part.$": "$.end.part", "error.$": "$.end.error"}
+    summary = {"shard.$": "$.end.shard", "error.$": "$.end.error"}
     return {
         SHARD_DONE: pass_state("What it gives.", {**shard_fields, **_SUCCESS_RESULT}, "$.end", WRITE_RESULT),
         **_failure_states(),

@@ -87,7 +87,7 @@ def with_items_upload(plan: Plan, files: Mapping[str, str]) -> Plan:
     """Return the plan with the file that the state machine itself reads as a further upload."""
     if ITEMS_FILE not in files:
         return plan
-    upload = Upload("parts", build_run_template(plan).items_uri, content=files[ITEMS_FILE])
+    upload = Upload("shards", build_run_template(plan).items_uri, content=files[ITEMS_FILE])
     return replace(plan, uploads=(*plan.uploads, upload))
 
 
@@ -165,7 +165,7 @@ def iter_states(states: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]
 def _begin_state(template: RunTemplate) -> dict[str, Any]:
     rules = [go_to(TAKE_OVER, compare("$.smlaunch", "IsPresent", True))]
     if template.shards:
-        rules.append(go_to(FIRST_JOB, compare("$.part", "IsPresent", True)))
+        rules.append(go_to(FIRST_JOB, compare("$.shard", "IsPresent", True)))
     return choice_state(
         "An execution that goes on for one whose history was full is given where it was.",
         rules,
@@ -176,7 +176,7 @@ def _begin_state(template: RunTemplate) -> dict[str, Any]:
 def _first_job_state(template: RunTemplate) -> tuple[str, dict[str, Any]]:
     run = {"run": template.run} if template.run is not None else {"run.$": "$$.Execution.Name"}
     event_count = {"n": 0, "hop": 1}
-    shard = {"part.$": "$.part"} if template.shards else {}
+    shard = {"shard.$": "$.shard"} if template.shards else {}
     values = {
         **run,
         **shard,

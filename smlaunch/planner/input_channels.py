@@ -136,16 +136,16 @@ def _file_list_uploads(sharding: InputSharding, layout: RunLayout) -> Iterator[U
     for host, names in enumerate(sharding.names_by_host):
         list_file = shard_list_name(host)
         index_rows.append(ShardList(list_file, len(names), sharding.bytes_by_host[host]))
-        yield Upload("parts", folder + list_file, content=to_json_lines(names))
+        yield Upload("shards", folder + list_file, content=to_json_lines(names))
     yield Upload(
-        "parts", folder + SHARDS_FILE, content=ShardListIndex(sharding.channel, tuple(index_rows)).to_json()
+        "shards", folder + SHARDS_FILE, content=ShardListIndex(sharding.channel, tuple(index_rows)).to_json()
     )
 
 
 def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout: RunLayout) -> Upload:
     """Upload of a ManifestFile in SageMaker's format: the prefix, then the names of the objects below it."""
     text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0)
-    return Upload("parts", f"{layout.file_lists_prefix}{sharding.channel}.manifest", content=text + "\n")
+    return Upload("shards", f"{layout.file_lists_prefix}{sharding.channel}.manifest", content=text + "\n")
 
 
 def count_own_channels(job: Job) -> int:

@@ -57,7 +57,7 @@ def choose_strategy(job: Job, facts: Facts, diagnostics: Diagnostics) -> str:
         return choose(detected.strategy, detected.rule, f"{entry} imports {detected.library}")
     if has_split_inputs:
         return choose(
-            "share-nothing", "parts", "Hosts read their own shares of the data, and nothing joins ranks"
+            "share-nothing", "shards", "Hosts read their own shares of the data, and nothing joins ranks"
         )
     if job.compute.hosts == 1 and is_one_process:
         return choose("custom", "single-process", "One process on one host needs no rendezvous")

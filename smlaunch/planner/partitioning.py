@@ -192,7 +192,7 @@ def _assign_empty_items(sizes: Sequence[Number], hosts: int, host_of: list[int])
 
 def _check_sizes(sizes: Sequence[Number], hosts: int) -> None:
     if hosts < 1:
-        raise ValueError(f"parts for {hosts} hosts: there must be one at least")
+        raise ValueError(f"shards for {hosts} hosts: there must be one at least")
     for item, size in enumerate(sizes):
         if not 0 <= size < float("inf"):
             raise ValueError(f"item {item} has size {size}; sizes are finite and not negative")

@@ -31,10 +31,10 @@ class Reason:
 class Upload:
     """An object to store in S3 before the requests are sent."""
 
-    kind: Literal["runtime", "launch", "secret", "source", "data", "parts"]
+    kind: Literal["runtime", "launch", "secret", "source", "data", "shards"]
     """``runtime``: the runtime's zip. ``launch``: job.json, whose text is ``content``. ``secret``: random,
     generated on upload unless it exists. ``source``: archive of directory ``path``. ``data``: local file
-    or directory ``path``. ``parts``: list of files or manifest, whose text is ``content``."""
+    or directory ``path``. ``shards``: list of files or manifest, whose text is ``content``."""
 
     uri: str
     """Address of the object; for a directory of data the prefix, with a trailing slash."""

@@ -58,7 +58,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "segments": [asdict(segment) for segment in plan.segments],
         "schedule": None if plan.schedule is None else asdict(plan.schedule),
         "checkpoints": None if plan.checkpoints is None else _checkpoints_as_dict(plan.checkpoints),
-        "parts": [
+        "input_shardings": [
             {"channel": name, "hosts": plan.hosts, "objects": _input_facts(plan, name, channel).objects}
             for name, channel in plan.job.inputs.items()
             if channel.split == "key"
@@ -94,7 +94,7 @@ def _checkpoints_as_dict(spec: CheckpointSpec) -> dict[str, Any]:
 
 
 def _sharding_as_dict(sharding: InputSharding) -> dict[str, Any]:
-    """Row of ``parts`` in ``plan --json``."""
+    """Row of ``input_shardings`` in ``plan --json``."""
     per_host = zip(sharding.bytes_by_host, sharding.files_by_host, sharding.bytes_by_count, strict=True)
     return {
         "channel": sharding.channel,
@@ -104,7 +104,7 @@ def _sharding_as_dict(sharding: InputSharding) -> dict[str, Any]:
         "method": sharding.method,
         "imbalance": sharding.imbalance,
         "imbalance_by_count": sharding.imbalance_by_count,
-        "parts": [
+        "shards": [
             {"host": host, "bytes": bytes_of_host, "keys": file_count, "bytes_by_count": bytes_by_count}
             for host, (bytes_of_host, file_count, bytes_by_count) in enumerate(per_host)
         ],
@@ -203,10 +203,10 @@ def summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield f"input {name}", _input_text(channel, _input_facts(plan, name, channel), plan.hosts, sharding)
         if sharding is not None:
-            yield f"parts of {name}", _balance_text(sharding)
+            yield f"shards of {name}", _balance_text(sharding)
     if plan.checkpoints is not None:
         yield "checkpoints", _checkpoints_text(plan.checkpoints, plan)
-    shards_text = ", for each part" if plan.shard_plans else ""
+    shards_text = ", for each shard" if plan.shard_plans else ""
     yield "output", _output_prefix(first_job) + shards_text
     network_parts = list(_network_parts(job))
     if network_parts:
@@ -392,7 +392,7 @@ def _pair_text(key: str, value: Any) -> str:
 _DISTRIBUTION = {
     SHARDS: "its shards are distributed to the hosts",
     LISTS: "each host reads its own list",
-    JOBS: "a job for each part",
+    JOBS: "a job for each shard",
 }
 
 
@@ -412,7 +412,7 @@ def _balance_text(sharding: InputSharding) -> str:
 def _input_text(channel: Channel, facts: InputFacts, hosts: int, sharding: InputSharding | None) -> str:
     """Address, size, mode and distribution of a channel."""
     distribution = (
-        "a part for each host" if channel.split == "key" and hosts > 1 else "all of it on every host"
+        "a shard for each host" if channel.split == "key" and hosts > 1 else "all of it on every host"
     )
     mode = channel.mode
     if sharding is not None:
@@ -452,13 +452,13 @@ def launch_steps(plan: Plan) -> Iterator[str]:
                 f"put the {upload.kind}, {upload.path}{size_text}, at {_short_address(upload)}, unless it "
                 "exists"
             )
-    list_uploads = [upload for upload in own_uploads if upload.kind == "parts"]
+    list_uploads = [upload for upload in own_uploads if upload.kind == "shards"]
     for folder, uploads in groupby(list_uploads, lambda upload: upload.uri.rpartition("/")[0]):
         yield f"put what each host reads, {_file_names(uploads)}, at {folder}/"
     first_job, last_job = plan.planned_jobs[0], plan.planned_jobs[-1]
     if plan.shard_plans:
-        yield f"send {first_job.operation} {first_job.name}, and do the same for the other parts"
-        yield "drive each part separately, and retry only those that fail"
+        yield f"send {first_job.operation} {first_job.name}, and do the same for the other shards"
+        yield "drive each shard separately, and retry only those that fail"
         return
     yield f"send {first_job.operation} {first_job.name}"
     if first_job is not last_job:

@@ -38,21 +38,21 @@ def plan_shard_runs(
     if filled_shards and len(shard_run_id(run_id, filled_shards[-1] + 1)) > MAX_RUN_ID_LENGTH:
         max_length = MAX_RUN_ID_LENGTH - len(shard_run_id("", filled_shards[-1] + 1))
         diagnostics.add_problem(
-            "name", f"{run_id!r} is too long for the parts' names: {max_length} characters at most"
+            "name", f"{run_id!r} is too long for the shards' names: {max_length} characters at most"
         )
     for sharding in shardings.values():
         if any(not sharding.files_by_host[shard_index] for shard_index in filled_shards):
             diagnostics.add_problem(
                 f"inputs.{sharding.channel}",
-                "some parts get files of another channel and none of this one: a job cannot have an empty "
+                "some shards get files of another channel and none of this one: a job cannot have an empty "
                 "channel; use fewer hosts",
             )
     if diagnostics.problems or not filled_shards:
         raise JobError(diagnostics.problems)
     if job.limits.attempts is None:
         diagnostics.add_reason(
-            "parts.attempts",
-            f"Only the parts that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most.",
+            "shards.attempts",
+            f"Only the shards that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most.",
         )
     shard_plans: list[Plan] = []
     for shard_index in filled_shards:

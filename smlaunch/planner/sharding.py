@@ -39,7 +39,7 @@ load."""
 
 _FILE_LIST_IMPORTS = ("smlaunch.train.shard_files", "smlaunch.train.shard_files.shard_files")
 
-_MANIFEST_UNSUPPORTED = "each part's job gets a manifest, which FastFile does not support"
+_MANIFEST_UNSUPPORTED = "each shard's job gets a manifest, which FastFile does not support"
 
 
 def plan_sharding(job: Job, facts: Facts, diagnostics: Diagnostics) -> dict[str, InputSharding]:
@@ -212,7 +212,7 @@ class _ShardingPlanner:
         elif stated_way is not None and self.job.options.get(ON_HOST_FAILURE) == FINISH:
             self.diagnostics.add_problem(
                 f"{field}.split_via",
-                f"{ON_HOST_FAILURE}: {FINISH} makes a job for every part; use jobs, or leave it out",
+                f"{ON_HOST_FAILURE}: {FINISH} makes a job for every shard; use jobs, or leave it out",
             )
         return split_via
 
@@ -234,8 +234,8 @@ class _ShardingPlanner:
         if failure_policy == FINISH:
             self.diagnostics.add_reason(
                 f"{field}.split_via",
-                f"{ON_HOST_FAILURE}: {FINISH}: a separate job for each part, so that a failure affects no "
-                "other part.",
+                f"{ON_HOST_FAILURE}: {FINISH}: a separate job for each shard, so that a failure affects no "
+                "other shard.",
             )
             return JOBS
         if asks_for_files(script) and not self._is_processing:
@@ -247,18 +247,18 @@ class _ShardingPlanner:
         if self._join_evidence() is None and failure_policy == FAIL:
             self.diagnostics.add_problem(
                 f"options.{ON_HOST_FAILURE}",
-                f"{FAIL} applies to one job for all parts, in which {entry} must read its file list: call "
+                f"{FAIL} applies to one job for all shards, in which {entry} must read its file list: call "
                 "smlaunch.train.shard_files(), or pack the data (smlaunch data pack), or leave it out",
             )
             return LISTS
         if self._join_evidence() is None:
             self.diagnostics.add_reason(
                 f"{field}.split_via",
-                f"{entry} neither joins ranks nor reads its file list: a separate job for each part, which "
+                f"{entry} neither joins ranks nor reads its file list: a separate job for each shard, which "
                 "is retried separately."
                 if not self._is_processing
                 else (
-                    "Processing jobs copy all of their inputs: a separate job for each part, which is "
+                    "Processing jobs copy all of their inputs: a separate job for each shard, which is "
                     "retried separately."
                 ),
             )

@@ -289,7 +289,7 @@ def _choose_for_processing(context: _AdviceContext, reasons: list[str]) -> tuple
     """Best option of a processing job, which has only the input modes File and Pipe."""
     if context.fits_disk:
         explanation = (
-            "Inputs of a processing job are copied or piped: it is the copy, and a part for each of several "
+            "Inputs of a processing job are copied or piped: it is the copy, and splitting it over several "
         )
         explanation += "hosts (ShardedByS3Key over shards of one size) makes it shorter."
         return FILE, [*reasons[:-1], explanation]

@@ -252,7 +252,7 @@ def _launch_sharded(
             except CallError as error:
                 if not is_quota_in_use(error):
                     raise
-                on_message(f"{shard.run}: {error.message}; it and later parts begin when others have ended")
+                on_message(f"{shard.run}: {error.message}; it and later shards begin when others have ended")
                 break
     return ShardedRun(plan.run, target, shard_runs, attached=all(existing_jobs.values()))
 

@@ -95,7 +95,7 @@ class ExternalShardedRun(ShardedRun):
         self._report(
             f"stopped {execution_text}"
             if was_stopped
-            else f"{execution_text} may start other parts; to prevent that: {instruction}"
+            else f"{execution_text} may start other shards; to prevent that: {instruction}"
         )
         return self.describe()
 

@@ -1,4 +1,4 @@
-"""A sharded run: several runs that each train on a part of the data, with a job or chain of one host.
+"""A sharded run: several runs that each train on a shard of the data, with a job or chain of one host.
 
 Each shard is a run like any other and has its own driver, so that a failed shard is retried alone. This
 module describes, follows, stops and resumes all shards together.
@@ -70,7 +70,7 @@ class ShardedRunOutcome(RunOutcome):
             }
             for shard in self.shard_outcomes
         ]
-        return {**super().to_dict(), "parts": rows}
+        return {**super().to_dict(), "shards": rows}
 
 
 def _deciding_shard(shards: Sequence[RunOutcome]) -> RunOutcome:
@@ -86,9 +86,9 @@ def _combined_result(shards: Sequence[RunOutcome]) -> Finish | None:
         return None
     completed = sum(shard.exit_code == 0 for shard in shards)
     if completed == len(shards):
-        return Finish(0, "Completed", f"completed in all {completed} parts")
+        return Finish(0, "Completed", f"completed in all {completed} shards")
     deciding = _deciding_shard(shards)
-    completed_text = f"; {completed} of {len(shards)} parts have completed"
+    completed_text = f"; {completed} of {len(shards)} shards have completed"
     sentence = f"{deciding.run}: {summarize_run(deciding)}{completed_text}"
     return Finish(deciding.exit_code or 0, deciding.status, sentence, completed_text)
 

@@ -92,7 +92,7 @@ def _missing_objects(
     bucket, key = _bucket_and_key(upload.uri)
     if upload.kind == "runtime":
         yield _ObjectUpload(key, bucket, partial(runtime, upload.mpi))
-    elif upload.kind in ("launch", "parts"):
+    elif upload.kind in ("launch", "shards"):
         content = (upload.content or "").encode()
         yield _ObjectUpload(key, bucket, lambda: content)
     elif upload.kind == "secret":

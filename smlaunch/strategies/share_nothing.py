@@ -23,7 +23,7 @@ class ShareNothing(Strategy):
     has_independent_ranks = True
     options: ClassVar[Mapping[str, str]] = {
         ON_HOST_FAILURE: (
-            "fail: the first host that fails ends the job; finish: every part is a separate job and "
+            "fail: the first host that fails ends the job; finish: every shard is a separate job and "
             "retried separately, and the others continue"
         )
     }
@@ -45,7 +45,7 @@ class ShareNothing(Strategy):
                 # A job of several containers fails with its first one; nothing inside can change that.
                 Problem(
                     f"inputs.{name}.split",
-                    f"{ON_HOST_FAILURE}: {FINISH} makes a job for every part, and the service distributes "
+                    f"{ON_HOST_FAILURE}: {FINISH} makes a job for every shard, and the service distributes "
                     f"{name} inside one job; use split: bytes",
                 )
                 for name, channel in context.channels.items()

@@ -55,15 +55,15 @@ def _files_in_list(lists_folder: str, channel: str, hosts: Tuple[str, ...], curr
                     channel, len(index.shards), len(hosts), ", ".join(hosts)
                 )
             )
-        part = index.shards[hosts.index(current_host)]
-        with open(os.path.join(lists_folder, part.file), encoding="utf-8") as file:
+        shard = index.shards[hosts.index(current_host)]
+        with open(os.path.join(lists_folder, shard.file), encoding="utf-8") as file:
             names = parse_json_lines(file)
     except (OSError, ValueError) as error:
         raise RuntimeError("channel {!r}: the lists cannot be read: {}".format(channel, error)) from None
-    if len(names) != part.files:
+    if len(names) != shard.files:
         raise RuntimeError(
             "channel {!r}: {} has {} files, its index says {}".format(
-                channel, part.file, len(names), part.files
+                channel, shard.file, len(names), shard.files
             )
         )
     return names

@@ -22,13 +22,15 @@ def test_the_command_on_a_folder(shell: Shell) -> None:
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["imbalance"] == 1.0 < report["by_count"]["imbalance"]
-    assert [(part["host"], part["bytes"], part["keys"]) for part in report["parts"]] == [
-        (host, 15_000, report["parts"][host]["keys"]) for host in range(3)
+    assert [(shard["host"], shard["bytes"], shard["keys"]) for shard in report["shards"]] == [
+        (host, 15_000, report["shards"][host]["keys"]) for host in range(3)
     ]
     names = []
-    for part in report["parts"]:
-        assert part["manifest"] is None
-        names += [json.loads(line) for line in (shell.folder / "out" / part["list"]).read_text().splitlines()]
+    for shard in report["shards"]:
+        assert shard["manifest"] is None
+        names += [
+            json.loads(line) for line in (shell.folder / "out" / shard["list"]).read_text().splitlines()
+        ]
     assert sorted(names) == [f"sub/{index}.bin" for index in range(9)]
     second_result = shell("data", "split", "data", "--hosts", "3", "--previous", "out")
     assert second_result.code == 0, second_result.err
@@ -67,9 +69,9 @@ def test_the_command_on_a_prefix(endpoint_shell: Shell) -> None:
     assert report["folder_markers_left_out"] == 1
     assert report["imbalance"] <= report["by_count"]["imbalance"]
     listed_names: list[str] = []
-    for part in report["parts"]:
-        head, *keys = json.loads((endpoint_shell.folder / "split-out" / part["manifest"]).read_text())
+    for shard in report["shards"]:
+        head, *keys = json.loads((endpoint_shell.folder / "split-out" / shard["manifest"]).read_text())
         assert head == {"prefix": "s3://splits/in/"}
-        assert len(keys) == part["keys"]
+        assert len(keys) == shard["keys"]
         listed_names += keys
     assert sorted(listed_names) == sorted(names)

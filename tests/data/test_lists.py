@@ -93,8 +93,11 @@ def test_any_key_is_in_one_list(tmp_path: Path, hosts: int) -> None:
     lists = lists_of(out, written_split)
     assert Counter(name for names in lists for name in names) == Counter(list(rows))
     summary = json.loads((out / "split.json").read_text())
-    for names, part_report in zip(lists, summary["parts"], strict=True):
-        assert (part_report["keys"], part_report["bytes"]) == (len(names), sum(rows[name] for name in names))
+    for names, report in zip(lists, summary["shards"], strict=True):
+        assert (report["keys"], report["bytes"]) == (
+            len(names),
+            sum(rows[name] for name in names),
+        )
     assert written_split.invalid_names == len(NO_FILES)
     assert written_split.first_invalid_name in " ".join(
         summary_with_files(key_split.summary, written_split)["warnings"]
@@ -132,8 +135,11 @@ def test_many_keys_in_ranges(tmp_path: Path) -> None:
     written_split = write_split(key_split.keys, key_split.host_split, tmp_path / "out", key_split.summary)
     lists = lists_of(tmp_path / "out", written_split)
     assert Counter(name for names in lists for name in names) == Counter(set(rows) - {"", "00/", "50/"})
-    for names, part_report in zip(lists, key_split.summary["parts"], strict=True):
-        assert (part_report["keys"], part_report["bytes"]) == (len(names), sum(rows[name] for name in names))
+    for names, report in zip(lists, key_split.summary["shards"], strict=True):
+        assert (report["keys"], report["bytes"]) == (
+            len(names),
+            sum(rows[name] for name in names),
+        )
 
 
 def test_previous_lists_are_kept(tmp_path: Path) -> None:
@@ -161,8 +167,8 @@ def test_by_another_weight(tmp_path: Path) -> None:
     inventory = Inventory(write(tmp_path / "keys.parquet", rows, samples=samples))
     summary = split_inventory(inventory, 3, weight="samples").summary
     assert summary["weight"] == "samples"
-    assert sum(part["samples"] for part in summary["parts"]) == sum(samples.values())
-    assert sum(part["bytes"] for part in summary["parts"]) == summary["bytes"] == sum(rows.values())
+    assert sum(shard["samples"] for shard in summary["shards"]) == sum(samples.values())
+    assert sum(shard["bytes"] for shard in summary["shards"]) == summary["bytes"] == sum(rows.values())
     with pytest.raises(JobError, match="no column 'tokens' of numbers; there is size, samples"):
         split_inventory(inventory, 3, weight="tokens")
 

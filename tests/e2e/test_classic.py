@@ -107,7 +107,7 @@ def test_a_part_that_fails_ends_no_other_and_the_run_says_so(home: Path, tmp_pat
     policy = ("--option", "on_host_failure=finish", "--attempts", "1")
     result = smlaunch("run", script, *options, *policy, "--local", "--name", "parts")
     assert result.code == 1, result.text
-    assert "2 of 3 parts have completed" in result.err
+    assert "2 of 3 shards have completed" in result.err
     files = {}
     for archive in home.glob("s3/*/smlaunch/parts*/output/*/output/output.tar.gz"):
         with tarfile.open(archive) as tar:

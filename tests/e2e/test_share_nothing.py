@@ -68,10 +68,10 @@ def run(name: str, uri: Path, input_options: str = "", script: Path = SCRIPT, *o
     return smlaunch("run", script, *arguments, *options)
 
 
-def planned_parts(uri: Path) -> dict[str, Any]:
+def planned_sharding(uri: Path) -> dict[str, Any]:
     options = ["--hosts", str(HOSTS), "--input", f"train={uri},split=bytes", "--local", "--json"]
-    (parts,) = smlaunch("plan", SCRIPT, *options).json()["parts"]
-    return dict(parts)
+    (sharding,) = smlaunch("plan", SCRIPT, *options).json()["input_shardings"]
+    return dict(sharding)
 
 
 def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path)
     count = write_skewed(data, 150)
     result = smlaunch("data", "pack", data, shards, "--shards", "8")
     assert result.code == 0, result.text
-    plan = planned_parts(data)
+    plan = planned_sharding(data)
     assert plan["imbalance"] <= 1.001 < plan["imbalance_by_count"]
     for way, uri, input_options in (
         ("lists", data, ""),
@@ -96,7 +96,7 @@ def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path)
         sizes = sorted(size for size, _ in parts.values())
         if way != "shards":
             # What the plan has said is what came about.
-            assert sizes == sorted(part["bytes"] for part in plan["parts"])
+            assert sizes == sorted(shard["bytes"] for shard in plan["shards"])
         assert sizes[-1] <= 1.05 * sum(sizes) / HOSTS
 
 
@@ -128,7 +128,7 @@ def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, fail
     assert result.code == 0, result.text
     jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == ["again-p1-s1-a1", "again-p2-s1-a1", "again-p2-s1-a2", "again-p3-s1-a1", "again-p4-s1-a1"]
-    assert [part["status"] for part in result.json()["parts"]] == ["Completed"] * HOSTS
+    assert [shard["status"] for shard in result.json()["shards"]] == ["Completed"] * HOSTS
     sizes = [size for size, _ in parts_of(smlaunch("logs", "again", "--local").out).values()]
     assert sum(sizes) == sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
 
@@ -139,7 +139,7 @@ def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) ->
     write_skewed(data, 40)
     result = run("once", data, "", failing, "--attempts", "1")
     assert result.code == 1, result.text
-    assert "3 of 4 parts have completed" in result.err
+    assert "3 of 4 shards have completed" in result.err
     details = smlaunch("show", "once", "--local", "--json").json()
     assert (details["status"], details["exit_code"], len(details["jobs"])) == ("Failed", 1, HOSTS)
     second_result = run("once", data, "", failing, "--attempts", "1")
@@ -147,5 +147,5 @@ def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) ->
     resume_result = smlaunch("resume", "once", "--local", "--json")
     assert resume_result.code == 0, resume_result.text
     assert [job["name"] for job in resume_result.json()["jobs"]][1:3] == ["once-p2-s1-a1", "once-p2-s1-a2"]
-    assert smlaunch("stop", "once", "--local").out == "once: completed in all 4 parts\n"
+    assert smlaunch("stop", "once", "--local").out == "once: completed in all 4 shards\n"
     assert smlaunch("wait", "once", "--local").code == 0

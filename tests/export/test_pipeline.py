@@ -95,7 +95,9 @@ def test_a_processing_job_is_a_processing_step() -> None:
     assert step["Type"] == "Processing" and "ProcessingJobName" not in step["Arguments"]
     (output,) = step["Arguments"]["ProcessingOutputConfig"]["Outputs"]
     assert {"Get": "Execution.PipelineExecutionId"} in output["S3Output"]["S3Uri"]["Std:Join"]["Values"]
-    assert endpoint_reader.parse_definition(definition_text(PROCESSING)).steps["Segment-1"].type == "Processing"
+    assert (
+        endpoint_reader.parse_definition(definition_text(PROCESSING)).steps["Segment-1"].type == "Processing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run in parts: every part an execution of the same machine, each with its own data."""
+"""A sharded run: every shard an execution of the same machine, each with its own data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.planner.fixtures import plan
 from tests.planner.test_sharding import SKEWED, facts, job, world
 
 PLAN = plan(job(), world(facts(SKEWED)))
-MACHINE: dict[str, Any] = json.loads(export_step_functions(PLAN, "parts")[DEFINITION_FILE])
+MACHINE: dict[str, Any] = json.loads(export_step_functions(PLAN, "shards")[DEFINITION_FILE])
 
-MANY: dict[str, str] = export_step_functions(PLAN, "parts", max_inline_shards=3)
+MANY: dict[str, str] = export_step_functions(PLAN, "shards", max_inline_shards=3)
 DISTRIBUTED: dict[str, Any] = json.loads(MANY[DEFINITION_FILE])
-"""The same four parts, as if they were too many for one definition."""
+"""The same four shards, as if they were too many for one definition."""
 
 BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
 
@@ -45,8 +45,8 @@ def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> N
     service, run = run_parts(machine=machine)
     assert run.error is None
     assert service.executions == [RUN, *(f"{RUN}-p{number}" for number in range(1, 5))]
-    for part, request in zip(PLAN.shard_plans, service.requests, strict=True):
-        wanted = part.planned_jobs[0].request
+    for shard, request in zip(PLAN.shard_plans, service.requests, strict=True):
+        wanted = shard.planned_jobs[0].request
         assert request["TrainingJobName"] == wanted["TrainingJobName"].replace("digits", RUN)
         assert request["InputDataConfig"] == wanted["InputDataConfig"]
         assert request["Environment"]["SMLAUNCH_RUN"] == request["TrainingJobName"].removesuffix("-s1-a1")
@@ -77,10 +77,10 @@ def test_parts_that_may_not_begin_say_so(machine: dict[str, Any]) -> None:
 def test_parts_that_are_processing_jobs_go_the_same_way() -> None:
     processing_plan = plan({**job(), "strategy": "processing"}, world(facts(SKEWED)))
     service = Service([], processing_plan.job_hash, has_checkpoints=False)
-    run = run_machine(json.loads(export_step_functions(processing_plan, "parts")[DEFINITION_FILE]), service)
+    run = run_machine(json.loads(export_step_functions(processing_plan, "shards")[DEFINITION_FILE]), service)
     assert run.error is None
-    for part, request, result in zip(processing_plan.shard_plans, service.requests, run.output, strict=True):
-        wanted = part.planned_jobs[0].request
+    for shard, request, result in zip(processing_plan.shard_plans, service.requests, run.output, strict=True):
+        wanted = shard.planned_jobs[0].request
         assert request["ProcessingJobName"] == wanted["ProcessingJobName"].replace("digits", RUN)
         assert request["ProcessingInputs"] == wanted["ProcessingInputs"]
         output_uri = wanted["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"].replace(
@@ -97,26 +97,26 @@ def test_what_a_machine_of_parts_cannot_do_is_refused_by_name() -> None:
         (PLAN, "digits", "name"),
     ):
         with pytest.raises(JobError) as refused:
-            export_step_functions(sharded_plan, "parts", run=run)
+            export_step_functions(sharded_plan, "shards", run=run)
         assert [problem.path for problem in refused.value.problems] == [field]
 
 
 def test_what_the_parts_call_is_allowed() -> None:
-    allowed = permissions_policy(build_run_template(PLAN), MACHINE, "parts")["Statement"]
+    allowed = permissions_policy(build_run_template(PLAN), MACHINE, "shards")["Statement"]
     assert {"GoOn", "WaitForWhatGoesOn", "HearOfExecutions"} <= {one["Sid"] for one in allowed}
 
 
 def test_a_part_that_goes_on_in_another_execution_takes_its_data_along() -> None:
     state = MACHINE["States"]["Hand over"]["Parameters"]["Input"]["smlaunch"]
-    assert state["part.$"] == "$.part"
-    assert MACHINE["States"]["Take over"]["Parameters"]["part.$"] == "$.smlaunch.part"
+    assert state["shard.$"] == "$.shard"
+    assert MACHINE["States"]["Take over"]["Parameters"]["shard.$"] == "$.smlaunch.shard"
 
 
 def test_many_parts_are_read_from_a_list_in_s3() -> None:
-    every = DISTRIBUTED["States"]["Every part"]
+    every = DISTRIBUTED["States"]["Every shard"]
     items = json.loads(MANY[ITEMS_FILE])
-    assert items == MACHINE["States"][LIST_SHARDS]["Parameters"]["parts"]
-    assert "parts" not in DISTRIBUTED["States"][LIST_SHARDS]["Parameters"]
+    assert items == MACHINE["States"][LIST_SHARDS]["Parameters"]["shards"]
+    assert "shards" not in DISTRIBUTED["States"][LIST_SHARDS]["Parameters"]
     bucket, _, key = ITEMS_URI.removeprefix("s3://").partition("/")
     assert every["ItemReader"] == {
         "Resource": "arn:aws:states:::s3:getObject",
@@ -125,31 +125,31 @@ def test_many_parts_are_read_from_a_list_in_s3() -> None:
     }
     config = every["ItemProcessor"]["ProcessorConfig"]
     assert config == {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
-    assert (every["Label"], every["MaxConcurrency"], every["ToleratedFailureCount"]) == ("parts", 40, 0)
+    assert (every["Label"], every["MaxConcurrency"], every["ToleratedFailureCount"]) == ("shards", 40, 0)
     assert "$$" not in json.dumps(every["ItemProcessor"])  # which would tell of the Map's own execution
 
 
 def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
     upload = with_items_upload(PLAN, MANY).uploads[-1]
     assert (upload.uri, upload.content) == (ITEMS_URI, MANY[ITEMS_FILE])
-    assert export_step_functions(PLAN, "parts", max_inline_shards=3) == MANY
-    inline = export_step_functions(PLAN, "parts")
+    assert export_step_functions(PLAN, "shards", max_inline_shards=3) == MANY
+    inline = export_step_functions(PLAN, "shards")
     assert ITEMS_FILE not in inline
     assert with_items_upload(PLAN, inline) == PLAN
 
 
-def plan_of_parts(count: int) -> Plan:
+def plan_of_shards(count: int) -> Plan:
     """As many as that, of which each is the first one but for its name."""
     first = PLAN.shard_plans[0]
-    parts = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
-    return replace(PLAN, shard_plans=tuple(parts))
+    shards = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
+    return replace(PLAN, shard_plans=tuple(shards))
 
 
 def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition() -> None:
-    assert ITEMS_FILE not in export_step_functions(plan_of_parts(MAX_INLINE_SHARDS), "parts")
-    files = export_step_functions(plan_of_parts(MAX_INLINE_SHARDS + 1), "parts")
+    assert ITEMS_FILE not in export_step_functions(plan_of_shards(MAX_INLINE_SHARDS), "shards")
+    files = export_step_functions(plan_of_shards(MAX_INLINE_SHARDS + 1), "shards")
     assert len(json.loads(files[ITEMS_FILE])) == MAX_INLINE_SHARDS + 1
-    flow = build_run_template(plan_of_parts(1))
+    flow = build_run_template(plan_of_shards(1))
     with pytest.raises(JobError) as refused:
         merge_shards(replace(flow, shards=flow.shards * (MAX_SHARDS + 1)))
     assert [problem.path for problem in refused.value.problems] == ["compute.hosts"]
@@ -157,11 +157,11 @@ def test_the_list_stands_in_s3_where_the_parts_are_too_many_for_the_definition()
 
 def test_what_is_told_of_many_parts_is_short() -> None:
     """A state's output has room for 256 KiB, and a Cause for 32 KiB."""
-    part_output = {"part": MAX_SHARDS, "error": max(ORCHESTRATOR_ERRORS.values(), key=len)}
-    inner = DISTRIBUTED["States"]["Every part"]["ItemProcessor"]["States"]
-    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(part_output)
+    shard_output = {"shard": MAX_SHARDS, "error": max(ORCHESTRATOR_ERRORS.values(), key=len)}
+    inner = DISTRIBUTED["States"]["Every shard"]["ItemProcessor"]["States"]
+    assert {key.removesuffix(".$") for key in inner["In short"]["Parameters"]} == set(shard_output)
     numbers = json.dumps(list(range(1, MAX_SHARDS + 1)))
-    assert (len(json.dumps(part_output)) + 2) * MAX_SHARDS + len(numbers) < 250 << 10
+    assert (len(json.dumps(shard_output)) + 2) * MAX_SHARDS + len(numbers) < 250 << 10
     assert len(numbers) < 30 << 10
 
 
@@ -169,14 +169,14 @@ def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() ->
     results_uri = RESULTS
     service, run = run_parts(machine=DISTRIBUTED)
     assert run.output["results"] == results_uri
-    assert run.output["parts"] == [{"part": number, "error": ""} for number in range(1, 5)]
+    assert run.output["shards"] == [{"shard": number, "error": ""} for number in range(1, 5)]
     assert list(service.written) == [f"{results_uri}{number}.json" for number in range(1, 5)]
     for number, result in enumerate(service.written.values(), 1):
         assert (result["execution"], result["error"]) == (f"{RUN}-p{number}", "")
         assert result["result"]["job"] == f"{RUN}-p{number}-s1-a1"
     service, run = run_parts(*[Fate(Ending.ALGORITHM, has_outcome=False)] * 3, machine=DISTRIBUTED)
     assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
-    assert run.cause == f"the parts [1] failed so; why each did stands in {results_uri}<number>.json"
+    assert run.cause == f"the shards [1] failed so; why each did stands in {results_uri}<number>.json"
     _, run = run_parts(machine=DISTRIBUTED, may_write=False)
     assert run.error is None
     result = service.written[f"{results_uri}1.json"]
@@ -185,16 +185,16 @@ def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() ->
 
 
 def test_what_a_distributed_map_calls_is_allowed() -> None:
-    policy = permissions_policy(build_run_template(PLAN), DISTRIBUTED, "parts")["Statement"]
+    policy = permissions_policy(build_run_template(PLAN), DISTRIBUTED, "shards")["Statement"]
     allowed = {one["Sid"]: (one["Action"], one["Resource"]) for one in policy}
     machine = "arn:aws:states:us-east-1:123456789012"
     assert set(allowed) <= set(REASONS)
-    assert allowed["GoOn"] == (["states:StartExecution"], [f"{machine}:stateMachine:parts"])
+    assert allowed["GoOn"] == (["states:StartExecution"], [f"{machine}:stateMachine:shards"])
     watching = ["states:DescribeExecution", "states:StopExecution"]
-    assert allowed["WaitForWhatGoesOn"] == (watching, [f"{machine}:execution:parts:*"])
+    assert allowed["WaitForWhatGoesOn"] == (watching, [f"{machine}:execution:shards:*"])
     results = "arn:aws:s3:::sagemaker-us-east-1-123456789012/smlaunch/*/shards/results/*"
     assert allowed["WriteResults"] == (["s3:PutObject"], [results])
-    assert allowed["WatchParts"] == (watching, [f"{machine}:execution:parts/parts:*"])
-    assert allowed["ReadParts"] == (["s3:GetObject"], [ITEMS_URI.replace("s3://", "arn:aws:s3:::")])
-    inline = permissions_policy(build_run_template(PLAN), MACHINE, "parts")["Statement"]
-    assert not {"ReadParts", "WriteResults", "WatchParts"} & {one["Sid"] for one in inline}
+    assert allowed["WatchShards"] == (watching, [f"{machine}:execution:shards/shards:*"])
+    assert allowed["ReadShards"] == (["s3:GetObject"], [ITEMS_URI.replace("s3://", "arn:aws:s3:::")])
+    inline = permissions_policy(build_run_template(PLAN), MACHINE, "shards")["Statement"]
+    assert not {"ReadShards", "WriteResults", "WatchShards"} & {one["Sid"] for one in inline}

@@ -334,7 +334,7 @@ def test_local_data_is_sent_by_its_hash() -> None:
 def test_split_data() -> None:
     job = {"compute": {"hosts": 4}, "inputs": {"t": {"uri": "s3://b/t/", "split": "key"}}}
     job_plan = plan(job, with_inputs(region(), {"t": S3_DATA}))
-    assert job_plan.to_dict()["parts"] == [{"channel": "t", "hosts": 4, "objects": 1797}]
+    assert job_plan.to_dict()["input_shardings"] == [{"channel": "t", "hosts": 4, "objects": 1797}]
     assert "inputs.t.split" in [reason.rule for reason in job_plan.reasons]
     few_objects = dataclasses.replace(S3_DATA, objects=3)
     (message,) = refusals(job, with_inputs(region(), {"t": few_objects}))
@@ -536,7 +536,15 @@ def test_the_text() -> None:
 def test_the_document() -> None:
     document = plan({"limits": {"max_runtime": "90m"}}).to_dict()
     assert json.loads(json.dumps(document)) == document
-    assert set(document) >= {"strategy", "reasons", "warnings", "segments", "parts", "cost", "requests"}
+    assert set(document) >= {
+        "strategy",
+        "reasons",
+        "warnings",
+        "segments",
+        "input_shardings",
+        "cost",
+        "requests",
+    }
     (segment,) = document["segments"]
     assert (segment["index"], segment["max_runtime"], segment["stop_after"]) == (1, 5400, None)
     assert document["cost"]["currency"] == "USD"

@@ -126,13 +126,13 @@ def test_lists_hold_every_file_once() -> None:
     index = ShardListIndex.from_json(content(job_plan, "/shards/train/shards.json"))
     sizes = {file.name: file.bytes for file in SKEWED}
     names: Counter[str] = Counter()
-    for part, load in zip(index.shards, job_plan.input_shardings[0].bytes_by_host, strict=True):
-        part_names = parse_json_lines(content(job_plan, f"/shards/train/{part.file}").splitlines())
-        assert (len(part_names), sum(sizes[name] for name in part_names)) == (
-            part.files,
+    for shard, load in zip(index.shards, job_plan.input_shardings[0].bytes_by_host, strict=True):
+        shard_names = parse_json_lines(content(job_plan, f"/shards/train/{shard.file}").splitlines())
+        assert (len(shard_names), sum(sizes[name] for name in shard_names)) == (
+            shard.files,
             load,
-        ) and part.bytes == load
-        names.update(part_names)
+        ) and shard.bytes == load
+        names.update(shard_names)
     assert names == Counter(list(sizes))
 
 
@@ -142,12 +142,12 @@ def test_jobs_have_a_manifest_each() -> None:
         f"digits-p{number}-s1-a1" for number in range(1, 5)
     ]
     names: Counter[str] = Counter()
-    for number, part in enumerate(job_plan.shard_plans):
-        part_channel = channel(job_plan, task=number)
-        assert (part_channel["mode"], part_channel["S3DataType"]) == ("File", "ManifestFile")
-        assert part.planned_jobs[0].request["ResourceConfig"]["InstanceCount"] == 1
-        assert part.workflow.policy.attempts == 3 and not part.workflow.is_single_job
-        head, *listed_names = json.loads(content(job_plan, part_channel["S3Uri"].removeprefix("s3://")))
+    for number, shard in enumerate(job_plan.shard_plans):
+        shard_channel = channel(job_plan, task=number)
+        assert (shard_channel["mode"], shard_channel["S3DataType"]) == ("File", "ManifestFile")
+        assert shard.planned_jobs[0].request["ResourceConfig"]["InstanceCount"] == 1
+        assert shard.workflow.policy.attempts == 3 and not shard.workflow.is_single_job
+        head, *listed_names = json.loads(content(job_plan, shard_channel["S3Uri"].removeprefix("s3://")))
         assert head == {"prefix": DATA}
         names.update(listed_names)
     assert names == Counter(file.name for file in SKEWED)
@@ -158,7 +158,7 @@ def test_jobs_have_a_manifest_each() -> None:
 def test_what_parts_share_is_shared_out() -> None:
     run_limits = {"checkpoints": "s3://b/ck", "limits": {"max_cost": 100, "attempts": 2}}
     job_plan = plan({**job(), **run_limits}, world(facts(SKEWED)))
-    assert [part.checkpoints.uri for part in job_plan.shard_plans if part.checkpoints] == [
+    assert [shard.checkpoints.uri for shard in job_plan.shard_plans if shard.checkpoints] == [
         f"s3://b/ck/p{number}/" for number in range(1, 5)
     ]
     assert job_plan.shard_plans[0].workflow.policy.attempts == 2
@@ -174,14 +174,14 @@ def test_a_part_without_files_is_no_job() -> None:
 
 def test_the_plan_shows_what_each_host_gets() -> None:
     job_plan = plan(job(), world(facts(SKEWED), READS_SHARDS))
-    (part_summary,) = job_plan.to_dict()["parts"]
-    assert (part_summary["split_via"], part_summary["hosts"], part_summary["objects"]) == ("lists", 4, 300)
-    assert [part["host"] for part in part_summary["parts"]] == [0, 1, 2, 3]
-    assert sum(part["bytes"] for part in part_summary["parts"]) == sum(
-        part["bytes_by_count"] for part in part_summary["parts"]
+    (shard_summary,) = job_plan.to_dict()["input_shardings"]
+    assert (shard_summary["split_via"], shard_summary["hosts"], shard_summary["objects"]) == ("lists", 4, 300)
+    assert [shard["host"] for shard in shard_summary["shards"]] == [0, 1, 2, 3]
+    assert sum(shard["bytes"] for shard in shard_summary["shards"]) == sum(
+        shard["bytes_by_count"] for shard in shard_summary["shards"]
     )
-    assert 1.0 <= part_summary["imbalance"] < 1.01 < part_summary["imbalance_by_count"]
-    (line,) = (line for line in str(job_plan).splitlines() if line.startswith("  parts of train"))
+    assert 1.0 <= shard_summary["imbalance"] < 1.01 < shard_summary["imbalance_by_count"]
+    (line,) = (line for line in str(job_plan).splitlines() if line.startswith("  shards of train"))
     assert "a host (1.00" in line and "by count up to" in line
     assert "FastFile mode, each host reads its own list" in str(job_plan)
 
@@ -230,7 +230,7 @@ REFUSED_SPLITS: list[tuple[dict[str, Any], InputFacts, ScriptFacts, str]] = [
         job(split_via="jobs", mode="FastFile"),
         facts(SKEWED),
         PLAIN,
-        "inputs.train.mode: each part's job gets a man",
+        "inputs.train.mode: each shard's job gets a man",
     ),
     (
         job(split_via="shards", mode="FastFile"),

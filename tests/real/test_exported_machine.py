@@ -266,7 +266,7 @@ def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, t
     execution = user.wait_for_end(user.execute(machine, name="wide"), 120)
     assert execution["status"] == "SUCCEEDED", execution
     output = json.loads(execution["output"])
-    assert output["parts"] == [{"part": number, "error": ""} for number in (1, 2, 3)]
+    assert output["shards"] == [{"shard": number, "error": ""} for number in (1, 2, 3)]
     names_by_part = []
     for number in (1, 2, 3):
         result = read_part_result(target, output["results"], number)["result"]
@@ -292,7 +292,7 @@ def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_pat
         check=True,
     )
     out = tmp_path / "out"
-    every = json.loads((out / DEFINITION_FILE).read_text())["States"]["Every part"]
+    every = json.loads((out / DEFINITION_FILE).read_text())["States"]["Every shard"]
     location = every["ItemReader"]["Parameters"]
     staged_list = tmp_path / "home" / "s3" / location["Bucket"] / location["Key"]
     assert staged_list.read_text() == (out / ITEMS_FILE).read_text()

@@ -34,7 +34,10 @@ def test_a_sharded_run_has_one_status(codes: list[int | None]) -> None:
         "x", [part(number, code) for number, code in enumerate(codes, start=1)]
     )
     assert (
-        len(outcome.jobs) == len(outcome.individual_outcomes) == len(outcome.to_dict()["parts"]) == len(codes)
+        len(outcome.jobs)
+        == len(outcome.individual_outcomes)
+        == len(outcome.to_dict()["shards"])
+        == len(codes)
     )
     if None in codes:
         assert (outcome.status, outcome.exit_code) == ("InProgress", None)
@@ -42,7 +45,7 @@ def test_a_sharded_run_has_one_status(codes: list[int | None]) -> None:
         first = next(number for number, code in enumerate(codes, start=1) if code)
         assert outcome.exit_code == codes[first - 1] and outcome.last_job.name == f"x-p{first}-s1-a1"
         assert f"x-p{first}: " in summarize_run(outcome)
-        assert f"{codes.count(0)} of {len(codes)} parts have completed" in summarize_run(outcome)
+        assert f"{codes.count(0)} of {len(codes)} shards have completed" in summarize_run(outcome)
         assert outcome.error() is not None
     else:
         assert (outcome.status, outcome.exit_code) == ("Completed", 0)

@@ -110,7 +110,7 @@ def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) 
     run = launch(job(tmp_path / "s"), target, on_message=messages.append)
     assert created(target) == [] and any("begin when others have ended" in text for text in messages)
     assert run.describe().exit_code is None
-    assert sorted(run.wait().to_dict()["parts"][number]["run"] for number in range(3)) == [
+    assert sorted(run.wait().to_dict()["shards"][number]["run"] for number in range(3)) == [
         "demo-p1",
         "demo-p2",
         "demo-p3",

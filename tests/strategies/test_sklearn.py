@@ -39,4 +39,4 @@ def test_split_data_goes_share_nothing() -> None:
     job = {"compute": {"hosts": 3}, "inputs": {"train": {"uri": "s3://b/d/", "split": "key"}}}
     job_plan = plan(job, facts)
     assert job_plan.strategy == "share-nothing"
-    assert "strategy.parts" in [reason.rule for reason in job_plan.reasons]
+    assert "strategy.shards" in [reason.rule for reason in job_plan.reasons]
