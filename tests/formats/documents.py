@@ -22,6 +22,7 @@ from smlaunch.contract.outcome import (
 )
 from smlaunch.contract.shard_lists import ShardList, ShardListIndex
 from smlaunch.data.shard_index import ShardIndex, ShardRecord, encode_index, parse_index
+from smlaunch.job.model import Job
 from smlaunch.local.credentials import Credentials, encode_credentials
 from smlaunch.local.credentials import read_credentials as read_credentials
 from smlaunch.local.endpoint_info import EndpointInfo
@@ -31,10 +32,13 @@ from smlaunch.local.metric_store import MetricStore
 from smlaunch.local.object_store import ObjectStore
 from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
 from smlaunch.local.pipelines.store import PipelineStore
+from smlaunch.planner.facts import InputFacts, SourceFacts
+from smlaunch.planner.job_hash import job_hash
 from smlaunch.planner.workflow import RunPolicy, Variant, Workflow
 from smlaunch.runs.run_state import RunFolder
 from smlaunch.train.snapshot import Snapshotter
 from smlaunch.train.tree_format import Buffer, decode, encode
+from tests.planner.fixtures import region
 from tests.runs.fakes import FakeStorage
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -127,6 +131,7 @@ def documents(folder: Path) -> list[Golden]:
         Golden("COMMIT", commit_content(MANIFEST.to_bytes()), json.loads, _commit()),
         Golden("checkpoint.shard", b"".join(encode(TREE).chunks()), _tree, TREE),
         Golden("snapshot.shard", _snapshot(), decode, SNAPSHOT),
+        Golden("job-hash.json", _hashed_job(), _hash_again, json.loads(_hashed_job())["hash"]),
         Golden("rows.json", _rows(), json.loads, json.loads(_rows())),
         Golden("job.json", SPEC.to_json().encode(), lambda c: LaunchSpec.from_json(c.decode()), SPEC),
         Golden("workflow.json", WORKFLOW.to_json().encode(), Workflow.from_json, WORKFLOW),
@@ -172,6 +177,55 @@ def _snapshot() -> bytes:
     """The leader's, of a script without tensors."""
     document = Snapshotter(0, 2).take(120, SNAPSHOT["shared"], SNAPSHOT["own"]).document
     return b"".join(encode(document).chunks())
+
+
+HASHED_JOB: dict[str, Any] = {
+    "entry": "src/train.py",
+    "strategy": "share-nothing",
+    "args": ["--epochs", 3],
+    "hyperparameters": {"lr": 0.1, "layers": 4, "name": "m", "amp": True},
+    "compute": {
+        "hosts": 2,
+        "processes_per_host": 4,
+        "instance_type": "ml.g5.12xlarge",
+        "spot": True,
+        "on_demand_fallback": True,
+        "price_per_hour": 7.5,
+    },
+    "inputs": {
+        "train": {"uri": "s3://bucket/data/", "mode": "FastFile", "split": "bytes"},
+        "labels": {"uri": "./labels", "content_type": "text/csv"},
+    },
+    "requirements": "requirements.txt",
+    "environment": {"SEED": 7},
+    "limits": {"max_runtime": "60d", "segment": "24h", "max_wait": "61d", "attempts": 5, "max_cost": 500},
+    "segments": [{"until_step": 10, "hyperparameters": {"lr": 0.2}}, {"length": "12h"}],
+    "checkpoints": {"uri": "s3://bucket/checkpoints/", "keep": 4, "interval": "10m"},
+    "output": "s3://bucket/output/",
+    "role": "arn:aws:iam::123456789012:role/SageMaker",
+    "network_isolation": True,
+    "tags": {"team": "vision"},
+    "name": RUN,
+}
+"""A job file with members of all sections, also such as are not hashed."""
+
+
+def _hashed_job() -> bytes:
+    """The job with what is hashed besides it, and its hash."""
+    document = {"job": HASHED_JOB, "source": DIGEST, "entry": "train.py", "labels": DIGEST[::-1]}
+    return json.dumps({**document, "hash": _hash(document)}, indent=1).encode()
+
+
+def _hash_again(content: bytes) -> str:
+    return _hash(json.loads(content))
+
+
+def _hash(document: dict[str, Any]) -> str:
+    """``labels`` and ``source``: the hashes of a local input and of the source archive."""
+    source = SourceFacts("src", document["entry"], document["source"], file_count=1, bytes=1)
+    labels = InputFacts("./labels", "local", sha256=document["labels"])
+    facts = region(source=source, inputs={"labels": labels})
+    return job_hash(Job.from_mapping(document["job"]), facts)
 
 
 def _rows() -> bytes:
