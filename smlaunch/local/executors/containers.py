@@ -230,7 +230,7 @@ class ContainerAllocation:
         engine, name = self._executor.engine, self._container_name(host)
         client_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         named_variables = variables_by_name(program.environment, client_environment)
-        create_plan = self._executor.create_plan(
+        container_plan = self._executor.create_plan(
             name,
             image=self._image,
             network=self._network,
@@ -247,7 +247,7 @@ class ContainerAllocation:
             ],
         )
         try:
-            create = container_cli.create_command(engine, create_plan)
+            create = container_cli.create_command(engine, container_plan)
         except container_cli.CannotMount as error:
             raise ImageProblem(str(error)) from error
         return {
