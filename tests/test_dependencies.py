@@ -31,7 +31,7 @@ def required_distributions(project: Any) -> list[Requirement]:
     return [Requirement(line) for line in [*project["dependencies"], *chain(*extras.values())]]
 
 
-def pinned() -> dict[str, set[str]]:
+def pinned_versions() -> dict[str, set[str]]:
     """Of constraints.txt, and of those environments of `make test-real` that stand for extras."""
     versions_by_name: dict[str, set[str]] = {}
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
@@ -42,7 +42,7 @@ def pinned() -> dict[str, set[str]]:
 
 
 def test_the_versions_that_are_tested_are_within_the_bounds(project: Any) -> None:
-    versions = pinned()
+    versions = pinned_versions()
     compared_count = 0
     for requirement in required_distributions(project):
         for version in versions.get(requirement.name.lower(), ()):
@@ -58,7 +58,7 @@ def test_versions_that_may_break_us_are_not_installed(project: Any, name: str, u
         for requirement_found in required_distributions(project)
         if requirement_found.name == name
     ]
-    (tested,) = pinned()[name]
+    (tested,) = pinned_versions()[name]
     assert requirement.specifier.contains(tested)
     assert not requirement.specifier.contains(untested)
 

@@ -77,10 +77,10 @@ def test_no_module_is_called_like_a_name_that_its_package_offers() -> None:
         modules = {path.stem for path in folder.glob("*.py")} | {
             path.parent.name for path in folder.glob("*/*.py")
         }
-        assert not _offered(folder) & modules, folder
+        assert not _public_names(folder) & modules, folder
 
 
-def _offered(folder: Path) -> set[str]:
+def _public_names(folder: Path) -> set[str]:
     """Functions, classes and values that a package binds or loads lazily; neither the modules it imports, nor
     what it imports at once from a module of the same name: that module was put in the name's place before."""
     names = set(smlaunch.__all__) if folder == PACKAGE else set()

@@ -34,13 +34,13 @@ def test_a_unit_test_opens_no_socket_and_starts_no_process(event: str, act: obje
 def test_nor_does_a_thread_of_its_own() -> None:
     refusals: list[tiers.Refused] = []
 
-    def act() -> None:
+    def open_socket() -> None:
         try:
             socket.socket()
         except tiers.Refused as error:
             refusals.append(error)
 
-    thread = threading.Thread(target=act)
+    thread = threading.Thread(target=open_socket)
     thread.start()
     thread.join()
     assert len(refusals) == 1

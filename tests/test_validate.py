@@ -40,7 +40,7 @@ RESOURCES = REQUEST["ResourceConfig"]
 RULE = {"RuleConfigurationName": "a", "RuleEvaluatorImage": "image"}
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
+def request_with(path: str, value: Any) -> dict[str, Any]:
     """The good request with one member set, or taken out by ``...``."""
     request = copy.deepcopy(REQUEST)
     *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
@@ -152,11 +152,11 @@ def test_a_good_request_passes() -> None:
     ],
 )
 def test_one_broken_rule(path: str, value: Any, expected: list[tuple[str, str]]) -> None:
-    assert violations(changed(path, value)) == expected
+    assert violations(request_with(path, value)) == expected
 
 
 def test_spot() -> None:
-    request = changed("EnableManagedSpotTraining", True)
+    request = request_with("EnableManagedSpotTraining", True)
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}
     assert violations(request) == []
     request["StoppingCondition"]["MaxWaitTimeInSeconds"] = 59
@@ -167,12 +167,14 @@ def test_spot() -> None:
 
 def test_instance_groups_and_preferences() -> None:
     group = {"InstanceGroupName": "a", "InstanceType": "ml.m5.large", "InstanceCount": 1}
-    assert violations(changed("ResourceConfig", {"InstanceGroups": [group]})) == []
-    assert violations(changed("ResourceConfig", {"InstanceGroups": [group, group]})) == [
+    assert violations(request_with("ResourceConfig", {"InstanceGroups": [group]})) == []
+    assert violations(request_with("ResourceConfig", {"InstanceGroups": [group, group]})) == [
         ("ResourceConfig.InstanceGroups", "service")
     ]
     both_fields = {"InstanceGroups": [group], "InstanceType": "ml.m5.large"}
-    assert violations(changed("ResourceConfig", both_fields)) == [("ResourceConfig.InstanceType", "service")]
+    assert violations(request_with("ResourceConfig", both_fields)) == [
+        ("ResourceConfig.InstanceType", "service")
+    ]
     preference = {"InstanceType": "ml.m5.large"}
     with_count = {**preference, "InstanceCount": 1}
     for resources, is_broken in (
@@ -183,8 +185,10 @@ def test_instance_groups_and_preferences() -> None:
         ({"InstancePreferences": [with_count], "InstanceCount": 1}, True),
     ):
         expected = [("ResourceConfig.InstancePreferences", "service")] if is_broken else []
-        assert violations(changed("ResourceConfig", resources)) == expected
-    request = changed("ResourceConfig", {"InstancePreferences": [with_count], "InstanceType": "ml.m5.large"})
+        assert violations(request_with("ResourceConfig", resources)) == expected
+    request = request_with(
+        "ResourceConfig", {"InstancePreferences": [with_count], "InstanceType": "ml.m5.large"}
+    )
     assert violations(request) == [("ResourceConfig.InstanceType", "service")]
 
 
@@ -192,13 +196,13 @@ def test_a_training_plan_stands_in_one_place() -> None:
     plan = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/p"
     preference = {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [plan]}
     resources = {"InstancePreferences": [preference], "InstanceCount": 1}
-    assert violations(changed("ResourceConfig", resources)) == []
+    assert violations(request_with("ResourceConfig", resources)) == []
     expected = [("ResourceConfig.InstancePreferences[0].TrainingPlanArns", "service")]
-    assert violations(changed("ResourceConfig", {**resources, "TrainingPlanArn": plan})) == expected
+    assert violations(request_with("ResourceConfig", {**resources, "TrainingPlanArn": plan})) == expected
 
 
 def test_all_problems_come_at_once_and_read_well() -> None:
-    request = changed("TrainingJobName", "a_b")
+    request = request_with("TrainingJobName", "a_b")
     request["ResourceConfig"]["InstanceType"] = "ml.m5.larg"
     request["ResourceConfig"]["InstanceCoun"] = 3
     del request["RoleArn"]
@@ -214,7 +218,7 @@ def test_all_problems_come_at_once_and_read_well() -> None:
 
 
 def test_what_aws_says() -> None:
-    request = changed("TrainingJobName", "a_b")
+    request = request_with("TrainingJobName", "a_b")
     request["Tags"] = [{"Key": "k", "Value": "v" * 257}]
     request["HyperParameters"] = {"note": "x\ny"}
     request["EnableManagedSpotTraining"] = True

@@ -132,10 +132,10 @@ def tier_of(item: pytest.Item, tests: Path) -> str:
     for name in (f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}", file.as_posix()):
         if name in FILES:
             return FILES[name]
-    return next(FOLDERS[folder] for folder in map(_name, file.parents) if folder in FOLDERS)
+    return next(FOLDERS[folder] for folder in map(_folder_name, file.parents) if folder in FOLDERS)
 
 
-def _name(folder: PurePath) -> str:
+def _folder_name(folder: PurePath) -> str:
     return "" if folder == PurePath(".") else folder.as_posix()
 
 

@@ -209,14 +209,14 @@ def _import_all() -> None:
 
     import smlaunch
 
-    def skips(name: str) -> bool:
+    def is_skipped(name: str) -> bool:
         return bool(_SKIPPED & set(name.split(".")))
 
     todo = [smlaunch.__name__]
     while todo:
         package = importlib.import_module(todo.pop())
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            if not skips(module.name):
+            if not is_skipped(module.name):
                 importlib.import_module(module.name)
                 if module.ispkg:
                     todo.append(module.name)

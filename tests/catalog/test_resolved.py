@@ -9,7 +9,7 @@ import pytest
 from smlaunch.discovery.sdk_images import resolve_image
 from smlaunch.job.model import Job
 from smlaunch.planner.facts import ResolvedImage
-from tests.strategies.requests import channel, documented, plan_job, refusals, request_of
+from tests.strategies.requests import channel, documented_request, plan_job, refusals, request_of
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"
 HOSTED = "763104351884.dkr.ecr.us-east-1.amazonaws.com/jumpstart-tabular-training:1.0"
@@ -36,7 +36,7 @@ def test_jumpstarts_image_comes_with_its_script_and_its_model() -> None:
     )
     job = {**JUMPSTART, "hyperparameters": {"iterations": 100}, "compute": {"instance_type": "ml.m5.xlarge"}}
     plan = plan_job(job, resolved_image=answer)
-    assert request_of(plan) == documented(
+    assert request_of(plan) == documented_request(
         HOSTED,
         "ml.m5.xlarge",
         1,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chains import killed_in_all, write_script
+from tests.e2e.chains import kill_clients, write_script
 from tests.e2e.command import smlaunch
 
 KILLS = 100
@@ -25,6 +25,6 @@ def test_a_hundred_kills(home: Path, tmp_path: Path) -> None:
     script = write_script(tmp_path / "source")
     assert smlaunch("local", "start").code == 0
     try:
-        assert killed_in_all(home, script, seed=seed, kills=KILLS, pause="0.03") >= KILLS
+        assert kill_clients(home, script, seed=seed, kills=KILLS, pause="0.03") >= KILLS
     finally:
         smlaunch("local", "stop")

@@ -44,12 +44,12 @@ for words in sys.argv[1:]:
 """
 
 
-def leaves(group: click.Group, path: tuple[str, ...] = ()) -> list[str]:
+def leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[str]:
     found = []
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
-            found += leaves(command, (*path, name))
+            found += leaf_commands(command, (*path, name))
         else:
             found.append(" ".join((*path, name)))
     return found
@@ -57,11 +57,11 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> list[str]:
 
 def test_all_commands_are_looked_at() -> None:
     assert isinstance(cli, LazyGroup)
-    assert {"run", "verify-resume", "data pack", "data push", "data pull"} <= set(leaves(cli))
+    assert {"run", "verify-resume", "data pack", "data push", "data pull"} <= set(leaf_commands(cli))
 
 
 def test_a_command_that_runs_on_collects_its_cycles() -> None:
-    commands = leaves(cli)
+    commands = leaf_commands(cli)
     result = subprocess.run([sys.executable, "-c", PROGRAM, *commands], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert result.stderr.count("left ") == len(commands)

@@ -116,7 +116,7 @@ tags: {{ci_token: t4g}}
 """
 
 
-def leaks(text: str) -> list[str]:
+def find_leaks(text: str) -> list[str]:
     return [secret for secret in HIDDEN if secret in text]
 
 
@@ -129,7 +129,7 @@ def test_nothing_that_is_shown_holds_a_secret(shell: Shell) -> None:
     ):
         result = shell(*arguments)
         assert result.code == 0, result.err
-        assert leaks(result.out + result.err) == [], arguments
+        assert find_leaks(result.out + result.err) == [], arguments
         assert [value for value in VISIBLE_VALUES if value not in result.out] == [], arguments
         assert "****" in result.out
     request = json.loads(shell("run", "job.yaml", "--local", "--dry-run").out)
@@ -142,7 +142,7 @@ def test_a_plan_in_python_shows_no_secret_and_sends_them_all(shell: Shell) -> No
     job = Job.from_file(shell.folder / "job.yaml").model_copy(update={"role": ROLE})
     job_plan = plan(job, fake_target())
     assert (
-        leaks(
+        find_leaks(
             str(job_plan)
             + job_plan._repr_html_()
             + repr(job_plan)
@@ -153,8 +153,8 @@ def test_a_plan_in_python_shows_no_secret_and_sends_them_all(shell: Shell) -> No
         == []
     )
     sent_text = json.dumps(job_plan.requests) + "".join(upload.content or "" for upload in job_plan.uploads)
-    assert leaks(sent_text) == list(HIDDEN)
-    assert leaks(job.to_yaml()) == list(HIDDEN)
+    assert find_leaks(sent_text) == list(HIDDEN)
+    assert find_leaks(job.to_yaml()) == list(HIDDEN)
 
 
 def test_the_script_gets_the_true_values(shell: Shell) -> None:
@@ -164,7 +164,7 @@ def test_the_script_gets_the_true_values(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text(JOB)
     result = shell("run", "job.yaml", "--local")
     assert result.code == 0, result.err
-    assert leaks(result.err) == []
+    assert find_leaks(result.err) == []
     script_line = next(line for line in result.out.splitlines() if line.startswith("got"))
     assert [
         secret for secret in ("hunter2", HF, "s3same", "w0rds", "open5") if secret not in script_line
@@ -186,7 +186,7 @@ def test_the_script_gets_the_true_values(shell: Shell) -> None:
 def test_mistakes_are_told_without_the_secret(shell: Shell, arguments: tuple[str, ...]) -> None:
     result = shell("run", "train.py", "--local", *arguments)
     assert result.code == 2
-    assert leaks(result.out + result.err) == []
+    assert find_leaks(result.out + result.err) == []
     assert result.err
 
 
@@ -206,7 +206,7 @@ def test_an_export_holds_the_secrets_and_says_so(endpoint_shell: Shell) -> None:
     for kind in ("step-functions", "airflow", "pipeline"):
         result = endpoint_shell("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
         assert result.code == 0, result.err
-        assert leaks(result.err) == []
+        assert find_leaks(result.err) == []
         warning = next(
             line for line in result.err.splitlines() if "the export contains the values of" in line
         )

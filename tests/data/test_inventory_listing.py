@@ -83,14 +83,14 @@ def test_what_is_taken_and_what_is_left_make_up_everything(
     remaining_ranges = uncovered_ranges(taken_ranges)
     for key in ("a", "aa", "ab", "abc", "b", "bb", "c", "cc", "ccc", "d"):
 
-        def inside(key_ranges: list[KeyRange], key: str = key) -> int:
+        def count_ranges_with(key_ranges: list[KeyRange], key: str = key) -> int:
             return sum(
                 key_range.after < key and (key_range.up_to is None or key <= key_range.up_to)
                 for key_range in key_ranges
             )
 
-        assert inside(remaining_ranges) == (not inside(taken_ranges))
-        assert inside(merge_ranges(taken_ranges)) == bool(inside(taken_ranges))
+        assert count_ranges_with(remaining_ranges) == (not count_ranges_with(taken_ranges))
+        assert count_ranges_with(merge_ranges(taken_ranges)) == bool(count_ranges_with(taken_ranges))
 
 
 @given(key_sets, st.integers(1, 7), st.integers(1, 6), st.sampled_from(["", "a", "a/", "b"]))
@@ -304,10 +304,10 @@ def test_botocore_does_not_parse_a_page_again() -> None:
     S3Pager(client)
     bodies: list[bytes] = []
 
-    def parsed(response_dict: dict[str, Any], **unused: object) -> None:
+    def record_parsed(response_dict: dict[str, Any], **unused: object) -> None:
         bodies.append(response_dict["body"])
 
-    client.meta.events.register_first("before-parse.s3.*", parsed)
+    client.meta.events.register_first("before-parse.s3.*", record_parsed)
     answer: dict[str, Any] = {}
     client.meta.events.emit(
         "before-parse.s3.ListObjectsV2",

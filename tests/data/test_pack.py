@@ -443,10 +443,10 @@ def test_only_what_is_spoilt_torn_or_changed_is_packed_again(tmp_path: Path) -> 
     with pytest.raises(JobError):
         pack(source, FolderDestination(dst), PackOptions(shard_count=8))
     many(src, 80)  # as it was, with new times on all: another listing
-    assert packed_kept(src, dst) == 0
+    assert resume_pack(src, dst) == 0
 
 
-def packed_kept(src: Path, dst: Path) -> int:
+def resume_pack(src: Path, dst: Path) -> int:
     return pack_folder(src, dst, shard_count=8, resume=True).reused_shards
 
 
@@ -463,7 +463,7 @@ def test_a_shard_is_kept_only_by_its_checksum(tmp_path: Path, monkeypatch: pytes
     (dst / ".pack" / "shard-00002.tar.json").write_bytes(b'{"torn')
     os.utime(src / "0/00000.bin", (5, 5))
     write(dst / "shards" / "shard-00009.tar", b"of an earlier plan")
-    assert packed_kept(src, dst) == 5
+    assert resume_pack(src, dst) == 5
     pack_folder(src, tmp_path / "anew", shard_count=8)
     assert content(dst) == content(tmp_path / "anew")
 

@@ -47,7 +47,7 @@ def fill_storage() -> FakeStorage:
     return storage
 
 
-def wanted_of(storage: FakeStorage) -> dict[str, bytes]:
+def expected_contents(storage: FakeStorage) -> dict[str, bytes]:
     objects = storage.objects[BUCKET].items()
     return {key[4:]: body for key, body in objects if key.startswith("raw/") and not key.endswith("/")}
 
@@ -57,7 +57,7 @@ def pack_prefix(storage: FakeStorage, resume: bool = False, **options: int) -> P
     return pack(source, destination, PackOptions(shard_count=4, resume=resume, **options))
 
 
-def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
+def objects_below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
     return {
         key[len(prefix) :]: body for key, body in storage.objects[BUCKET].items() if key.startswith(prefix)
     }
@@ -66,7 +66,7 @@ def below(storage: FakeStorage, prefix: str) -> dict[str, bytes]:
 def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     storage = fill_storage()
     index = pack_prefix(storage).index
-    objects = below(storage, "packed/")
+    objects = objects_below(storage, "packed/")
     assert sorted(objects) == ["index.json", *(record.name for record in index.shards)]
     assert parse_index(objects["index.json"]) == index and len(index.shards) == 4
     members: dict[str, bytes] = {}
@@ -75,7 +75,7 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
             for member in tar:
                 assert member.name not in members
                 members[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    assert members == wanted_of(storage)
+    assert members == expected_contents(storage)
     for name, body in members.items():
         path = tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     for folder in ("dst", "down"):
         paths = [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
         assert {str(path.relative_to(tmp_path / folder)): path.read_bytes() for path in paths} == objects
-    assert below(storage, "up/") == objects
+    assert objects_below(storage, "up/") == objects
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_keys_that_would_be_written_elsewhere_or_lost_are_refused_by_name(key: s
         pack_prefix(storage)
     (problem,) = error.value.problems
     assert reason in str(problem) and "\n" not in str(problem)
-    assert not below(storage, "packed/")
+    assert not objects_below(storage, "packed/")
 
 
 def test_a_prefix_with_nothing_below_is_refused() -> None:
@@ -163,13 +163,13 @@ def test_a_pack_that_was_ended_goes_on() -> None:
     assert "packed/index.json" not in storage.objects[BUCKET]
     with pytest.raises(JobError, match="unfinished pack; continue it with --resume"):
         pack_prefix(storage)
-    storage.uploads, shards_before = 1000, len(below(storage, "packed/shards/"))
+    storage.uploads, shards_before = 1000, len(objects_below(storage, "packed/shards/"))
     # Another shard lies there without its record: it may be of anything.
     storage.objects[BUCKET]["packed/shards/shard-00003.tar"] = b"?"
     storage.objects[BUCKET]["packed/shards/shard-00007.tar"] = b"of an earlier plan"
     result = pack_prefix(storage, resume=True)
     assert result.reused_shards == shards_before == 2
-    assert below(storage, "packed/") == below(storage_of_whole_pack, "packed/")
+    assert objects_below(storage, "packed/") == objects_below(storage_of_whole_pack, "packed/")
     assert pack_prefix(storage, resume=True).reused_shards == 4
     with pytest.raises(JobError, match="holds a finished pack"):
         pack_prefix(storage)
@@ -231,7 +231,7 @@ def test_objects_are_fetched_quickly_where_that_works() -> None:
     pack(S3PackSource(storage, BUCKET, "raw", fetch), destination, PackOptions(shard_count=4, resume=True))
     second_destination = S3Destination(storage, BUCKET, "again")
     pack(S3PackSource(storage, BUCKET, "raw"), second_destination, PackOptions(shard_count=4))
-    assert fast_client.fetched > 100 and below(storage, "packed/") == below(storage, "again/")
+    assert fast_client.fetched > 100 and objects_below(storage, "packed/") == objects_below(storage, "again/")
 
 
 def test_a_prefix_that_holds_something_else_is_refused() -> None:

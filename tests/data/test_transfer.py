@@ -77,13 +77,13 @@ class StrictTransfer:
 
 
 def _fail_on_error(method: Callable[..., object]) -> Callable[..., object]:
-    def called(*arguments: object) -> object:
+    def call(*arguments: object) -> object:
         try:
             return method(*arguments)
         except FastTransferFailed as error:
             raise AssertionError(f"obstore failed: {error.__cause__}") from error
 
-    return called
+    return call
 
 
 def files(folder: Path, contents: dict[str, bytes], prefix: str) -> list[TransferItem]:
@@ -163,11 +163,11 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
     part_numbers: list[int] = []
     put_part = S3Multipart.put_part
 
-    def noting(self: S3Multipart, *arguments: object) -> UploadedPart:
+    def record_part(self: S3Multipart, *arguments: object) -> UploadedPart:
         part_numbers.append(int(str(arguments[3])))
         return put_part(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(S3Multipart, "put_part", noting)
+    monkeypatch.setattr(S3Multipart, "put_part", record_part)
     tally = TransferProgress(1, len(content))
     by_obstore(target).put(BUCKET, [parcel], tally.add)
     assert sorted(part_numbers) == [2, 3]
@@ -470,13 +470,13 @@ def test_ctrl_c_ends_large_files_between_parts(
     transfer = by_obstore(target)
     moved_sizes: list[int] = []
 
-    def interrupted(size: int, files: int) -> None:
+    def interrupt_after_three(size: int, files: int) -> None:
         moved_sizes.append(size)
         if len(moved_sizes) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        transfer.put(BUCKET, [parcel], interrupted)
+        transfer.put(BUCKET, [parcel], interrupt_after_three)
     assert target.storage.size(BUCKET, parcel.key) is None
     unfinished = S3Multipart(target.client("s3")).list_uploads(BUCKET, parcel.key)
     assert bool(unfinished) is is_resumable

@@ -171,7 +171,7 @@ def check_once(outcome: Killed, name: str) -> None:
     assert (outcome.details["status"], outcome.details["exit_code"]) == ("Completed", 0)
 
 
-def killed_in_all(home: Path, script: Path, *, seed: int, kills: int, pause: str) -> int:
+def kill_clients(home: Path, script: Path, *, seed: int, kills: int, pause: str) -> int:
     """Runs chain after chain until ``kills`` clients have been killed, and checks each chain. ``pause``:
     seconds of a step. Returns the number of kills."""
     chance = random.Random(seed)

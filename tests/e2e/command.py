@@ -40,7 +40,7 @@ def smlaunch(
     return Outcome(result.returncode, result.stdout, result.stderr)
 
 
-def installed(*arguments: str | Path, timeout: float = 110) -> Outcome:
+def run_installed(*arguments: str | Path, timeout: float = 110) -> Outcome:
     """Runs the installed script, in a new Python that imports everything again."""
     result = subprocess.run([SMLAUNCH, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
     return Outcome(result.returncode, result.stdout, result.stderr)

@@ -52,7 +52,7 @@ class Region:
 
 
 @contextmanager
-def served(region: Region) -> Iterator[str]:
+def serve_region(region: Region) -> Iterator[str]:
     """Yields the region's address."""
 
     class Handler(BaseHTTPRequestHandler):

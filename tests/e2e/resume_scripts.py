@@ -88,7 +88,7 @@ if run.finished:
 """
 
 
-def traced(
+def traced_script(
     saved_state: str = "", code_before: str = "", step: str = "pass", end: str = "pass", loss: str = "loss"
 ) -> str:
     text = TRACED.replace("KEPT", saved_state).replace("BEFORE", code_before).replace("LOSS", loss)
@@ -175,35 +175,42 @@ _DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\npace = in
 
 RIGHT = {
     "NumPy only; the global generators are neither seeded nor used": Script(
-        traced(end=_SAVEZ),
+        traced_script(end=_SAVEZ),
         0,
         compared=("net", "model/w.npz"),
         not_compared=("smlaunch.rng.python: no random numbers were drawn", "smlaunch.rng.numpy"),
     ),
     "a generator of its own that is neither seeded nor used": Script(
-        traced(saved_state="noise=np.random.default_rng()", end=_SAVEZ),
+        traced_script(saved_state="noise=np.random.default_rng()", end=_SAVEZ),
         0,
         not_compared=("noise: no random numbers were drawn from it",),
     ),
     "a moving average, kept and saved": Script(
-        traced("ema=ema", step=_EMA, end=_SAVE_EMA), 0, compared=("ema", "model/ema.pkl"), signal="kill"
+        traced_script("ema=ema", step=_EMA, end=_SAVE_EMA),
+        0,
+        compared=("ema", "model/ema.pkl"),
+        signal="kill",
     ),
     "the best so far, kept and saved": Script(
-        traced("best=best", step=_BEST, end=_SAFETENSORS), 0, compared=("model/best.safetensors",)
+        traced_script("best=best", step=_BEST, end=_SAFETENSORS), 0, compared=("model/best.safetensors",)
     ),
     "two optimizers": Script(
-        traced("generator=generator, critic=critic, optimizer=opt_g, opt_d=opt_d", _TWO, _GAN, _SAVE_GAN),
+        traced_script(
+            "generator=generator, critic=critic, optimizer=opt_g, opt_d=opt_d", _TWO, _GAN, _SAVE_GAN
+        ),
         *(0, (), ("opt_d, optimizer", "model/g.json")),
     ),
     "a log in output/data, a time and an id beside the weights": Script(
-        traced(step=_LOG, end=_SAVEZ + '\njson.dump({"at": time.time()}, open(MODEL + "/card.json", "w"))'),
+        traced_script(
+            step=_LOG, end=_SAVEZ + '\njson.dump({"at": time.time()}, open(MODEL + "/card.json", "w"))'
+        ),
         0,
         compared=("model/w.npz",),
         not_compared=("output/data/log.csv as one file", "model/card.json differs in at"),
         repeats=True,
     ),
     "no file at all, and a loss that is no number": Script(
-        traced(loss="math.nan"),
+        traced_script(loss="math.nan"),
         *(0, (), ("losses of 24 steps", "net")),
         not_compared=("model: no file in /opt/ml/model", "output/data: no file in"),
     ),
@@ -218,13 +225,13 @@ RIGHT = {
 
 WRONG = {
     "a moving average, saved and not kept": Script(
-        traced(step=_EMA, end=_SAVE_EMA),
+        traced_script(step=_EMA, end=_SAVE_EMA),
         1,
         ("model/ema.pkl differs in ema.w", "Registered are net, order"),
         repeats=True,
     ),
     "the best so far, saved and not kept": Script(
-        traced(
+        traced_script(
             step='if run.steps_done == 2:\n    best["w"] = net["w"]',
             end='json.dump(str(best["w"]), open(MODEL + "/b", "w"))',
         ),
@@ -233,11 +240,11 @@ WRONG = {
         repeats=True,
     ),
     "one of two optimizers is not kept": Script(
-        traced("generator=generator, critic=critic, optimizer=opt_g", _TWO, _GAN, _SAVE_GAN),
+        traced_script("generator=generator, critic=critic, optimizer=opt_g", _TWO, _GAN, _SAVE_GAN),
         *(1, ("had loss", "model/g.json differs in g"), (), (), "term", True),
     ),
     "NumPy's generator is drawn from without a seed": Script(
-        traced(step="np.random.random()", end=_SAVEZ),
+        traced_script(step="np.random.random()", end=_SAVEZ),
         1,
         (
             "two unsplit runs differ already",
@@ -246,7 +253,7 @@ WRONG = {
         repeats=False,
     ),
     "a history that only this process has": Script(
-        traced(
+        traced_script(
             code_before="seen = []",
             step="seen.append(loss)",
             end='json.dump(seen, open(OUTPUT + "/seen.json", "w"))',
@@ -254,7 +261,7 @@ WRONG = {
         *(1, ("output/data/seen.json differs",), (), (), "term", True),
     ),
     "a file that only the first job writes": Script(
-        traced(
+        traced_script(
             code_before='if not os.listdir("/opt/ml/checkpoints"):\n'
             '    open(MODEL + "/config.json", "w").close()'
         ),

@@ -49,7 +49,7 @@ print(sorted(name for name in tarfile.open(fileobj=io.BytesIO(model)).getnames()
 '''
 
 
-def exports() -> dict[str, str]:
+def endpoint_variables() -> dict[str, str]:
     result = smlaunch("local", "env", "--json")
     assert result.code == 0, result.text
     return {str(name): str(value) for name, value in result.json().items()}
@@ -59,7 +59,7 @@ def exports() -> dict[str, str]:
 def test_boto3_alone_creates_waits_and_reads(home: Path, tmp_path: Path) -> None:
     assert smlaunch("local", "start").code == 0
     try:
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **exports()}
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **endpoint_variables()}
         result = subprocess.run(
             [sys.executable, "-c", CLIENT], env=environment, capture_output=True, text=True, timeout=60
         )
@@ -78,7 +78,7 @@ def test_an_unsigned_call_is_refused(home: Path) -> None:
 
     assert smlaunch("local", "start").code == 0
     try:
-        url = exports()["AWS_ENDPOINT_URL"]
+        url = endpoint_variables()["AWS_ENDPOINT_URL"]
         request = urllib.request.Request(
             url, data=b"{}", headers={"X-Amz-Target": "SageMaker.ListTrainingJobs"}, method="POST"
         )

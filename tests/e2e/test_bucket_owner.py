@@ -58,7 +58,7 @@ class Record:
             self.sent.append(row)
 
     @property
-    def bare(self) -> list[Sent]:
+    def without_owner(self) -> list[Sent]:
         """Requests that name no owner, except those that make a bucket, which the caller then owns."""
         return [
             row
@@ -72,14 +72,14 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     record = Record()
     serve, owner_of = S3Service.serve, S3Service.owner_of
 
-    def recording(self: S3Service, request: Request, payload: Payload) -> Response:
+    def record_request(self: S3Service, request: Request, payload: Payload) -> Response:
         record.take(request)
         return serve(self, request, payload)
 
     def owner(self: S3Service, bucket: str) -> str | None:
         return OTHER_ACCOUNT if bucket in record.strangers else owner_of(self, bucket)
 
-    monkeypatch.setattr(S3Service, "serve", recording)
+    monkeypatch.setattr(S3Service, "serve", record_request)
     monkeypatch.setattr(S3Service, "owner_of", owner)
     yield record
 
@@ -133,7 +133,7 @@ def test_a_chain_its_followers_and_its_files_name_the_owner(
         assert smlaunch(*command, "--local") in (0, 2), capfd.readouterr().err
     assert len(record.sent) > 50
     assert {row.method for row in record.sent} >= {"GET", "PUT", "HEAD"}
-    assert record.bare == []
+    assert record.without_owner == []
 
 
 DIRECT = """\
@@ -157,7 +157,7 @@ with Checkpointer(thing=thing) as run:
 CHAIN = "limits: {max_runtime: 10m, segment: 60s}\n"
 
 
-def owned(tmp_path: Path, checkpoints: str, job_lines: str = "") -> Path:
+def write_job(tmp_path: Path, checkpoints: str, job_lines: str = "") -> Path:
     (tmp_path / "train.py").write_text(DIRECT)
     job = tmp_path / "job.yaml"
     job.write_text(f"entry: train.py\ncheckpoints: {checkpoints}\n{job_lines}")
@@ -167,11 +167,11 @@ def owned(tmp_path: Path, checkpoints: str, job_lines: str = "") -> Path:
 def test_ranks_that_move_their_own_checkpoints_name_the_owner(
     home: Path, tmp_path: Path, record: Record
 ) -> None:
-    job = owned(tmp_path, "{upload: direct}")
+    job = write_job(tmp_path, "{upload: direct}")
     assert smlaunch("run", job, "--local", "--name", "moved") == 0
     ranks = [row for row in record.sent if "rank-00000" in row.key or "COMMIT" in row.key]
     assert {row.method for row in ranks} >= {"PUT", "HEAD"}
-    assert record.bare == []
+    assert record.without_owner == []
 
 
 def test_data_that_is_sent_fetched_packed_and_listed(
@@ -193,7 +193,7 @@ def test_data_that_is_sent_fetched_packed_and_listed(
     assert smlaunch("data", "inventory", uri, "--local", "--out", tmp_path / "listed") == 0
     assert any("uploads" in row.query for row in record.sent)
     assert any("object_store" in row.agent for row in record.sent)
-    assert record.bare == []
+    assert record.without_owner == []
 
 
 def test_a_stranger_who_has_the_default_bucket_gets_nothing(
@@ -214,7 +214,9 @@ def test_a_stranger_who_has_the_default_bucket_gets_nothing(
     assert smlaunch("data", "pull", f"s3://{default_bucket}/x/", tmp_path / "back", "--local") == 3
     assert smlaunch("data", "pack", data, f"s3://{default_bucket}/x/", "--local") == 3
     assert sorted(path for path in home.rglob("*") if "/s3/" in str(path) and path.is_file()) == files_before
-    assert record.bare == [] or all(row.method == "HEAD" and not row.key for row in record.bare)
+    assert record.without_owner == [] or all(
+        row.method == "HEAD" and not row.key for row in record.without_owner
+    )
 
 
 def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
@@ -224,11 +226,11 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     bucket_maker("theirs", "marker")
     record.strangers |= {"public", "theirs"}
     inputs = "inputs: {{train: {{uri: 's3://public/in/'{0}}}}}\n"
-    refused_job = owned(tmp_path, "{upload: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
+    refused_job = write_job(tmp_path, "{upload: direct}", inputs.format(f", bucket_owner: '{ACCOUNT}'"))
     assert smlaunch("run", refused_job, "--local") == 2
     assert f"does not belong to the account {ACCOUNT}" in capfd.readouterr().err
     for owner_setting in ("", f", bucket_owner: '{OTHER_ACCOUNT}'"):
-        job = owned(tmp_path, "{upload: direct}", inputs.format(owner_setting))
+        job = write_job(tmp_path, "{upload: direct}", inputs.format(owner_setting))
         assert smlaunch("run", job, "--local") == 0
 
     push_command = ("data", "push", tmp_path / "train.py", "s3://theirs/pushed/", "--local")
@@ -237,12 +239,14 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     assert smlaunch("data", "pull", "s3://public/in/", tmp_path / "back", "--local") == 0
     assert smlaunch(*push_command, "--bucket-owner", "me") == 2
 
-    mine = owned(tmp_path, "{uri: 's3://theirs/kept/', upload: direct}")
+    mine = write_job(tmp_path, "{uri: 's3://theirs/kept/', upload: direct}")
     assert smlaunch("run", mine, "--local", "--name", "mine") == 3
     assert f"the bucket theirs does not belong to the account {ACCOUNT}" in capfd.readouterr().err
     record.sent.clear()
     checkpoints = f"{{uri: 's3://theirs/kept/', upload: direct, bucket_owner: '{OTHER_ACCOUNT}'}}"
-    job = owned(tmp_path, checkpoints, f"output: s3://theirs/out/\nbucket_owner: '{OTHER_ACCOUNT}'\n{CHAIN}")
+    job = write_job(
+        tmp_path, checkpoints, f"output: s3://theirs/out/\nbucket_owner: '{OTHER_ACCOUNT}'\n{CHAIN}"
+    )
     assert smlaunch("run", job, "--local", "--name", "lent") == 0
     assert smlaunch("show", "lent", "--local") == 0
     assert smlaunch("checkpoints", "ls", "lent", "--local") == 0
@@ -252,7 +256,7 @@ def test_inputs_may_be_anybodys_and_checkpoints_whose_the_job_says(
     assert {row.owner for row in rows} == {OTHER_ACCOUNT}
     assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local") == 3
     assert smlaunch("checkpoints", "ls", "s3://theirs/kept/", "--local", "--bucket-owner", OTHER_ACCOUNT) == 0
-    assert all(row.bucket == "theirs" for row in record.bare)
+    assert all(row.bucket == "theirs" for row in record.without_owner)
 
 
 def test_a_source_that_somebody_replaced_is_not_run(
@@ -286,7 +290,7 @@ def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Re
     limits = ("--max-runtime", "10m", "--segment", "60s")
     assert smlaunch("export", "step-functions", script, "--local", *limits, "--out", tmp_path / "out") == 0
     assert any(row.method == "PUT" for row in record.sent)
-    assert record.bare == []
+    assert record.without_owner == []
     (machine,) = (tmp_path / "out").rglob("*.asl.json")
     states = json.loads(machine.read_text())["States"].values()
     parameters = [row["Parameters"] for row in states if ":s3:" in row.get("Resource", "")]
@@ -295,8 +299,8 @@ def test_what_is_exported_names_the_owner(home: Path, tmp_path: Path, record: Re
 
 
 def test_a_proof_of_resuming_names_the_owner(home: Path, tmp_path: Path, record: Record) -> None:
-    job = owned(tmp_path, "{upload: sync}")
+    job = write_job(tmp_path, "{upload: sync}")
     (tmp_path / "train.py").write_text(DIRECT.replace("[1, 2, 3]", "[1] * 40"))
     smlaunch("verify-resume", job, "--cuts", "1", "--signal", "term")
     assert {row.method for row in record.sent} >= {"PUT", "GET"}
-    assert record.bare == []
+    assert record.without_owner == []

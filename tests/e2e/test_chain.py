@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, drive_command, kill, killed_in_all, start, write_script
+from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, drive_command, kill, kill_clients, start, write_script
 from tests.e2e.command import smlaunch
 
 
@@ -56,7 +56,7 @@ def test_one_lineage_one_log_one_status(home: Path, script: Path) -> None:
 
 
 def test_a_client_killed_at_random_points_is_followed_by_another(background_home: Path, script: Path) -> None:
-    assert killed_in_all(background_home, script, seed=5, kills=6, pause="0.05") == 6
+    assert kill_clients(background_home, script, seed=5, kills=6, pause="0.05") == 6
 
 
 @pytest.mark.real

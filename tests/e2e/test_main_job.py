@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ENTRYPOINTS, Outcome, installed, smlaunch, weights_hash
+from tests.e2e.command import ENTRYPOINTS, Outcome, run_installed, smlaunch, weights_hash
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="torch is the user's own; `make test` installs it")
@@ -25,7 +25,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(digits: Path, script: str, *options: str) -> Outcome:
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
-    return installed("run", ENTRYPOINTS / script, "--local", *inputs, *options)
+    return run_installed("run", ENTRYPOINTS / script, "--local", *inputs, *options)
 
 
 def test_two_hosts_of_two_ranks_learn_to_read_digits(home: Path, digits: Path) -> None:

@@ -27,7 +27,7 @@ def jobs_of(run: str = "plain") -> list[str]:
     return [job["name"].removeprefix(f"{run}-") for job in details["jobs"]]
 
 
-def whole_chain(result: Outcome) -> None:
+def check_whole_chain(result: Outcome) -> None:
     """Checks that every segment but the last reached its planned end, and that every step was trained
     once."""
     assert result.code == 0, result.text
@@ -40,14 +40,14 @@ def whole_chain(result: Outcome) -> None:
 
 def test_a_script_that_reports_its_steps_goes_on_until_it_is_done(home: Path, tmp_path: Path) -> None:
     result = train(tmp_path, SCRIPTS["temp-and-rename"])
-    whole_chain(result)
+    check_whole_chain(result)
     assert "segment 6: the script has reported step 50" in result.err
     assert NOT_KNOWN not in result.text
 
 
 def test_one_that_reports_none_goes_on_by_its_files_and_the_log_says_so(home: Path, tmp_path: Path) -> None:
     result = train(tmp_path, SCRIPTS["silent-same-size"])
-    whole_chain(result)
+    check_whole_chain(result)
     assert "segment 6: its checkpoint files have changed" in result.err
     log = smlaunch("logs", "plain", "--local").out
     assert log.count(NOT_KNOWN) == SEGMENTS
@@ -59,7 +59,7 @@ def test_one_that_reports_none_goes_on_by_its_files_and_the_log_says_so(home: Pa
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"temp-and-rename", "silent-same-size"}))
 def test_whatever_an_ordinary_script_does(home: Path, tmp_path: Path, name: str) -> None:
     result = train(tmp_path, SCRIPTS[name])
-    whole_chain(result)
+    check_whole_chain(result)
     assert (NOT_KNOWN in result.text) == name.startswith("silent")
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.e2e.command import Outcome, smlaunch
-from tests.e2e.reading_region import READING, Region, served
+from tests.e2e.reading_region import READING, Region, serve_region
 from tests.planner.bad_jobs import Case, cases, write_source
 
 CASES_RUN = (
@@ -51,7 +51,7 @@ def test_a_bad_job_is_told_whole_and_changes_nothing(case: Case, tmp_path: Path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(case.job))
     files_before = sorted(tmp_path.rglob("*"))
     region = Region(case.world.get("objects", {}), case.world.get("quotas", {}))
-    with served(region) as url:
+    with serve_region(region) as url:
         result = run(tmp_path, url, "run", "job.yaml", role=case.world.get("role") is not False)
     assert result.code == 2, result.text
     assert result.out == ""
@@ -68,7 +68,7 @@ def test_a_job_that_could_work_would_have_been_seen_writing(tmp_path: Path) -> N
     """A control: without this, the test above could never fail."""
     (tmp_path / "train.py").write_text("print('hello')\n")
     region = Region({}, {})
-    with served(region) as url:
+    with serve_region(region) as url:
         result = run(tmp_path, url, "run", "train.py")
     assert result.code == 3, result.text
     assert set(region.operations) - READING

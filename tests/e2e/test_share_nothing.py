@@ -113,18 +113,18 @@ print("part: files=%d bytes=%d records=0" % (len(found), sum(map(os.path.getsize
 
 
 @pytest.fixture
-def failing(tmp_path: Path) -> Path:
+def failing_script(tmp_path: Path) -> Path:
     script = tmp_path / "source" / "work.py"
     script.parent.mkdir()
     script.write_text(FAILS_ONCE)
     return script
 
 
-def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, failing: Path) -> None:
+def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, failing_script: Path) -> None:
     """The script does not handle parts: the plan recognizes that, and makes a job for each."""
     data = tmp_path / "data"
     write_skewed(data, 40)
-    result = run("again", data, "", failing, "--json")
+    result = run("again", data, "", failing_script, "--json")
     assert result.code == 0, result.text
     jobs = [job["name"] for job in result.json()["jobs"]]
     assert jobs == ["again-p1-s1-a1", "again-p2-s1-a1", "again-p2-s1-a2", "again-p3-s1-a1", "again-p4-s1-a1"]
@@ -134,15 +134,15 @@ def test_a_part_that_fails_is_tried_again_alone(home: Path, tmp_path: Path, fail
 
 
 @pytest.mark.real
-def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing: Path) -> None:
+def test_a_run_in_parts_is_one_run(home: Path, tmp_path: Path, failing_script: Path) -> None:
     data = tmp_path / "data"
     write_skewed(data, 40)
-    result = run("once", data, "", failing, "--attempts", "1")
+    result = run("once", data, "", failing_script, "--attempts", "1")
     assert result.code == 1, result.text
     assert "3 of 4 shards have completed" in result.err
     details = smlaunch("show", "once", "--local", "--json").json()
     assert (details["status"], details["exit_code"], len(details["jobs"])) == ("Failed", 1, HOSTS)
-    second_result = run("once", data, "", failing, "--attempts", "1")
+    second_result = run("once", data, "", failing_script, "--attempts", "1")
     assert (second_result.code, "exists already with the same job" in second_result.err) == (1, True)
     resume_result = smlaunch("resume", "once", "--local", "--json")
     assert resume_result.code == 0, resume_result.text

@@ -43,7 +43,7 @@ def seed_for(signal: CutSignal) -> int:
     )
 
 
-def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> VerifyReport:
+def run_verify(script: Script, folder: Path, places: tuple[Target, Path]) -> VerifyReport:
     (folder / "pace.py").write_text(PACE.replace("CUT", str(CUT)))
     (folder / "train.py").write_text(script.text)
     (signal,) = [name for name in SIGNALS if name == script.signal]
@@ -58,11 +58,11 @@ def tried(script: Script, folder: Path, places: tuple[Target, Path]) -> VerifyRe
 def check(script: Script, folder: Path, places: tuple[Target, Path]) -> None:
     if script.code == 2:
         with pytest.raises(JobError) as caught:
-            tried(script, folder, places)
+            run_verify(script, folder, places)
         for text in script.says:
             assert text in str(caught.value)
         return
-    document = tried(script, folder, places).to_dict()
+    document = run_verify(script, folder, places).to_dict()
     assert document["identical"] is (script.code == 0), document
     assert document["repeats"] is script.repeats, document
     (trial,) = document["trials"]

@@ -68,7 +68,7 @@ def drive_command(script: Path, name: str, *options: str) -> list[str | Path]:
     return ["run", script, "--local", "--name", name, *limits, *options]
 
 
-def begun_and_killed(release: Release, script: Path, name: str) -> None:
+def start_and_kill(release: Release, script: Path, name: str) -> None:
     """Kills the client in the third segment, with the endpoint that is embedded in it."""
     client = release.start(*drive_command(script, name, "--env", "TEST_PAUSE=0.05"))
     assert client.stdout is not None and client.stderr is not None
@@ -79,10 +79,10 @@ def begun_and_killed(release: Release, script: Path, name: str) -> None:
     client.communicate()
 
 
-def goes_on(older: Release, newer: Release, script: Path) -> None:
+def check_continuation(older: Release, newer: Release, script: Path) -> None:
     """Lists, shows, follows and resumes a run to the same weights; and stops one, on the older one's
     endpoint."""
-    begun_and_killed(older, script, "begun")
+    start_and_kill(older, script, "begun")
     (row,) = newer("ls", "--local", "--json").json()["runs"]
     assert (row["run"], row["other_format"]) == ("begun", None)
     details = newer("show", "begun", "--local", "--json").json()
@@ -115,7 +115,7 @@ def is_refused(release: Release, name: str, message: str) -> None:
 @pytest.mark.timeout(300)
 def test_a_chain_of_format_1_is_driven_on_by_format_2(home: Path, script: Path, tmp_path: Path) -> None:
     first, second = today(tmp_path / "1"), with_format_2(tmp_path / "2")
-    goes_on(first, second, script)
+    check_continuation(first, second, script)
 
     result = second(*drive_command(script, "ahead"))
     assert result.code == 0, result.text
@@ -138,7 +138,7 @@ def test_a_chain_of_format_1_is_driven_on_by_format_2(home: Path, script: Path, 
 @pytest.mark.timeout(300)
 def test_a_run_of_the_release_before_goes_on(home: Path, script: Path, tmp_path: Path) -> None:
     previous = of_commit(PREVIOUS.read_text().split()[0], tmp_path / "previous")
-    goes_on(previous, today(tmp_path / "today"), script)
+    check_continuation(previous, today(tmp_path / "today"), script)
     later_release = with_format_2(tmp_path / "later")
     assert later_release(*drive_command(script, "ahead")).code == 0
     is_refused(previous, "ahead", "ahead: this run has version 2.0")

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return [
-        Case(row["name"], _job(row["job"]), row.get("world", {}), _says(row["says"], row["job"]))
+        Case(row["name"], _job(row["job"]), row.get("world", {}), _expected_texts(row["says"], row["job"]))
         for row in rows
     ]
 
@@ -44,12 +44,14 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _says(says: Mapping[str, Sequence[str]], job: Mapping[str, Any]) -> dict[str, list[str]]:
-    long = next((_long(value) for value in job.values() if isinstance(value, dict) and "_long" in value), "")
+def _expected_texts(says: Mapping[str, Sequence[str]], job: Mapping[str, Any]) -> dict[str, list[str]]:
+    long = next(
+        (_long_text(value) for value in job.values() if isinstance(value, dict) and "_long" in value), ""
+    )
     return {field.replace("{long}", long): list(texts) for field, texts in says.items()}
 
 
-def _long(value: Mapping[str, Any]) -> str:
+def _long_text(value: Mapping[str, Any]) -> str:
     length, text = value["_long"]
     return str((text * math.ceil(length / len(text)))[:length])
 
@@ -62,7 +64,7 @@ def _expand(value: Any, keeps: str = "") -> Any:
     if not isinstance(value, dict):
         return value
     if "_long" in value:
-        return {_long(value): 1} if keeps == "hyperparameters" else _long(value)
+        return {_long_text(value): 1} if keeps == "hyperparameters" else _long_text(value)
     if "_many" in value:
         count, each = value["_many"]
         if keeps == "subnets":

@@ -75,7 +75,7 @@ def _workload(name: str) -> Iterator[str]:
     quotes = (f"> {row['quote']} ({_source(row['source'])})" for row in workload["because"])
     yield "\n>\n".join(quotes)
     yield ""
-    yield f"**{_chosen(job_plan)}**"
+    yield f"**{_choice_text(job_plan)}**"
     yield ""
     for reason in job_plan.reasons:
         if reason.rule.startswith(_COMPUTE):
@@ -95,7 +95,7 @@ def _source(text: str) -> str:
     return re.sub(r"^seed \d+, ", "", text).replace("facts, ", "the reference, ")
 
 
-def _chosen(job_plan: Plan) -> str:
+def _choice_text(job_plan: Plan) -> str:
     choice = re.sub(r"^Run work: |, in region us-east-1$", "", headline(job_plan))
     return f"{choice}, on {job_plan.hosts} x {job_plan.instance_type}" + (
         f", in {len(job_plan.segments)} segments" if len(job_plan.segments) > 1 else ""

@@ -74,7 +74,7 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
     broken_rules = set()
     for case in CASES:
         write_source(case, tmp_path)
-        job = readable(case.job)
+        job = parse_readable_job(case.job)
         if job is not None:
             facts = gather_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
             rule_case = RuleCase(job, facts, load_strategy(choose_strategy(job, facts, Diagnostics())))
@@ -82,7 +82,7 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
     assert broken_rules == {rule.name for rule in RULES}
 
 
-def readable(mapping: dict[str, Any]) -> Job | None:
+def parse_readable_job(mapping: dict[str, Any]) -> Job | None:
     try:
         return Job.from_mapping(mapping)
     except JobError as error:

@@ -36,7 +36,7 @@ ONE_ACCELERATOR_SCRIPT = ScriptFacts(imports=frozenset({"torch"}), features={"ba
 FSDP = ScriptFacts(imports=TORCH.imports | {"torch.distributed.fsdp"})
 
 
-def chosen(job_plan: Plan) -> Candidate:
+def chosen_candidate(job_plan: Plan) -> Candidate:
     (match,) = (candidate for candidate in job_plan.candidates if candidate.chosen)
     return match
 
@@ -62,10 +62,10 @@ def test_a_job_without_a_workload_is_left_as_it_is(job: dict[str, Any]) -> None:
 
 def test_what_was_measured_is_taken_among_the_cheapest() -> None:
     job = {"workload": {"time_on_one": "10h"}}
-    assert chosen(plan(job, region(script=ONE_ACCELERATOR_SCRIPT))).instance_type == "ml.g5.xlarge"
+    assert chosen_candidate(plan(job, region(script=ONE_ACCELERATOR_SCRIPT))).instance_type == "ml.g5.xlarge"
     other = {"workload": {"time_on_one": "10h", "measured_on": "ml.g6.2xlarge"}}
     job_plan = plan(other, region(script=ONE_ACCELERATOR_SCRIPT))
-    assert chosen(job_plan).instance_type == "ml.g6.xlarge"
+    assert chosen_candidate(job_plan).instance_type == "ml.g6.xlarge"
     assert "10h on ml.g6.2xlarge;" in str(job_plan).replace("\n    ", " ")
 
 
@@ -73,7 +73,7 @@ def test_the_plan_launches_what_it_chose() -> None:
     job_plan = plan(
         {"workload": {"time_on_one": "40h", "wanted_time": "12h"}, "limits": {"max_runtime": "1d"}}
     )
-    choice = chosen(job_plan)
+    choice = chosen_candidate(job_plan)
     assert (
         job_plan.requests[0]["ResourceConfig"]["InstanceType"]
         == choice.instance_type
@@ -90,7 +90,7 @@ def test_the_plan_launches_what_it_chose() -> None:
 
 def test_one_instance_before_several_and_the_rule_that_says_so() -> None:
     job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "12h"}})
-    assert chosen(job_plan).hosts == 1
+    assert chosen_candidate(job_plan).hosts == 1
     assert rejection_rules(job_plan, "ml.g5.xlarge") == ["time.too-slow", "scale.up-before-out"]
 
 
@@ -113,7 +113,7 @@ def test_a_script_for_one_accelerator_gets_one() -> None:
     data_parallel = dataclasses.replace(ONE_ACCELERATOR_SCRIPT, features={"one-process": FeatureLocation(1)})
     job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "14h"}}, region(script=data_parallel))
     assert job_plan.hosts == 1
-    assert job_plan.processes_per_host == chosen(job_plan).processes_per_host == 1
+    assert job_plan.processes_per_host == chosen_candidate(job_plan).processes_per_host == 1
     assert (find_instance_type(job_plan.instance_type) or pytest.fail()).accelerators > 1
 
 
@@ -231,7 +231,7 @@ def test_a_named_type_gets_the_hosts_it_needs() -> None:
     job_plan = plan({"workload": work, "compute": {"instance_type": "ml.g5.48xlarge"}})
     assert {candidate.instance_type for candidate in job_plan.candidates} == {"ml.g5.48xlarge"}
     assert job_plan.hosts > 1
-    assert chosen(job_plan).seconds is not None
+    assert chosen_candidate(job_plan).seconds is not None
 
 
 def test_named_hosts_get_a_type() -> None:
@@ -289,7 +289,7 @@ def test_nothing_will_do_and_why() -> None:
 def test_on_this_machine_money_is_no_object() -> None:
     job = {"workload": {"time_on_one": "10h"}, "limits": {"max_cost": 1}}
     job_plan = plan(job, local(script=ONE_ACCELERATOR_SCRIPT))
-    assert chosen(job_plan).instance_type == job_plan.instance_type == "ml.g5.xlarge"
+    assert chosen_candidate(job_plan).instance_type == job_plan.instance_type == "ml.g5.xlarge"
 
 
 # ---- properties ------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_what_is_chosen_will_do(
         return
     if not job_plan.candidates:
         return
-    choice = chosen(job_plan)
+    choice = chosen_candidate(job_plan)
     assert choice.is_feasible
     assert job_plan.candidates[0] is choice
     assert (choice.instance_type, choice.hosts) == (job_plan.instance_type, job_plan.hosts)

@@ -111,7 +111,7 @@ def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[Observed
     ]
 
 
-def as_seen(mark: ProgressMark) -> dict[str, Any]:
+def start_fields(mark: ProgressMark) -> dict[str, Any]:
     return {
         "from_step": mark.committed_step,
         "from_reported_step": mark.reported_step,
@@ -119,12 +119,12 @@ def as_seen(mark: ProgressMark) -> dict[str, Any]:
     }
 
 
-def submitted(action: Action) -> Submit:
+def expect_submit(action: Action) -> Submit:
     assert isinstance(action, Submit), action
     return action
 
 
-def finished(action: Action) -> Finish:
+def expect_finish(action: Action) -> Finish:
     assert isinstance(action, Finish), action
     return action
 
@@ -248,18 +248,18 @@ class TestOneJob:
     )
     def test_ends_as_its_job_does(self, ending: Ending, code: int) -> None:
         assert (
-            finished(next_action(workflow(self.ONE_JOB), observe(observed_job(ending=ending)))).exit_code
+            expect_finish(next_action(workflow(self.ONE_JOB), observe(observed_job(ending=ending)))).exit_code
             == code
         )
 
     def test_starts_and_is_watched(self) -> None:
-        assert submitted(next_action(workflow(self.ONE_JOB), observe())).request == request()
+        assert expect_submit(next_action(workflow(self.ONE_JOB), observe())).request == request()
         assert next_action(workflow(self.ONE_JOB), observe(observed_job(ending=None))) == FollowJob(
             JobName(RUN, 1, 1)
         )
 
     def test_ended_itself_before_its_limit(self) -> None:
-        action = finished(
+        action = expect_finish(
             next_action(
                 workflow(self.ONE_JOB), observe(observed_job(), outcome=outcome_of(), committed_step=10)
             )
@@ -268,15 +268,15 @@ class TestOneJob:
 
     def test_attempts_where_they_are_asked_for(self) -> None:
         one_job = workflow(RunPolicy(attempts=2))
-        second = submitted(next_action(one_job, observe(observed_job(ending=Ending.SERVICE))))
+        second = expect_submit(next_action(one_job, observe(observed_job(ending=Ending.SERVICE))))
         assert second.name == JobName(RUN, 1, 2)
         jobs = observed_job(ending=Ending.SERVICE), observed_job(1, 2, Ending.SERVICE)
-        assert finished(next_action(one_job, observe(*jobs))).exit_code == 4
+        assert expect_finish(next_action(one_job, observe(*jobs))).exit_code == 4
 
 
 class TestChain:
     def test_the_next_segment_from_a_newer_checkpoint(self) -> None:
-        action = submitted(
+        action = expect_submit(
             next_action(workflow(), observe(observed_job(), committed_step=10, outcome=outcome_of()))
         )
         assert action.name == JobName(RUN, 2, 1)
@@ -284,7 +284,7 @@ class TestChain:
 
     def test_the_end(self) -> None:
         jobs = observed_job(), observed_job(2, from_step=10)
-        action = finished(
+        action = expect_finish(
             next_action(
                 workflow(),
                 observe(*jobs, committed_step=15, outcome=outcome_of(FINISHED, f"{RUN}-s2-a1", 15)),
@@ -297,7 +297,7 @@ class TestChain:
         assert isinstance(action, WaitUntil)
         assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
         late = observe(observed_job(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
-        assert submitted(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
+        assert expect_submit(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
 
     def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
         stopped_run = observe(
@@ -306,11 +306,11 @@ class TestChain:
             outcome=outcome_of(FINISHED)._replace(ranks_succeeded=True),
             stop_requested=True,
         )
-        action = finished(next_action(workflow(), stopped_run))
+        action = expect_finish(next_action(workflow(), stopped_run))
         assert (action.status, action.exit_code) == ("Completed", 0)
         assert "it had finished when it was stopped" in action.summary
         stopped_and_finished = replace(stopped_run, outcome=outcome_of(FINISHED))
-        assert finished(next_action(workflow(), stopped_and_finished)).status == "Stopped"
+        assert expect_finish(next_action(workflow(), stopped_and_finished)).status == "Stopped"
 
     def test_ranks_that_train_apart_have_no_step_in_common(self) -> None:
         """The rank with the highest step has finished; another continues below it, which its files show."""
@@ -320,9 +320,9 @@ class TestChain:
             for segment, digest in ((2, "a"), (3, "b"), (4, "c"))
         ]
         on = observe(*jobs, outcome=independent, reported_step=45, repeats_steps=True, files_digest="d")
-        assert submitted(next_action(workflow(), on)).name == JobName(RUN, 5, 1)
+        assert expect_submit(next_action(workflow(), on)).name == JobName(RUN, 5, 1)
         idle = [replace(job, from_files_digest="a") for job in jobs]
-        end = finished(
+        end = expect_finish(
             next_action(workflow(), observe(*idle, outcome=independent, reported_step=45, files_digest="a"))
         )
         assert end.status == "Failed"
@@ -333,10 +333,10 @@ class TestChain:
             committed_step=10,
             outcome=SegmentOutcome(FINISHED, 10, "other", "other-s9-a1"),
         )
-        assert submitted(next_action(workflow(), stale)).name == JobName(RUN, 2, 1)
+        assert expect_submit(next_action(workflow(), stale)).name == JobName(RUN, 2, 1)
 
     def test_at_its_max_runtime_with_a_newer_checkpoint(self) -> None:
-        action = submitted(
+        action = expect_submit(
             next_action(workflow(), observe(observed_job(ending=Ending.TIME), committed_step=10))
         )
         assert action.name == JobName(RUN, 2, 1)
@@ -344,13 +344,13 @@ class TestChain:
     @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
     def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
         jobs = [observed_job(), *(observed_job(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
-        resubmitted = submitted(
+        resubmitted = expect_submit(
             next_action(
                 workflow(), observe(*jobs[:3], committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a2"))
             )
         )
         assert resubmitted.name == JobName(RUN, 2, 3)
-        action = finished(
+        action = expect_finish(
             next_action(workflow(), observe(*jobs, committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a3")))
         )
         assert (action.exit_code, action.status) == (1, "Failed")
@@ -358,38 +358,40 @@ class TestChain:
 
     def test_a_checkpoint_that_did_not_get_there_is_told(self) -> None:
         jobs = [observed_job(1, attempt) for attempt in (1, 2, 3)]
-        action = finished(
+        action = expect_finish(
             next_action(workflow(), observe(*jobs, outcome=outcome_of(job=f"{RUN}-s1-a3", step=40)))
         )
         assert "committed step 40, which is incomplete in S3" in action.summary
 
     def test_a_failure_after_progress_goes_on_and_attempts_count_anew(self) -> None:
         jobs = [observed_job(1, attempt, Ending.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
-        assert submitted(next_action(workflow(), observe(*jobs, committed_step=9))).name == JobName(RUN, 1, 8)
+        assert expect_submit(next_action(workflow(), observe(*jobs, committed_step=9))).name == JobName(
+            RUN, 1, 8
+        )
 
     def test_a_failure_without_progress_uses_up_attempts(self) -> None:
         jobs = [
             observed_job(1, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
             for attempt in (1, 2, 3)
         ]
-        assert submitted(next_action(workflow(), observe(*jobs[:2], committed_step=5))).name == JobName(
+        assert expect_submit(next_action(workflow(), observe(*jobs[:2], committed_step=5))).name == JobName(
             RUN, 1, 3
         )
-        action = finished(next_action(workflow(), observe(*jobs, committed_step=5)))
+        action = expect_finish(next_action(workflow(), observe(*jobs, committed_step=5)))
         assert (action.exit_code, action.status) == (1, "Failed")
         assert "boom; tried 3 times without a newer checkpoint" in action.summary
 
     def test_what_cannot_work_is_given_up_at_once(self) -> None:
         failed = observed_job(ending=Ending.CLIENT, reason="ClientError: no such bucket")
-        assert finished(next_action(workflow(), observe(failed))).exit_code == 2
+        assert expect_finish(next_action(workflow(), observe(failed))).exit_code == 2
 
     def test_capacity_is_waited_for_longer_each_time(self) -> None:
         waits = []
         for attempts in (1, 2):
             jobs = [observed_job(1, attempt + 1, Ending.CAPACITY) for attempt in range(attempts)]
-            waits.append(submitted(next_action(workflow(), observe(*jobs))).not_before - (NOW - 1))
+            waits.append(expect_submit(next_action(workflow(), observe(*jobs))).not_before - (NOW - 1))
         assert waits == [60.0, 120.0]
-        near = submitted(
+        near = expect_submit(
             next_action(workflow(), observe(observed_job(ending=Ending.CAPACITY), time_scale=0.01))
         )
         assert near.not_before == pytest.approx(NOW - 1 + 0.6)
@@ -397,26 +399,26 @@ class TestChain:
     @pytest.mark.parametrize("ending", [Ending.WAIT_EXCEEDED, Ending.CAPACITY])
     def test_starved_spot_goes_on_demand_when_asked(self, ending: Ending) -> None:
         spot_workflow = workflow(replace(CHAIN, on_demand_fallback=True), Variant(1, spot_request()))
-        action = submitted(next_action(spot_workflow, observe(observed_job(ending=ending, spot=True))))
+        action = expect_submit(next_action(spot_workflow, observe(observed_job(ending=ending, spot=True))))
         assert action.name == JobName(RUN, 1, 2)
         assert "EnableManagedSpotTraining" not in action.request
         assert action.not_before == 0.0
         later_run = observe(
             observed_job(ending=ending, spot=True), observed_job(1, 2, Ending.ALGORITHM), committed_step=5
         )
-        assert "EnableManagedSpotTraining" not in submitted(next_action(spot_workflow, later_run)).request
+        assert "EnableManagedSpotTraining" not in expect_submit(next_action(spot_workflow, later_run)).request
         on = observe(
             observed_job(ending=ending, spot=True),
             observed_job(1, 2),
             committed_step=5,
             outcome=outcome_of(job=f"{RUN}-s1-a2"),
         )
-        assert submitted(next_action(spot_workflow, on)).request["EnableManagedSpotTraining"] is True
+        assert expect_submit(next_action(spot_workflow, on)).request["EnableManagedSpotTraining"] is True
 
     def test_starved_spot_ends_the_run_when_not(self) -> None:
         spot_workflow = workflow(CHAIN, Variant(1, spot_request()))
         assert (
-            finished(
+            expect_finish(
                 next_action(spot_workflow, observe(observed_job(ending=Ending.WAIT_EXCEEDED, spot=True)))
             ).exit_code
             == 6
@@ -424,8 +426,8 @@ class TestChain:
 
     def test_a_person_stops_it_and_goes_on(self) -> None:
         stopped_run = observe(observed_job(ending=Ending.STOPPED), committed_step=7)
-        assert finished(next_action(workflow(), stopped_run)).exit_code == 5
-        resubmitted = submitted(
+        assert expect_finish(next_action(workflow(), stopped_run)).exit_code == 5
+        resubmitted = expect_submit(
             next_action(workflow(), replace(stopped_run, override_failure=JobName(RUN, 1, 1)))
         )
         assert resubmitted.name == JobName(RUN, 1, 2)
@@ -435,16 +437,16 @@ class TestChain:
         between_segments = observe(
             observed_job(), committed_step=10, outcome=outcome_of(), stop_requested=True
         )
-        assert finished(next_action(workflow(), between_segments)).exit_code == 5
+        assert expect_finish(next_action(workflow(), between_segments)).exit_code == 5
         finished_run = observe(
             observed_job(), committed_step=10, outcome=outcome_of(FINISHED), stop_requested=True
         )
-        assert finished(next_action(workflow(), finished_run)).exit_code == 0
-        assert finished(next_action(workflow(), observe(stop_requested=True))).exit_code == 5
+        assert expect_finish(next_action(workflow(), finished_run)).exit_code == 0
+        assert expect_finish(next_action(workflow(), observe(stop_requested=True))).exit_code == 5
 
     def test_finished_and_then_failed_is_done_again_for_its_model(self) -> None:
         failed = observed_job(ending=Ending.SERVICE, reason="InternalServerError: gone")
-        action = submitted(
+        action = expect_submit(
             next_action(
                 workflow(),
                 observe(
@@ -462,7 +464,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
     def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
-        action = submitted(
+        action = expect_submit(
             next_action(workflow(), observe(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
         )
         assert action.name == JobName(RUN, 4, 1)
@@ -474,7 +476,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
             observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
             for attempt in range(1, 9)
         ]
-        action = submitted(next_action(workflow(), observe(*jobs, reported_step=71)))
+        action = expect_submit(next_action(workflow(), observe(*jobs, reported_step=71)))
         assert (action.name, action.request["Environment"][FROM_REPORTED_VARIABLE]) == (
             JobName(RUN, 1, 9),
             "71",
@@ -483,12 +485,14 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     def test_three_jobs_without_a_higher_one_end_it(self) -> None:
         for reported in (63, 60, 0, None):
             jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
-            resubmitted = submitted(
+            resubmitted = expect_submit(
                 next_action(workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=reported))
             )
             assert resubmitted.name == JobName(RUN, 2, 3)
             assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
-            end = finished(next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=reported)))
+            end = expect_finish(
+                next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=reported))
+            )
             assert (end.exit_code, end.status) == (1, "Failed")
             names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
             assert end.summary.startswith(
@@ -498,13 +502,13 @@ class TestScriptsWithCheckpointsOfTheirOwn:
     def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
         """The machine's speed decides how far; it is no progress, for a later client too."""
         jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
-        resubmitted = submitted(
+        resubmitted = expect_submit(
             next_action(
                 workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=66, repeats_steps=True)
             )
         )
         assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
-        end = finished(
+        end = expect_finish(
             next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=66, repeats_steps=True))
         )
         assert "s2-a3 reported steps up to 66, and most of them had been reported before" in end.summary
@@ -514,10 +518,10 @@ class TestScriptsWithCheckpointsOfTheirOwn:
             observed_job(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
             for attempt in (1, 2, 3)
         ]
-        assert submitted(next_action(workflow(), observe(*jobs[:2], reported_step=5))).name == JobName(
+        assert expect_submit(next_action(workflow(), observe(*jobs[:2], reported_step=5))).name == JobName(
             RUN, 2, 3
         )
-        end = finished(next_action(workflow(), observe(*jobs, reported_step=5)))
+        end = expect_finish(next_action(workflow(), observe(*jobs, reported_step=5)))
         assert end.exit_code == 1
         assert end.summary == "AlgorithmError: boom; tried 3 times without getting the run beyond step 5"
 
@@ -527,51 +531,51 @@ class TestScriptsWithCheckpointsOfTheirOwn:
             observed_job(2, attempt, ending, from_reported_step=5)
             for attempt, ending in enumerate(endings, 1)
         ]
-        assert finished(next_action(workflow(), observe(*jobs, reported_step=5))).exit_code == 1
+        assert expect_finish(next_action(workflow(), observe(*jobs, reported_step=5))).exit_code == 1
 
     def test_a_committed_step_counts_also_where_none_is_reported_beyond(self) -> None:
         jobs = [
             observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=57, from_step=50)
             for attempt in (1, 2, 3)
         ]
-        action = submitted(next_action(workflow(), observe(*jobs, reported_step=55, committed_step=54)))
+        action = expect_submit(next_action(workflow(), observe(*jobs, reported_step=55, committed_step=54)))
         environment = action.request["Environment"]
         assert (environment[FROM_STEP_VARIABLE], environment[FROM_REPORTED_VARIABLE]) == ("54", "57")
 
     def test_where_no_step_is_reported_changed_files_count(self) -> None:
         jobs = [old_job(), old_job(2, from_files_digest="aa"), old_job(3, from_files_digest="bb")]
-        action = submitted(next_action(workflow(), observe(*jobs, outcome=CONTINUES, files_digest="cc")))
+        action = expect_submit(next_action(workflow(), observe(*jobs, outcome=CONTINUES, files_digest="cc")))
         assert (action.name, action.reason) == (JobName(RUN, 4, 1), "its checkpoint files have changed")
         assert action.request["Environment"][FROM_FILES_VARIABLE] == "cc"
         idle = [*jobs, *(old_job(4, attempt, from_files_digest="cc") for attempt in (1, 2, 3))]
-        resubmitted = submitted(
+        resubmitted = expect_submit(
             next_action(workflow(), observe(*idle[:-1], outcome=CONTINUES, files_digest="cc"))
         )
         assert resubmitted.name == JobName(RUN, 4, 3)
-        end = finished(next_action(workflow(), observe(*idle, outcome=CONTINUES, files_digest="cc")))
+        end = expect_finish(next_action(workflow(), observe(*idle, outcome=CONTINUES, files_digest="cc")))
         assert (end.exit_code, "saved no new or changed checkpoint file" in end.summary) == (1, True)
 
     def test_files_do_not_count_where_a_step_is_reported(self) -> None:
         jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
-        assert finished(
+        assert expect_finish(
             next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=63, files_digest="new"))
         ).exit_code
 
     def test_the_first_job_without_steps_has_no_files_to_compare_with(self) -> None:
         """Three attempts are three, also where a job before them had reported steps."""
         mark = ProgressMark(0, 26)
-        jobs = [observed_job(2, attempt, Ending.ALGORITHM, **as_seen(mark)) for attempt in (1, 2, 3)]
+        jobs = [observed_job(2, attempt, Ending.ALGORITHM, **start_fields(mark)) for attempt in (1, 2, 3)]
         next_mark = progress_mark_after(jobs[0], observe(jobs[0], files_digest="digest"))
         assert not next_mark.is_beyond(mark)
         assert progress_mark_after(jobs[1], observe(*jobs[:2], files_digest="other")).is_beyond(next_mark)
-        assert finished(next_action(workflow(), observe(*jobs, files_digest="digest"))).exit_code == 1
+        assert expect_finish(next_action(workflow(), observe(*jobs, files_digest="digest"))).exit_code == 1
 
     def test_no_file_and_no_step_ends_it(self) -> None:
         jobs = [old_job(1, attempt) for attempt in (1, 2, 3)]
-        assert submitted(next_action(workflow(), observe(*jobs[:2], outcome=CONTINUES))).name == JobName(
+        assert expect_submit(next_action(workflow(), observe(*jobs[:2], outcome=CONTINUES))).name == JobName(
             RUN, 1, 3
         )
-        end = finished(next_action(workflow(), observe(*jobs, outcome=CONTINUES)))
+        end = expect_finish(next_action(workflow(), observe(*jobs, outcome=CONTINUES)))
         assert (end.exit_code, "no complete checkpoint is in S3" in end.summary) == (1, True)
 
     @settings(max_examples=200, deadline=None)
@@ -583,7 +587,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         progress_flags: list[bool] = []
         mark = ProgressMark()
         for attempt, (reported, repeats, files) in enumerate(observations, 1):
-            jobs.append(observed_job(1, attempt, Ending.ALGORITHM, **as_seen(mark)))
+            jobs.append(observed_job(1, attempt, Ending.ALGORITHM, **start_fields(mark)))
             now = observe(*jobs, reported_step=reported, repeats_steps=repeats, files_digest=files)
             next_mark = progress_mark_after(jobs[-1], now)
             progress_flags.append(next_mark.is_beyond(mark))
@@ -596,20 +600,20 @@ class TestCaps:
     def test_training_time_is_used_up(self) -> None:
         capped_workflow = workflow(replace(CHAIN, total_seconds=1500))
         most = observe(observed_job(training_seconds=850.0), committed_step=10, outcome=outcome_of())
-        action = submitted(next_action(capped_workflow, most))
+        action = expect_submit(next_action(capped_workflow, most))
         assert action.request["StoppingCondition"]["MaxRuntimeInSeconds"] == 650
         assert action.request["Environment"][STOP_AFTER_VARIABLE] == "450"
         used_up_run = observe(observed_job(training_seconds=1200.0), committed_step=10, outcome=outcome_of())
-        assert finished(next_action(capped_workflow, used_up_run)).exit_code == 6
+        assert expect_finish(next_action(capped_workflow, used_up_run)).exit_code == 6
 
     def test_cost_shortens_the_last_segment_and_ends_the_run(self) -> None:
         capped_workflow = workflow(replace(CHAIN, max_cost=10.0), Variant(1, request(), price_per_hour=36.0))
         one_segment = observe(observed_job(billable_seconds=500.0), committed_step=10, outcome=outcome_of())
         assert cost_so_far(capped_workflow, one_segment.jobs) == pytest.approx(5.0)
-        shortened = submitted(next_action(capped_workflow, one_segment)).request
+        shortened = expect_submit(next_action(capped_workflow, one_segment)).request
         assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
         two = observed_job(billable_seconds=500.0), observed_job(2, billable_seconds=460.0, from_step=10)
-        action = finished(
+        action = expect_finish(
             next_action(
                 capped_workflow, observe(*two, committed_step=20, outcome=outcome_of(job=f"{RUN}-s2-a1"))
             )
@@ -695,7 +699,7 @@ def run_to_end(world: World) -> tuple[Finish, int]:
             world.now = action.until
         else:
             jobs_before = len(world.jobs)
-            world.create(submitted(action))
+            world.create(expect_submit(action))
             assert len(world.jobs) == jobs_before + 1, "a name was asked for twice"
     raise AssertionError("it never ends")
 
@@ -748,6 +752,6 @@ def test_two_drivers_and_killed_ones_make_the_same_jobs(
         if isinstance(action, WaitUntil):
             shared.now = action.until
         elif not is_killed:
-            shared.create(submitted(action))
+            shared.create(expect_submit(action))
     assert list(shared.jobs) == list(single_driver.jobs)
     assert (shared.step, action) == (single_driver.step, end)

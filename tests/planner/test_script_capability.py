@@ -53,12 +53,12 @@ def read(folder: Path, text: str) -> ScriptFacts:
     return facts
 
 
-def can(folder: Path, text: str) -> ScriptCapability:
+def analyze(folder: Path, text: str) -> ScriptCapability:
     return script_capability(read(folder, text), "train.py")
 
 
 def test_a_script_with_all_of_it_lacks_nothing(tmp_path: Path) -> None:
-    capability = can(tmp_path, COMPLETE)
+    capability = analyze(tmp_path, COMPLETE)
     assert (
         capability.accelerator_use,
         capability.missing_steps,
@@ -77,7 +77,7 @@ def test_each_thing_that_lacks_is_said_with_its_line(
     tmp_path: Path, text: str, instead: str, message: str, line: int | None
 ) -> None:
     assert text in COMPLETE
-    (missing,) = can(tmp_path, COMPLETE.replace(text, instead)).missing_steps
+    (missing,) = analyze(tmp_path, COMPLETE.replace(text, instead)).missing_steps
     assert missing.startswith(message)
     assert line is None or f"(train.py, line {line})" in missing
 
@@ -102,16 +102,16 @@ def test_each_thing_that_lacks_is_said_with_its_line(
     ],
 )
 def test_what_it_can_use(tmp_path: Path, text: str, use: str) -> None:
-    capability = can(tmp_path, text)
+    capability = analyze(tmp_path, text)
     assert capability.accelerator_use == use
     if use == "several":
         assert not [step for step in capability.missing_steps if not step.startswith("the device")]
 
 
 def test_sharding_is_seen(tmp_path: Path) -> None:
-    assert can(tmp_path, "from torch.distributed.fsdp import fully_shard\nfully_shard(m)").shards_model
-    assert can(tmp_path, "import deepspeed").shards_model
-    assert not can(tmp_path, COMPLETE).shards_model
+    assert analyze(tmp_path, "from torch.distributed.fsdp import fully_shard\nfully_shard(m)").shards_model
+    assert analyze(tmp_path, "import deepspeed").shards_model
+    assert not analyze(tmp_path, COMPLETE).shards_model
 
 
 def test_nobody_guesses_where_nobody_looked() -> None:

@@ -59,7 +59,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def connected(variables: Mapping[str, str]) -> dict[str, str]:
+def with_connection(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with an Airflow connection in place of AWS's variables, and without those that
     name the endpoint's owner."""
     connection = {
@@ -114,7 +114,7 @@ class Site:
             TEST_SOURCE=str(home / "source"),
             TEST_BUCKET=info["bucket"],
         )
-        self._started_with = connected(self.variables) if by_connection else self.variables
+        self._started_with = with_connection(self.variables) if by_connection else self.variables
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._triggered: set[str] = set()
         self._token = ""

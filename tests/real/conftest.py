@@ -58,7 +58,7 @@ class RunningEndpoint:
         )
 
 
-def quiet(home: Path) -> dict[str, str]:
+def disable_telemetry(home: Path) -> dict[str, str]:
     """Keeps the SDKs from reporting their use to AWS, by their own configuration."""
     path = home / "sagemaker.yaml"
     path.write_text(
@@ -93,7 +93,7 @@ def start_endpoint(
         info["bucket"],
         info["role"],
         home,
-        {**variables, **run_json(smlaunch, "local", "env"), **quiet(home)},
+        {**variables, **run_json(smlaunch, "local", "env"), **disable_telemetry(home)},
         info["isolation"],
     )
 
@@ -137,7 +137,7 @@ class JobResult:
         log = "\n".join(f"{label}| {line}" for label, lines in self.log.items() for line in lines)
         return f"{self.status} {self.reason}\n{log}\nthe client said:\n{self.client_output}"
 
-    def saw(self, text: str) -> int:
+    def count_lines_with(self, text: str) -> int:
         """Returns how many lines of the job's log contain the text."""
         return sum(text in line for line in self.lines)
 

@@ -15,7 +15,7 @@ from tests.real.conftest import REAL
 VALIDATOR = REAL / "asl-validator" / "node_modules" / ".bin" / "asl-validator"
 
 
-def validated(path: Path) -> subprocess.CompletedProcess[str]:
+def run_validator(path: Path) -> subprocess.CompletedProcess[str]:
     if not VALIDATOR.exists():
         pytest.skip("asl-validator is not installed: make test-real")
     command = [VALIDATOR, "--json-path", path]
@@ -26,7 +26,7 @@ def validated(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
     path = tmp_path / DEFINITION_FILE
     path.write_text(export_step_functions(PLANS[job], "train")[DEFINITION_FILE])
-    result = validated(path)
+    result = run_validator(path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -34,7 +34,7 @@ def test_a_definition_is_valid(job: str, tmp_path: Path) -> None:
 def test_a_machine_of_parts_is_valid(most_inline: int, tmp_path: Path) -> None:
     path = tmp_path / DEFINITION_FILE
     path.write_text(export_step_functions(PARTS, "train", max_inline_shards=most_inline)[DEFINITION_FILE])
-    result = validated(path)
+    result = run_validator(path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -42,4 +42,4 @@ def test_the_validator_does_refuse(tmp_path: Path) -> None:
     path = tmp_path / DEFINITION_FILE
     text = export_step_functions(PLANS["chain"], "train")[DEFINITION_FILE]
     path.write_text(text.replace('"Next": "Look at the job"', '"Next": "Nowhere"', 1))
-    assert validated(path).returncode != 0
+    assert run_validator(path).returncode != 0

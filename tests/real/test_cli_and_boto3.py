@@ -83,7 +83,7 @@ def cli(endpoint: RunningEndpoint, tmp_path: Path) -> Cli:
 
 def test_cli_to_completed(cli: Cli, endpoint: RunningEndpoint, tmp_path: Path) -> None:
     cli.create("cli-well", "well")
-    settle(endpoint, "cli-well")
+    wait_until_ended(endpoint, "cli-well")
     described = cli.wait("cli-well")
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Completed", "Completed")
     lines_by_host = read_log(endpoint, "cli-well")
@@ -116,7 +116,7 @@ def test_cli_to_stopped(cli: Cli, endpoint: RunningEndpoint) -> None:
     cli.create("cli-stop", "sleep")
     wait_for(endpoint, "cli-stop", " has [", 2)
     cli("sagemaker", "stop-training-job", "--training-job-name", "cli-stop")
-    settle(endpoint, "cli-stop")
+    wait_until_ended(endpoint, "cli-stop")
     description = cli.wait("cli-stop")
     assert (description["TrainingJobStatus"], description["SecondaryStatus"]) == ("Stopped", "Stopped")
     log = [line for lines in read_log(endpoint, "cli-stop").values() for line in lines]
@@ -129,7 +129,7 @@ def test_cli_to_stopped(cli: Cli, endpoint: RunningEndpoint) -> None:
 
 def test_cli_to_failed(cli: Cli, endpoint: RunningEndpoint) -> None:
     cli.create("cli-fail", "fail")
-    settle(endpoint, "cli-fail")
+    wait_until_ended(endpoint, "cli-fail")
     description = cli.wait("cli-fail", code=255)
     assert (description["TrainingJobStatus"], description["SecondaryStatus"]) == ("Failed", "Failed")
     assert description["FailureReason"] == "AlgorithmError: planted on algo-2, exit code: 3"
@@ -221,7 +221,7 @@ def wait_for(endpoint: RunningEndpoint, job: str, text: str, count: int) -> None
     raise AssertionError(f"{text!r} was not seen {count} times in {lines}")
 
 
-def settle(endpoint: RunningEndpoint, job: str) -> None:
+def wait_until_ended(endpoint: RunningEndpoint, job: str) -> None:
     """Waits until the job has ended, so that the CLI's waiter, which polls once a minute, finds it ended."""
     sagemaker = endpoint.client("sagemaker")
     while sagemaker.describe_training_job(TrainingJobName=job)["TrainingJobStatus"] in (

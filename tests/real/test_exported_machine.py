@@ -54,7 +54,7 @@ def user(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[StepFu
         yield StepFunctions(info)
 
 
-def exported(
+def export_and_deploy(
     user: StepFunctions, script: Path, name: str, job: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Target, str, dict[str, str]]:
     """Returns the target, the ARN of the deployed machine, and the export's files."""
@@ -96,7 +96,7 @@ def weights(target: Target, uri: str) -> str:
 
 
 def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path: Path) -> None:
-    target, machine, _ = exported(user, write_script(tmp_path), "chain")
+    target, machine, _ = export_and_deploy(user, write_script(tmp_path), "chain")
     execution = user.wait_for_end(user.execute(machine, name="nightly"), 120)
     assert execution["status"] == "SUCCEEDED", execution
     assert names(target, "nightly") == [f"nightly-s{number}-a1" for number in range(1, SEGMENTS + 1)]
@@ -118,7 +118,7 @@ def test_addresses_may_have_quotes_and_braces(user: StepFunctions, tmp_path: Pat
         "limits": {"max_runtime": "10m", "segment": "60s"},
         "checkpoints": {"uri": f"s3://{user.info.bucket}/the team's {{best}}/"},
     }
-    target, machine, _ = exported(user, tmp_path / "train.py", "quotes", job=job)
+    target, machine, _ = export_and_deploy(user, tmp_path / "train.py", "quotes", job=job)
     execution = user.wait_for_end(user.execute(machine, name="quoted"), 120)
     assert execution["status"] == "SUCCEEDED", execution
     assert weights(target, json.loads(execution["output"])["model_artifacts"]) == TRUE_WEIGHTS
@@ -143,7 +143,7 @@ def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Pat
             "limits": {"max_runtime": "10m", "segment": "60s"},
             "environment": {"TEST_PAUSE": "0.05"},
         }
-        target, machine, _ = exported(user, script, "shaken", job=job)
+        target, machine, _ = export_and_deploy(user, script, "shaken", job=job)
         execution = user.wait_for_end(user.execute(machine, name="shaken"), 200)
         assert execution["status"] == "SUCCEEDED", execution
         job_names = names(target, "shaken")
@@ -158,7 +158,7 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
 ) -> None:
     script = write_script(tmp_path)
     script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
-    target, machine, _ = exported(user, script, "failing")
+    target, machine, _ = export_and_deploy(user, script, "failing")
     execution = user.execute(machine, name="bad")
     description = user.wait_for_end(execution, 120)
     assert (description["status"], description["error"]) == (
@@ -178,7 +178,7 @@ def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, t
         "limits": {"max_runtime": "10m", "segment": "60s"},
         "environment": {"TEST_PAUSE": "0.5"},
     }
-    target, machine, _ = exported(user, tmp_path / "train.py", "stopped", job=job)
+    target, machine, _ = export_and_deploy(user, tmp_path / "train.py", "stopped", job=job)
     executions = {name: user.execute(machine, name=name) for name in ("by-job", "by-execution")}
     assert wait_until(lambda: all(names(target, name) for name in executions))
     Run.attach("by-job", target).stop()
@@ -192,7 +192,7 @@ def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, t
         assert len(names(target, name)) == 1
 
 
-def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
+def job_in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
     """Its model tells which files a part was given. ``end``: the script's last line."""
     data = tmp_path / "data"
     data.mkdir()
@@ -214,8 +214,8 @@ def in_parts(tmp_path: Path, hosts: int, end: str = "") -> dict[str, Any]:
 
 
 def test_every_part_of_a_run_is_an_execution_with_its_own_data(user: StepFunctions, tmp_path: Path) -> None:
-    job = in_parts(tmp_path, 2)
-    target, machine, _ = exported(user, Path(job["entry"]), "parts", job=job)
+    job = job_in_parts(tmp_path, 2)
+    target, machine, _ = export_and_deploy(user, Path(job["entry"]), "parts", job=job)
     execution = user.wait_for_end(user.execute(machine, name="fan"), 120)
     assert execution["status"] == "SUCCEEDED", execution
     results = json.loads(execution["output"])
@@ -237,7 +237,7 @@ def test_a_processing_job_gives_its_output_and_tells_why_it_failed(
         "Path(os.environ['SM_OUTPUT_DATA_DIR'], 'clean').write_text('rows')\n"
     )
     job = {"entry": str(script), "strategy": "processing", "limits": {"attempts": 2}}
-    target, machine, files = exported(user, script, "clean", job=job)
+    target, machine, files = export_and_deploy(user, script, "clean", job=job)
     execution = user.wait_for_end(user.execute(machine, name="tables"), 60)
     assert execution["status"] == "SUCCEEDED", execution
     output = json.loads(execution["output"])
@@ -260,8 +260,8 @@ def read_part_result(target: Target, results: str, number: int) -> dict[str, Any
 
 def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, tmp_path: Path) -> None:
     """The export puts at most two parts inline here, so that three are many."""
-    job = in_parts(tmp_path, 3)
-    target, machine, files = exported(user, Path(job["entry"]), "many", job=job, max_inline_shards=2)
+    job = job_in_parts(tmp_path, 3)
+    target, machine, files = export_and_deploy(user, Path(job["entry"]), "many", job=job, max_inline_shards=2)
     assert len(json.loads(files[ITEMS_FILE])) == 3
     execution = user.wait_for_end(user.execute(machine, name="wide"), 120)
     assert execution["status"] == "SUCCEEDED", execution
@@ -280,7 +280,7 @@ def test_many_parts_are_read_from_a_list_in_s3(user: StepFunctions, log: Path, t
 
 
 def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_path: Path) -> None:
-    job = {**in_parts(tmp_path, 201), "entry": "count.py"}
+    job = {**job_in_parts(tmp_path, 201), "entry": "count.py"}
     for number in range(201):
         (tmp_path / "data" / f"{number}.txt").write_text(str(number))
     (tmp_path / "src" / "job.yaml").write_text(json.dumps(job))
@@ -302,8 +302,8 @@ def test_the_command_stages_the_list_and_writes_it_beside_the_definition(tmp_pat
 def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
     user: StepFunctions, tmp_path: Path
 ) -> None:
-    job = in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
-    target, machine, _ = exported(user, Path(job["entry"]), "torn", job=job, max_inline_shards=2)
+    job = job_in_parts(tmp_path, 3, end="assert '5.txt' not in found\n")
+    target, machine, _ = export_and_deploy(user, Path(job["entry"]), "torn", job=job, max_inline_shards=2)
     execution = user.wait_for_end(user.execute(machine, name="torn"), 120)
     assert (execution["status"], execution["error"]) == (
         "FAILED",
@@ -380,7 +380,7 @@ def test_the_command_deploys_a_machine_that_plain_boto3_starts(
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
-    target, machine, files = exported(user, write_script(tmp_path), "inner", embed="task")
+    target, machine, files = export_and_deploy(user, write_script(tmp_path), "inner", embed="task")
     task = json.loads(files[TASK_FILE])["Train"]
     assert task["Parameters"]["StateMachineArn"] == machine
     execution = user.wait_for_end(

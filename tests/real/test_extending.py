@@ -25,7 +25,7 @@ def block(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def package_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a person who has the package, and the script in the working folder."""
     root = tmp_path_factory.mktemp("extending")
     package = root / "package"
@@ -60,32 +60,38 @@ def smlaunch(arguments: list[str], environment: Mapping[str, str]) -> subprocess
 JOB = ["train_jax.py", "--strategy", "jax", "--image", IMAGE, "--local"]
 
 
-def test_it_runs_on_two_hosts_of_two_ranks(installed: Mapping[str, str]) -> None:
+def test_it_runs_on_two_hosts_of_two_ranks(package_environment: Mapping[str, str]) -> None:
     arguments = ["run", *JOB, "--hosts", "2", "--processes-per-host", "2", "--option", "cpu_devices=2"]
-    result = smlaunch(arguments, installed)
+    result = smlaunch(arguments, package_environment)
     assert result.returncode == 0, result.stderr
     for rank in range(4):
         assert f"rank {rank} of 4: 8 devices, sum 6" in result.stdout
 
 
-def test_it_is_planned_with_its_reasons_and_checked_among_all_others(installed: Mapping[str, str]) -> None:
-    result = smlaunch(["plan", *JOB, "--json"], installed)
+def test_it_is_planned_with_its_reasons_and_checked_among_all_others(
+    package_environment: Mapping[str, str],
+) -> None:
+    result = smlaunch(["plan", *JOB, "--json"], package_environment)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert (document["strategy"], document["image"]) == ("jax", IMAGE)
     assert "starts every rank with jax.distributed's coordinator" in document["reasons"][0]["because"]
-    refusal = smlaunch(["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], installed)
+    refusal = smlaunch(
+        ["plan", *JOB, "--option", "cpu_devices=0", "--option", "devices=2"], package_environment
+    )
     assert refusal.returncode == 2
     assert "options.cpu_devices: a whole number from 1 is needed, not 0" in refusal.stderr
     assert "options.devices: jax has no such option, did you mean 'cpu_devices'?" in refusal.stderr
 
 
-def test_it_has_a_name_like_ours(installed: Mapping[str, str]) -> None:
+def test_it_has_a_name_like_ours(package_environment: Mapping[str, str]) -> None:
     assert (
         "jax"
-        in json.loads(smlaunch(["schema"], installed).stdout)["properties"]["strategy"]["anyOf"][0]["enum"]
+        in json.loads(smlaunch(["schema"], package_environment).stdout)["properties"]["strategy"]["anyOf"][0][
+            "enum"
+        ]
     )
-    refusal = smlaunch(["plan", "train_jax.py", "--strategy", "jxa", "--local"], installed)
+    refusal = smlaunch(["plan", "train_jax.py", "--strategy", "jxa", "--local"], package_environment)
     assert "strategy: 'jxa' is unknown, did you mean 'jax'?" in refusal.stderr
-    no_image = smlaunch(["plan", "train_jax.py", "--strategy", "jax", "--local"], installed)
+    no_image = smlaunch(["plan", "train_jax.py", "--strategy", "jax", "--local"], package_environment)
     assert "image: jax has no image of AWS's to fall back on; name one" in no_image.stderr

@@ -167,7 +167,7 @@ def faulty_endpoint(folder: Path, python: str = sys.executable) -> Iterator[Faul
             assert smlaunch("local", "stop").code == 0
 
 
-def exported(endpoint: FaultyEndpoint, kind: str, *options: str) -> Mapping[str, str]:
+def export_files(endpoint: FaultyEndpoint, kind: str, *options: str) -> Mapping[str, str]:
     """Returns the files of an export, by their names."""
     folder = endpoint.home.parent / kind
     result = smlaunch("export", kind, endpoint.job, "--local", "--out", folder, *options)
@@ -201,7 +201,7 @@ class Machine(NamedTuple):
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     with faulty_endpoint(tmp_path_factory.mktemp("machine"), moto_python()) as endpoint:
         role = f"arn:aws:iam::{endpoint.info.account}:role/machine"
-        files = exported(
+        files = export_files(
             endpoint, "step-functions", "--called", "trainer", "--deploy", "--machine-role", role
         )
         arn = f"arn:aws:states:{endpoint.info.region}:{endpoint.info.account}:stateMachine:trainer"
@@ -250,7 +250,7 @@ def allows(statements: list[dict[str, Any]], action: str, resource: str) -> bool
 
 def test_the_exported_pipeline(tmp_path: Path) -> None:
     with faulty_endpoint(tmp_path) as endpoint:
-        definition = exported(endpoint, "pipeline")[PIPELINE]
+        definition = export_files(endpoint, "pipeline")[PIPELINE]
         sagemaker = endpoint.user.sagemaker
         sagemaker.create_pipeline(
             PipelineName=RUN, PipelineDefinition=definition, RoleArn=endpoint.info.role_arn

@@ -60,13 +60,13 @@ def test_mpi_driver(mpi_endpoint: RunningEndpoint, tmp_path: Path) -> None:
     assert result.status == ("Completed", "Completed"), result.text
     assert result.client_error is None, result.text
     for rank in (0, 1):
-        assert result.saw(f"rank {rank} of 2 on algo-1: the sum is 3") == 1, result.text
+        assert result.count_lines_with(f"rank {rank} of 2 on algo-1: the sum is 3") == 1, result.text
 
     result = start("mpi-map", "raise", ["--map-by", "node"]).wait_for_end()
     for rank, host in enumerate(("algo-1", "algo-2")):
-        assert result.saw(f"rank {rank} of 2 on {host}: the sum is 3") == 1, result.text
+        assert result.count_lines_with(f"rank {rank} of 2 on {host}: the sum is 3") == 1, result.text
     assert result.status == ("Failed", "Failed"), result.text
     assert result.reason.startswith("AlgorithmError: "), result.reason
-    assert result.saw("planted on") >= 1, result.text
+    assert result.count_lines_with("planted on") >= 1, result.text
 
     assert (machine.read_bytes() if machine.exists() else None) == content_before

@@ -37,7 +37,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return code_cells(copy)
 
 
-def ending_in(cells: list[Any], last_line: str) -> Any:
+def find_cell(cells: list[Any], last_line: str) -> Any:
     (cell_found,) = [cell for cell in cells if cell["source"][-1] == last_line]
     return cell_found
 
@@ -47,14 +47,14 @@ def shown_output(cell: Any, kind: str) -> str:
 
 
 def test_a_plan_is_a_table_with_its_reasons(cells: list[Any]) -> None:
-    page = shown_output(ending_in(cells, "decided"), "text/html")
+    page = shown_output(find_cell(cells, "decided"), "text/html")
     assert "<table" in page
     assert "imports torch.distributed: ddp starts every rank" in page
 
 
 def test_the_run_was_real(cells: list[Any]) -> None:
-    assert "held_out_accuracy" in shown_output(ending_in(cells, "outcome.metrics"), "text/plain")
-    assert "train-ddp" in shown_output(ending_in(cells, "run"), "text/html")
+    assert "held_out_accuracy" in shown_output(find_cell(cells, "outcome.metrics"), "text/plain")
+    assert "train-ddp" in shown_output(find_cell(cells, "run"), "text/html")
 
 
 def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
-from tests.real.conftest import HERE, IMAGE, program, quiet
+from tests.real.conftest import HERE, IMAGE, disable_telemetry, program
 
 ROOT = "import json, os\nROOT = os.environ.get('SMLAUNCH_ML_ROOT', '/opt/ml')\n"
 PREPARE = (
@@ -53,7 +53,7 @@ def test_its_pipeline_runs_as_it_writes_it(tmp_path: Path) -> None:
         environment = {
             **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
             **info.environment(),
-            **quiet(tmp_path),
+            **disable_telemetry(tmp_path),
             "HOME": str(tmp_path),
         }
         client = [python, str(HERE / "clients" / "sdk2_pipeline.py"), str(tmp_path / "job.json")]

@@ -32,7 +32,7 @@ UNKNOWN_CONTENT = b"of which only the name is known beforehand"
 
 
 @contextmanager
-def traced(home: Path, folder: Path) -> Iterator[EndpointClient]:
+def traced_endpoint(home: Path, folder: Path) -> Iterator[EndpointClient]:
     """Yields a client of an endpoint whose system calls are written into ``folder``."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: make test-real")
@@ -61,7 +61,7 @@ def test_what_was_answered_survives_a_power_cut(all_names: bool, tmp_path: Path)
     def record_answered_state() -> None:
         truths.append((dict(truth), dict(jobs)))
 
-    with traced(home, tmp_path) as client:
+    with traced_endpoint(home, tmp_path) as client:
         s3 = client.s3
 
         def put(key: str, body: bytes) -> None:
@@ -142,7 +142,7 @@ def check(home: Path, truth: dict[str, bytes], jobs: dict[str, str]) -> None:
 
 def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with traced(home, tmp_path) as client:
+    with traced_endpoint(home, tmp_path) as client:
         client.s3.put_object(Bucket="tests", Key="new/folder/key", Body=b"body")
     traced_calls = list(calls(tmp_path))
     bucket = f"{home}/s3/tests"
@@ -150,12 +150,12 @@ def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
         call for call in traced_calls if call.name == "rename" and call.other == f"{bucket}/new/folder/key"
     )
 
-    def synced(path: str) -> Callable[[Call], bool]:
+    def is_sync_of(path: str) -> Callable[[Call], bool]:
         return lambda call: call.name in ("fsync", "fdatasync") and call.path == path
 
     steps: list[Callable[[Call], bool]] = [
         lambda call: call.name == "write" and call.path == rename.path,
-        synced(rename.path),
+        is_sync_of(rename.path),
         lambda call: call is rename,
         lambda call: call.name == "pwrite64" and call.path.endswith("index.sqlite-wal"),
         lambda call: call.name in ("fsync", "fdatasync") and call.path.endswith("index.sqlite-wal"),
@@ -167,7 +167,7 @@ def test_the_order_is_body_name_folders_index_answer(tmp_path: Path) -> None:
         assert position >= 0, f"step {number} does not follow"
     calls_between = traced_calls[traced_calls.index(rename) : position]
     committed = max(
-        i for i, call in enumerate(calls_between) if synced(f"{home}/s3/_store/index.sqlite-wal")(call)
+        i for i, call in enumerate(calls_between) if is_sync_of(f"{home}/s3/_store/index.sqlite-wal")(call)
     )
     for folder in (f"{bucket}/new/folder", f"{bucket}/new", bucket):
-        assert any(synced(folder)(call) for call in calls_between[:committed]), folder
+        assert any(is_sync_of(folder)(call) for call in calls_between[:committed]), folder

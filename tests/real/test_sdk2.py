@@ -40,7 +40,7 @@ def test_torch_distributed_to_completed(
     assert result.status == ("Completed", "Completed"), result.text
     for rank, host in enumerate(("algo-1", "algo-2")):
         assert f"rank {rank} of 2 on {host}: lr 0.1, name 'plain'" in result.log[host], result.text
-        assert result.saw(f"rank {rank}: the sum is 3") == 1
+        assert result.count_lines_with(f"rank {rank}: the sum is 3") == 1
     assert "the sum is 3" in result.client_output, "the client follows the log"
     assert result.description["ModelArtifacts"]["S3ModelArtifacts"].startswith(
         f"s3://{endpoint.bucket}/sdk2/"

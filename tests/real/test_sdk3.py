@@ -44,7 +44,7 @@ def test_torchrun_driver_to_completed(
         host = f"algo-{rank // 2 + 1}"
         rank_lines = [line for line in result.log[host] if line.startswith(f"rank {rank} of 4 on {host}")]
         assert rank_lines == [f"rank {rank} of 4 on {host}: lr 0.1, name 'plain name'"], result.text
-        assert result.saw(f"rank {rank}: the sum is 10") == 1
+        assert result.count_lines_with(f"rank {rank}: the sum is 10") == 1
     assert "the sum is 10" in result.client_output, "the client follows the log"
     assert result.description["ModelArtifacts"]["S3ModelArtifacts"].startswith(
         f"s3://{endpoint.bucket}/sdk3/"
@@ -85,7 +85,7 @@ def test_stop_reaches_stopped(long_jobs: Mapping[str, Client]) -> None:
     result: JobResult = long_jobs["stopped"].wait_for_end()
     assert result.status == ("Stopped", "Stopped"), result.text
     assert result.client_error is None, "its wait() takes Stopped for an ordinary end"
-    assert result.saw("got signal") == 0, "no rank under bash is ever told"
+    assert result.count_lines_with("got signal") == 0, "no rank under bash is ever told"
 
 
 def test_max_runtime_reaches_stopped(long_jobs: Mapping[str, Client]) -> None:

@@ -94,14 +94,14 @@ class Lineage:
             self._run({} if last_step is None else {"SMLAUNCH_UNTIL_STEP": str(last_step)}) == [0] * RANKS
         ), self.text
 
-    def job_signalled(self, step: int, number: int, ranks: range) -> list[int]:
-        def act(pids: list[int]) -> None:
+    def run_and_signal(self, step: int, number: int, ranks: range) -> list[int]:
+        def send_signals(pids: list[int]) -> None:
             for rank in ranks:
                 os.kill(pids[rank], number)
 
-        return self._run({}, act, step)
+        return self._run({}, send_signals, step)
 
-    def job_stopped(self, step: int) -> None:
+    def run_and_stop(self, step: int) -> None:
         file = self._folder / "stop"
         codes = self._run({"SMLAUNCH_STOP_FILE": str(file)}, lambda pids: file.touch(), step)
         assert codes == [0] * RANKS, self.text
@@ -211,14 +211,14 @@ def test_cut_ended_killed_and_stopped_it_is_the_run_that_never_was(
     assert cut.outcome == ("continue", STEPS_PER_EPOCH)
     assert cut.results == []
 
-    assert cut.job_signalled(11, signal.SIGTERM, range(1, 2)) == [0, 0], cut.text  # one rank hears of it
+    assert cut.run_and_signal(11, signal.SIGTERM, range(1, 2)) == [0, 0], cut.text  # one rank hears of it
     outcome_kind, last_step = cut.outcome
     assert outcome_kind == "continue"
     assert 11 <= last_step < 16
 
-    codes = cut.job_signalled(last_step + 4, signal.SIGKILL, range(RANKS))
+    codes = cut.run_and_signal(last_step + 4, signal.SIGKILL, range(RANKS))
     assert codes == [-signal.SIGKILL] * RANKS
-    cut.job_stopped(last_step + 5)
+    cut.run_and_stop(last_step + 5)
     assert cut.outcome[0] == "continue"
     cut.job()
 

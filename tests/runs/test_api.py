@@ -114,11 +114,11 @@ def test_a_create_with_a_lost_response_finds_its_job(
     monkeypatch.setattr("time.sleep", lambda _: None)
     plain = control(target).create
 
-    def made_but_not_answered(request: dict[str, object]) -> str:
+    def create_and_lose_response(request: dict[str, object]) -> str:
         plain(request)
         raise CallError("CreateTrainingJob", "Unreachable", "Connection reset")
 
-    calls = iter([made_but_not_answered, plain, plain])
+    calls = iter([create_and_lose_response, plain, plain])
     control(target).create = lambda request: next(calls)(request)  # type: ignore
     assert not launch(job, target).attached  # nobody had launched it before
     assert len(control(target).created) == 1

@@ -91,11 +91,11 @@ class Service(FakeControl):
         )
         self.storage.put_bytes(BUCKET, PREFIX + outcome.path, outcome.to_bytes())
 
-    def idle(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_without_progress(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         self.write_outcome(CONTINUE, int(request["Environment"].get(FROM_STEP_VARIABLE, 0)), name)
         return self.answer(name, request, "Completed", ["Training", "Completed"])
 
-    def failing(self, reason: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
+    def fail_with(self, reason: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
         def fail(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
             return self.answer(name, request, "Failed", ["Training", "Failed"], FailureReason=reason)
 
@@ -283,7 +283,7 @@ def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) ->
 def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Target) -> None:
     idle = [f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3)]
     for name in idle:
-        service(target).custom_results[name] = service(target).idle
+        service(target).custom_results[name] = service(target).complete_without_progress
     verdict = drive_to_end(chain_of(target))
     assert verdict.exit_code == 1
     assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.summary
@@ -295,7 +295,7 @@ def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Targe
 def test_an_incomplete_checkpoint_is_no_progress(target: Target) -> None:
     def tear_checkpoint(name: str, job_request: Mapping[str, Any]) -> dict[str, Any]:
         save(storage(target), 99, name, is_torn=True)
-        return service(target).idle(name, job_request)
+        return service(target).complete_without_progress(name, job_request)
 
     service(target).custom_results[f"{RUN}-s2-a1"] = tear_checkpoint
     chain = chain_of(target)
@@ -304,8 +304,8 @@ def test_an_incomplete_checkpoint_is_no_progress(target: Target) -> None:
 
 
 def test_failures_are_retried_from_the_newest_checkpoint(target: Target) -> None:
-    service(target).custom_results[f"{RUN}-s2-a1"] = service(target).failing("InternalServerError: gone")
-    service(target).custom_results[f"{RUN}-s4-a1"] = service(target).failing("AlgorithmError: boom")
+    service(target).custom_results[f"{RUN}-s2-a1"] = service(target).fail_with("InternalServerError: gone")
+    service(target).custom_results[f"{RUN}-s4-a1"] = service(target).fail_with("AlgorithmError: boom")
     assert drive_to_end(chain_of(target)).exit_code == 0
     assert names(target) == [
         *FIVE_JOBS[:2],
@@ -345,7 +345,7 @@ class TestScriptsWithOwnCheckpoints:
             if reported_by == "files":
                 storage(target).put_bytes(BUCKET, PREFIX + "state.json", str(step).encode())
             if ending == "Failed":
-                return service(target).failing("AlgorithmError: boom")(name, request)
+                return service(target).fail_with("AlgorithmError: boom")(name, request)
             states = ["Training", "MaxRuntimeExceeded" if ending == "Stopped" else ending]
             return service(target).answer(name, request, ending, states)
 

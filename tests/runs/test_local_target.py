@@ -23,7 +23,7 @@ def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(entry=str(script))
 
 
-def restarted(home: Path, previous: EndpointInfo | None = None) -> EndpointInfo:
+def restart_on_another_port(home: Path, previous: EndpointInfo | None = None) -> EndpointInfo:
     """Restarts the endpoint on another port."""
     port = 0
     if previous is not None:
@@ -31,29 +31,29 @@ def restarted(home: Path, previous: EndpointInfo | None = None) -> EndpointInfo:
         daemon.stop(home)
     new = daemon.start(home, isolation="plain")
     if int(new.url.rpartition(":")[2]) == port:
-        return restarted(home, new)
+        return restart_on_another_port(home, new)
     return new
 
 
-def completed(job: Job, target: Target, name: str) -> None:
+def run_to_completion(job: Job, target: Target, name: str) -> None:
     run: Run = launch(job.model_copy(update={"name": name}), target)
     assert run.wait().exit_code == 0
 
 
 def test_a_restarted_endpoint_is_found_again(job: Job, home: Path) -> None:
-    first = restarted(home)
+    first = restart_on_another_port(home)
     try:
         target = local_target()
-        completed(job, target, "one")
-        second = restarted(home, first)
+        run_to_completion(job, target, "one")
+        second = restart_on_another_port(home, first)
         assert second.url != first.url
-        completed(job, local_target(), "two")
-        completed(job, target, "three")  # the one that a notebook has in a variable
+        run_to_completion(job, local_target(), "two")
+        run_to_completion(job, target, "three")  # the one that a notebook has in a variable
         daemon.stop(home)
         (home / "credentials.json").unlink()
-        third = restarted(home)
+        third = restart_on_another_port(home)
         assert third.secret_key != first.secret_key
-        completed(job, target, "four")
+        run_to_completion(job, target, "four")
     finally:
         daemon.stop(home)
         shutil.rmtree(home)

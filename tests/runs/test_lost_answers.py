@@ -42,30 +42,30 @@ Spoil = Callable[[Answer], "Answer | None"]
 """None closes the connection and says nothing."""
 
 
-def replaced(body: bytes, status: int = 200, kind: str = "application/x-amz-json-1.1") -> Spoil:
+def replace_response(body: bytes, status: int = 200, kind: str = "application/x-amz-json-1.1") -> Spoil:
     return lambda answer: Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body)))], body)
 
 
-def cut(answer: Answer) -> Answer:
+def cut_body(answer: Answer) -> Answer:
     """Keeps the length in the header, and half of the body."""
     return answer._replace(body=answer.body[: len(answer.body) // 2])
 
 
-def cut_without_length(answer: Answer) -> Answer:
+def cut_body_without_length(answer: Answer) -> Answer:
     half = answer.body[: len(answer.body) // 2]
     return Answer(answer.status, [("Content-Type", "application/x-amz-json-1.1")], half)
 
 
 WAYS: dict[str, Spoil] = {
     "closed": lambda answer: None,
-    "cut": cut,
-    "cut without a length": cut_without_length,
-    "empty": replaced(b""),
-    "HTML with 200": replaced(HTML, kind="text/html"),
-    "HTML with 502": replaced(HTML, 502, "text/html"),
-    "broken JSON": replaced(b'{"TrainingJobArn": "arn:aws:sage'),
-    "JSON of something else": replaced(b"{}"),
-    "a JSON list": replaced(b"[]"),
+    "cut": cut_body,
+    "cut without a length": cut_body_without_length,
+    "empty": replace_response(b""),
+    "HTML with 200": replace_response(HTML, kind="text/html"),
+    "HTML with 502": replace_response(HTML, 502, "text/html"),
+    "broken JSON": replace_response(b'{"TrainingJobArn": "arn:aws:sage'),
+    "JSON of something else": replace_response(b"{}"),
+    "a JSON list": replace_response(b"[]"),
 }
 
 
@@ -276,7 +276,7 @@ def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target
     """The second request is refused for a quota that the job of the first one holds."""
     response_body = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
     name = f"second-{next(_NUMBERS)}"
-    proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replaced(response_body, 400)]
+    proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replace_response(response_body, 400)]
     assert launch(prepare(job, target, name), target).wait().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 

@@ -47,7 +47,7 @@ def job(folder: Path, uri: str = "s3://data/p/", hosts: int = 3) -> Job:
     return Job(entry=folder / "train.py", role=ROLE, inputs=inputs, name="demo", compute=Compute(hosts=hosts))
 
 
-def created(target: Target) -> list[str]:
+def created_names(target: Target) -> list[str]:
     return [request["TrainingJobName"] for request in control(target).created]
 
 
@@ -81,7 +81,7 @@ def test_packed_data_is_recognized_by_its_index(
 
 def test_a_sharded_run_is_launched_once(tmp_path: Path, target: Target) -> None:
     run = launch(job(tmp_path / "s"), target)
-    assert created(target) == ["demo-p1-s1-a1", "demo-p2-s1-a1", "demo-p3-s1-a1"]
+    assert created_names(target) == ["demo-p1-s1-a1", "demo-p2-s1-a1", "demo-p3-s1-a1"]
     for request in control(target).created:
         for channel in request["InputDataConfig"]:
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
@@ -89,7 +89,7 @@ def test_a_sharded_run_is_launched_once(tmp_path: Path, target: Target) -> None:
             assert any(name.startswith(key) for name in storage(target).objects[bucket])
     assert run.wait().exit_code == 0
     second_run = launch(job(tmp_path / "s"), target)
-    assert second_run.attached and len(created(target)) == 3
+    assert second_run.attached and len(created_names(target)) == 3
 
 
 def test_another_job_under_the_name_is_refused(tmp_path: Path, target: Target) -> None:
@@ -108,14 +108,14 @@ def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) 
     messages: list[str] = []
     control(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400)]
     run = launch(job(tmp_path / "s"), target, on_message=messages.append)
-    assert created(target) == [] and any("begin when others have ended" in text for text in messages)
+    assert created_names(target) == [] and any("begin when others have ended" in text for text in messages)
     assert run.describe().exit_code is None
     assert sorted(run.wait().to_dict()["shards"][number]["run"] for number in range(3)) == [
         "demo-p1",
         "demo-p2",
         "demo-p3",
     ]
-    assert sorted(created(target)) == ["demo-p1-s1-a1", "demo-p2-s1-a1", "demo-p3-s1-a1"]
+    assert sorted(created_names(target)) == ["demo-p1-s1-a1", "demo-p2-s1-a1", "demo-p3-s1-a1"]
 
 
 def test_a_run_named_like_a_shard_is_no_shard(tmp_path: Path, target: Target) -> None:

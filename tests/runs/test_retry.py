@@ -14,7 +14,7 @@ QUOTA = (
 )
 
 
-def failing(errors: list[CallError]) -> str:
+def raise_next(errors: list[CallError]) -> str:
     if errors:
         raise errors.pop(0)
     return "done"
@@ -25,7 +25,7 @@ def test_transient_errors_are_retried_with_growing_waits() -> None:
     waits: list[float] = []
     reported_waits: list[float] = []
     answer = call_with_retries(
-        lambda: failing(errors),
+        lambda: raise_next(errors),
         BackoffPolicy(first_seconds=1, max_seconds=5, total_seconds=100),
         sleep=waits.append,
         random_fraction=lambda: 1.0,
@@ -40,7 +40,7 @@ def test_a_refusal_is_not_repeated(code: str) -> None:
     waits: list[float] = []
     with pytest.raises(CallError):
         call_with_retries(
-            lambda: failing([CallError("CreateTrainingJob", code, "no", 400)] * 2), sleep=waits.append
+            lambda: raise_next([CallError("CreateTrainingJob", code, "no", 400)] * 2), sleep=waits.append
         )
     assert waits == []
 
@@ -48,7 +48,8 @@ def test_a_refusal_is_not_repeated(code: str) -> None:
 def test_any_fault_of_the_service_is_transient_whatever_its_name() -> None:
     assert (
         call_with_retries(
-            lambda: "x" if recorded_waits else failing([CallError("X", "Odd", "?", 503)]), sleep=record_wait
+            lambda: "x" if recorded_waits else raise_next([CallError("X", "Odd", "?", 503)]),
+            sleep=record_wait,
         )
         == "x"
     )
@@ -64,7 +65,9 @@ def test_a_new_role_is_waited_for_a_minute() -> None:
     )
     waits: list[float] = []
     with pytest.raises(CallError):
-        call_with_retries(lambda: failing([error] * 1000), sleep=waits.append, random_fraction=lambda: 0.999)
+        call_with_retries(
+            lambda: raise_next([error] * 1000), sleep=waits.append, random_fraction=lambda: 0.999
+        )
     assert sum(waits) == pytest.approx(60)
 
 

@@ -27,7 +27,7 @@ def target(job: Job) -> Target:  # noqa: F811
     return new_target
 
 
-def tagged(target: Target, version: str | None) -> FakeControl:
+def tag_with_version(target: Target, version: str | None) -> FakeControl:
     control: FakeControl = target.__dict__["control"]
     (tags,) = control.tags_of.values()
     tags.pop(TAG_FORMAT)
@@ -38,7 +38,7 @@ def tagged(target: Target, version: str | None) -> FakeControl:
 
 @pytest.mark.parametrize("version", OTHERS)
 def test_it_is_neither_shown_nor_resumed_nor_stopped(target: Target, version: str | None) -> None:
-    control = tagged(target, version)
+    control = tag_with_version(target, version)
     with pytest.raises(JobError, match=OTHERS[version].replace(".", r"\.")):
         Run.attach("demo", target)
     assert control.stopped == []
@@ -50,7 +50,7 @@ def test_the_same_job_is_not_launched_into_it(
     target: Target,
     version: str | None,
 ) -> None:
-    control = tagged(target, version)
+    control = tag_with_version(target, version)
     with pytest.raises(JobError, match=OTHERS[version].replace(".", r"\.")):
         launch(job, target)
     assert len(control.created) == 1
@@ -60,11 +60,11 @@ def test_the_same_job_is_not_launched_into_it(
 def test_it_is_listed_as_of_another_format(
     target: Target, version: str | None, other_format: str | None
 ) -> None:
-    tagged(target, version)
+    tag_with_version(target, version)
     (row,) = list_runs(target, 20)
     assert (row.run, row.other_format) == ("demo", other_format)
 
 
 def test_a_later_minor_version_is_read(target: Target) -> None:
-    tagged(target, "1.9")
+    tag_with_version(target, "1.9")
     assert Run.attach("demo", target).name == "demo"

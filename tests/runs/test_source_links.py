@@ -20,12 +20,12 @@ from smlaunch.runtime.source import unpack_source
 from tests.runs.test_source import tree
 
 
-def links_of(source: SourceArchive) -> dict[str, str]:
+def read_links(source: SourceArchive) -> dict[str, str]:
     with tarfile.open(fileobj=BytesIO(source.compressed())) as archive:
         return {member.name: member.linkname for member in archive if member.issym()}
 
 
-def unpacked(source: SourceArchive, folder: Path) -> Path:
+def unpack(source: SourceArchive, folder: Path) -> Path:
     """Unpacks the archive as a host does."""
     archive = folder.with_suffix(".tar.gz")
     archive.write_bytes(source.compressed())
@@ -34,7 +34,7 @@ def unpacked(source: SourceArchive, folder: Path) -> Path:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside_folder(tmp_path: Path) -> Path:
     return tree(tmp_path / "outside", {"shadow": "root:x", "folder/x": ""})
 
 
@@ -43,10 +43,10 @@ def root(tmp_path: Path) -> Path:
     return tree(tmp_path / "root", {"train.py": "", "lib/real.py": "real"})
 
 
-def test_outside_links_are_excluded(root: Path, outside: Path) -> None:
-    (root / "absolute").symlink_to(outside / "shadow")
+def test_outside_links_are_excluded(root: Path, outside_folder: Path) -> None:
+    (root / "absolute").symlink_to(outside_folder / "shadow")
     (root / "relative").symlink_to("../outside/shadow")
-    (root / "folder").symlink_to(outside / "folder")
+    (root / "folder").symlink_to(outside_folder / "folder")
     (root / "first").symlink_to("second")
     (root / "second").symlink_to("../outside/shadow")
     (root / "through").symlink_to("folder/x")
@@ -72,7 +72,7 @@ def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> No
     (root / "self").symlink_to(".")
     source = pack_source(root)
     assert source.warnings == ()
-    assert links_of(source) == {
+    assert read_links(source) == {
         "plain.py": "lib/real.py",
         "lib/up.py": "real.py",
         "absolute.py": "lib/real.py",
@@ -82,14 +82,16 @@ def test_links_that_stay_inside_hold_on_a_host(root: Path, tmp_path: Path) -> No
         "later": "lib/made-on-the-host",
         "self": ".",
     }
-    host = unpacked(source, tmp_path / "host")
+    host = unpack(source, tmp_path / "host")
     for name in ("plain.py", "lib/up.py", "absolute.py", "around.py", "package/real.py", "chain.py"):
         assert (host / name).read_text() == "real"
 
 
-def test_a_source_that_is_a_link_is_the_folder_it_leads_to(root: Path, outside: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_a_link_is_the_folder_it_leads_to(
+    root: Path, outside_folder: Path, tmp_path: Path
+) -> None:
     (root / "inner").symlink_to(root / "train.py")
-    (root / "out").symlink_to(outside / "shadow")
+    (root / "out").symlink_to(outside_folder / "shadow")
     (tmp_path / "link").symlink_to(root)
     source = pack_source(tmp_path / "link")
     assert source.sha256 == pack_source(root).sha256
@@ -122,9 +124,9 @@ def test_an_ignore_file_that_is_a_pipe_is_refused_at_once(root: Path, name: str)
         pack_source(root)
 
 
-def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, outside: Path) -> None:
-    (root / "main.py").symlink_to(outside / "shadow")
-    (root / "code").symlink_to(outside)
+def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, outside_folder: Path) -> None:
+    (root / "main.py").symlink_to(outside_folder / "shadow")
+    (root / "code").symlink_to(outside_folder)
     (root / "inner").symlink_to("lib")
     source = pack_source(root)
     assert "main.py is a link out of the source folder, to " in source.explain_missing_file("main.py")
@@ -135,41 +137,41 @@ def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, out
 # ---- between the listing and the reading -----------------------------------------------------------------
 
 
-def swap(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+def change_after_listing(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Calls ``change`` after all files are listed and before the first is read."""
     original = source_tree.SourceTree.apply_link_names
 
-    def late(self: source_tree.SourceTree, entries: object) -> object:
+    def list_then_change(self: source_tree.SourceTree, entries: object) -> object:
         entries_listed = list(original(self, entries))  # type: ignore[arg-type]
         change()  # type: ignore[operator]
         return entries_listed
 
-    monkeypatch.setattr(source_tree.SourceTree, "apply_link_names", late)
+    monkeypatch.setattr(source_tree.SourceTree, "apply_link_names", list_then_change)
 
 
 def test_a_link_put_in_a_files_place_is_not_followed(
-    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, outside_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change() -> None:
         (root / "train.py").unlink()
-        (root / "train.py").symlink_to(outside / "shadow")
+        (root / "train.py").symlink_to(outside_folder / "shadow")
 
-    swap(monkeypatch, change)
+    change_after_listing(monkeypatch, change)
     with pytest.raises(JobError, match=r"train\.py changes while it is being read; try again"):
         pack_source(root)
 
 
 def test_a_link_put_in_a_folders_place_is_not_followed(
-    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, outside_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (outside / "real.py").write_text("not ours")
+    (outside_folder / "real.py").write_text("not ours")
     tree(root, {"a/x.py": ""})  # listed last, so that lib is opened anew to be read
 
     def change() -> None:
         (root / "lib").rename(root / "moved")
-        (root / "lib").symlink_to(outside)
+        (root / "lib").symlink_to(outside_folder)
 
-    swap(monkeypatch, change)
+    change_after_listing(monkeypatch, change)
     with pytest.raises(JobError, match=r"lib/real\.py changes while it is being read; try again"):
         pack_source(root)
 
@@ -179,7 +181,7 @@ def test_a_pipe_put_in_a_files_place_does_not_block(root: Path, monkeypatch: pyt
         (root / "train.py").unlink()
         os.mkfifo(root / "train.py")
 
-    swap(monkeypatch, change)
+    change_after_listing(monkeypatch, change)
     with pytest.raises(JobError, match="changes while it is being read"):
         pack_source(root)
 
@@ -208,7 +210,7 @@ def test_all_unreadable_files_are_reported_at_once(root: Path, monkeypatch: pyte
         (root / "train.py").unlink()
         (root / "lib" / "real.py").unlink()
 
-    swap(monkeypatch, change)
+    change_after_listing(monkeypatch, change)
     with pytest.raises(JobError) as caught:
         pack_source(root)
     assert len(caught.value.problems) == 2
@@ -233,7 +235,7 @@ def test_names_of_any_bytes_arrive_as_they_are(
         with open(os.path.join(root, folder, name), "wb") as file:
             file.write(content)
     source = pack_source(Path(os.fsdecode(root)), include_secrets=True)
-    host = os.fsencode(unpacked(source, work / "host"))
+    host = os.fsencode(unpack(source, work / "host"))
     contents = {}
     for name in os.listdir(os.path.join(host, folder)) if os.path.isdir(os.path.join(host, folder)) else ():
         with open(os.path.join(host, folder, name), "rb") as file:
@@ -262,6 +264,6 @@ def test_odd_names_are_escaped_in_messages(root: Path) -> None:
 def test_no_special_bits_travel(root: Path, tmp_path: Path) -> None:
     (root / "train.py").chmod(0o6777)
     (root / "lib" / "real.py").chmod(0o666)
-    host = unpacked(pack_source(root), tmp_path / "host")
+    host = unpack(pack_source(root), tmp_path / "host")
     assert stat.S_IMODE((host / "train.py").stat().st_mode) == 0o755
     assert stat.S_IMODE((host / "lib" / "real.py").stat().st_mode) == 0o644

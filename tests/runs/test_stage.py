@@ -237,26 +237,26 @@ def test_a_job_whose_hosts_call_each_other_gets_a_secret_once(tmp_path: Path) ->
     script.write_text("from mpi4py import MPI")
     target = fake_target()
 
-    def secrets_there() -> dict[str, bytes]:
+    def stored_secrets() -> dict[str, bytes]:
         objects = target.storage.objects[BUCKET]  # type: ignore[attr-defined]
         return {key: value for key, value in objects.items() if key.endswith("/secret")}
 
     job_plan = plan(Job(entry=script, role=ROLE, strategy="mpi", name="one"), target)
     launch(job_plan, target)
-    ((key, first),) = secrets_there().items()
+    ((key, first),) = stored_secrets().items()
     assert key.startswith("smlaunch/one/")
     assert len(first) == 64 and bytes.fromhex(first.decode())
     launch(job_plan, target)  # attaches
-    assert secrets_there() == {key: first}
+    assert stored_secrets() == {key: first}
     texts = str(job_plan) + json.dumps(job_plan.requests, default=str) + repr(job_plan)
     assert first.decode() not in texts
     others = [value for name, value in target.storage.objects[BUCKET].items() if name != key]  # type: ignore[attr-defined]
     assert all(first not in value for value in others)
 
     launch(plan(Job(entry=script, role=ROLE, strategy="mpi", name="two"), target), target)
-    assert len(set(secrets_there().values())) == 2
+    assert len(set(stored_secrets().values())) == 2
     launch(plan(Job(entry=script, role=ROLE, strategy="custom", name="three"), target), target)
-    assert len(secrets_there()) == 2
+    assert len(stored_secrets()) == 2
 
 
 class RacingStorage(FakeStorage):

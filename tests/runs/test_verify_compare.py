@@ -46,7 +46,7 @@ def account(
     return RunRecord(("a",) if cut_after is None else ("a", "b"), {0: trace}, files)
 
 
-def changed(step: int, **values: object) -> RunRecord:
+def run_with_changed_step(step: int, **values: object) -> RunRecord:
     """Returns a run cut after step 3, with one step that differs."""
     cut = account(3)
     rows = cut.rank_traces[0].steps
@@ -54,7 +54,7 @@ def changed(step: int, **values: object) -> RunRecord:
     return cut
 
 
-def plain(
+def plain_run(
     *files: tuple[str, ArtifactFile], earlier: tuple[dict[str, ArtifactFile] | None, ...] = ()
 ) -> RunRecord:
     """Returns a run of a script without smlaunch.train."""
@@ -74,7 +74,7 @@ def test_a_repeated_step_is_compared_too() -> None:
 
 def test_different_samples_are_found() -> None:
     verdict = compare_runs(
-        account(), changed(4, samples=(0, 1)), LintFindings(data_loaders=("t.py:3 DataLoader",))
+        account(), run_with_changed_step(4, samples=(0, 1)), LintFindings(data_loaders=("t.py:3 DataLoader",))
     )
     assert verdict.difference_texts[0].endswith("used samples [0, 1] in place of [8, 9]")
     assert "t.py:3 DataLoader" in verdict.causes[0]
@@ -82,7 +82,7 @@ def test_different_samples_are_found() -> None:
 
 def test_a_wrong_first_step_after_a_cut() -> None:
     verdict = compare_runs(
-        account(), changed(4, loss="9.0"), LintFindings(random_calls=("t.py:7 random.random",))
+        account(), run_with_changed_step(4, loss="9.0"), LintFindings(random_calls=("t.py:7 random.random",))
     )
     assert "random numbers of augmentation or dropout" in verdict.causes[0]
     assert "t.py:7 random.random" in verdict.causes[0]
@@ -90,12 +90,12 @@ def test_a_wrong_first_step_after_a_cut() -> None:
 
 def test_a_wrong_later_step() -> None:
     hints = LintFindings(schedulers=("t.py:5 StepLR",), uses_torch=True)
-    verdict = compare_runs(account(), changed(5, loss="9.0"), hints)
+    verdict = compare_runs(account(), run_with_changed_step(5, loss="9.0"), hints)
     assert verdict.causes == (
         "the state of the scheduler is not saved: t.py:5 StepLR starts again after a restart. Pass it to the "
         "Checkpointer as scheduler=",
     )
-    (unknown,) = compare_runs(account(), changed(5, loss="9.0"), LintFindings()).causes
+    (unknown,) = compare_runs(account(), run_with_changed_step(5, loss="9.0"), LintFindings()).causes
     assert "Saved are model, optimizer, order, smlaunch.rng.torch" in unknown
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_differs_is_a_difference_although_the_state_is_the_same() ->
 
 
 def test_a_file_that_is_missing_or_too_many() -> None:
-    first, other = plain(("model/w", file())), plain(("model/v", file()))
+    first, other = plain_run(("model/w", file())), plain_run(("model/v", file()))
     assert compare_runs(first, other, LintFindings()).difference_texts == [
         "model/v exists only after cuts",
         "model/w is missing after cuts",
@@ -219,16 +219,16 @@ def test_a_log_in_pieces(
     earlier: tuple[tuple[str, ...] | None, ...], last: tuple[str, ...], explanation: str | None
 ) -> None:
     earlier_files = tuple(None if lines is None else {LOG: file("b", lines=lines)} for lines in earlier)
-    cut = plain((LOG, file("c", lines=last)), earlier=earlier_files)
-    verdict = compare_runs(plain((LOG, file("a", lines=("1", "2", "3", "4")))), cut, LintFindings())
+    cut = plain_run((LOG, file("c", lines=last)), earlier=earlier_files)
+    verdict = compare_runs(plain_run((LOG, file("a", lines=("1", "2", "3", "4")))), cut, LintFindings())
     assert verdict.is_identical is (explanation is not None)
     if explanation is not None:
         assert explanation in verdict.not_compared[-1]
 
 
 def test_the_model_is_the_last_job_s_alone() -> None:
-    cut = plain(("model/b", file()), earlier=({"model/a": file()},))
-    verdict = compare_runs(plain(("model/a", file()), ("model/b", file())), cut, LintFindings())
+    cut = plain_run(("model/b", file()), earlier=({"model/a": file()},))
+    verdict = compare_runs(plain_run(("model/a", file()), ("model/b", file())), cut, LintFindings())
     assert verdict.difference_texts == ["model/a is missing after cuts"]
 
 
@@ -247,7 +247,7 @@ def file_beside_weights(text: str, key: str = "at") -> tuple[str, ArtifactFile]:
 
 
 def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
-    runs = [plain(("model/w.npz", file()), file_beside_weights(text)) for text in ("3.1", "0.4", "3.2")]
+    runs = [plain_run(("model/w.npz", file()), file_beside_weights(text)) for text in ("3.1", "0.4", "3.2")]
     verdict, repeated = judge(*runs)
     assert verdict.is_identical
     assert repeated
@@ -268,13 +268,13 @@ def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
     ],
 )
 def test_a_number_alone_may_be_a_weight_unless_it_is_a_time(texts: tuple[str, ...], identical: bool) -> None:
-    verdict, repeated = judge(*(plain(file_beside_weights(text)) for text in texts))
+    verdict, repeated = judge(*(plain_run(file_beside_weights(text)) for text in texts))
     assert verdict.is_identical is identical
     assert repeated is identical
 
 
 def test_unrepeatable_weights_are_not_blamed_on_the_resume() -> None:
-    verdict, repeated = judge(*(plain(("model/w.npz", file(digest))) for digest in "abc"))
+    verdict, repeated = judge(*(plain_run(("model/w.npz", file(digest))) for digest in "abc"))
     assert not verdict.is_identical
     assert not repeated
     assert "two unsplit runs differ already (model/w.npz differs)" in verdict.causes[0]
@@ -282,7 +282,7 @@ def test_unrepeatable_weights_are_not_blamed_on_the_resume() -> None:
 
 def test_differences_after_cuts_stand_beside_unrepeatable_ones() -> None:
     runs = [
-        plain(("model/w.npz", file(digest)), file_beside_weights(at))
+        plain_run(("model/w.npz", file(digest)), file_beside_weights(at))
         for digest, at in (("a", "1"), ("b", "2"), ("a", "3"))
     ]
     verdict, repeated = judge(*runs)
@@ -293,7 +293,7 @@ def test_differences_after_cuts_stand_beside_unrepeatable_ones() -> None:
 def test_files_with_a_time_in_their_name() -> None:
     def run(number: int) -> RunRecord:
         events = (f"output/data/events.out.tfevents.18000000{number}.host", file(str(number), bulk=False))
-        return plain(("model/w.npz", file()), events)
+        return plain_run(("model/w.npz", file()), events)
 
     verdict, repeated = judge(run(11), run(22), run(33))
     assert verdict.is_identical

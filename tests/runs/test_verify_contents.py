@@ -24,7 +24,7 @@ from smlaunch.verify.value_digests import digest_values
 np = pytest.importorskip("numpy")
 
 
-def differing(first: bytes, other: bytes) -> list[str]:
+def differing_paths(first: bytes, other: bytes) -> list[str]:
     first_values, other_values = digest_values(first), digest_values(other)
     return [
         path
@@ -33,7 +33,7 @@ def differing(first: bytes, other: bytes) -> list[str]:
     ]
 
 
-def zipped(year: int, **members: bytes) -> bytes:
+def zip_of(year: int, **members: bytes) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, data in members.items():
@@ -41,7 +41,7 @@ def zipped(year: int, **members: bytes) -> bytes:
     return content.getvalue()
 
 
-def tarred(time: int, **members: bytes) -> bytes:
+def tar_of(time: int, **members: bytes) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name, data in members.items():
@@ -73,7 +73,7 @@ def safetensors(metadata: dict[str, str], **arrays: Any) -> bytes:
     return struct.pack("<Q", len(head)) + head + data
 
 
-def fresh(text: str) -> str:
+def copy_text(text: str) -> str:
     """Returns an equal object that is not the same one: pickle writes it again."""
     return "".join(list(text))
 
@@ -82,21 +82,21 @@ W, B = np.arange(6.0).reshape(2, 3), np.ones(3)
 OTHER = W + np.eye(2, 3) * 1e-9
 
 SAME: dict[str, tuple[bytes, bytes]] = {
-    "zip with other times": (zipped(1999, a=b"x\0"), zipped(2020, a=b"x\0")),
-    "zip in another order": (zipped(1999, a=b"1", b=b"2"), zipped(1999, b=b"2", a=b"1")),
-    "tar with other times": (tarred(1, a=b"x\0"), tarred(2, a=b"x\0")),
+    "zip with other times": (zip_of(1999, a=b"x\0"), zip_of(2020, a=b"x\0")),
+    "zip in another order": (zip_of(1999, a=b"1", b=b"2"), zip_of(1999, b=b"2", a=b"1")),
+    "tar with other times": (tar_of(1, a=b"x\0"), tar_of(2, a=b"x\0")),
     "gzip with another time and level": (
         gzip.compress(b"x\0" * 99, 1, mtime=1),
         gzip.compress(b"x\0" * 99, 9, mtime=2),
     ),
-    "tar.gz": (gzip.compress(tarred(1, a=b"x\0"), mtime=1), gzip.compress(tarred(2, a=b"x\0"), mtime=2)),
+    "tar.gz": (gzip.compress(tar_of(1, a=b"x\0"), mtime=1), gzip.compress(tar_of(2, a=b"x\0"), mtime=2)),
     "an array by columns": (npy(W), npy(np.asfortranarray(W))),
     "npz": (npz(w=W, b=B), npz(b=B, w=W)),
     "an array by columns, pickled": (pickle.dumps({"w": W}), pickle.dumps({"w": np.asfortranarray(W)})),
     "protocols": (pickle.dumps({"w": [1.5, 2]}, 2), pickle.dumps({"w": [1.5, 2]}, 5)),
     "texts that are one object, or two": (
         pickle.dumps([{"name": "w"}, {"name": "w"}]),
-        pickle.dumps([{fresh("name"): "w"}, {"name": fresh("w")}]),
+        pickle.dumps([{copy_text("name"): "w"}, {"name": copy_text("w")}]),
     ),
     "dicts in another order": (pickle.dumps({"a": W, "b": 2}), pickle.dumps({"b": 2, "a": W.copy()})),
     "sets": (pickle.dumps({0, 8}), pickle.dumps({8, 0})),
@@ -110,7 +110,7 @@ SAME: dict[str, tuple[bytes, bytes]] = {
 def test_equal_values_in_other_encodings_have_equal_digests(name: str) -> None:
     first, other = SAME[name]
     assert first != other, "this shows nothing"
-    assert differing(first, other) == []
+    assert differing_paths(first, other) == []
 
 
 DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
@@ -142,12 +142,12 @@ DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
     "what follows a pickle": (pickle.dumps(1) + b"\xffab", pickle.dumps(1) + b"\xffac", [""]),
     "safetensors": (safetensors({}, w=W, b=B), safetensors({}, w=OTHER, b=B), ["w"]),
     "safetensors' metadata": (safetensors({"a": "1"}, w=W), safetensors({"a": "2"}, w=W), ["__metadata__.a"]),
-    "zip": (zipped(1999, a=b"x\0"), zipped(1999, a=b"y\0"), ["a"]),
-    "tar": (tarred(1, a=b"x\0"), tarred(1, a=b"y\0"), ["a"]),
+    "zip": (zip_of(1999, a=b"x\0"), zip_of(1999, a=b"y\0"), ["a"]),
+    "tar": (tar_of(1, a=b"x\0"), tar_of(1, a=b"y\0"), ["a"]),
     "gzip": (gzip.compress(b"x\0"), gzip.compress(b"y\0"), [""]),
     "an archive in an archive": (
-        zipped(1999, a=tarred(1, b=b"1")),
-        zipped(1999, a=tarred(1, b=b"2")),
+        zip_of(1999, a=tar_of(1, b=b"1")),
+        zip_of(1999, a=tar_of(1, b=b"2")),
         ["a b"],
     ),
     "text": (b"loss 1", b"loss 2", [""]),
@@ -158,8 +158,8 @@ DIFFERENT: dict[str, tuple[bytes, bytes, list[str]]] = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_changed_value_is_named(name: str) -> None:
     first, other, places = DIFFERENT[name]
-    assert differing(first, other) == places
-    assert differing(first, first) == []
+    assert differing_paths(first, other) == places
+    assert differing_paths(first, first) == []
 
 
 def test_weights_are_bulk_values() -> None:
@@ -195,11 +195,11 @@ class TouchesOnLoad:
         return os.mkdir, (str(self.path),)
 
 
-def nested(depth: int) -> bytes:
+def nested_lists(depth: int) -> bytes:
     return b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b"."
 
 
-def doubled(depth: int) -> bytes:
+def doubled_lists(depth: int) -> bytes:
     """A list that holds the one before twice: 2 to the power of ``depth`` of them, in a few bytes."""
     return b"\x80\x04]\x94" + b"".join(b"]\x94(h%ch%ce" % (n, n) for n in range(depth)) + b"."
 
@@ -218,12 +218,12 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "no mark": lambda: b"\x80\x04]e.",
     "a state for a list": lambda: b"\x80\x04]]b.",
     "an opcode of copyreg": lambda: b"\x80\x04\x82\x01.",
-    "lists in lists": lambda: nested(100_000),
-    "lists held twice": lambda: doubled(60),
+    "lists in lists": lambda: nested_lists(100_000),
+    "lists held twice": lambda: doubled_lists(60),
     "a list that holds itself": itself_pickled,
     "JSON in JSON": lambda: b"[" * 100_000 + b"]" * 100_000,
-    "a zip of zeros": lambda: zipped(1999, **{str(n): b"\0" * (1 << 20) for n in range(9)}),
-    "a broken zip": lambda: zipped(1999, a=b"x")[:-9],
+    "a zip of zeros": lambda: zip_of(1999, **{str(n): b"\0" * (1 << 20) for n in range(9)}),
+    "a broken zip": lambda: zip_of(1999, a=b"x")[:-9],
     "an array that is not there": lambda: npy(B).replace(b"(3,)", b"(9,)"),
     "a header that is no header": lambda: b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16,
     "a safetensors header of no use": lambda: struct.pack("<Q", 12) + b'{"w": "abc"}',
@@ -262,7 +262,7 @@ def test_pytorch_s_files(tmp_path: Path) -> None:
 
     base = torch.arange(12.0).reshape(3, 4)
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    copied = OrderedDict((fresh(name), value.clone()) for name, value in net.state_dict().items())
+    copied = OrderedDict((copy_text(name), value.clone()) for name, value in net.state_dict().items())
     equal_pairs = [
         (save_tensor_file("a.pt", net.state_dict()), save_tensor_file("another-name.pt", copied)),
         (save_tensor_file("a.pt", {"w": base.T}), save_tensor_file("b.pt", {"w": base.T.contiguous()})),
@@ -275,21 +275,21 @@ def test_pytorch_s_files(tmp_path: Path) -> None:
     ]
     for first, other in equal_pairs:
         assert first != other or first is not other
-        assert differing(first, other) == []
+        assert differing_paths(first, other) == []
     changed = OrderedDict((name, value.clone()) for name, value in net.state_dict().items())
     changed["1.running_mean"][2] = 1e-30
-    assert differing(save_tensor_file("a.pt", net.state_dict()), save_tensor_file("b.pt", changed)) == [
+    assert differing_paths(save_tensor_file("a.pt", net.state_dict()), save_tensor_file("b.pt", changed)) == [
         "1.running_mean"
     ]
-    assert differing(save_tensor_file("a.pt", {"w": base[1]}), save_tensor_file("b.pt", {"w": base[2]})) == [
-        "w"
-    ]
-    assert differing(save_tensor_file("a.pt", {"w": base}), save_tensor_file("b.pt", {"w": base.int()})) == [
-        "w"
-    ]
+    assert differing_paths(
+        save_tensor_file("a.pt", {"w": base[1]}), save_tensor_file("b.pt", {"w": base[2]})
+    ) == ["w"]
+    assert differing_paths(
+        save_tensor_file("a.pt", {"w": base}), save_tensor_file("b.pt", {"w": base.int()})
+    ) == ["w"]
     values = digest_values(save_tensor_file("a.pt", net))
     assert any(path.endswith("weight") and leaf.is_bulk for path, leaf in values.items())
     old_files = [io.BytesIO(), io.BytesIO()]
     for content, value in zip(old_files, (base, base + 1), strict=True):
         torch.save({"w": value}, content, _use_new_zipfile_serialization=False)
-    assert differing(old_files[0].getvalue(), old_files[1].getvalue()) != []
+    assert differing_paths(old_files[0].getvalue(), old_files[1].getvalue()) != []

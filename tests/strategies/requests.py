@@ -53,7 +53,7 @@ def refusals(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -
     return [str(problem) for problem in caught.value.problems]
 
 
-def documented(
+def documented_request(
     image: str,
     instance_type: str,
     hosts: int,

@@ -9,7 +9,7 @@ import pytest
 
 from smlaunch.planner.facts import InputFacts
 from tests.planner.fixtures import local, region
-from tests.strategies.requests import channel, documented, plan_job, refusals, request_of
+from tests.strategies.requests import channel, documented_request, plan_job, refusals, request_of
 from tests.tables import table
 
 PROTOBUF, CSV, JSONL = "application/x-recordio-protobuf", "text/csv", "application/jsonlines"
@@ -166,7 +166,7 @@ def expected(name: str, on: str, hosts: int) -> dict[str, Any]:
         split_fields = {"S3DataDistributionType": "ShardedByS3Key"} if (name, required) == FOREST else {}
         channels.append(channel(required, f"s3://b/{required}/", kind, **split_fields))
     texts = {key: str(value) for key, value in row.hyperparameters.items()}
-    return documented(image, on, hosts, hyperparameters=texts, channels=channels, script=False)
+    return documented_request(image, on, hosts, hyperparameters=texts, channels=channels, script=False)
 
 
 FOREST = ("randomcutforest", "train")

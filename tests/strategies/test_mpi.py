@@ -11,7 +11,7 @@ from smlaunch.planner.facts import ScriptFacts, SourceFacts
 from smlaunch.planner.plan import Plan
 from tests.planner.fixtures import local, plan, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, plan_job, refusals, request_of
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of
 from tests.tables import table
 
 MPI4PY = ScriptFacts(imports=frozenset({"mpi4py", "mpi4py.MPI", "numpy"}))
@@ -30,7 +30,7 @@ def plan_mpi(facts: ScriptFacts = MPI4PY, **job: Any) -> Plan:
 def test_a_script_that_imports_mpi4py_is_its() -> None:
     plan = plan_mpi()
     assert plan.strategy == "mpi"
-    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert request_of(plan) == documented_request(IMAGE, "ml.m5.xlarge", 2)
     assert [upload.kind for upload in plan.uploads].count("secret") == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -50,7 +50,7 @@ def test_the_request(version: str | None, instance_type: str) -> None:
     version_field = {} if version is None else {"framework_version": version}
     plan = plan_job(job(instance_type, **version_field), script=USES_XLA)
     image = f"{REGISTRY}/pytorch-training-neuronx:{TAGS[version]}"
-    assert request_of(plan) == documented(image, instance_type, 2)
+    assert request_of(plan) == documented_request(image, instance_type, 2)
     assert plan.processes_per_host == CORES[instance_type]
     assert any("the SageMaker SDK cannot resolve it" in warning for warning in plan.warnings)
 
@@ -58,7 +58,7 @@ def test_the_request(version: str | None, instance_type: str) -> None:
 @table(("image", "instance_type"), itertools.product(HUGGING_FACE, CORES))
 def test_images_of_hugging_face(image: str, instance_type: str) -> None:
     plan = plan_job(job(instance_type, image=f"{REGISTRY}/{image}"), script=USES_XLA)
-    assert request_of(plan) == documented(f"{REGISTRY}/{image}", instance_type, 2)
+    assert request_of(plan) == documented_request(f"{REGISTRY}/{image}", instance_type, 2)
 
 
 @pytest.mark.parametrize("instance_type", CORES)

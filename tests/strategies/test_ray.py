@@ -15,7 +15,7 @@ from smlaunch.planner.plan import Plan
 from smlaunch.runtime import ray_driver
 from tests.planner.fixtures import local, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, plan_job, refusals, request_of
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of
 
 RAY = ScriptFacts(imports=frozenset({"ray", "torch"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13.0-cpu-amzn2023-sagemaker"
@@ -32,7 +32,7 @@ def test_the_request() -> None:
     plan = plan_ray()
     assert plan.strategy == "ray"
     assert "strategy.ray" in [reason.rule for reason in plan.reasons]
-    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert request_of(plan) == documented_request(IMAGE, "ml.m5.xlarge", 2)
     assert [upload.kind for upload in plan.uploads].count("secret") == 1
 
 

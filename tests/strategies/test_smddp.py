@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -62,13 +62,13 @@ def test_the_request(version: str | None, instance_type: str) -> None:
     if version is not None:
         job["framework_version"] = version
     plan = plan_job(job, script=USES_SMDDP)
-    assert request_of(plan) == documented(f"{REGISTRY}/{IMAGES[version]}", instance_type, 2)
+    assert request_of(plan) == documented_request(f"{REGISTRY}/{IMAGES[version]}", instance_type, 2)
 
 
 def test_the_last_image_that_the_documentation_names() -> None:
     compute = {"hosts": 2, "instance_type": "ml.p4d.24xlarge"}
     plan = plan_job({"strategy": "smddp", "image": SMP_IMAGE, "compute": compute}, script=USES_SMDDP)
-    assert request_of(plan) == documented(SMP_IMAGE, "ml.p4d.24xlarge", 2)
+    assert request_of(plan) == documented_request(SMP_IMAGE, "ml.p4d.24xlarge", 2)
 
 
 def test_the_launch_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smlaunch.planner.facts import ScriptFacts
-from tests.strategies.requests import documented, plan_job, refusals, request_of, torchrun_line
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 
 REPOSITORY = "658645717510.dkr.ecr.us-east-1.amazonaws.com/smdistributed-modelparallel"
@@ -62,7 +62,9 @@ def test_the_request(version: str | None, instance_type: str) -> None:
     if tag.startswith("2.0.1") and instance_type == "ml.p5.48xlarge":
         tag = "2.0.1-gpu-py310-cu121"
     parameters = {"mp_parameters": '{"hybrid_shard_degree": 16}'}
-    assert request_of(plan) == documented(f"{REPOSITORY}:{tag}", instance_type, 2, hyperparameters=parameters)
+    assert request_of(plan) == documented_request(
+        f"{REPOSITORY}:{tag}", instance_type, 2, hyperparameters=parameters
+    )
 
 
 def test_every_parameter_goes_in_as_json() -> None:

@@ -23,7 +23,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return rows_by_name
 
 
-def quoted(text: str) -> set[str]:
+def quoted_names(text: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", text))
 
 
@@ -33,14 +33,14 @@ def test_every_strategy_stands_there_with_its_image_and_options() -> None:
     for name, (_, family, _, _, options) in table.items():
         strategy = load_strategy(name)
         assert family == (strategy.image_family or "the algorithm's own"), name
-        assert quoted(options) == set(strategy.options), name
+        assert quoted_names(options) == set(strategy.options), name
 
 
 def test_what_was_run_is_in_the_repository() -> None:
     table = rows("## Tested configurations")
     assert table.keys() == BUILT_IN_STRATEGIES.keys()
     for name, cells in table.items():
-        for script in quoted(cells[0]):
+        for script in quoted_names(cells[0]):
             assert (ROOT / "entrypoints" / script).is_file(), (name, script)
-        for test in quoted(cells[2]):
+        for test in quoted_names(cells[2]):
             assert (ROOT / test).is_file(), (name, test)

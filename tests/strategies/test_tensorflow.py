@@ -17,7 +17,7 @@ from smlaunch.runtime.hyperparameters import read_hyperparameters
 from smlaunch.runtime.services import plan_services
 from tests.planner.fixtures import region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, plan_job, refusals, request_of
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of
 
 TF = ScriptFacts(imports=frozenset({"tensorflow", "numpy"}))
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.21.0-cpu-py312-amzn2023-sagemaker"
@@ -28,7 +28,7 @@ def plan_tensorflow(**job: Any) -> Plan:
     return plan_job({"compute": {"hosts": 3, "instance_type": "ml.m5.xlarge"}, **job}, region(script=TF))
 
 
-def on(name: str) -> HostContext:
+def host_context(name: str) -> HostContext:
     cluster = Cluster(HOSTS, name, "eth0", "homogeneousCluster", "", HOSTS, ())
     return HostContext(cluster, Paths("/opt/ml"), read_hyperparameters("/nowhere"), "python3", 1, 29500)
 
@@ -40,7 +40,7 @@ def config(command: ProcessCommand) -> Any:
 def test_the_request() -> None:
     plan = plan_tensorflow()
     assert plan.strategy == "tensorflow"
-    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 3)
+    assert request_of(plan) == documented_request(IMAGE, "ml.m5.xlarge", 3)
     assert not [upload for upload in plan.uploads if upload.kind == "secret"]
 
 
@@ -57,7 +57,7 @@ def test_every_worker_knows_all_and_itself(index: int) -> None:
     assert any(
         reason.rule == "limit.hang" and "for 1h" in reason.explanation for reason in plan_tensorflow().reasons
     )
-    (command,) = rank_commands(spec, on(HOSTS[index]), {})
+    (command,) = rank_commands(spec, host_context(HOSTS[index]), {})
     assert config(command) == {
         # A port of its own for each: hosts of the endpoint share a network.
         "cluster": {"worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"]},
@@ -77,11 +77,11 @@ def test_parameter_servers() -> None:
         "worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"],
         "ps": ["algo-1:29536", "algo-2:29537", "algo-3:29538"],
     }
-    (chief,) = rank_commands(spec, on("algo-1"), {})
+    (chief,) = rank_commands(spec, host_context("algo-1"), {})
     assert config(chief) == {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     assert chief.env[b"CUDA_VISIBLE_DEVICES"] == b""
     for index, name in enumerate(HOSTS):
-        ps, worker = plan_services(spec, on(name), {})
+        ps, worker = plan_services(spec, host_context(name), {})
         for step, role, port in ((ps, "ps", 29536 + index), (worker, "worker", 29508 + index)):
             assert step.command is not None
             assert (step.name, step.ready_address) == (f"tf-{role}", (name, port))

@@ -11,7 +11,7 @@ from smlaunch.planner.facts import ScriptFacts
 from smlaunch.planner.plan import Plan
 from tests.planner.fixtures import local, region
 from tests.strategies.launch_specs import SHELL, spec_of
-from tests.strategies.requests import documented, plan_job, refusals, request_of
+from tests.strategies.requests import documented_request, plan_job, refusals, request_of
 
 XGBOOST = ScriptFacts(imports=frozenset({"xgboost", "numpy"}))
 IMAGE = "683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:3.2-0"
@@ -34,7 +34,7 @@ def plan_xgboost(is_local: bool = False, **job: Any) -> Plan:
 def test_the_request() -> None:
     plan = plan_xgboost()
     assert plan.strategy == "xgboost"
-    assert request_of(plan) == documented(IMAGE, "ml.m5.xlarge", 2)
+    assert request_of(plan) == documented_request(IMAGE, "ml.m5.xlarge", 2)
     assert not [upload for upload in plan.uploads if upload.kind == "secret"]
 
 

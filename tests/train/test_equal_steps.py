@@ -56,7 +56,7 @@ def on_ranks(call: Any, size: int) -> list[Any]:
         return list(pool.map(run_rank, range(size)))
 
 
-def agreed(counts: Sequence[int], rule: str) -> list[Any]:
+def agree_on_steps(counts: Sequence[int], rule: str) -> list[Any]:
     def call(rank: int, group: Any) -> int:
         environ = {"SM_CURRENT_HOST": f"algo-{rank + 1}"}
         return equal_steps(counts[rank], rule, group=group, environ=environ)
@@ -65,24 +65,24 @@ def agreed(counts: Sequence[int], rule: str) -> list[Any]:
 
 
 def test_equal_steps_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert agreed([7, 7, 7], "same") == [7, 7, 7]
+    assert agree_on_steps([7, 7, 7], "same") == [7, 7, 7]
     assert capsys.readouterr().out == "smlaunch: 7 steps an epoch on every rank\n"
-    assert agreed([7, 9, 8], "min") == [7, 7, 7]
+    assert agree_on_steps([7, 9, 8], "min") == [7, 7, 7]
     assert capsys.readouterr().out == "smlaunch: 7 steps an epoch on every rank (ranks have 7 to 9)\n"
-    assert agreed([7, 9, 8], "wrap") == [9, 9, 9]
+    assert agree_on_steps([7, 9, 8], "wrap") == [9, 9, 9]
 
 
 def test_a_mismatch_is_an_error_on_every_rank() -> None:
-    errors = agreed([12, 15, 12], "same")
+    errors = agree_on_steps([12, 15, 12], "same")
     assert len({str(error) for error in errors}) == 1
     assert "algo-1: 12; algo-2: 15; algo-3: 12" in str(errors[0])
     assert 'rule="min"' in str(errors[0])
     for rule in ("same", "min", "wrap"):
-        assert "algo-2: 0" in str(agreed([3, 0], rule)[0])
+        assert "algo-2: 0" in str(agree_on_steps([3, 0], rule)[0])
 
 
 def test_many_hosts_are_told_by_their_extremes() -> None:
-    error = agreed([5, *[6] * 18, 9], "same")[19]
+    error = agree_on_steps([5, *[6] * 18, 9], "same")[19]
     assert "20 hosts, from 5 on algo-1 to 9 on algo-20" in str(error)
 
 

@@ -78,7 +78,7 @@ class Lineage:
         return samples, digests
 
 
-def assert_same(uncut: Lineage, cut: Lineage, output: str) -> None:
+def check_same_training(uncut: Lineage, cut: Lineage, output: str) -> None:
     """Compares weights, optimizer, scheduler, buffers, generators and order at every step that both have
     saved."""
     samples, digests = uncut.trace()
@@ -114,7 +114,7 @@ def cut_by_agreement(tmp_path: Path, ranks: int, workers: int, seed: int) -> Non
         output = cut.job(SMLAUNCH_UNTIL_STEP=str(step))
         assert "weights" not in output
         assert (cut.outcome["result"], cut.outcome["step"]) == ("continue", step)
-    assert_same(uncut, cut, cut.job())
+    check_same_training(uncut, cut, cut.job())
 
 
 def test_three_ranks_with_loader_workers(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_cut_anywhere(tmp_path: Path, ranks: int, workers: int) -> None:
     cut_by_agreement(tmp_path, ranks, workers, seed=10 * ranks + workers)
 
 
-def step_reached(ranks: Ranks, step: int, seconds: float = 60) -> None:
+def wait_for_step(ranks: Ranks, step: int, seconds: float = 60) -> None:
     """Waits until rank 0 has reported the step."""
     finished = threading.Event()
     path = ranks.folder / "out-0"
@@ -154,7 +154,7 @@ def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: i
     for _ in range(cuts):
         after_step += chance.randint(1, STEPS // (cuts + 1))
         running = cut.start()
-        step_reached(running, after_step)
+        wait_for_step(running, after_step)
         running.signal(chance.randrange(ranks), number)
         if number == signal.SIGKILL:  # as the host does when one of its ranks is gone
             for rank in range(ranks):
@@ -168,7 +168,7 @@ def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: i
     if not (cut.folder / "model/model.pt").exists():
         cut.job()
     outputs = [(cut.folder / f"job-{job}/out-0").read_text() for job in range(1, cut.jobs + 1)]
-    assert_same(uncut, cut, outputs[-1])
+    check_same_training(uncut, cut, outputs[-1])
     for previous, following in pairwise(outputs):
         reached_step = int(re.findall(r"progress step=(\d+)", previous)[-1])
         began = re.search(r"continues after step (\d+)", following)

@@ -24,7 +24,7 @@ class Time:
         return self.now
 
 
-def slow(time: Time, waits: list[float]) -> Iterator[int]:
+def slow_batches(time: Time, waits: list[float]) -> Iterator[int]:
     for number, wait in enumerate(waits):
         time.now += wait
         yield number
@@ -40,7 +40,7 @@ def share_of(line: str | None) -> float:
 
 def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
     time = Time()
-    for _ in TimedBatches(slow(time, [50.0] + [0.43] * 99), time):
+    for _ in TimedBatches(slow_batches(time, [50.0] + [0.43] * 99), time):
         time.now += 0.57
     lines = capsys.readouterr().out.splitlines()
     # 100 steps of one second: told after 30 s, and at the end. What the first batch took is the start's.
@@ -49,7 +49,7 @@ def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
 
 def test_too_little_says_nothing(capsys: Any) -> None:
     time = Time()
-    for _ in TimedBatches(slow(time, [1.0] * 9), time):
+    for _ in TimedBatches(slow_batches(time, [1.0] * 9), time):
         time.now += 1.0
     for _ in measure_data_wait(range(1000)):
         pass
@@ -64,7 +64,7 @@ def test_epochs_add_up_and_length_is_the_loaders(capsys: Any) -> None:
             return 20
 
         def __iter__(self) -> Iterator[int]:
-            return slow(time, [0.5] * 20)
+            return slow_batches(time, [0.5] * 20)
 
     batches = TimedBatches(Loader(), time)
     assert len(batches) == 20

@@ -149,13 +149,13 @@ def test_a_step_saved_again_counts_with_its_last_content(tmp_path: Path) -> None
 def test_nothing_half_written_lies_in_the_directory(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
 
-    def dying() -> Iterator[bytes]:
+    def failing_chunks() -> Iterator[bytes]:
         yield b"a" * 100
         assert ranks.files() == set()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ranks.leader.write_shard(1, dying())
+        ranks.leader.write_shard(1, failing_chunks())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

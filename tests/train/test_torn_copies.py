@@ -18,7 +18,7 @@ from smlaunch.train.transports.base import CheckpointTransport
 from tests.train.sync_model import Files, Model, Saved
 
 
-def looks(seed: int) -> Iterator[Model]:
+def models_at_random_moments(seed: int) -> Iterator[Model]:
     """Yields models without end, each stopped at moments at which a reader reads."""
     for number in itertools.count():
         model = Model(Random(f"{seed} {number}"))
@@ -26,7 +26,7 @@ def looks(seed: int) -> Iterator[Model]:
             yield model
 
 
-def loaded(files: Files) -> tuple[Manifest, Files] | None:
+def load_newest(files: Files) -> tuple[Manifest, Files] | None:
     """Loads as ``CheckpointStore.newest_intact`` does, without a disk."""
     sizes = {name: len(content) for name, content in files.items()}
     for manifest in checkpoint.iter_committed(sizes, files.__getitem__):
@@ -50,9 +50,9 @@ def check(found: tuple[Manifest, Files] | None, expected: Saved | None) -> None:
 def test_any_copy_gives_the_newest_whole_step(cases: int) -> None:
     steps: set[int | None] = set()
     resaved = 0
-    for model in itertools.islice(looks(seed=1), cases):
+    for model in itertools.islice(models_at_random_moments(seed=1), cases):
         expected = model.expected()
-        check(loaded(model.s3), expected)
+        check(load_newest(model.s3), expected)
         steps.add(expected.step if expected else None)
         resaved += expected is not None and sum(save.step == expected.step for save in model.saves) > 1
     assert None in steps and len(steps) > 10, "the model has shown nothing, little and much"
@@ -61,12 +61,12 @@ def test_any_copy_gives_the_newest_whole_step(cases: int) -> None:
 
 @pytest.mark.parametrize("cases", [200, pytest.param(10_000, marks=pytest.mark.chaos)])
 def test_the_store_takes_the_same_step_from_a_real_directory(tmp_path: Path, cases: int) -> None:
-    for number, model in enumerate(itertools.islice(looks(seed=2), 0, cases * 7, 7)):
+    for number, model in enumerate(itertools.islice(models_at_random_moments(seed=2), 0, cases * 7, 7)):
         folder = tmp_path / str(number)
         for name, content in model.s3.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        check(taken(CheckpointStore(str(folder), 0, 1)), model.expected())
+        check(load_from_store(CheckpointStore(str(folder), 0, 1)), model.expected())
 
 
 class InMemory(CheckpointTransport):
@@ -89,12 +89,12 @@ class InMemory(CheckpointTransport):
 
 @pytest.mark.parametrize("cases", [100, pytest.param(10_000, marks=pytest.mark.chaos)])
 def test_so_does_one_that_fetches_what_it_opens(tmp_path: Path, cases: int) -> None:
-    for number, model in enumerate(itertools.islice(looks(seed=3), 0, cases * 7, 7)):
+    for number, model in enumerate(itertools.islice(models_at_random_moments(seed=3), 0, cases * 7, 7)):
         store = CheckpointStore(str(tmp_path / str(number)), 0, 1, transport=InMemory(model.s3))
-        check(taken(store), model.expected())
+        check(load_from_store(store), model.expected())
 
 
-def taken(store: CheckpointStore) -> tuple[Manifest, Files] | None:
+def load_from_store(store: CheckpointStore) -> tuple[Manifest, Files] | None:
     manifest = store.newest_intact()
     if manifest is None:
         return None

@@ -28,7 +28,7 @@ from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.settings import Settings
 from tests.local.client import EndpointClient
 from tests.train.sync_model import COMMIT, Files, Saved
-from tests.train.test_torn_copies import check, loaded
+from tests.train.test_torn_copies import check, load_newest
 
 HOSTS = 2
 STEPS = 400
@@ -144,7 +144,7 @@ class Chain:
     def _check_prefix(self, client: EndpointClient) -> None:
         files = self._copy(client)
         newest = expected(files, self.jobs)
-        check(loaded(files), newest[0] if newest else None)
+        check(load_newest(files), newest[0] if newest else None)
         self.look_count += 1
         self.whole_count += newest is not None
 

@@ -115,7 +115,7 @@ pipeline = Pipeline(
 )
 
 
-def executed(**parameters):
+def execute_pipeline(**parameters):
     execution = pipeline.start(parameters=parameters, execution_display_name="by-sdk2")
     raised = None
     try:
@@ -136,8 +136,8 @@ pipeline.upsert(role_arn=job["role"], description="and again", tags=[{"Key": "b"
 result = {
     "definition": json.loads(pipeline.definition()),
     "description": pipeline.describe()["PipelineDescription"],
-    "good": executed(),
-    "bad": executed(Mood="bad", Least=0.75),
+    "good": execute_pipeline(),
+    "bad": execute_pipeline(Mood="bad", Least=0.75),
 }
 pipeline.delete()
 print("result", json.dumps(result, default=str))

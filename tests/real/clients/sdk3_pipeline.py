@@ -143,7 +143,7 @@ def of_functions():
     )
 
 
-def executed(pipeline, **parameters):
+def execute_pipeline(pipeline, **parameters):
     execution = pipeline.start(parameters=parameters, execution_display_name="by-sdk3")
     raised = None
     try:
@@ -165,7 +165,7 @@ if job.get("run", True):
     for pipeline in pipelines.values():
         pipeline.upsert(role_arn=job["role"], description="once", tags=[{"Key": "a", "Value": "1"}])
         pipeline.upsert(role_arn=job["role"], description="and again", tags=[{"Key": "b", "Value": "2"}])
-    result["good"] = executed(pipelines["jobs"])
-    result["bad"] = executed(pipelines["jobs"], Mood="bad", Least=0.75)
-    result["functions"] = executed(pipelines["functions"])
+    result["good"] = execute_pipeline(pipelines["jobs"])
+    result["bad"] = execute_pipeline(pipelines["jobs"], Mood="bad", Least=0.75)
+    result["functions"] = execute_pipeline(pipelines["functions"])
 print("result", json.dumps(result, default=str))
