@@ -98,7 +98,7 @@ def _is_daemon(pid: int) -> bool:
         return False
 
 
-def one_round(level: str, embedded: bool, chance: random.Random, victim: str | None = None) -> list[str]:
+def one_round(level: str, embedded: bool, rng: random.Random, victim: str | None = None) -> list[str]:
     """Kills one of the processes, any or the one named; returns the names of all there were. What is left
     afterwards is looked for by ``grounds``."""
     with endpoint_harness(level) as harness:
@@ -108,7 +108,7 @@ def one_round(level: str, embedded: bool, chance: random.Random, victim: str | N
             expected_count = PROCESSES if embedded else PROCESSES + 1
             assert eventually(lambda: len(chaos_round.victims()) == expected_count), chaos_round.victims()
             victims = chaos_round.victims()
-            name = victim or chance.choice(sorted(victims))
+            name = victim or rng.choice(sorted(victims))
             os.kill(victims[name], signal.SIGKILL)
             harness.killed = name == "endpoint" or (name == "client" and embedded)
             if name == "client" and not embedded:
@@ -163,14 +163,14 @@ def test_any_process_is_killed(level: str, embedded: bool) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
     seed = new_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     began = time.monotonic()
-    names = one_round(level, embedded, chance, "client")
-    chance.shuffle(names)
+    names = one_round(level, embedded, rng, "client")
+    rng.shuffle(names)
     for name in names:
         if name != "client":
             print(f"seed {seed}: {level} {'embedded' if embedded else 'standing'}: {name}", flush=True)
-            one_round(level, embedded, chance, name)
+            one_round(level, embedded, rng, name)
     print(f"{len(names)} processes killed in turn in {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -180,23 +180,23 @@ def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
 def test_kills_at_random_moments(level: str) -> None:
     """Kills one process, or several at once, before, while and after hosts start."""
     seed = new_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for number in range(int(os.environ.get("SMLAUNCH_CHAOS_ROUNDS", "20"))):
-        embedded = chance.random() < 0.5
+        embedded = rng.random() < 0.5
         with endpoint_harness(level) as harness:
             chaos_round = Round(harness, embedded)
             try:
-                time.sleep(chance.uniform(0.0, 6.0))
+                time.sleep(rng.uniform(0.0, 6.0))
                 harness.collect_owners()
                 victims = chaos_round.victims()
-                names = chance.sample(sorted(victims), chance.randint(1, min(3, len(victims))))
+                names = rng.sample(sorted(victims), rng.randint(1, min(3, len(victims))))
                 print(f"seed {seed} round {number}: {level}, {names} of {len(victims)}", flush=True)
                 for name in names:
                     try:
                         os.kill(victims[name], signal.SIGKILL)
                     except ProcessLookupError:
                         continue  # went with one before it
-                time.sleep(chance.uniform(0.0, 1.0))
+                time.sleep(rng.uniform(0.0, 1.0))
                 harness.killed = True
                 harness.supervisors_killed = any(name.startswith("supervisor") for name in names)
                 if not embedded:

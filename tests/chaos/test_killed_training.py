@@ -96,10 +96,10 @@ class Training:
         raise AssertionError(f"no checkpoint newer than step {step}:\n{self.log_text[-4000:]}")
 
 
-def kill_something(harness: EndpointHarness, training: Training, chance: random.Random) -> str:
+def kill_something(harness: EndpointHarness, training: Training, rng: random.Random) -> str:
     """Kills a process and returns its role. What ends with it is started again as a user would."""
     harness.collect_owners()
-    kind = chance.choice(VICTIMS)
+    kind = rng.choice(VICTIMS)
     if kind == "endpoint":
         harness.kill()
         training.client.wait(PATIENCE)
@@ -115,7 +115,7 @@ def kill_something(harness: EndpointHarness, training: Training, chance: random.
         if not pids:
             return "nobody"
         try:
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            os.kill(rng.choice(pids), signal.SIGKILL)
         except ProcessLookupError:
             return "nobody"
     return kind
@@ -123,18 +123,18 @@ def kill_something(harness: EndpointHarness, training: Training, chance: random.
 
 def lost_steps(output: str) -> list[int]:
     """Returns for every restart how many reported steps were trained again."""
-    lost, reported_step = [], 0
+    steps_by_restart, reported_step = [], 0
     for match in re.finditer(r"continues after step (\d+)|step=(\d+)|, step (\d+)/", output):
         if match.group(1):
-            lost.append(max(0, reported_step - int(match.group(1))))
+            steps_by_restart.append(max(0, reported_step - int(match.group(1))))
             reported_step = int(match.group(1))
         else:
             reported_step = max(reported_step, int(match.group(2) or match.group(3)))
-    return lost
+    return steps_by_restart
 
 
 def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter[str]:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     kill_counts: Counter[str] = Counter()
     with endpoint_harness(level) as harness:
         harness.start("background")
@@ -147,9 +147,9 @@ def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter
             training = Training(harness, f"fired-{rounds}", shape)
             newest_step = 0
             while sum(kill_counts.values()) < kills and training.wait_for_a_newer(newest_step):
-                time.sleep(chance.uniform(0.0, 0.5))
+                time.sleep(rng.uniform(0.0, 0.5))
                 newest_step = training.committed()
-                kind = kill_something(harness, training, chance)
+                kind = kill_something(harness, training, rng)
                 if kind != "nobody":
                     kill_counts[kind] += 1
                     print(f"seed {seed}: {level} {tuple(shape)}: {kind} after step {newest_step}", flush=True)
@@ -165,8 +165,8 @@ def train_under_fire(level: str, shape: Shape, kills: int, seed: int) -> Counter
             assert eventually(harness.has_no_processes) or harness.processes(), (
                 "the background endpoint is left"
             )
-            lost = lost_steps(log)
-            print(json.dumps({"fired": rounds, "lost_steps": lost}), flush=True)
+            steps_lost = lost_steps(log)
+            print(json.dumps({"fired": rounds, "lost_steps": steps_lost}), flush=True)
     return kill_counts
 
 

@@ -77,8 +77,8 @@ def endpoint_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("background")
     (folder / "train.py").write_text(SCRIPT)
     shell = Shell(folder, tmp_path_factory.mktemp("home"))
-    started = shell("local", "start")
-    assert started.code == 0, started.err
+    result = shell("local", "start")
+    assert result.code == 0, result.err
     yield shell
     assert shell("local", "stop").code == 0
 

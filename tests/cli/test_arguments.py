@@ -101,18 +101,18 @@ def test_completion_scripts(name: str, shell: Shell) -> None:
     ],
 )
 def test_names_are_completed(line: tuple[str, ...], expected_values: list[str]) -> None:
-    *before, incomplete = line
-    completions = ShellComplete(cli, {}, "smlaunch", "").get_completions(before, incomplete)
+    *complete_words, incomplete = line
+    completions = ShellComplete(cli, {}, "smlaunch", "").get_completions(complete_words, incomplete)
     assert [completion.value for completion in completions] == expected_values
 
 
 def test_inputs_of_the_command_line() -> None:
     problems: list[Problem] = []
-    good = ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x"]
-    found = _parse_inputs([*good, "bad", "t=x,mod=File"], problems)
-    assert found["train"] == {"uri": "s3://b/p/", "mode": "FastFile", "split": "key"}
-    assert found["odd"] == {"uri": "/data/a,b=c/d"}
-    assert found["plain"] == {"uri": "./x"}
+    valid_inputs = ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x"]
+    inputs = _parse_inputs([*valid_inputs, "bad", "t=x,mod=File"], problems)
+    assert inputs["train"] == {"uri": "s3://b/p/", "mode": "FastFile", "split": "key"}
+    assert inputs["odd"] == {"uri": "/data/a,b=c/d"}
+    assert inputs["plain"] == {"uri": "./x"}
     assert [str(problem) for problem in problems] == [
         "--input: 'bad' is not NAME=URI, such as train=s3://bucket/data/",
         "--input: t: 'mod' is unknown, did you mean 'mode'?",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Shell
 
-SAVES = """\
+SAVING_SCRIPT = """\
 import os
 from smlaunch.train.tree_format import encode
 from smlaunch.train.checkpoint_store import CheckpointStore
@@ -19,7 +19,7 @@ for step in (10, 20):
 store.write_shard(30, encode({"step": 30}).chunks())
 """
 
-CARRIES = """\
+DIRECT_UPLOAD_SCRIPT = """\
 import os
 from pathlib import Path
 from smlaunch.contract.checkpoint import Shard, shard_name
@@ -56,7 +56,7 @@ checkpoints: {uri: "s3://sagemaker-us-east-1-000000000000/carried/", upload: dir
 
 def test_hosts_that_carry_their_own_parts(endpoint_shell: Shell) -> None:
     """Two jobs of two hosts, one after the other: each host of the second downloads its own part only."""
-    (endpoint_shell.folder / "carries.py").write_text(CARRIES)
+    (endpoint_shell.folder / "carries.py").write_text(DIRECT_UPLOAD_SCRIPT)
     (endpoint_shell.folder / "carries.yaml").write_text(JOB)
     for name, began in (("carried-1", "None []"), ("carried-2", "2 ['rank-0000{}']")):
         result = endpoint_shell("run", "carries.yaml", "--local", "--name", name)
@@ -72,7 +72,7 @@ def test_hosts_that_carry_their_own_parts(endpoint_shell: Shell) -> None:
 
 def test_list_and_verify(endpoint_shell: Shell) -> None:
     script = endpoint_shell.folder / "saves.py"
-    script.write_text(SAVES)
+    script.write_text(SAVING_SCRIPT)
     uri = "s3://keeps/ckpt/"
     result = endpoint_shell("run", script, "--local", "--name", "keeps", "--checkpoints", uri, "--json")
     assert result.code == 0, result.err
@@ -97,9 +97,9 @@ def test_list_and_verify(endpoint_shell: Shell) -> None:
     assert endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "10").code == 0
     failed_verification = endpoint_shell("checkpoints", "verify", uri, "--local", "--json")
     assert failed_verification.code == 1
-    found = {row["step"]: row for row in json.loads(failed_verification.out)["checkpoints"]}
-    assert found[10]["whole"] and not found[20]["whole"]
-    assert found[20]["problems"] == [f"{part.name}: its content is not what the manifest says"]
+    row_by_step = {row["step"]: row for row in json.loads(failed_verification.out)["checkpoints"]}
+    assert row_by_step[10]["whole"] and not row_by_step[20]["whole"]
+    assert row_by_step[20]["problems"] == [f"{part.name}: its content is not what the manifest says"]
     uncommitted = endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "30")
     assert (uncommitted.code, uncommitted.out) == (0, "step 30: not committed\n")
 

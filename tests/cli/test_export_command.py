@@ -44,11 +44,11 @@ def test_files_are_written_and_what_they_refer_to_is_there(shell: Shell) -> None
     for uri in places:
         folder = shell.folder.parent / "home" / "s3" / uri.removeprefix("s3://")
         assert any(folder.iterdir()), uri
-    before = (shell.folder / "machine" / "state-machine.asl.json").read_bytes()
+    definition_before = (shell.folder / "machine" / "state-machine.asl.json").read_bytes()
     dag = ("export", "airflow", *WORDS[2:], "--out", "machine", "--no-stage")
     assert shell(*dag).code == 0  # in the same folder, which is the source's too
     assert shell(*WORDS, "--out", "machine", "--no-stage").code == 0
-    assert (shell.folder / "machine" / "state-machine.asl.json").read_bytes() == before
+    assert (shell.folder / "machine" / "state-machine.asl.json").read_bytes() == definition_before
     task = json.loads((shell.folder / "machine" / "task.asl.json").read_text())
     assert task["Train"]["Parameters"]["StateMachineArn"].endswith(":stateMachine:mine")
 

@@ -17,15 +17,15 @@ class Part:
     pass
 
 def works_on(*_, **__):
-    seen = []
+    references = []
     for number in range(400_000):
         part = Part()
         part.itself = part
         if number % 10_000 == 0:
-            seen.append(weakref.ref(part))
-    left = [ref for ref in seen if ref() is not None]
-    print("left", len(left), "of", len(seen), file=sys.stderr)
-    return 0 if len(left) < len(seen) / 2 else 9
+            references.append(weakref.ref(part))
+    alive = [ref for ref in references if ref() is not None]
+    print("left", len(alive), "of", len(references), file=sys.stderr)
+    return 0 if len(alive) < len(references) / 2 else 9
 
 def run(words):
     command = program.cli
@@ -45,14 +45,14 @@ for words in sys.argv[1:]:
 
 
 def leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[str]:
-    found = []
+    commands = []
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
-            found += leaf_commands(command, (*path, name))
+            commands += leaf_commands(command, (*path, name))
         else:
-            found.append(" ".join((*path, name)))
-    return found
+            commands.append(" ".join((*path, name)))
+    return commands
 
 
 def test_all_commands_are_looked_at() -> None:

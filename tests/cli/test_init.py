@@ -49,12 +49,12 @@ def test_what_comes_next_makes_the_inputs_first(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["init", name, str(tmp_path), "--json"]) == 0
-    *before, plan = json.loads(capsys.readouterr().out)["next"][
+    *first_commands, plan = json.loads(capsys.readouterr().out)["next"][
         : -1 if TEMPLATES[name].runs_locally else None
     ]
     assert plan.startswith("smlaunch plan job.yaml --")
     makes = any(not address.startswith("s3://") for address in TEMPLATES[name].inputs.values())
-    assert (before[-1] == TEMPLATES[name].prepare_command) is makes
+    assert (first_commands[-1] == TEMPLATES[name].prepare_command) is makes
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,10 +30,10 @@ def test_the_command_chooses_what_was_expected(shell: Shell, name: str) -> None:
     (chosen,) = (row for row in plan_document["candidates"] if row["chosen"])
     assert chosen["feasible"]
     assert chosen["processes_per_host"] == expected["processes_per_host"]
-    rejected = {
+    rejections = {
         (row["rule"], row["instance_type"]) for row in plan_document["candidates"] if not row["feasible"]
     }
-    assert set(expected["rejected"].items()) <= rejected
+    assert set(expected["rejected"].items()) <= rejections
 
 
 def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:

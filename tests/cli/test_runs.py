@@ -64,8 +64,8 @@ def test_ctrl_c_leaves_a_run_that_has_a_home_and_stop_ends_it(endpoint_shell: Sh
     assert process.returncode == 130
     assert "To follow it: smlaunch logs left -f --local" in err
     follower = endpoint_shell.start("logs", "left", "-f", "--local")
-    stopped = endpoint_shell("stop", "left", "--local")
-    assert stopped.code == 0
+    stop_result = endpoint_shell("stop", "left", "--local")
+    assert stop_result.code == 0
     out, err = follower.communicate(timeout=20)
     assert "told to stop" in out
     assert follower.returncode == 5, err

@@ -22,12 +22,12 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n---
 
 def archives(home: Path) -> list[list[str]]:
     """Returns the names in every source archive that the endpoint has."""
-    found = []
+    names_by_archive = []
     for path in sorted(home.rglob("*.tar.gz")):
         if "source" in str(path.relative_to(home)):
             with tarfile.open(fileobj=BytesIO(path.read_bytes())) as archive:
-                found.append(sorted(archive.getnames()))
-    return found
+                names_by_archive.append(sorted(archive.getnames()))
+    return names_by_archive
 
 
 def test_a_run_leaves_secrets_at_home_unless_they_are_asked_for(shell: Shell) -> None:

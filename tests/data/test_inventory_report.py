@@ -71,7 +71,7 @@ def as_csv(rows: Rows, columns: Sequence[str], encode: Any = quote_plus) -> byte
 
 def as_columns(rows: Rows, columns: Sequence[str], kind: Any) -> Any:
     arrays = {
-        SNAKE[name]: pa.array([one[name] for one in rows], kind if name == "LastModifiedDate" else None)
+        SNAKE[name]: pa.array([entry[name] for entry in rows], kind if name == "LastModifiedDate" else None)
         for name in columns
     }
     return pa.table(arrays)
@@ -84,7 +84,7 @@ def as_parquet(rows: Rows, columns: Sequence[str]) -> bytes:
 
 
 def as_orc(rows: Rows, columns: Sequence[str]) -> bytes:
-    rows = [{**one, "LastModifiedDate": one["LastModifiedDate"].replace(tzinfo=None)} for one in rows]
+    rows = [{**entry, "LastModifiedDate": entry["LastModifiedDate"].replace(tzinfo=None)} for entry in rows]
     sink = io.BytesIO()
     pyarrow.orc.write_table(as_columns(rows, columns, pa.timestamp("ns")), sink)
     return sink.getvalue()
@@ -118,7 +118,7 @@ def report(kind: str, files: Sequence[bytes], columns: Sequence[str], /, **chang
 def read(storage: FakeStorage, out: Path, prefix: str = "", **settings: Any) -> list[dict[str, Any]]:
     inventory_from_report(storage, read_report(storage, "dest", MANIFEST), prefix, out, **settings)
     names = ("key", "size", "etag", "modified")
-    return [one for batch in Inventory(out).batches(names) for one in batch.to_pylist()]
+    return [entry for batch in Inventory(out).batches(names) for entry in batch.to_pylist()]
 
 
 MAKERS = {"CSV": as_csv, "ORC": as_orc, "Parquet": as_parquet}
@@ -128,11 +128,13 @@ MAKERS = {"CSV": as_csv, "ORC": as_orc, "Parquet": as_parquet}
 def test_each_format(tmp_path: Path, kind: str) -> None:
     rows = [row(key, size) for size, key in enumerate(HOSTILE)]
     files = [MAKERS[kind](part, PLAIN) for part in (rows[1::2], rows[::2])]
-    found = read(report(kind, files, PLAIN), tmp_path / "keys.parquet")
-    assert [one["key"] for one in found] == sorted(HOSTILE)
-    assert {one["key"]: one["size"] for one in found} == {key: size for size, key in enumerate(HOSTILE)}
-    assert {one["modified"] for one in found} == {MODIFIED_AT}
-    assert {one["etag"] for one in found} == {"e"}
+    entries = read(report(kind, files, PLAIN), tmp_path / "keys.parquet")
+    assert [entry["key"] for entry in entries] == sorted(HOSTILE)
+    assert {entry["key"]: entry["size"] for entry in entries} == {
+        key: size for size, key in enumerate(HOSTILE)
+    }
+    assert {entry["modified"] for entry in entries} == {MODIFIED_AT}
+    assert {entry["etag"] for entry in entries} == {"e"}
     inventory = Inventory(tmp_path / "keys.parquet")
     assert (inventory.bucket, inventory.prefix, inventory.total_bytes) == (
         "data",
@@ -153,20 +155,24 @@ def test_of_all_versions_what_is_there_now(tmp_path: Path, kind: str) -> None:
         row("restored", None, latest=False, deleted=True),
         row("untouched", 0),
     ]
-    found = read(report(kind, [MAKERS[kind](rows, VERSIONED)], VERSIONED), tmp_path / "keys.parquet")
-    assert [(one["key"], one["size"]) for one in found] == [("changed", 7), ("restored", 4), ("untouched", 0)]
+    entries = read(report(kind, [MAKERS[kind](rows, VERSIONED)], VERSIONED), tmp_path / "keys.parquet")
+    assert [(entry["key"], entry["size"]) for entry in entries] == [
+        ("changed", 7),
+        ("restored", 4),
+        ("untouched", 0),
+    ]
 
 
 @pytest.mark.parametrize("encode", [quote_plus, quote])
 def test_keys_of_csv_are_decoded_however_spaces_are_written(tmp_path: Path, encode: Any) -> None:
     storage = report("CSV", [as_csv([row(key, 1) for key in HOSTILE], PLAIN, encode)], PLAIN)
-    assert [one["key"] for one in read(storage, tmp_path / "keys.parquet")] == sorted(HOSTILE)
+    assert [entry["key"] for entry in read(storage, tmp_path / "keys.parquet")] == sorted(HOSTILE)
 
 
 def test_a_prefix_and_files_without_a_row(tmp_path: Path) -> None:
     rows = [row(key, 1) for key in ("a/1", "a/2", "b/1")]
     storage = report("CSV", [gzip.compress(b""), as_csv(rows, PLAIN), b""], PLAIN)
-    assert [one["key"] for one in read(storage, tmp_path / "keys.parquet", "a/")] == ["a/1", "a/2"]
+    assert [entry["key"] for entry in read(storage, tmp_path / "keys.parquet", "a/")] == ["a/1", "a/2"]
     assert Inventory(tmp_path / "keys.parquet").prefix == "a/"
     assert read(report("CSV", [], PLAIN), tmp_path / "none.parquet") == []
 
@@ -211,8 +217,8 @@ def test_a_spoilt_file_is_found_and_the_others_are_not_read_again(tmp_path: Path
     storage.put_bytes("dest", damaged_key, files[4])
     storage.delete("dest", [f"inv/data/all/data/{number}.csv" for number in range(4)])
     progress_reports: list[ReportProgress] = []
-    found = read(storage, out, resume=True, on_progress=progress_reports.append)
-    assert [one["key"] for one in found] == list("012345")
+    entries = read(storage, out, resume=True, on_progress=progress_reports.append)
+    assert [entry["key"] for entry in entries] == list("012345")
     assert progress_reports[-1] == ReportProgress(
         6, 15, progress_reports[-1].total_bytes, sum(map(len, files))
     )

@@ -146,18 +146,21 @@ def test_previous_lists_are_kept(tmp_path: Path) -> None:
     old_sizes, new = many(30_000), many(30_300) | {'a "new" one\n': 10}
     del old_sizes["00/0000000.jpg"]
     first = split_inventory(Inventory(write(tmp_path / "old.parquet", old_sizes | {'an "old" one\\': 10})), 4)
-    before = lists_of(
+    lists_before = lists_of(
         tmp_path / "a", write_split(first.keys, first.host_split, tmp_path / "a", first.summary)
     )
-    again = split_inventory(
+    second_split = split_inventory(
         Inventory(write(tmp_path / "new.parquet", new | {'an "old" one\\': 10})), 4, previous=tmp_path / "a"
     )
-    now = lists_of(tmp_path / "b", write_split(again.keys, again.host_split, tmp_path / "b", again.summary))
-    assert again.summary["imbalance"] < 1.0002
-    old_host = {name: host for host, names in enumerate(before) for name in names}
-    new_host = {name: host for host, names in enumerate(now) for name in names}
+    lists_now = lists_of(
+        tmp_path / "b",
+        write_split(second_split.keys, second_split.host_split, tmp_path / "b", second_split.summary),
+    )
+    assert second_split.summary["imbalance"] < 1.0002
+    old_host = {name: host for host, names in enumerate(lists_before) for name in names}
+    new_host = {name: host for host, names in enumerate(lists_now) for name in names}
     moved_keys = sum(old_host[name] != new_host[name] for name in old_host)
-    assert moved_keys == again.summary["stability"]["moved_keys"] <= 30
+    assert moved_keys == second_split.summary["stability"]["moved_keys"] <= 30
     assert set(new_host) == set(new) | {'an "old" one\\'}
 
 

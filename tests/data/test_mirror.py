@@ -30,7 +30,7 @@ def put(target: Target, *keys: str) -> None:
 def pull(target: Target, uri: str, folder: Path) -> list[str]:
     pull_plan = plan_pull(target.storage, target.transfer, uri, folder)
     target.transfer.get(pull_plan.bucket, pull_plan.items, lambda size, files: None)
-    return sorted(parcel.path.relative_to(folder).as_posix() for parcel in pull_plan.items)
+    return sorted(item.path.relative_to(folder).as_posix() for item in pull_plan.items)
 
 
 def test_a_folder_is_meant_with_or_without_its_slash_and_an_object_is_one(

@@ -113,16 +113,18 @@ def problems(error: pytest.ExceptionInfo[JobError]) -> list[str]:
 
 def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> None:
     result = pack_folder(tree, tmp_path / "dst", shard_count=3)
-    found = members(tmp_path / "dst")
-    assert dict(found) == content(tree) and len(found) == len(NAMES) + 1
+    contents = members(tmp_path / "dst")
+    assert dict(contents) == content(tree) and len(contents) == len(NAMES) + 1
     index = parse_index((tmp_path / "dst" / "index.json").read_bytes())
     assert (
-        index == result.index and index.files == len(found) and index.bytes == sum(len(c) for _, c in found)
+        index == result.index
+        and index.files == len(contents)
+        and index.bytes == sum(len(c) for _, c in contents)
     )
     for record in index.shards:
         shard_bytes = (tmp_path / "dst" / record.name).read_bytes()
         assert (len(shard_bytes), f"crc32:{zlib.crc32(shard_bytes):08x}") == (record.bytes, record.checksum)
-    assert index.shards[0].first == found[0][0]
+    assert index.shards[0].first == contents[0][0]
     assert sorted(path.name for path in (tmp_path / "dst").iterdir()) == ["index.json", "shards"]
 
 

@@ -218,9 +218,9 @@ def test_objects_are_fetched_quickly_where_that_works() -> None:
     source = S3PackSource(storage, BUCKET, "raw", fetch)
     storage.replacements = {"raw/many/000.bin": None}
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before"
-    found = source.list_files()
+    listed_files = source.list_files()
     storage.objects[BUCKET]["raw/many/002.bin"] = b"before and after"
-    source.list_files = lambda: found  # type: ignore[method-assign]
+    source.list_files = lambda: listed_files  # type: ignore[method-assign]
     with pytest.raises(JobError) as error:
         pack(source, destination, PackOptions(shard_count=4))
     assert [str(problem).partition(";")[0] for problem in error.value.problems] == [

@@ -234,39 +234,45 @@ def test_a_stream_that_ends_early_is_noticed() -> None:
 @pytest.mark.parametrize("name", ["images", "pareto"])
 def test_keys_added_all_over_move_few(name: str) -> None:
     """The order stays, and every hundredth key is new. Ranges of 16 hosts end about where they did."""
-    after = dict(distributions(200_000, 5))[name]
-    is_old = np.random.default_rng(6).random(len(after)) >= 0.01
-    before, now = split(after[is_old], 16), split(after, 16)
-    assert before.method == now.method == RANGES_METHOD
-    is_same_host = before.hosts_of(0, int(is_old.sum())) == now.hosts_of(0, len(after))[is_old]
+    all_sizes = dict(distributions(200_000, 5))[name]
+    is_old = np.random.default_rng(6).random(len(all_sizes)) >= 0.01
+    split_before, split_now = split(all_sizes[is_old], 16), split(all_sizes, 16)
+    assert split_before.method == split_now.method == RANGES_METHOD
+    is_same_host = (
+        split_before.hosts_of(0, int(is_old.sum())) == split_now.hosts_of(0, len(all_sizes))[is_old]
+    )
     assert 1 - is_same_host.mean() < 0.06
 
 
 def test_previous_moves_nothing_that_need_not() -> None:
-    for name, after in distributions(100_000, 7):
-        before = split(after[:-1000], 16)
-        previous = np.r_[before.hosts_of(0, len(after) - 1000), np.full(1000, -1)].astype(np.int64)
-        now = split(after, 16, previous=previous)
-        check(now, after, 16)
-        assert now.method == STABLE_METHOD, name
-        assert now.moved is not None
+    for name, all_sizes in distributions(100_000, 7):
+        split_before = split(all_sizes[:-1000], 16)
+        previous = np.r_[split_before.hosts_of(0, len(all_sizes) - 1000), np.full(1000, -1)].astype(np.int64)
+        split_now = split(all_sizes, 16, previous=previous)
+        check(split_now, all_sizes, 16)
+        assert split_now.method == STABLE_METHOD, name
+        assert split_now.moved is not None
         # Nothing has to move, unless a new key is so large that what its host has must make room for it.
-        assert now.moved[0] <= 300, name
-        assert now.moved[1] <= after.sum() * 0.005, name
-        assert now.imbalance <= 1.0002, name
+        assert split_now.moved[0] <= 300, name
+        assert split_now.moved[1] <= all_sizes.sum() * 0.005, name
+        assert split_now.imbalance <= 1.0002, name
 
 
 def test_previous_with_fewer_and_with_more_hosts() -> None:
     sizes = dict(distributions(100_000, 8))["images"]
-    before = split(sizes, 16).hosts_of(0, len(sizes))
-    fewer = split(sizes, 12, previous=before)
-    check(fewer, sizes, 12)
-    assert fewer.imbalance < 1.0001
-    assert fewer.moved is not None and fewer.moved[1] < sizes.sum() * 0.26  # what the last four hosts had
-    more = split(sizes, 20, previous=before)
-    check(more, sizes, 20)
-    assert more.imbalance < 1.0001
-    assert more.moved is not None and more.moved[1] < sizes.sum() * 0.21  # what four new hosts are to have
+    hosts_before = split(sizes, 16).hosts_of(0, len(sizes))
+    fewer_hosts = split(sizes, 12, previous=hosts_before)
+    check(fewer_hosts, sizes, 12)
+    assert fewer_hosts.imbalance < 1.0001
+    assert (
+        fewer_hosts.moved is not None and fewer_hosts.moved[1] < sizes.sum() * 0.26
+    )  # what the last four hosts had
+    more_hosts = split(sizes, 20, previous=hosts_before)
+    check(more_hosts, sizes, 20)
+    assert more_hosts.imbalance < 1.0001
+    assert (
+        more_hosts.moved is not None and more_hosts.moved[1] < sizes.sum() * 0.21
+    )  # what four new hosts are to have
 
 
 @pytest.mark.parametrize("cases", [250, pytest.param(20_000, marks=pytest.mark.chaos)])

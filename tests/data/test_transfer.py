@@ -87,12 +87,12 @@ def _fail_on_error(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def files(folder: Path, contents: dict[str, bytes], prefix: str) -> list[TransferItem]:
-    parcels: list[TransferItem] = []
+    items: list[TransferItem] = []
     for number, (key, content) in enumerate(contents.items()):
         path = folder / str(number)
         path.write_bytes(content)
-        parcels.append(TransferItem(prefix + key, path, len(content)))
-    return parcels
+        items.append(TransferItem(prefix + key, path, len(content)))
+    return items
 
 
 def store_files(target: Target, prefix: str, folder: Path) -> list[TransferItem]:
@@ -114,16 +114,16 @@ def test_every_key_and_content_comes_back_as_it_was(
     transfer: S3Transfer, target: Target, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     prefix = f"hostile-{request.node.callspec.id}/"
-    tally = TransferProgress(len(HOSTILE), sum(map(len, HOSTILE.values())))
-    transfer.put(BUCKET, files(tmp_path, HOSTILE, prefix), tally.add)
-    assert (tally.done_files, tally.done_bytes) == (tally.total_files, tally.total_bytes)
+    progress = TransferProgress(len(HOSTILE), sum(map(len, HOSTILE.values())))
+    transfer.put(BUCKET, files(tmp_path, HOSTILE, prefix), progress.add)
+    assert (progress.done_files, progress.done_bytes) == (progress.total_files, progress.total_bytes)
 
     items = store_files(target, prefix, tmp_path)
-    assert {parcel.key.removeprefix(prefix) for parcel in items} == set(HOSTILE)
+    assert {item.key.removeprefix(prefix) for item in items} == set(HOSTILE)
     transfer.get(BUCKET, items, TransferProgress(0, 0).add)
-    for parcel in items:
-        assert parcel.path.read_bytes() == HOSTILE[parcel.key.removeprefix(prefix)]
-        assert transfer.has_same_content(BUCKET, parcel)
+    for item in items:
+        assert item.path.read_bytes() == HOSTILE[item.key.removeprefix(prefix)]
+        assert transfer.has_same_content(BUCKET, item)
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -132,19 +132,19 @@ def test_large_files_go_in_parts_and_are_checked_by_the_parts_digests(
 ) -> None:
     prefix = f"large-{request.node.callspec.id}/"
     content = random.Random(1).randbytes(LARGE_FILE_BYTES + 12_345)
-    tally = TransferProgress(1, len(content))
-    transfer.put(BUCKET, files(tmp_path, {"big": content}, prefix), tally.add)
-    assert tally.done_bytes == len(content)
-    [parcel] = store_files(target, prefix, tmp_path)
-    check = S3Multipart(target.client("s3")).object_checksum(BUCKET, parcel.key)
+    progress = TransferProgress(1, len(content))
+    transfer.put(BUCKET, files(tmp_path, {"big": content}, prefix), progress.add)
+    assert progress.done_bytes == len(content)
+    [item] = store_files(target, prefix, tmp_path)
+    check = S3Multipart(target.client("s3")).object_checksum(BUCKET, item.key)
     assert check.part_size == MIN_PART_BYTES and check.sha256 == file_digest(
         tmp_path / "0", "sha256", MIN_PART_BYTES
     )
-    transfer.get(BUCKET, [parcel], TransferProgress(0, 0).add)
-    assert parcel.path.read_bytes() == content
-    assert transfer.has_same_content(BUCKET, parcel)
-    parcel.path.write_bytes(content[:-1] + b"?")
-    assert not transfer.has_same_content(BUCKET, parcel)
+    transfer.get(BUCKET, [item], TransferProgress(0, 0).add)
+    assert item.path.read_bytes() == content
+    assert transfer.has_same_content(BUCKET, item)
+    item.path.write_bytes(content[:-1] + b"?")
+    assert not transfer.has_same_content(BUCKET, item)
 
 
 def test_an_upload_that_was_cut_off_is_gone_on_with(
@@ -153,13 +153,13 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
     """An unfinished upload of any client is continued: three of four parts exist, and the second one
     differs."""
     content = random.Random(2).randbytes(3 * MIN_PART_BYTES + 99)
-    [parcel] = files(tmp_path, {"cut": content}, "resumed/")
+    [item] = files(tmp_path, {"cut": content}, "resumed/")
     parts = S3Multipart(target.client("s3"))
-    upload = parts.begin(BUCKET, parcel.key)
+    upload = parts.begin(BUCKET, item.key)
     for number, (start, length) in enumerate(part_ranges(len(content), MIN_PART_BYTES), 1):
         if number != 3:
             piece = content[start : start + length] if number != 2 else bytes(length)
-            parts.put_part(BUCKET, parcel.key, upload, number, piece)
+            parts.put_part(BUCKET, item.key, upload, number, piece)
     part_numbers: list[int] = []
     put_part = S3Multipart.put_part
 
@@ -168,24 +168,24 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
         return put_part(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(S3Multipart, "put_part", record_part)
-    tally = TransferProgress(1, len(content))
-    by_obstore(target).put(BUCKET, [parcel], tally.add)
+    progress = TransferProgress(1, len(content))
+    by_obstore(target).put(BUCKET, [item], progress.add)
     assert sorted(part_numbers) == [2, 3]
-    assert tally.done_bytes == len(content)
-    assert target.storage.get_bytes(BUCKET, parcel.key) == content
-    assert parts.list_uploads(BUCKET, parcel.key) == []
+    assert progress.done_bytes == len(content)
+    assert target.storage.get_bytes(BUCKET, item.key) == content
+    assert parts.list_uploads(BUCKET, item.key) == []
 
 
 def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path) -> None:
     content = bytes(LARGE_FILE_BYTES)
-    [parcel] = files(tmp_path, {"other": content}, "left/")
+    [item] = files(tmp_path, {"other": content}, "left/")
     parts = S3Multipart(target.client("s3"))
-    upload = parts.begin(BUCKET, parcel.key)
+    upload = parts.begin(BUCKET, item.key)
     for number, size in ((1, MIN_PART_BYTES), (2, MIN_PART_BYTES - 1), (3, MIN_PART_BYTES)):
-        parts.put_part(BUCKET, parcel.key, upload, number, bytes(size))
-    by_botocore(target).put(BUCKET, [parcel], TransferProgress(1, 0).add)
-    assert target.storage.get_bytes(BUCKET, parcel.key) == content
-    assert [unfinished.upload_id for unfinished in parts.list_uploads(BUCKET, parcel.key)] == [upload]
+        parts.put_part(BUCKET, item.key, upload, number, bytes(size))
+    by_botocore(target).put(BUCKET, [item], TransferProgress(1, 0).add)
+    assert target.storage.get_bytes(BUCKET, item.key) == content
+    assert [unfinished.upload_id for unfinished in parts.list_uploads(BUCKET, item.key)] == [upload]
 
 
 # ---- damage ----------------------------------------------------------------------------------------------
@@ -213,14 +213,14 @@ def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: in
     by_botocore(target).put(
         BUCKET, files(tmp_path, {"x": os.urandom(size)}, prefix), TransferProgress(1, 0).add
     )
-    [parcel] = store_files(target, prefix, tmp_path)
-    parcel.path.write_bytes(b"what was there")
+    [item] = store_files(target, prefix, tmp_path)
+    item.path.write_bytes(b"what was there")
     damaging_transfer = S3Transfer(
         target.storage, DamagingMultipart(S3Multipart(target.client("s3"))), lambda: None
     )
     with pytest.raises(JobError, match="does not match S3's checksum"):
-        damaging_transfer.get(BUCKET, [parcel], TransferProgress(1, 0).add)
-    assert parcel.path.read_bytes() == b"what was there"
+        damaging_transfer.get(BUCKET, [item], TransferProgress(1, 0).add)
+    assert item.path.read_bytes() == b"what was there"
     assert not list(tmp_path.glob(".*.part"))
 
 
@@ -246,49 +246,49 @@ def test_what_others_sent_with_crc32_is_compared_with_that(
     parts = S3Multipart(client)
     digest = expected_digest(parts.object_checksum(BUCKET, location["Key"]), len(content))
     assert digest is not None and digest[0] == "crc32" and digest[1].endswith("-3") == (kind == "COMPOSITE")
-    [parcel] = store_files(target, location["Key"], tmp_path)
+    [item] = store_files(target, location["Key"], tmp_path)
     using = S3Transfer(target.storage, DamagingMultipart(parts) if damaged else parts, lambda: None)
     if damaged:
         with pytest.raises(JobError, match="does not match S3's checksum"):
-            using.get(BUCKET, [parcel], TransferProgress(1, 0).add)
+            using.get(BUCKET, [item], TransferProgress(1, 0).add)
     else:
-        using.get(BUCKET, [parcel], TransferProgress(1, 0).add)
-        assert parcel.path.read_bytes() == content and using.has_same_content(BUCKET, parcel)
-    assert parcel.path.exists() != damaged
+        using.get(BUCKET, [item], TransferProgress(1, 0).add)
+        assert item.path.read_bytes() == content and using.has_same_content(BUCKET, item)
+    assert item.path.exists() != damaged
 
 
 def test_an_etag_that_is_no_checksum_is_not_taken_for_one(target: Target, tmp_path: Path) -> None:
     """Under a KMS key ETags look like MD5 sums and are not; no other checksum is known here."""
     by_botocore(target).put(BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), TransferProgress(1, 0).add)
-    [parcel] = store_files(target, "kms/", tmp_path)
+    [item] = store_files(target, "kms/", tmp_path)
     parts = DamagingMultipart(S3Multipart(target.client("s3")), ObjectChecksum(None, None, None))
-    S3Transfer(target.storage, parts, lambda: None).get(BUCKET, [parcel], TransferProgress(1, 0).add)
-    assert parcel.path.read_bytes() == b"bontent"
+    S3Transfer(target.storage, parts, lambda: None).get(BUCKET, [item], TransferProgress(1, 0).add)
+    assert item.path.read_bytes() == b"bontent"
 
 
 def test_an_object_that_changed_since_it_was_listed_is_refused(
     transfer: S3Transfer, target: Target, tmp_path: Path
 ) -> None:
     target.storage.put_bytes(BUCKET, "moving", b"before")
-    [parcel] = store_files(target, "moving", tmp_path)
+    [item] = store_files(target, "moving", tmp_path)
     target.storage.put_bytes(BUCKET, "moving", b"after!")
     with pytest.raises(CallError, match="PreconditionFailed"):
-        by_botocore(target).get(BUCKET, [parcel], TransferProgress(1, 0).add)
+        by_botocore(target).get(BUCKET, [item], TransferProgress(1, 0).add)
 
 
 def test_files_that_change_or_vanish_are_told(transfer: S3Transfer, target: Target, tmp_path: Path) -> None:
-    parcels = files(tmp_path, {"small": b"12345", "large": bytes(LARGE_FILE_BYTES)}, "changing/")
-    parcels[0].path.write_bytes(b"1234")
+    items = files(tmp_path, {"small": b"12345", "large": bytes(LARGE_FILE_BYTES)}, "changing/")
+    items[0].path.write_bytes(b"1234")
     with pytest.raises(JobError, match="has changed while it was being sent"):
-        transfer.put(BUCKET, parcels[:1], TransferProgress(1, 0).add)
-    with parcels[1].path.open("ab") as stream:
+        transfer.put(BUCKET, items[:1], TransferProgress(1, 0).add)
+    with items[1].path.open("ab") as stream:
         stream.write(b"more")
     with pytest.raises(JobError, match="has changed while it was being sent"):
-        transfer.put(BUCKET, parcels[1:], TransferProgress(1, 0).add)
-    assert target.storage.size(BUCKET, parcels[1].key) is None, "half of one and half of another"
-    parcels[0].path.unlink()
+        transfer.put(BUCKET, items[1:], TransferProgress(1, 0).add)
+    assert target.storage.size(BUCKET, items[1].key) is None, "half of one and half of another"
+    items[0].path.unlink()
     with pytest.raises(JobError, match="cannot be read: No such file"):
-        transfer.put(BUCKET, parcels[:1], TransferProgress(1, 0).add)
+        transfer.put(BUCKET, items[:1], TransferProgress(1, 0).add)
 
 
 def test_keys_that_s3_cannot_have_are_all_refused_before_anything_is_sent(
@@ -318,10 +318,10 @@ class FailingTransfer:
         raise FastTransferFailed
 
     def put_file(
-        self, bucket: str, parcel: TransferItem, at_once: int, on_progress: Callable[[int, int], None]
+        self, bucket: str, item: TransferItem, at_once: int, on_progress: Callable[[int, int], None]
     ) -> None:
         on_progress(1000, 0)
-        self.put(bucket, parcel.key, b"")
+        self.put(bucket, item.key, b"")
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
         self.call_count += 1
@@ -333,13 +333,13 @@ def test_what_obstore_cannot_do_goes_by_botocore(target: Target, tmp_path: Path)
     contents = {"large": bytes(LARGE_FILE_BYTES), **{f"{number}": b"x" for number in range(100)}}
     failing = FailingTransfer()
     transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: failing)
-    tally = TransferProgress(101, LARGE_FILE_BYTES + 100)
-    transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), tally.add)
-    assert (tally.done_files, tally.done_bytes) == (101, LARGE_FILE_BYTES + 100)
+    progress = TransferProgress(101, LARGE_FILE_BYTES + 100)
+    transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), progress.add)
+    assert (progress.done_files, progress.done_bytes) == (101, LARGE_FILE_BYTES + 100)
     assert failing.call_count <= CONNECTIONS, "after a failure it is not asked again"
     back = store_files(target, "fallen-back/", tmp_path)
     transfer.get(BUCKET, back, TransferProgress(0, 0).add)
-    assert sum(parcel.path.stat().st_size for parcel in back) == LARGE_FILE_BYTES + 100
+    assert sum(item.path.stat().st_size for item in back) == LARGE_FILE_BYTES + 100
 
 
 def test_an_error_is_s3s_own_answer(transfer: S3Transfer, tmp_path: Path, target: Target) -> None:
@@ -440,20 +440,20 @@ def test_workers_stop_at_the_first_error() -> None:
 def test_the_tally_tells_rate_and_end() -> None:
     now = [0.0]
     reports: list[tuple[int, float | None]] = []
-    tally = TransferProgress(
+    progress = TransferProgress(
         100,
         100_000,
-        lambda tally: reports.append((tally.done_bytes, tally.remaining_seconds)),
+        lambda progress: reports.append((progress.done_bytes, progress.remaining_seconds)),
         clock=lambda: now[0],
     )
     for second in range(1, 51):
         now[0] = second * 0.5
-        tally.add(1000, 1)
-    assert tally.bytes_per_second == pytest.approx(2000)
-    assert tally.remaining_seconds == pytest.approx(25)
+        progress.add(1000, 1)
+    assert progress.bytes_per_second == pytest.approx(2000)
+    assert progress.remaining_seconds == pytest.approx(25)
     assert reports[0][1] is None, "too early to say"
     assert len(reports) == 50
-    tally.add(0, 0)
+    progress.add(0, 0)
     assert len(reports) == 50, "not for every file"
 
 
@@ -466,7 +466,7 @@ def test_ctrl_c_ends_large_files_between_parts(
         "smlaunch.data.transfer._RESUMABLE_BYTES", LARGE_FILE_BYTES if is_resumable else 1 << 40
     )
     content = random.Random(3).randbytes(4 * MIN_PART_BYTES)
-    [parcel] = files(tmp_path, {"long": content}, f"interrupted-{is_resumable}/")
+    [item] = files(tmp_path, {"long": content}, f"interrupted-{is_resumable}/")
     transfer = by_obstore(target)
     moved_sizes: list[int] = []
 
@@ -476,14 +476,14 @@ def test_ctrl_c_ends_large_files_between_parts(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        transfer.put(BUCKET, [parcel], interrupt_after_three)
-    assert target.storage.size(BUCKET, parcel.key) is None
-    unfinished = S3Multipart(target.client("s3")).list_uploads(BUCKET, parcel.key)
+        transfer.put(BUCKET, [item], interrupt_after_three)
+    assert target.storage.size(BUCKET, item.key) is None
+    unfinished = S3Multipart(target.client("s3")).list_uploads(BUCKET, item.key)
     assert bool(unfinished) is is_resumable
-    tally = TransferProgress(1, len(content))
-    transfer.put(BUCKET, [parcel], tally.add)
-    assert target.storage.get_bytes(BUCKET, parcel.key) == content
-    assert tally.done_bytes == len(content)
+    progress = TransferProgress(1, len(content))
+    transfer.put(BUCKET, [item], progress.add)
+    assert target.storage.get_bytes(BUCKET, item.key) == content
+    assert progress.done_bytes == len(content)
 
 
 def test_parts_of_unequal_sizes_are_not_taken_for_damage() -> None:

@@ -122,7 +122,7 @@ class Killed(NamedTuple):
 
 
 def drive_and_kill(
-    home: Path, script: Path, name: str, chance: random.Random, kills: int, *options: str
+    home: Path, script: Path, name: str, rng: random.Random, kills: int, *options: str
 ) -> Killed:
     """Starts clients on the endpoint at ``home`` and kills them after some line of what they print, or a
     moment later, ``kills`` of them or until the run is over; then lets one drive it to its end. Every other
@@ -133,8 +133,8 @@ def drive_and_kill(
         client = start(
             *(["resume", name, "--local"] if is_resumed else drive_command(script, name, *options))
         )
-        _read_lines(client, chance.randint(0, 30), chance.uniform(0.0, 0.8))
-        time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.05))))
+        _read_lines(client, rng.randint(0, 30), rng.uniform(0.0, 0.8))
+        time.sleep(rng.choice((0.0, rng.uniform(0.0, 0.05))))
         if client.poll() is None:
             kill(client)
             kill_count += 1
@@ -174,12 +174,12 @@ def check_once(outcome: Killed, name: str) -> None:
 def kill_clients(home: Path, script: Path, *, seed: int, kills: int, pause: str) -> int:
     """Runs chain after chain until ``kills`` clients have been killed, and checks each chain. ``pause``:
     seconds of a step. Returns the number of kills."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     kill_count = number = 0
     while kill_count < kills and number < 3 * kills:
         name = f"killed-{number}"
         outcome = drive_and_kill(
-            home, script, name, chance, min(8, kills - kill_count), "--env", f"TEST_PAUSE={pause}"
+            home, script, name, rng, min(8, kills - kill_count), "--env", f"TEST_PAUSE={pause}"
         )
         check_once(outcome, name)
         kill_count += outcome.kills

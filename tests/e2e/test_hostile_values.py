@@ -14,11 +14,11 @@ import pytest
 
 from tests.e2e.command import smlaunch
 
-TELL = """\
+REPORTING_SCRIPT = """\
 import json, os, sys
-told = {"argv": sys.argv[1:], "env": {k: v for k, v in os.environ.items() if k.startswith("HOSTILE_")},
-        "channels": sorted(os.listdir(os.path.join(os.environ["SM_INPUT_DIR"], "data")))}
-open(os.path.join(os.environ["SM_MODEL_DIR"], "told.json"), "w").write(json.dumps(told))
+received = {"argv": sys.argv[1:], "env": {k: v for k, v in os.environ.items() if k.startswith("HOSTILE_")},
+            "channels": sorted(os.listdir(os.path.join(os.environ["SM_INPUT_DIR"], "data")))}
+open(os.path.join(os.environ["SM_MODEL_DIR"], "received.json"), "w").write(json.dumps(received))
 """
 
 VALUES = [
@@ -95,7 +95,7 @@ REFUSED_FIELDS = [
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     folder.mkdir()
-    (folder / "train.py").write_text(TELL)
+    (folder / "train.py").write_text(REPORTING_SCRIPT)
     return folder
 
 
@@ -122,7 +122,7 @@ def test_each_value_arrives_exactly(home: Path, source: Path, tmp_path: Path) ->
     assert result.code == 0, result.text
     details = smlaunch("show", "hostile", "--local", "--json").json()
     with tarfile.open(home / "s3" / details["model_artifacts"].removeprefix("s3://")) as archive:
-        member = next(name for name in archive.getnames() if name.endswith("told.json"))
+        member = next(name for name in archive.getnames() if name.endswith("received.json"))
         file = archive.extractfile(member)
         assert file is not None
         received = json.load(file)

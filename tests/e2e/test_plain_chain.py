@@ -32,8 +32,8 @@ def check_whole_chain(result: Outcome) -> None:
     once."""
     assert result.code == 0, result.text
     assert f"final step {STEPS}\n" in result.text
-    begins = [int(step) for step in re.findall(r"begins at step (\d+)", result.text)]
-    assert begins == list(range(0, STEPS, STEPS // SEGMENTS))
+    first_steps = [int(step) for step in re.findall(r"begins at step (\d+)", result.text)]
+    assert first_steps == list(range(0, STEPS, STEPS // SEGMENTS))
     assert "Failed" not in result.text
     assert jobs_of() == [f"s{number}-a1" for number in range(1, SEGMENTS + 1)]
 

@@ -23,7 +23,7 @@ _PART = re.compile(r"(\S+) part: files=(\d+) bytes=(\d+) records=(\d+)")
 
 def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
     """Writes files of very different sizes under hostile names. Returns the number of records."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     count = 0
     for number in range(files):
         odd = ("plain", "with space", "é中", ".hidden", "a\nb", 'quo"te', "%41+&", "deep/er/still")[
@@ -32,8 +32,8 @@ def write_skewed(folder: Path, files: int, seed: int = 7) -> int:
         path = folder / f"{odd}-{number:04d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = []
-        for _ in range(min(int(20 * chance.paretovariate(0.9)), 900)):
-            lines.append(f"r{count} {chance.randbytes(20).hex()}\n")
+        for _ in range(min(int(20 * rng.paretovariate(0.9)), 900)):
+            lines.append(f"r{count} {rng.randbytes(20).hex()}\n")
             count += 1
         path.write_text("".join(lines))
     (folder / "empty.txt").write_text("")

@@ -74,14 +74,14 @@ GLOBAL_AUGMENTATION = """
 
 OWN_CHECKPOINTS = """
 import json, os, pathlib, random, time
-kept = pathlib.Path("/opt/ml/checkpoints/state.json")
-state = json.loads(kept.read_text()) if kept.exists() else {"step": 0, "weight": 0.0}
+state_file = pathlib.Path("/opt/ml/checkpoints/state.json")
+state = json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "weight": 0.0}
 random.seed(1)
 for step in range(state["step"], 40):
     time.sleep(0.03)
     state = {"step": step + 1, "weight": state["weight"] + DRAW}
-    kept.with_suffix(".new").write_text(json.dumps(state))
-    kept.with_suffix(".new").rename(kept)
+    state_file.with_suffix(".new").write_text(json.dumps(state))
+    state_file.with_suffix(".new").rename(state_file)
     print(f"smlaunch: progress step={step + 1} steps=40", flush=True)
 with open(os.path.join(os.environ["SM_MODEL_DIR"], "weights.json"), "w") as file:
     json.dump(state["weight"], file)

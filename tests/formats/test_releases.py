@@ -32,12 +32,12 @@ class Weights:
 
 weights = Weights()
 with Checkpointer(weights=weights, every_steps=5) as run:
-    begun = run.steps_done
-    print("begins at step", begun, flush=True)
+    first_step = run.steps_done
+    print("begins at step", first_step, flush=True)
     for _ in run.batches(range({STEPS}), steps={STEPS}):
         weights.text = hashlib.sha256((weights.text + str(run.steps_done + 1)).encode()).hexdigest()
         time.sleep(float(os.environ.get("TEST_PAUSE", "0")))
-        if run.steps_done - begun == 9:  # the planned end of the segment, which would take a minute
+        if run.steps_done - first_step == 9:  # the planned end of the segment, which would take a minute
             open(os.environ["SMLAUNCH_STOP_FILE"], "w").close()
         run.step()
 if run.finished:

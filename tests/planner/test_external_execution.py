@@ -102,12 +102,12 @@ def test_some_ends_are_every_exports() -> None:
         is None
     )
     continuing = outcome._replace(result=CONTINUE)
-    found = {
+    endings = {
         ending
         for ending in Ending
         if definite_result("nightly", observed_run(ending, continuing), True) is not None
     }
-    assert found == {Ending.STOPPED, Ending.CLIENT, Ending.DISK_FULL}
+    assert endings == {Ending.STOPPED, Ending.CLIENT, Ending.DISK_FULL}
 
 
 @pytest.mark.parametrize("ending", list(Ending))

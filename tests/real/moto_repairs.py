@@ -107,16 +107,16 @@ def stopped_map() -> Any:
     execution = client().start_execution(stateMachineArn=arn, name="x", input='{"l": [1, 2]}')["executionArn"]
     inner = stepfunctions_parser_backends["123456789012"]["us-east-1"].describe_execution(execution)
 
-    def until(kinds: str, count: int) -> None:
+    def wait_for_events(kinds: str, count: int) -> None:
         for _ in range(500):
             events = inner.to_history_output()["events"]
             if sum(event["type"] in kinds for event in events) == count:
                 return
             time.sleep(0.02)
 
-    until("WaitStateEntered", 2)
+    wait_for_events("WaitStateEntered", 2)
     inner.exec_worker.env.set_stop(stop_date=None, error="E", cause="C")
-    until("ExecutionFailed ExecutionAborted", 1)
+    wait_for_events("ExecutionFailed ExecutionAborted", 1)
     for _ in range(100):
         if inner.exec_status != "RUNNING":
             break

@@ -187,17 +187,17 @@ class FakeTransfer:
     def put(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
-        for parcel in items:
-            self._storage.put_file(bucket, parcel.key, parcel.path)
-            on_progress(parcel.size, 1)
+        for item in items:
+            self._storage.put_file(bucket, item.key, item.path)
+            on_progress(item.size, 1)
 
     def get(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
-        for parcel in items:
-            parcel.path.parent.mkdir(parents=True, exist_ok=True)
-            parcel.path.write_bytes(self._storage.objects[bucket][parcel.key])
-            on_progress(parcel.size, 1)
+        for item in items:
+            item.path.parent.mkdir(parents=True, exist_ok=True)
+            item.path.write_bytes(self._storage.objects[bucket][item.key])
+            on_progress(item.size, 1)
 
     def has_same_content(self, bucket: str, item: TransferItem) -> bool:
         return item.path.is_file() and item.path.read_bytes() == self._storage.objects[bucket][item.key]
@@ -225,8 +225,8 @@ class FakeLogs:
         if self.errors:
             raise self.errors.pop(0)
         start = int(token or 0)
-        found = self.events_by_stream[stream][start : start + self.page_size]
-        return found, str(start + len(found))
+        events = self.events_by_stream[stream][start : start + self.page_size]
+        return events, str(start + len(events))
 
 
 class FakeIdentity:

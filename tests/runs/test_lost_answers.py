@@ -160,7 +160,7 @@ def target(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Target:
     proxy.requests.clear()
     # What is waited between two tries is no part of this.
     monkeypatch.setattr(
-        BackoffPolicy, "next_delay", lambda self, tries, waited, chance: 0.0 if tries < 4 else None
+        BackoffPolicy, "next_delay", lambda self, tries, waited, rng: 0.0 if tries < 4 else None
     )
     target: Target = proxy.target  # type: ignore[attr-defined]
     return target

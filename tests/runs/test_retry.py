@@ -72,9 +72,9 @@ def test_a_new_role_is_waited_for_a_minute() -> None:
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 10_000), st.floats(0, 600))
-def test_waits_stay_within_their_limits(chance: float, tries: int, waited: float) -> None:
+def test_waits_stay_within_their_limits(rng: float, tries: int, waited: float) -> None:
     patience = BackoffPolicy(first_seconds=1, max_seconds=30, total_seconds=300)
-    delay = patience.next_delay(tries, waited, chance)
+    delay = patience.next_delay(tries, waited, rng)
     if waited >= 300:
         assert delay is None
     else:

@@ -269,9 +269,9 @@ def test_a_smlaunchignore_line_includes_a_secret_by_name(tmp_path: Path) -> None
 
     def sent_files(*lines: str, file: str = ".smlaunchignore") -> set[str]:
         (root / file).write_text("\n".join(lines))
-        found = set(pack_source(root).files) - {file}
+        names = set(pack_source(root).files) - {file}
         (root / file).unlink()
-        return found
+        return names
 
     assert sent_files("!.env") == {".env", "a/.env"}
     assert sent_files("!/.env") == {".env"}

@@ -78,7 +78,7 @@ class RecordingTransfer(FakeTransfer):
         self.keys: list[str] = []
 
     def put(self, bucket: str, items: Any, on_progress: Callable[[int, int], None]) -> None:
-        self.keys.extend(parcel.key.rpartition("/")[2] for parcel in items)
+        self.keys.extend(item.key.rpartition("/")[2] for item in items)
         super().put(bucket, items, on_progress)
 
 
@@ -123,7 +123,9 @@ def test_large_uploads_report_progress(tmp_path: Path) -> None:
         job(tmp_path, data),
         target,
         messages.append,
-        lambda tally: progress.append((tally.done_files, tally.total_files)),
+        lambda transfer_progress: progress.append(
+            (transfer_progress.done_files, transfer_progress.total_files)
+        ),
     )
     assert messages == ["uploading 150 files, 0.0 MB"]
     assert progress[-1] == (150, 150)
@@ -180,24 +182,24 @@ def test_a_terminal_shows_files_bytes_rate_and_end() -> None:
     now = [0.0]
     screen = Terminal()
     moving = TransferDisplay("uploading", "uploaded", screen)
-    tally = TransferProgress(1000, 64 << 20, moving.show, clock=lambda: now[0])
+    progress = TransferProgress(1000, 64 << 20, moving.show, clock=lambda: now[0])
     for _ in range(4):
         now[0] += 1
-        tally.add(2 << 20, 100)
+        progress.add(2 << 20, 100)
     assert screen.getvalue().endswith("uploading 400/1,000 files  8.0/64.0 MB  2.0 MB/s  28 s left")
-    tally.add(56 << 20, 600)
+    progress.add(56 << 20, 600)
     assert screen.getvalue().endswith("\r\x1b[2Kuploaded 1,000 files, 64.0 MB in 4 s (16.0 MB/s)\n")
 
 
 def test_without_a_terminal_lines_are_few() -> None:
     now = [0.0]
     log = io.StringIO()
-    tally = TransferProgress(
+    progress = TransferProgress(
         100, 100 << 20, TransferDisplay("uploading", "uploaded", log).show, clock=lambda: now[0]
     )
     for _ in range(100):
         now[0] += 0.12
-        tally.add(1 << 20, 1)
+        progress.add(1 << 20, 1)
     assert log.getvalue().splitlines() == [
         "uploading 42/100 files  42.0/100.0 MB  8.3 MB/s  7 s left",
         "uploading 84/100 files  84.0/100.0 MB  8.3 MB/s  2 s left",

@@ -34,17 +34,17 @@ def target_with(
 
 
 def test_the_callers_account_gives_the_bucket(script: Path) -> None:
-    found = gather_facts(Job(entry=script, role=ROLE), target_with(), SOURCE)
-    assert (found.region, found.account, found.bucket, found.role) == (REGION, ACCOUNT, BUCKET, ROLE)
-    assert found.partition == "aws"
-    assert "torch.distributed" in found.script.imports
+    facts = gather_facts(Job(entry=script, role=ROLE), target_with(), SOURCE)
+    assert (facts.region, facts.account, facts.bucket, facts.role) == (REGION, ACCOUNT, BUCKET, ROLE)
+    assert facts.partition == "aws"
+    assert "torch.distributed" in facts.script.imports
 
 
 def test_known_facts_are_not_requested(script: Path) -> None:
     target = target_with(account=ACCOUNT, role=ROLE, bucket="mine")
     target.__dict__["identity"] = None
-    found = gather_facts(Job(entry=script), target, SOURCE)
-    assert (found.account, found.role, found.bucket) == (ACCOUNT, ROLE, "mine")
+    facts = gather_facts(Job(entry=script), target, SOURCE)
+    assert (facts.account, facts.role, facts.bucket) == (ACCOUNT, ROLE, "mine")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_inputs_in_s3(script: Path) -> None:
         role=ROLE,
         inputs={"train": "s3://data/train/", "none": "s3://data/nothing", "gone": "s3://no-such-bucket/x/"},
     )
-    found = gather_facts(job, target_with(storage=storage), SOURCE).inputs
-    assert (found["train"].objects, found["train"].bytes, found["train"].exists) == (2, 5, True)
-    assert not found["none"].exists
-    assert found["none"].problem == (
+    inputs = gather_facts(job, target_with(storage=storage), SOURCE).inputs
+    assert (inputs["train"].objects, inputs["train"].bytes, inputs["train"].exists) == (2, 5, True)
+    assert not inputs["none"].exists
+    assert inputs["none"].problem == (
         "there is no object under s3://data/nothing; a folder's prefix ends with a slash"
     )
-    assert found["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
+    assert inputs["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
 
 
 def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,15 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
             "far": tmp_path / "no" / "where",
         },
     )
-    found = {name: facts.problem for name, facts in gather_facts(job, target_with(), SOURCE).inputs.items()}
-    assert found["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
-    assert found["empty"] == f"{tmp_path}/digits is empty"
-    assert found["far"] == f"{tmp_path}/no/where does not exist (nor does its folder {tmp_path}/no)"
-    assert "link to a folder that contains it" in str(found["loop"])
+    problem_by_input = {
+        name: facts.problem for name, facts in gather_facts(job, target_with(), SOURCE).inputs.items()
+    }
+    assert problem_by_input["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
+    assert problem_by_input["empty"] == f"{tmp_path}/digits is empty"
+    assert (
+        problem_by_input["far"] == f"{tmp_path}/no/where does not exist (nor does its folder {tmp_path}/no)"
+    )
+    assert "link to a folder that contains it" in str(problem_by_input["loop"])
 
 
 @pytest.mark.parametrize(

@@ -49,17 +49,17 @@ def test_the_quota_is_read_only_for_long_jobs(
     tmp_path: Path, limits: dict[str, str], is_requested: int
 ) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400})
-    found = gather_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
+    facts = gather_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
     assert quotas.requested_quotas == [(LONGEST,)] * is_requested
-    assert found.max_runtime_quota == (10 * 86400 if is_requested else None)
+    assert facts.max_runtime_quota == (10 * 86400 if is_requested else None)
 
 
 def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
     access_denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
     job = job_of(tmp_path, max_runtime="6d")
-    found = gather_facts(job, target_with(FakeQuotas(access_denied)), source_of(tmp_path))
-    assert found.max_runtime_quota is None
-    assert found.max_runtime_quota_problem == "ListServiceQuotas: AccessDeniedException"
+    facts = gather_facts(job, target_with(FakeQuotas(access_denied)), source_of(tmp_path))
+    assert facts.max_runtime_quota is None
+    assert facts.max_runtime_quota_problem == "ListServiceQuotas: AccessDeniedException"
 
 
 def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
     job = job_of(tmp_path, max_runtime="60d")
     many_hosts = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
     for asks in (job, many_hosts):
-        found = gather_facts(asks, target, source_of(tmp_path))
-        assert (found.quotas, found.quotas_problem) == ({}, None)
+        facts = gather_facts(asks, target, source_of(tmp_path))
+        assert (facts.quotas, facts.quotas_problem) == ({}, None)
     assert quotas.requested_quotas == []
 
 
@@ -101,20 +101,20 @@ def test_the_right_quotas_are_read(
 ) -> None:
     quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
     job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
-    found = gather_facts(job, target_with(quotas), source_of(tmp_path))
+    facts = gather_facts(job, target_with(quotas), source_of(tmp_path))
     assert quotas.requested_quotas == ([tuple(expected_quotas)] if expected_quotas else [])
-    assert list(found.quotas) == expected_quotas
+    assert list(facts.quotas) == expected_quotas
     if "ml.g5.xlarge for training job usage" in expected_quotas:
-        assert found.quotas["ml.g5.xlarge for training job usage"] == 4.0
+        assert facts.quotas["ml.g5.xlarge for training job usage"] == 4.0
 
 
 def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
     job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
-    found = gather_facts(job, target_with(quotas), source_of(tmp_path))
+    facts = gather_facts(job, target_with(quotas), source_of(tmp_path))
     assert len(quotas.requested_quotas) == 1
-    assert found.max_runtime_quota == 10 * 86400
-    assert found.quotas == {"ml.m5.xlarge for training job usage": 8.0}
+    assert facts.max_runtime_quota == 10 * 86400
+    assert facts.quotas == {"ml.m5.xlarge for training job usage": 8.0}
 
 
 def test_the_quota_is_found_by_its_name_on_any_page() -> None:
@@ -179,9 +179,9 @@ def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = transitive_imports(tmp_path / "run" / "train.py", tmp_path)
-    assert {"smlaunch.train", "json", "helper"} <= found
-    assert not {"transformers", "xgboost"} & found
+    imports = transitive_imports(tmp_path / "run" / "train.py", tmp_path)
+    assert {"smlaunch.train", "json", "helper"} <= imports
+    assert not {"transformers", "xgboost"} & imports
 
 
 def test_a_relative_path_to_the_script_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,11 +177,11 @@ def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
     first, other = (
         account(
             cut,
-            digests={**STATE_DIGESTS, "smlaunch.rng.numpy": where},
-            entered_digests={"smlaunch.rng.numpy": where},
+            digests={**STATE_DIGESTS, "smlaunch.rng.numpy": where_cut},
+            entered_digests={"smlaunch.rng.numpy": where_cut},
             drawn_names=drawn_names,
         )
-        for cut, where in ((None, "here"), (3, "there"))
+        for cut, where_cut in ((None, "here"), (3, "there"))
     )
     hints = LintFindings(random_calls=("t.py:3 random.random", "t.py:7 np.random.rand"))
     verdict = compare_runs(first, other, hints)
@@ -235,9 +235,9 @@ def test_the_model_is_the_last_job_s_alone() -> None:
 # ---- judged by two unsplit runs --------------------------------------------------------------------------
 
 
-def judge(one: RunRecord, cut: RunRecord, again: RunRecord) -> tuple[Comparison, bool]:
-    repetition = compare_runs(one, again, LintFindings())
-    return discount_unrepeatable(compare_runs(one, cut, LintFindings()), repetition, SPAN), is_repeatable(
+def judge(first: RunRecord, cut: RunRecord, repeated: RunRecord) -> tuple[Comparison, bool]:
+    repetition = compare_runs(first, repeated, LintFindings())
+    return discount_unrepeatable(compare_runs(first, cut, LintFindings()), repetition, SPAN), is_repeatable(
         repetition, SPAN
     )
 
@@ -282,8 +282,8 @@ def test_unrepeatable_weights_are_not_blamed_on_the_resume() -> None:
 
 def test_differences_after_cuts_stand_beside_unrepeatable_ones() -> None:
     runs = [
-        plain_run(("model/w.npz", file(digest)), file_beside_weights(at))
-        for digest, at in (("a", "1"), ("b", "2"), ("a", "3"))
+        plain_run(("model/w.npz", file(digest)), file_beside_weights(step))
+        for digest, step in (("a", "1"), ("b", "2"), ("a", "3"))
     ]
     verdict, repeated = judge(*runs)
     assert repeated

@@ -146,16 +146,16 @@ def wait_for_step(ranks: Ranks, step: int, seconds: float = 60) -> None:
 
 def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: int, cuts: int) -> int:
     """Returns the number of jobs that trained it."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     uncut = Lineage(tmp_path / "whole", ranks, workers)
     uncut.job()
     cut = Lineage(tmp_path / "cut", ranks, workers)
     after_step = 0
     for _ in range(cuts):
-        after_step += chance.randint(1, STEPS // (cuts + 1))
+        after_step += rng.randint(1, STEPS // (cuts + 1))
         running = cut.start()
         wait_for_step(running, after_step)
-        running.signal(chance.randrange(ranks), number)
+        running.signal(rng.randrange(ranks), number)
         if number == signal.SIGKILL:  # as the host does when one of its ranks is gone
             for rank in range(ranks):
                 running.signal(rank, number)

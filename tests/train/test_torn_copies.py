@@ -36,12 +36,12 @@ def load_newest(files: Files) -> tuple[Manifest, Files] | None:
     return None
 
 
-def check(found: tuple[Manifest, Files] | None, expected: Saved | None) -> None:
+def check(loaded: tuple[Manifest, Files] | None, expected: Saved | None) -> None:
     if expected is None:
-        assert found is None
+        assert loaded is None
         return
-    assert found is not None
-    manifest, parts = found
+    assert loaded is not None
+    manifest, parts = loaded
     assert manifest.step == expected.step
     assert parts == {name: content for name, content in expected.files.items() if name.endswith(".shard")}
 

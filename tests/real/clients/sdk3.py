@@ -43,5 +43,5 @@ try:
     trainer.train(wait=True, logs=job.get("logs", False))
 except Exception as error:
     raised = f"{type(error).__name__}: {error}"
-found = trainer._latest_training_job
-print("result", json.dumps({"job": found.training_job_name if found else None, "raised": raised}))
+job_found = trainer._latest_training_job
+print("result", json.dumps({"job": job_found.training_job_name if job_found else None, "raised": raised}))

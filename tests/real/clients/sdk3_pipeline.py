@@ -42,7 +42,7 @@ from sagemaker.train.configs import Compute, InputData, OutputDataConfig, Source
 
 job = json.loads(Path(sys.argv[1]).read_text())
 session = PipelineSession(boto_session=boto3.Session(), default_bucket=job["bucket"])
-place = f"s3://{job['bucket']}/sdk3-pipeline"
+prefix = f"s3://{job['bucket']}/sdk3-pipeline"
 
 least = ParameterFloat(name="Least", default_value=0.5)
 hosts = ParameterInteger(name="Hosts", default_value=1)
@@ -61,7 +61,7 @@ def of_jobs():
     )
     report = PropertyFile(name="Report", output_name="prepared", path="report.json")
     output = ProcessingS3Output(
-        s3_uri=f"{place}/prepared", local_path="/opt/ml/processing/prepared", s3_upload_mode="EndOfJob"
+        s3_uri=f"{prefix}/prepared", local_path="/opt/ml/processing/prepared", s3_upload_mode="EndOfJob"
     )
     prepare = ProcessingStep(
         name="Prepare",
@@ -83,7 +83,7 @@ def of_jobs():
         source_code=SourceCode(source_dir=job["source"], entry_script="train.py"),
         compute=Compute(instance_type="ml.m5.large", instance_count=hosts, volume_size_in_gb=30),
         hyperparameters={"mood": mood, "run": ExecutionVariables.PIPELINE_EXECUTION_ID, "lr": 0.1},
-        output_data_config=OutputDataConfig(s3_output_path=f"{place}/out"),
+        output_data_config=OutputDataConfig(s3_output_path=f"{prefix}/out"),
         stopping_condition=StoppingCondition(max_runtime_in_seconds=600),
         role=job["role"],
         sagemaker_session=session,
