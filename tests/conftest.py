@@ -57,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a skipped test is a failure: nobody would notice that a part was not shown."""
+    """In CI a skipped test is a failure: otherwise an untested part would remain unnoticed."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true":
         report.outcome = "failed"

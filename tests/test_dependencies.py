@@ -32,7 +32,8 @@ def required_distributions(project: Any) -> list[Requirement]:
 
 
 def pinned_versions() -> dict[str, set[str]]:
-    """Of constraints.txt, and of those environments of `make test-real` that stand for extras."""
+    """Returns the versions in constraints.txt, and in those environments of `make test-real` that stand for
+    extras."""
     versions_by_name: dict[str, set[str]] = {}
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     for word in [*lines, *chain(*(ENVIRONMENTS[name] for name in OF_EXTRAS))]:

@@ -40,7 +40,8 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run(["smlaunch", *words], capture_output=True, text=True)``, without standard input."""
+    """Does what ``subprocess.run(["smlaunch", *arguments], capture_output=True, text=True)`` does, without
+    standard input."""
     variables = dict(os.environ if env is None else env)
     server = _server()
     if server.of_the_interpreter != _of_the_interpreter(variables):
@@ -152,7 +153,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
 
 def _serve(listener: socket.socket) -> None:
     """Returns in the process of each command, and nowhere else."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the ones that wait for commands
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(0, selectors.EVENT_READ)

@@ -77,7 +77,7 @@ def test_each_try_finds_the_run_in_another_process(target: Target, tmp_path: Pat
     step_by_step("steps", target, tries.messages)
     assert tries.jobs() == CHAIN
     assert fetch_outcome("steps", target).to_dict()["status"] == "Completed"
-    # Nobody heard of the end: a third try reports it, and trains nothing.
+    # No try has reported the end yet: the third one does, and trains nothing.
     assert tries.begin(3).is_finished and tries.jobs() == CHAIN
     # Cleared after that: to be done again, under the name of that try; a retry of it goes on with it.
     assert tries.begin(4, last_cleared=3).run.name == "steps-t4"

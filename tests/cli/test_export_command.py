@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_is_refused_by_its_field(shell: Shell) -> None:
 def test_what_cannot_be_deployed_is_refused_before_anything_is_uploaded(
     endpoint_shell: Shell, tmp_path: Path
 ) -> None:
-    # In a folder of its own: other tests run the train.py of that one's.
+    # The job has a folder of its own: other tests run the train.py of the shared one.
     user = Shell(tmp_path, Path(endpoint_shell.environment["SMLAUNCH_HOME"]))
     write_script(user)
     role = "arn:aws:iam::000000000000:role/machine"

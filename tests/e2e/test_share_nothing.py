@@ -95,7 +95,7 @@ def test_every_record_once_in_each_of_the_three_ways(home: Path, tmp_path: Path)
         assert set(names.values()) == {1} and len(names) == count
         sizes = sorted(size for size, _ in parts.values())
         if way != "shards":
-            # What the plan has said is what came about.
+            # The run does what the plan predicted.
             assert sizes == sorted(shard["bytes"] for shard in plan["shards"])
         assert sizes[-1] <= 1.05 * sum(sizes) / HOSTS
 

@@ -91,7 +91,7 @@ def _workload(name: str) -> Iterator[str]:
 
 
 def _source(text: str) -> str:
-    """Without its number among the documents that the project grew from."""
+    """Returns a source without its number among the project's documents."""
     return re.sub(r"^seed \d+, ", "", text).replace("facts, ", "the reference, ")
 
 

@@ -45,7 +45,7 @@ def test_a_failure_in_the_midst_of_a_save() -> None:
 
 
 def test_a_segment_ends_with_a_save() -> None:
-    """Of 50 seconds, 10 go to the start and the last one to a save; the one before it lies at 20."""
+    """Of 50 seconds, 10 belong to the start and the last one to a save; the save before it is at 20."""
     run = simulate_run(ChainModel(100, 50, 10, 20, 1, 15, math.inf, gap=5), [])
     assert run.segments == 3
     assert run.makespan == 50 + 5 + 50 + 5 + 10 + (100 - 2 * 38) + 2

@@ -83,7 +83,7 @@ def test_what_survey_learns() -> None:
     )
     assert neuron == [None, "the sagemaker package resolves no Neuron image"]
     assert "options.model" in without_model[1]
-    # It asks the region for JumpStart's table, which without credentials it cannot.
+    # It requests JumpStart's table from the region, and has no credentials for that.
     assert with_model[0] is None
     assert with_model[1].startswith(source)
 

@@ -37,7 +37,7 @@ def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     image = {"SAGEMAKER_TRAINING_MODULE": "pytorch_container:main"} if distributed else {}
 
     def machine(name: str) -> Machine:
-        # Alone its ranks meet nobody: the drivers' master is algo-1 whoever is there.
+        # The host is alone, so that its ranks wait for no other: the drivers' master is always algo-1.
         hosts = HOSTS[1:] if distributed else HOSTS
         return Machine(tmp_path_factory.mktemp(name), python, hosts, "algo-2", image)
 

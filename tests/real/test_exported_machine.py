@@ -105,7 +105,7 @@ def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path:
     assert weights(target, result["model_artifacts"]) == TRUE_WEIGHTS
     outcome = Run.attach("nightly", target).describe()
     assert (outcome.status, outcome.exit_code, outcome.step) == ("Completed", 0, 50)
-    # Another execution is another run, with checkpoints of its own.
+    # Another execution is another run with its own checkpoints.
     second_execution = user.wait_for_end(user.execute(machine, name="nightly-2"), 120)
     assert json.loads(second_execution["output"])["job"] == f"nightly-2-s{SEGMENTS}-a1"
 

@@ -297,7 +297,7 @@ def test_airflows_scheduler_and_triggerer(tmp_path: Path) -> None:
     with airflow(tmp_path, deferrable=True) as (endpoint, site):
         site.start("triggerer", "--skip-serve-logs")
         site.begin(["four_ways"])
-        # After each job a worker begins anew.
+        # A new worker starts after each job.
         site.wait("the end", lambda: site.is_("four_ways", "success", "failed"), patience=240)
         assert site.task("four_ways")["state"] == "success", site.log("four_ways")
         assert (names(endpoint.check()), endpoint.creates()) == (NAMES, CREATES)

@@ -314,7 +314,7 @@ def test_a_distributed_map_fails_where_more_items_fail_than_it_tolerates(
 
 
 def test_an_execution_that_is_stopped_in_a_map_is_aborted(user: StepFunctions) -> None:
-    """Also once its items have ended with it."""
+    """It stays aborted when its items have ended too."""
     wait = {"StartAt": "Wait", "States": {"Wait": {"Type": "Wait", "Seconds": 600_000, "End": True}}}
     first = {"Type": "Map", "ItemsPath": "$.l", "ItemProcessor": wait, "End": True}
     execution = user.execute(user.machine("stopped-map", first), {"l": [1, 2]})

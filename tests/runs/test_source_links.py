@@ -165,7 +165,7 @@ def test_a_link_put_in_a_folders_place_is_not_followed(
     root: Path, outside_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (outside_folder / "real.py").write_text("not ours")
-    tree(root, {"a/x.py": ""})  # listed last, so that lib is opened anew to be read
+    tree(root, {"a/x.py": ""})  # listed last, so that lib is opened again to be read
 
     def change() -> None:
         (root / "lib").rename(root / "moved")

@@ -50,7 +50,7 @@ class Model:
     def moments(self) -> Iterator[Files]:
         for _ in range(self.random.randint(1, 3)):
             yield from self._run_life()
-            # The job is gone, and with it what has not reached S3. The next one begins with a copy.
+            # The job has ended, and files that have not reached S3 are lost. The next job begins with a copy.
             self.directory = dict(self.s3)
 
     def expected(self) -> Saved | None:

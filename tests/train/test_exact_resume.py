@@ -156,7 +156,7 @@ def cut_by_signal(tmp_path: Path, ranks: int, workers: int, number: int, seed: i
         running = cut.start()
         wait_for_step(running, after_step)
         running.signal(rng.randrange(ranks), number)
-        if number == signal.SIGKILL:  # as the host does when one of its ranks is gone
+        if number == signal.SIGKILL:  # as the host does when one of its ranks has ended
             for rank in range(ranks):
                 running.signal(rank, number)
             running.wait()

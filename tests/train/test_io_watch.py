@@ -43,7 +43,7 @@ def test_the_share_is_the_wait_over_the_step(capsys: Any) -> None:
     for _ in TimedBatches(slow_batches(time, [50.0] + [0.43] * 99), time):
         time.now += 0.57
     lines = capsys.readouterr().out.splitlines()
-    # 100 steps of one second: told after 30 s, and at the end. What the first batch took is the start's.
+    # 100 steps of one second: reported after 30 s, and at the end. The first batch counts as the start.
     assert [round(share_of(line), 2) for line in lines] == [0.43, 0.43]
 
 

@@ -134,7 +134,7 @@ class Chain:
             self._check_prefix(client)
         self._check_prefix(client)
         lines_by_host = client.printed_lines(name).values()
-        # A host whose peer was killed at once may be gone before it has said anything.
+        # A host whose peer was killed at once may end before it has printed anything.
         loads = [lines[0] for lines in lines_by_host if lines]
         expected_line = f"loaded {newest[0].step} {newest[1]!r}" if newest else "loaded None None"
         assert loads and set(loads) == {expected_line}, (newest and newest[0].step, list(lines_by_host))
