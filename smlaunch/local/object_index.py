@@ -79,8 +79,12 @@ class ObjectInfo(NamedTuple):
 
 
 class BucketInfo(NamedTuple):
+    """A bucket."""
+
     name: str
     created: float
+    """Seconds since the epoch."""
+
     region: str
 
 
@@ -93,6 +97,8 @@ class ObjectRow(NamedTuple):
     size: int
     etag: str
     modified: float
+    """Seconds since the epoch."""
+
     attributes: str
     file: str
     inode: int

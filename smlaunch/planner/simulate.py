@@ -39,11 +39,17 @@ class ChainModel:
     """From a job's start until it trains."""
 
     interval: float
+    """Training time between two checkpoints."""
+
     stall: float
+    """How long a checkpoint stops the training."""
+
     restart: float
     """From a failure until it trains again."""
 
     mtbf: float
+    """Mean time between failures; infinite without failures."""
+
     gap: float = 0.0
     """From a planned end until the next job starts; nothing fails meanwhile."""
 
@@ -75,7 +81,11 @@ class SimulatedRun:
     """Useful training."""
 
     starting: float = 0.0
+    """From the starts of jobs until they train."""
+
     saving: float = 0.0
+    """Stalls for checkpoints."""
+
     lost: float = 0.0
     """Training or saving undone by a failure."""
 

@@ -51,15 +51,19 @@ class JobOutcome:
     """None while the job runs."""
     created: float | None
     started: float | None
+    """When the training started; None before that."""
     ended: float | None
+    """When the job ended; None while it runs."""
     training_seconds: int | None
     billable_seconds: int | None
+    """Less than ``training_seconds`` on spot capacity."""
     failure: Failure | None
     failure_reason: str
     model_artifacts: str | None
     output_uri: str | None
     checkpoints_uri: str | None
     metrics: Mapping[str, float]
+    """Final value of each metric, by name."""
     data_wait: DataWait | None = None
     """How long the training waited for its data; None where it did not report that."""
 

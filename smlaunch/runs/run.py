@@ -348,6 +348,7 @@ class RunSummary(NamedTuple):
     created: float
     """When the first job was created."""
     ended: float | None
+    """When the newest job ended; None while it runs."""
     other_format: str | None = None
     """Format version of a run that this release cannot read, ``none`` for a run without a version; None
     otherwise."""
