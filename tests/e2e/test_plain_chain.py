@@ -136,38 +136,39 @@ def test_hosts_that_train_independently_go_on_until_all_have_finished(home: Path
 
 CLEANS_UP = """
 import json, os, time
-own = os.environ["SM_CURRENT_HOST"] + "-" + os.environ.get("SMLAUNCH_PROCESS", "0")
-steps = 25 if own.startswith("algo-1") else 45
+own = os.environ["SM_CURRENT_HOST"]
+needed = 2 if own == "algo-1" else 3
 path = os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], f"state-{own}.json")
-step = json.load(open(path)) if os.path.exists(path) else 0
-while step < steps and not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
-    time.sleep(0.25)
-    step += 1
+trained = json.load(open(path)) + 1 if os.path.exists(path) else 1
+print(f"smlaunch: progress step={trained} steps={needed}", flush=True)
+if trained < needed:
     with open(path + ".new", "w") as file:
-        json.dump(step, file)
+        json.dump(trained, file)
     os.replace(path + ".new", path)
-    print(f"smlaunch: progress step={step} steps={steps}", flush=True)
-if step == steps:
+    while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]):
+        time.sleep(0.1)
+else:
     with open(os.path.join(os.environ["SM_MODEL_DIR"], own), "w") as file:
-        file.write(str(step))
+        file.write(str(trained))
     os.unlink(path)
     print(f"{own} has finished", flush=True)
 """
+"""Hosts that need two and three segments."""
 
 
 def test_hosts_that_remove_their_checkpoints_at_their_ends_need_not_end_together(
     home: Path, tmp_path: Path
 ) -> None:
-    """algo-1 finishes in an earlier segment, and starts from step 0 in the next: its first end counts."""
-    shard = tmp_path / "data"
-    shard.mkdir()
+    """algo-1 finishes in the second segment, and begins again in the third: its first end counts."""
+    shards = tmp_path / "data"
+    shards.mkdir()
     for number in range(4):
-        (shard / f"{number}.csv").write_text(str(number))
-    split = ("--input", f"train={shard},split=key")
-    result = train(tmp_path, CLEANS_UP, "--strategy", "share-nothing", "--hosts", "2", *split)
-    assert result.code == 0, result.text
-    assert "algo-2-0 has finished" in result.text
-    jobs = re.search(r"whose archives have their results: plain-s(\d)-a1, plain-s(\d)-a1", result.err)
-    assert jobs is not None and jobs[1] < jobs[2], result.err
-    details = smlaunch("show", "plain", "--local", "--json").json()
-    assert details["status"] == "Completed"
+        (shards / f"{number}.csv").write_text(str(number))
+    split = ("--input", f"train={shards},split=key")
+    done = train(tmp_path, CLEANS_UP, "--strategy", "share-nothing", "--hosts", "2", *split)
+    assert done.code == 0, done.text
+    assert "algo-2 has finished" in done.text
+    # A host that starts late on a busy machine may need another attempt.
+    assert re.search(r"whose archives have their results: plain-s2-a\d, plain-s3-a\d", done.err), done.text
+    shown = smlaunch("show", "plain", "--local", "--json").json()
+    assert shown["status"] == "Completed"
